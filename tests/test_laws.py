@@ -40,9 +40,6 @@ ORDER = (
     "cli",
 )
 TORCH_IN = {"prove", "runtime"}
-TORCH_PROGRAM = ROOT / "contracts" / "skills" / "pytorch_program.py"
-"""A program that a skill starts, in processes of its own."""
-
 OUTSIDE_WORLD_IN = {
     "integrations",
     "job",
@@ -204,7 +201,7 @@ def test_private_names_of_torch_stand_in_one_module():
 
 
 def may_use_torch(path: Path) -> bool:
-    return path.relative_to(ROOT).parts[0] in TORCH_IN or path == TORCH_PROGRAM
+    return path.relative_to(ROOT).parts[0] in TORCH_IN
 
 
 def defined_in(tree: ast.Module) -> Iterator[str]:

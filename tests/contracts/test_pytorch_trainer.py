@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.contracts.skills import pytorch, pytorch_program, run_skill
+from paceline.contracts.skills import pytorch, run_skill
 from paceline.errors import JobError
+from paceline.runtime import epochs
 from paceline.runtime.strategy import LossScaler
 
 MODEL = """
@@ -50,9 +51,9 @@ def train_here(command, *, cwd, env, **_):
     with pytest.MonkeyPatch.context() as here:
         here.chdir(cwd)
         here.setattr(sys, "path", [*sys.path])
-        here.setattr(sys, "argv", command[command.index(pytorch_program.__name__) :])
+        here.setattr(sys, "argv", command[command.index(epochs.__name__) :])
         try:
-            pytorch_program.main()
+            epochs.main()
         except SystemExit as end:
             said, code = str(end.code), 1
         except Exception:  # noqa: BLE001 - as it would end a process
@@ -166,7 +167,7 @@ def test_fp16_goes_on_with_the_loss_scale_of_any_checkpoint(tmp_path, saved, sca
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scaler": saved}
     state |= {"scheduler": None, "epoch": 1, "best": 0.5, "since_best": 0}
     torch.save(state, tmp_path / "epoch-1.pt")
-    pytorch_program._resume(training, tmp_path / "epoch-1.pt")
+    epochs._resume(training, tmp_path / "epoch-1.pt")
     assert training.trainer.scaler.state_dict() == scale
 
 
@@ -280,7 +281,7 @@ def test_targets_that_are_no_whole_numbers_are_fitted_and_have_no_accuracy(folde
 def test_samples_of_every_rank_together_are_all_samples_once():
     for world in (1, 2, 3, 7):
         given = _training(count=50)
-        of_ranks = [pytorch_program.steps_of(given, rank, world) for rank in range(world)]
+        of_ranks = [epochs.steps_of(given, rank, world) for rank in range(world)]
         counted = sorted(
             sample
             for steps in of_ranks
@@ -298,14 +299,14 @@ def test_an_epoch_has_an_order_of_its_own():
     training = _training(count=50)
     orders = []
     for training.epoch in (0, 1, 0):
-        orders.append([step[1] for step in pytorch_program.steps_of(training, 0, 1)])
+        orders.append([step[1] for step in epochs.steps_of(training, 0, 1)])
     assert orders[0] == orders[2] != orders[1]
 
 
 def _training(*, count):
     data = torch.utils.data.TensorDataset(torch.zeros(count, 1))
     wanted = {"seed": 0, "gradientAccumulation": 2, "mixedPrecision": False}
-    return pytorch_program.Training(
+    return epochs.Training(
         asked={"trainingConfig": wanted, "dataConfig": {"batchSize": 16}},
         trainer=None,
         loss=torch.nn.functional.mse_loss,

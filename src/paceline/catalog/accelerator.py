@@ -69,8 +69,8 @@ class Accelerator:
     """Streaming multiprocessors, compute units or GPU cores."""
 
     compute_capability: str | None = None
-    """Of CUDA, `9.0`, or AMD's, `gfx942`. A card that is not in the catalog is estimated from those
-    of its own."""
+    """CUDA's, `9.0`, or AMD's, `gfx942`. A card that is not in the catalog is estimated from cards
+    that share its own."""
 
     sources: Mapping[str, str] = field(default_factory=dict)
     """Group of numbers (peak, memory, link, network, overhead) -> where they are from."""

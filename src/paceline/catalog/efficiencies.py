@@ -16,7 +16,7 @@ class MatmulEfficiency:
     """Constants of one product's time; the formula is at the top of `efficiencies.toml`."""
 
     share: float
-    """Of the peak, for endless matrices."""
+    """Share of the peak, for endless matrices."""
 
     short_k: float
     """K at which a product takes twice as long for each multiplication."""
@@ -26,7 +26,7 @@ class MatmulEfficiency:
 
     launch_s: float
     memory_share: float
-    """Of the memory's peak bandwidth."""
+    """Share of the memory's peak bandwidth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ class SustainedRate:
     precision: str
     flops_per_s: float
     burst_flops_per_s: float
-    """Of the same product in its first moments."""
+    """Rate of the product in its first moments."""
 
     seconds: float
     """How long the loop ran."""
@@ -121,7 +121,7 @@ class Measurements:
     num_ranks: int
     ranks_per_node: int
     threads: int
-    """Of each rank; they all compute at the same time, as in training."""
+    """Threads of each rank; all ranks compute at the same time, as in training."""
 
     versions: Mapping[str, str]
     at: str

@@ -58,7 +58,7 @@ _NAMES: tuple[tuple[str, str, str, str, str], ...] = (
     (".*", r"RTX(3090|4090|5090)", ".*", r"RTX-\1", ""),
     (".*", "(A10G?|A40|A30|T4|L4|L40S?|B200|B300|GB200|GB300|GH200|MI\\d+X)", ".*", r"\1", ""),
 )
-"""The first rule that fits names a row. A100 without memory in its name is told by `memory_gib`."""
+"""The first rule that fits names a row. An A100 without memory in its name goes by `memory_gib`."""
 
 
 def name_of(

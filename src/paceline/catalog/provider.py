@@ -19,10 +19,10 @@ class Rent:
     as_of: str
     source: str
     usd_per_gb_month: float | None = None
-    """Of object storage, in decimal gigabytes; None for traffic."""
+    """Price of object storage, in decimal gigabytes; None for traffic."""
 
     steps: tuple[tuple[float, float], ...] = ()
-    """Of traffic out of the provider: (gigabytes up to here, dollars a gigabyte)."""
+    """Price of traffic out of the provider: (gigabytes up to here, dollars a gigabyte)."""
 
     def usd(self, gigabytes: float, months: float = 1.0) -> float:
         """Dollars for so many gigabytes: stored for so many months, or sent out in one.

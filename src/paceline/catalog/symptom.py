@@ -18,7 +18,7 @@ class LikelyCause:
     """One failure that looks so."""
 
     id: str
-    """Of the failure."""
+    """The failure's id."""
 
     check: str
     """What the reader does to decide."""

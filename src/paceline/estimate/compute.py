@@ -49,7 +49,7 @@ class Work(NamedTuple):
     """What one rank computes at once."""
 
     tokens: Value
-    """Of one micro-batch on one rank: micro-batch x sequence / context."""
+    """Tokens of one micro-batch on one rank: micro-batch x sequence / context."""
 
     samples: Value
     """Micro-batch."""
@@ -75,7 +75,7 @@ class Work(NamedTuple):
     time. 1 without ring attention."""
 
     element_bytes: Value = 2.0
-    """Of an activation: 4 in fp32."""
+    """Bytes of one activation: 4 in fp32."""
 
 
 class BlockTimes(NamedTuple):
@@ -84,13 +84,13 @@ class BlockTimes(NamedTuple):
     forward: Column
     backward: Column
     selective: Column
-    """Of the forward pass: what selective recompute does again."""
+    """Part of the forward pass that selective recompute repeats."""
 
     weight_gradient: Column
-    """Of the backward pass: the gradients of matrices, which zero-bubble schedules put off."""
+    """Part of the backward pass: the gradients of matrices, which zero-bubble schedules put off."""
 
     attention: Column
-    """Of the forward pass: scores and weighted values, which a ring's messages hide behind."""
+    """Part of the forward pass: scores and weighted values, which hide a ring's messages."""
 
     attention_backward: Column
 

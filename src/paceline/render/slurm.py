@@ -41,16 +41,6 @@ CARRIES = (
 
 def render(plan: Plan, job: Job) -> Files:
     """`job.sbatch`, which starts torchrun on every node, and the example program."""
-    ask = Ask(
-        name=job.spec.name,
-        nodes=plan.cluster.num_nodes,
-        accelerators=_accelerators(plan),
-        ranks=plan.cluster.ranks_per_node,
-        grace_s=job.spec.recovery.grace,
-        outlives_nodes=False,
-        slurm=job.spec.slurm,
-        where=job.where("slurm.time"),
-    )
     lines = [
         'cd "${SLURM_SUBMIT_DIR:?submit this with sbatch}"',
         *job.spec.slurm.setup,
@@ -67,8 +57,9 @@ def render(plan: Plan, job: Job) -> Files:
         ),
         *_ends(job.spec.slurm, restarts=job.spec.recovery.max_restarts),
     ]
-    text = script(header(plan, job), *lines, directives=directives(ask))
-    return {"job.sbatch": text} | example(plan, job, "train_torchrun.py", "lm.py")
+    return {"job.sbatch": _of_plan(plan, job, lines)} | example(
+        plan, job, "train_torchrun.py", "lm.py"
+    )
 
 
 def gaps(plan: Plan, job: Job) -> list[Gap]:
@@ -110,25 +101,7 @@ def agents_script(
         python: Interpreter on the nodes.
         options: Of the `paceline run` that starts there.
     """
-    ask = Ask(
-        name=job.spec.name,
-        nodes=plan.cluster.num_nodes + job.spec.slurm.spare_nodes,
-        accelerators=_accelerators(plan),
-        ranks=plan.cluster.ranks_per_node,
-        grace_s=job.spec.recovery.grace,
-        outlives_nodes=True,
-        slurm=job.spec.slurm,
-        where=job.where("slurm.time"),
-    )
-    check_one_line(run, what="the run's folder", where="--out")
-    start = command(python, "-m", "paceline", "run", "--resume", run, "--on", "srun", *options)
-    lines = [
-        *job.spec.slurm.setup,
-        f"cd {quote(run)}",
-        *_follow(start),
-        *_ends(job.spec.slurm, restarts=0),
-    ]
-    return script(header(plan, job), *lines, directives=directives(ask))
+    return _of_plan(plan, job, _resume(job.spec.slurm, run, python, options), has_agents=True)
 
 
 def program_script(job: Script, *, folder: str, python: str) -> str:
@@ -141,16 +114,6 @@ def program_script(job: Script, *, folder: str, python: str) -> str:
         python: Interpreter that has torchrun, where the command is no Python of its own.
     """
     spec = job.spec
-    ask = Ask(
-        name=spec.name,
-        nodes=spec.nodes,
-        accelerators=0,
-        ranks=spec.processes,
-        grace_s=spec.recovery.grace,
-        outlives_nodes=False,
-        slurm=spec.slurm,
-        where=f"slurm.time, {job.source}",
-    )
     for name, value in spec.environment.items():
         check_one_line(value, what=f"environment.{name}", where=job.source)
     check_one_line(folder, what="the job's folder", where=job.source)
@@ -162,8 +125,7 @@ def program_script(job: Script, *, folder: str, python: str) -> str:
         *_follow(_start(job, python)),
         *_ends(spec.slurm, restarts=spec.recovery.max_restarts),
     ]
-    made = f"Made by Paceline for the program {spec.name}: making it again overwrites it."
-    return script([made], *lines, directives=directives(ask))
+    return _of_program(job, lines)
 
 
 def launcher_script(job: Script, *, run: str, python: str, options: Sequence[str] = ()) -> str:
@@ -176,6 +138,34 @@ def launcher_script(job: Script, *, run: str, python: str, options: Sequence[str
         python: Interpreter on the nodes.
         options: Of the `paceline run` that starts there.
     """
+    return _of_program(job, _resume(job.spec.slurm, run, python, options))
+
+
+def _resume(slurm: SlurmSpec, run: str, python: str, options: Sequence[str]) -> list[str]:
+    """Our own controller in the batch step, which starts the agents of all nodes."""
+    check_one_line(run, what="the run's folder", where="--out")
+    start = command(python, "-m", "paceline", "run", "--resume", run, "--on", "srun", *options)
+    return [*slurm.setup, f"cd {quote(run)}", *_follow(start), *_ends(slurm, restarts=0)]
+
+
+def _of_plan(plan: Plan, job: Job, lines: Sequence[str], *, has_agents: bool = False) -> str:
+    """The whole batch script of a plan, which does `lines`. Agents have the job's spare nodes too,
+    and outlive a node that is lost."""
+    ask = Ask(
+        name=job.spec.name,
+        nodes=plan.cluster.num_nodes + (job.spec.slurm.spare_nodes if has_agents else 0),
+        accelerators=0 if plan.cluster.backend == "gloo" else plan.cluster.ranks_per_node,
+        ranks=plan.cluster.ranks_per_node,
+        grace_s=job.spec.recovery.grace,
+        outlives_nodes=has_agents,
+        slurm=job.spec.slurm,
+        where=job.where("slurm.time"),
+    )
+    return script(header(plan, job), *lines, directives=directives(ask))
+
+
+def _of_program(job: Script, lines: Sequence[str]) -> str:
+    """The whole batch script of a program that is not one of ours, which does `lines`."""
     spec = job.spec
     ask = Ask(
         name=spec.name,
@@ -187,15 +177,8 @@ def launcher_script(job: Script, *, run: str, python: str, options: Sequence[str
         slurm=spec.slurm,
         where=f"slurm.time, {job.source}",
     )
-    check_one_line(run, what="the run's folder", where="--out")
-    start = command(python, "-m", "paceline", "run", "--resume", run, "--on", "srun", *options)
-    lines = [*spec.slurm.setup, f"cd {quote(run)}", *_follow(start), *_ends(spec.slurm, restarts=0)]
     made = f"Made by Paceline for the program {spec.name}: making it again overwrites it."
     return script([made], *lines, directives=directives(ask))
-
-
-def _accelerators(plan: Plan) -> int:
-    return 0 if plan.cluster.backend == "gloo" else plan.cluster.ranks_per_node
 
 
 def _meet(nodes: int) -> list[str]:

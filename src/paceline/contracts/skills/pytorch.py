@@ -92,7 +92,7 @@ def _check_writable(name: str, folder: Path) -> None:
 def _train(request: Request, folder: Path, asked: Path, told: Path) -> str | None:
     """None, or why it failed."""
     count = request.trainingConfig.numProcesses
-    program = ["-m", "paceline.contracts.skills.pytorch_program", str(asked), str(told)]
+    program = ["-m", "paceline.runtime.epochs", str(asked), str(told)]
     if count == 1:
         command = [sys.executable, *program]
     else:

@@ -1,11 +1,11 @@
 """Train a model of somebody's own epoch by epoch, as the PyTorch trainer's contract asks.
 
-    python -m paceline.contracts.skills.pytorch_program REQUEST ANSWER
+    python -m paceline.runtime.epochs REQUEST ANSWER
 
 One process, or several under torchrun, which then share every batch. The request is JSON in the
 contract's keys; rank 0 writes the answer, after every epoch, so that what was reached is known even
 when a later one fails. A step is the one that a run takes (`step.py`), in the order of samples that
-a run has (`sampling.py`); what is here is the contract's: its files of samples, its curve and its
+a run has (`sampling.py`); the rest is the contract's: its files of samples, its curve and its
 checkpoints, without recovery in place.
 """
 
