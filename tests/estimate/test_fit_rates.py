@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.catalog.efficiencies import load_efficiencies, with_measured
-from paceline.catalog.engines import load_engines
+from paceline.catalog.engines import find_engine, load_engines
 from paceline.catalog.measured import (
     AttentionTime,
     CollectiveTime,
@@ -79,7 +79,9 @@ def measurements(**parts) -> Measurements:
 def products(cluster: Cluster, noise: float, precision: str = "bf16") -> tuple[ProductTime, ...]:
     name = cluster.accelerator
     row = {name: {"sustained": 1.0, "matmul": {precision: TRUTH}}}
-    rates = rates_of(cluster, ENGINE, precision, with_measured(load_efficiencies(), row))
+    rates = rates_of(
+        cluster, ENGINE, precision, with_measured(load_efficiencies(), row, accelerator=name)
+    )
     m, k, n = shapes().T
     random = np.random.default_rng(5)
     times = matmul_s(m, k, n, rates.matmul) * np.exp(noise * random.standard_normal(len(m)))
@@ -181,7 +183,7 @@ def test_memory_share_is_of_what_a_rank_has():
 def test_a_links_share_and_latency_come_back(accelerator, ranks, keys, latency_s):
     cluster = cluster_of(accelerator, per_node=ranks)
     row = {accelerator: dict(zip(keys, (0.6, latency_s), strict=True))}
-    tables = with_measured(load_efficiencies(), row)
+    tables = with_measured(load_efficiencies(), row, accelerator=accelerator)
     precision = "bf16"
     rates = rates_of(cluster, ENGINE, precision, tables)
     times = tuple(
@@ -225,3 +227,14 @@ def test_the_fit_of_a_recorded_machine_is_far_closer_than_what_is_shipped():
     assert fitted.errors["attention"].median < fitted.shipped_errors["attention"].median
     assert 1.0 < fitted.row["matmul"]["fp32"]["share"] < 1.4  # the peak is an estimate, and low
     assert fitted.row["attention_half_len"] < 400
+
+
+@pytest.mark.parametrize(("accelerator", "engine"), [("A100-80", "megatron"), ("B300", "nemo")])
+def test_a_calibrated_accelerator_keeps_what_is_known_of_its_family(accelerator, engine):
+    cluster, shipped = cluster_of(accelerator), load_efficiencies()
+    rows = {accelerator: {"step_s": 0.5}, "L4": {"memory_share": 0.1}}
+    tables = with_measured(shipped, rows, accelerator=accelerator)
+    software = find_engine(engine, where="engine")
+    for precision in ("bf16", "fp8") if accelerator == "B300" else ("bf16",):
+        usual, own = (rates_of(cluster, software, precision, each) for each in (shipped, tables))
+        assert own == replace(usual, step_s=0.5)

@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -39,6 +39,12 @@ class Efficiencies:
     family: Mapping[str, str]
     """Accelerator -> family."""
 
+    nearest: Mapping[str, str]
+    """Family -> the one whose products are taken where its own were not measured in a precision."""
+
+    hopper_kernels: Mapping[str, tuple[str, ...]]
+    """`families`: those that run FlashAttention 3 and cuDNN's kernels."""
+
     sustained: Mapping[str, float]
     sustained_by_precision: Mapping[str, float]
     attention: Mapping[str, float]
@@ -52,6 +58,16 @@ class Efficiencies:
         """The family whose constants an accelerator has; `other` when none was measured."""
         return self.family.get(accelerator, "other")
 
+    def of_accelerator(self, values: Mapping[str, float], accelerator: str) -> float:
+        """An entry of `sustained` or `attention_half_len`: the accelerator's own where it was
+        measured, else its family's, else the usual one."""
+        names = (accelerator, self.family_of(accelerator))
+        return next((values[name] for name in names if name in values), values["other"])
+
+    def has_hopper_kernels(self, accelerator: str) -> bool:
+        """Whether it runs FlashAttention 3 and cuDNN's kernels."""
+        return self.family_of(accelerator) in self.hopper_kernels["families"]
+
     def matmul_of(self, accelerator: str, precision: str) -> MatmulEfficiency:
         """Constants of products on an accelerator; of its family's, else of the usual ones."""
         kind = AS_OTHER.get(precision, precision)
@@ -59,19 +75,17 @@ class Efficiencies:
         return rows.get(kind) or rows["fp8"]
 
     def source_of(self, accelerator: str, precision: str) -> str:
-        """The family whose products `matmul_of` takes: its own, the nearest one's, or `other`."""
+        """Whose products `matmul_of` takes: its own, its family's, the nearest's, or `other`."""
         kind = AS_OTHER.get(precision, precision)
-        for family in (self.family_of(accelerator), _NEAREST.get(self.family_of(accelerator), "")):
-            if kind in self.matmul.get(family, {}):
-                return family
+        family = self.family_of(accelerator)
+        for name in (accelerator, family, self.nearest.get(family, "")):
+            if kind in self.matmul.get(name, {}):
+                return name
         return "other"
 
 
 MEASURED_LINKS = ("link_share", "link_latency_s", "network_share", "network_latency_s")
 """Keys of `[step]` that a calibrated machine has, instead of its links' rows in the catalog."""
-
-_NEAREST = {"H200": "H100", "H20": "H100", "GB200": "B200", "GB300": "B200", "B200": "H100"}
-"""Whose products are taken where a family's own were not measured in a precision."""
 
 
 @cache
@@ -91,7 +105,7 @@ def make_efficiencies(tables: Mapping[str, Any]) -> Efficiencies:
 
 
 def with_measured(
-    base: Efficiencies, rows: Mapping[str, Mapping[str, Any]], *, accelerator: str | None = None
+    base: Efficiencies, rows: Mapping[str, Mapping[str, Any]], *, accelerator: str
 ) -> Efficiencies:
     """The constants with those of a user's file instead: its tables `[efficiencies.ACCELERATOR]`.
 
@@ -101,28 +115,22 @@ def with_measured(
     Args:
         base: What is shipped.
         rows: Tables by accelerator.
-        accelerator: Only this one's table is taken, as keys of `[attention]` and `[step]` would
-            else be those of every accelerator. Left out, all are, the last one winning.
+        accelerator: Whose table is taken. Those of others would change `[attention]` and `[step]`
+            for it too.
     """
-    if accelerator is not None:
-        rows = {name: row for name, row in rows.items() if name == accelerator}
-    tables: dict[str, dict[str, Any]] = {
-        name: dict(getattr(base, name))
-        for name in ("matmul", "family", "sustained", "attention_half_len", "attention", "step")
-    }
-    for accelerator, row in rows.items():
-        old = base.family_of(accelerator)
-        tables["family"][accelerator] = accelerator
-        own = dict(base.matmul.get(old, {}))
-        for kind, values in row.get("matmul", {}).items():
-            usual = base.matmul_of(accelerator, kind)
-            fields = {name: getattr(usual, name) for name in MatmulEfficiency.__slots__}
-            own[kind] = MatmulEfficiency(**(fields | dict(values)))
-        tables["matmul"][accelerator] = own
-        for name in ("sustained", "attention_half_len"):
-            tables[name][accelerator] = row.get(name, tables[name].get(old, tables[name]["other"]))
-        for name in ("attention", "step"):
-            known = (*tables[name], *(MEASURED_LINKS if name == "step" else ()))
-            tables[name] |= {key: row[key] for key in row if key in known}
-    rest = ("sustained_by_precision", "hidden_passes", "ffn_passes", "host_s")
-    return Efficiencies(**tables, **{name: getattr(base, name) for name in rest})
+    row = rows.get(accelerator, {})
+    names = ("matmul", "sustained", "attention_half_len", "attention", "step")
+    tables: dict[str, dict[str, Any]] = {name: dict(getattr(base, name)) for name in names}
+    own = dict(base.matmul.get(accelerator, {}))
+    for kind, values in row.get("matmul", {}).items():
+        usual = base.matmul_of(accelerator, kind)
+        fields = {name: getattr(usual, name) for name in MatmulEfficiency.__slots__}
+        own[kind] = MatmulEfficiency(**(fields | dict(values)))
+    tables["matmul"][accelerator] = own
+    for name in ("sustained", "attention_half_len"):
+        if name in row:
+            tables[name][accelerator] = row[name]
+    for name in ("attention", "step"):
+        known = (*tables[name], *(MEASURED_LINKS if name == "step" else ()))
+        tables[name] |= {key: row[key] for key in row if key in known}
+    return replace(base, **tables)

@@ -183,8 +183,8 @@ def rates_of(
         return None
     e, s = efficiencies, efficiencies.step
     family = e.family_of(cluster.accelerator)
-    lasting = e.sustained.get(family, e.sustained["other"])
-    kernel = _kernel(engine, family)
+    lasting = e.of_accelerator(e.sustained, cluster.accelerator)
+    kernel = _kernel(engine, has_hopper=e.has_hopper_kernels(cluster.accelerator))
     is_gloo = cluster.backend == "gloo"
     waits_for_host = not is_gloo and family not in engine.graphs_on
     is_narrow = AS_OTHER.get(precision, precision) in e.sustained_by_precision
@@ -196,7 +196,7 @@ def rates_of(
         wide_matmul=wide_matmul,
         weight_matmul=wide_matmul if engine.wide_weight_gradients else matmul,
         attention_flops_per_s=wide * e.attention.get(kernel, 1.0) * sqrt(lasting),
-        attention_half_len=e.attention_half_len.get(family, e.attention_half_len["other"]),
+        attention_half_len=e.of_accelerator(e.attention_half_len, cluster.accelerator),
         attention_backward=e.attention["backward"],
         is_flash=float(kernel != "unfused"),
         memory_bytes_per_s=memory * s["memory_share"],
@@ -228,7 +228,7 @@ def _matmul_rate(cluster: Cluster, e: Efficiencies, precision: str) -> MatmulRat
     product = e.matmul_of(cluster.accelerator, precision)
     kind = AS_OTHER.get(precision, precision)
     peak = _peak(cluster, precision) or _peak(cluster, "fp16") or _peak(cluster, "fp32") or 0.0
-    lasting = e.sustained.get(e.family_of(cluster.accelerator), e.sustained["other"])
+    lasting = e.of_accelerator(e.sustained, cluster.accelerator)
     return MatmulRate(
         flops_per_s=peak * product.share * lasting * e.sustained_by_precision.get(kind, 1.0),
         short_k=product.short_k,
@@ -318,13 +318,11 @@ _OPERAND_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "nvfp4": 0.5625}
 _USUAL_MULTIPROCESSORS = 108
 """Taken where the catalog has none: an A100's. It only rounds tiles up to whole waves."""
 
-_BEFORE_HOPPER = ("V100", "A100", "other", "cpu", "AMD", "TPU")
 
-
-def _kernel(engine: Engine, family: str) -> str:
+def _kernel(engine: Engine, *, has_hopper: bool) -> str:
     """Flash attention 3 and cuDNN's need Hopper; versions 1 and 2 run there at a share of their
     own, as they do not use its asynchronous instructions."""
-    if family in _BEFORE_HOPPER:
+    if not has_hopper:
         return "flash2" if engine.attention == "flash3" else engine.attention
     is_older = engine.attention in ("flash1", "flash2")
     return f"{engine.attention}_hopper" if is_older else engine.attention

@@ -18,12 +18,13 @@ def case_of_plan(plan: Plan, cluster: Cluster | None = None) -> Case:
     """
     engine = planned_engine(find_engine(f"{plan.engine} {plan.engine_version}", where="engine"))
     engine = with_attention(engine, plan.attention)
+    cluster, shipped = cluster or plan.cluster, load_efficiencies()
     return case_of(
         plan.profile,
-        cluster or plan.cluster,
+        cluster,
         precision=plan.precision,
         optimizer=plan.optimizer,
         engine=compiled(engine) if plan.is_compiled else engine,
-        efficiencies=with_measured(load_efficiencies(), plan.measured_rates),
+        efficiencies=with_measured(shipped, plan.measured_rates, accelerator=cluster.accelerator),
         loss_chunk=plan.loss_chunk,
     )

@@ -285,7 +285,7 @@ def assumed_efficiency(efficiencies: Efficiencies, case: Case) -> Iterator[Cauti
     """Where no training run on this accelerator, or in this precision, stands behind the rates."""
     accelerator, precision = case.cluster.accelerator, case.precision
     source = efficiencies.source_of(accelerator, precision)
-    is_measured = source != "other" and source == efficiencies.family_of(accelerator)
+    is_measured = source != "other" and source in (accelerator, efficiencies.family_of(accelerator))
     if case.rates is None or case.cluster.backend == "gloo" or is_measured:
         return
     whose = "an H100" if source == "other" else f"a {source}"

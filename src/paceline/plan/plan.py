@@ -265,7 +265,8 @@ def _case_of(asked: _Asked) -> Case:
 
 
 def _efficiencies(asked: _Asked) -> Efficiencies:
-    return with_measured(load_efficiencies(), asked.catalog.efficiencies)
+    rows = asked.catalog.efficiencies
+    return with_measured(load_efficiencies(), rows, accelerator=asked.cluster.accelerator)
 
 
 def decide_precision(job: Job, cluster: Cluster) -> Precision:

@@ -105,8 +105,7 @@ def _other_lines(
             yield f"attention {key}", "", peak, *_pair("share", shipped.attention[key], row, key)
     if "backward" in row:
         yield "", "", "", *_pair("backward", shipped.attention["backward"], row)
-        family = shipped.family_of(cluster.accelerator)
-        half = shipped.attention_half_len.get(family, shipped.attention_half_len["other"])
+        half = shipped.of_accelerator(shipped.attention_half_len, cluster.accelerator)
         yield "", "", "", *_pair("attention_half_len", half, row)
     if measured.memory:
         best = max(each.bytes_per_s for each in measured.memory)
