@@ -18,7 +18,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from paceline.catalog import load_accelerators
+from paceline.catalog import accelerator_spellings, load_accelerators
 from paceline.catalog.price import read_prices
 from paceline.catalog.price_lists import (
     Row,
@@ -28,6 +28,7 @@ from paceline.catalog.price_lists import (
     write_table,
 )
 from paceline.catalog.provider import load_providers
+from paceline.errors import JobError
 
 
 def main() -> int:
@@ -43,7 +44,7 @@ def main() -> int:
         parser.error("give --skypilot, --cloudprice or --names")
     try:
         print(refresh(asked))
-    except (OSError, ValueError) as error:
+    except (JobError, OSError, ValueError) as error:
         print(f"{error}\n{asked.out} is as it was", file=sys.stderr)
         return 2
     return 0
@@ -53,7 +54,7 @@ def refresh(asked: argparse.Namespace) -> str:
     """Write the table; a line for people.
 
     Raises:
-        OSError, ValueError: A list cannot be read; nothing is written.
+        JobError, OSError, ValueError: A list cannot be read; nothing is written.
     """
     known = list(load_accelerators())
     old = read_rows(asked.out)
@@ -72,7 +73,8 @@ def refresh(asked: argparse.Namespace) -> str:
     have = {row["provider"] for row in fresh}
     kept = [row for row in old if row["provider"] not in have]
     text = write_table([*kept, *fresh])
-    read_prices(text)  # it can be read again
+    names = accelerator_spellings(load_accelerators())
+    read_prices(text, file=asked.out.name, spellings=names)  # it can be read again
     asked.out.write_text(text, encoding="utf-8")
     mapped = sum(bool(row["name"]) for row in (*kept, *fresh))
     return (

@@ -12,7 +12,8 @@ from paceline.catalog import (
     load_providers,
     offers_of_nodes,
 )
-from paceline.catalog.price import Price
+from paceline.catalog.price import PRICE_COLUMNS, Price, read_prices
+from paceline.errors import JobError, Problem
 
 
 def price(provider: str, per_hour_usd: float, *, num_accelerators: int = 8) -> Price:
@@ -65,6 +66,77 @@ def test_a_part_of_a_card_is_no_price_of_a_card():
     assert row.accelerator is None
 
 
+ROW = dict.fromkeys(PRICE_COLUMNS, "") | {
+    "provider": "us",
+    "spelled": "H100",
+    "name": "H100-SXM",
+    "num_accelerators": "8",
+    "per_hour_usd": "16.0",
+    "as_of": "2026-11-01",
+    "source": "invoice",
+}
+
+
+def problems_of_table(
+    *rows: dict[str, str], head: tuple[str, ...] = PRICE_COLUMNS
+) -> list[Problem]:
+    lines = [head, *(row.values() for row in rows)]
+    text = "\n".join(",".join(line) for line in lines)
+    with pytest.raises(JobError) as caught:
+        read_prices(text, file="p.csv", spellings={"h100": "H100-SXM", "H100-SXM": "H100-SXM"})
+    return list(caught.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "fix"),
+    [
+        *(("per_hour_usd", cell, "a number above 0") for cell in ("nan", "inf", "-1", "0", "$2")),
+        *(("spot_per_hour_usd", cell, "a number above 0") for cell in ("nan", "-inf", "0", "1e99")),
+        *(("num_accelerators", cell, "a whole number above 0") for cell in ("0", "-8", "2.5")),
+        ("host_memory_gib", "-1", "a number above 0"),
+        ("vcpus", "nan", "a number above 0"),
+        ("memory_gib", "80GB", "a number above 0"),
+        ("as_of", "yesterday", "a day, such as 2026-09-01"),
+        ("as_of", "2026-13-01", "a day, such as 2026-09-01"),
+    ],
+)
+def test_a_cell_that_is_no_price_is_refused_with_file_line_value_and_fix(
+    column: str, cell: str, fix: str
+):
+    (problem,) = problems_of_table(ROW, ROW | {column: cell})
+    assert problem.code == "T013"
+    assert problem.what == f"`{column}` is {cell!r}"
+    assert problem.where == f"line 3.{column} in p.csv"
+    assert problem.fix == f"write {fix}"
+
+
+def test_every_wrong_row_of_a_table_is_shown_at_once():
+    found = problems_of_table(
+        ROW | {"name": "H100-SXN"}, ROW | {"per_hour_usd": ""}, ROW | {"note": "a, b"}
+    )
+    assert [(each.code, each.where) for each in found] == [
+        ("T001", "line 2.name in p.csv"),
+        ("T012", "line 3 in p.csv"),
+        ("T013", "line 4 in p.csv"),
+    ]
+    assert "did you mean `H100-SXM`" in found[0].fix
+
+
+def test_a_column_that_nothing_reads_and_one_that_is_missing_are_named():
+    head = (*PRICE_COLUMNS[:-1], "egress")
+    found = problems_of_table(head=head)
+    assert {each.what for each in found} == {
+        "`egress` is no key of line 1",
+        "`line 1` has no `note`",
+    }
+
+
+def test_a_table_s_spelling_of_an_accelerator_stands_for_our_name():
+    text = "\n".join(",".join(line) for line in (PRICE_COLUMNS, (ROW | {"name": "H100"}).values()))
+    (row,) = read_prices(text, file="p.csv", spellings={"h100": "H100-SXM"})
+    assert (row.accelerator, row.spelled, row.spot_per_hour_usd) == ("H100-SXM", "H100", None)
+
+
 def test_prices_come_cheapest_first():
     prices = (price("b", 32.0), price("a", 16.0), price("c", 1.0, num_accelerators=1))
     assert [row.provider for row in find_prices("H100-SXM", prices=prices)] == ["c", "a", "b"]
@@ -87,6 +159,9 @@ def test_every_provider_of_a_price_is_known_and_what_it_bills_has_a_day_and_a_so
     for provider in providers.values():
         for rent in (provider.storage, provider.egress):
             assert rent is None or (rent.as_of and rent.source)
+            rates = [usd for _, usd in rent.steps] if rent else []
+            assert all(0 <= usd < 1 for usd in rates)
+            assert rent is None or rent.usd_per_gb_month is None or 0 < rent.usd_per_gb_month < 1
         for instance, fabric in provider.fabrics.items():
             assert (provider.name, instance) in instances
             assert fabric.source

@@ -32,7 +32,7 @@ def test_the_lowest_price_of_all_regions_is_taken_with_its_machine(tmp_path):
         "cpu_4x,,,4.0,16.0,0.2,us-east-1,,",
     )
     assert row["name"] == "H100-SXM"
-    (price,) = read_prices(write_table([row]))
+    (price,) = read_prices(write_table([row]), file="p.csv", spellings={"H100-SXM": "H100-SXM"})
     assert (price.per_hour_usd, price.spot_per_hour_usd) == (31.92, 12.5)
     assert (price.num_vcpus, price.host_memory_bytes) == (208, 1800 * 2**30)
     assert price.as_of == "2026-11-01"
@@ -112,6 +112,6 @@ def test_the_rules_name_every_shipped_row_as_it_is():
         assert (name or None, note) == (row.accelerator, row.note), row
 
 
-def test_a_table_without_a_column_names_it():
-    with pytest.raises(ValueError, match="the column provider is missing"):
-        read_prices("instance\nx\n")
+def test_a_list_with_a_price_below_zero_names_its_line(tmp_path):
+    with pytest.raises(ValueError, match=r"vms.csv line 2: -3 is not a number from 0 up"):
+        skypilot(tmp_path, f"gpu_8x,H100,8.0,208.0,1800.0,-3,us-east-1,{INFO},")

@@ -61,7 +61,9 @@ def test_a_new_accelerator_may_be_like_one_of_the_same_file():
 
 
 def test_a_price_replaces_those_of_the_same_provider_and_accelerator():
-    text = '[[prices]]\nprovider = "aws"\naccelerator = "h100"\nper_hour_usd = 3\nas_of = "today"\n'
+    text = (
+        '[[prices]]\nprovider = "aws"\naccelerator = "h100"\nper_hour_usd = 3\nas_of = 2026-09-01\n'
+    )
     rows = find_prices("H100-SXM", prices=merge(text).prices)
     assert [row.per_hour_usd for row in rows if row.provider == "aws"] == [3.0]
     assert any(row.provider == "azure" for row in rows)
@@ -85,7 +87,11 @@ def test_efficiencies_of_a_cpu_may_be_above_its_estimated_peak():
         ("[efficiencies.cpu.matmul.bf15]\nshare = 1\n", "T015", "did you mean `bf16`?"),
         ("[efficiencies.cpu.matmul.fp16]\nshare = 1\n", "T015", "write matmul.bf16"),
         ("[efficiencies.cpu]\nmatmul = 0.7\n", "T015", "write [efficiencies.cpu.matmul.bf16]"),
-        ("[efficiencies.cpu]\nsustained = -1\n", "T015", "write a number that is not negative"),
+        ("[efficiencies.cpu]\nsustained = -1\n", "T015", "write a number above 0"),
+        ("[efficiencies.cpu]\nsustained = 0\n", "T015", "write a number above 0"),
+        ("[efficiencies.cpu]\nflash2 = 0\n", "T015", "write a number above 0"),
+        ("[efficiencies.cpu]\nmatmul.bf16.share = nan\n", "T015", "write a number above 0"),
+        ("[efficiencies.cpu]\nstep_s = inf\n", "T015", "write a number that is not negative"),
         ("[efficiencies.H101]\nsustained = 1\n", "T001", "did you mean `H100-SXM`"),
     ],
 )
@@ -121,6 +127,9 @@ def test_a_new_row_that_is_not_whole_names_every_key_it_lacks():
         ('memory_bytes = "80 bananas"', "has no unit of bytes; write it like 80 GiB or 512MB"),
         ("backend = 'mpi'", "write one of nccl"),
         ("peak_bf16_flops_per_s = inf", "write a number above 0"),
+        ("memory_bytes_per_s = nan", "write a number above 0"),
+        ('memory_bytes = "0 GiB"', "write a whole number above 0"),
+        ('network_node_bytes_per_s = "0Gb/s"', "write a number above 0"),
     ],
 )
 def test_a_value_of_the_wrong_kind_says_what_to_write(line: str, fix: str):
@@ -156,8 +165,29 @@ def test_a_table_that_is_none_is_refused(text: str):
     assert problems(text)[0].code == "T013"
 
 
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        *((f"per_hour_usd = {text}", "a number above 0") for text in ("nan", "inf", "-1", "0")),
+        *((f"spot_per_hour_usd = {text}", "a number above 0") for text in ("nan", "-inf", "0.0")),
+        ("num_accelerators = -8", "a whole number above 0"),
+        ('as_of = "yesterday"', "a day, such as 2026-09-01"),
+    ],
+)
+def test_a_number_that_is_no_price_is_refused(line: str, fix: str):
+    key = line.partition(" ")[0]
+    row = {"provider": '"x"', "accelerator": '"L4"', "per_hour_usd": "1", "as_of": "2026-09-01"}
+    row[key] = line.partition(" = ")[2]
+    lines = "\n".join(f"{name} = {value}" for name, value in row.items())
+    (problem,) = problems(f"[[prices]]\n{lines}\n")
+    assert (problem.code, problem.where) == ("T013", f"prices 1.{key} in my.toml")
+    assert problem.fix == f"write {fix}"
+
+
 def test_a_price_of_an_unknown_accelerator_is_refused():
-    text = '[[prices]]\nprovider = "x"\naccelerator = "H1000"\nper_hour_usd = 1\nas_of = "t"\n'
+    text = (
+        '[[prices]]\nprovider = "x"\naccelerator = "H1000"\nper_hour_usd = 1\nas_of = 2026-09-01\n'
+    )
     assert problems(text)[0].code == "T001"
 
 
@@ -184,6 +214,14 @@ def test_a_table_of_prices_replaces_the_shipped_ones(tmp_path):
     )
     path = tmp_path / CATALOG_FILE
     path.write_text('prices_file = "prices.csv"\n')
+    (tmp_path / "other.toml").write_text('prices_file = "wrong.csv"\n')
+    (tmp_path / "wrong.csv").write_text(
+        (tmp_path / "prices.csv").read_text().replace("16.0", "nan")
+    )
+    with pytest.raises(
+        JobError, match=r"`per_hour_usd` is 'nan'\n  where: line 2.per_hour_usd in wr"
+    ):
+        load_catalog(tmp_path / "other.toml")
     (price,) = load_catalog(path).prices
     assert (price.provider, price.per_hour_usd, price.host_memory_bytes) == ("us", 16.0, 2**41)
 

@@ -89,7 +89,7 @@ def share(value: object) -> float:
 def size(value: object) -> int:
     """Bytes, or text with a unit of bytes."""
     if isinstance(value, str):
-        return units.parse_bytes(value)
+        value = units.parse_bytes(value)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return count(value)
@@ -97,7 +97,7 @@ def size(value: object) -> int:
 
 def rate(value: object) -> float:
     """Bytes per second, or text with a unit."""
-    return units.parse_bytes_per_s(value) if isinstance(value, str) else number(value)
+    return number(units.parse_bytes_per_s(value) if isinstance(value, str) else value)
 
 
 def one_of(*choices: str) -> Callable[[object], str]:
@@ -208,7 +208,11 @@ def read_row(
         file: The file for messages.
         optional: Keys that this one row may lack, though others must have them.
     """
-    hint = "" if where.startswith("prices") else ', or `like = "..."` to take it from a known row'
+    hint = (
+        ""
+        if where.startswith(("prices", "line"))
+        else ', or `like = "..."` to take it from a known row'
+    )
     problems = list(_unknown_keys(keys, row, where=where, file=file))
     problems += [
         Problem(

@@ -68,10 +68,13 @@ def _check_matmul(tables: Any, *, where: str, file: str) -> Iterator[Problem]:
 
 
 def _check_number(value: Any, *, where: str, file: str) -> Iterator[Problem]:
-    """Shares may be above 1: a CPU's peak is an estimate."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
-        key = where.rpartition(".")[2]
-        yield _wrong(f"`{key}` is {value!r}", where, "write a number that is not negative", file)
+    """Shares may be above 1: a CPU's peak is an estimate. Times are divided by those of a rate."""
+    key = where.rpartition(".")[2]
+    divides = key.endswith("share") or key == "sustained" or key in load_efficiencies().attention
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < 1e9 or (divides and value == 0):
+        fix = "write a number above 0" if divides else "write a number that is not negative"
+        yield _wrong(f"`{key}` is {value!r}", where, fix, file)
 
 
 def _unknown(name: str, known: list[str], *, where: str, file: str) -> Problem:

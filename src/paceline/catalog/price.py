@@ -5,14 +5,18 @@ reader's own replaces them. Leaves out: storage, traffic, taxes, discounts and r
 """
 
 import csv
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import date
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from paceline.catalog import _rows as r
+from paceline.catalog.load import accelerator_spellings, load_accelerators
 from paceline.catalog.provider import load_providers
+from paceline.errors import JobError, Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +66,19 @@ class Price:
         return self.spot_per_hour_usd / self.num_accelerators
 
 
+def _day(value: object) -> str:
+    """A day, or `by` a day; TOML has days too."""
+    found = re.fullmatch(r"(?:by )?(\d{4}-\d\d-\d\d)", str(value))
+    try:
+        date.fromisoformat(found[1] if found else "")
+    except ValueError:
+        raise ValueError("a day, such as 2026-09-01") from None
+    return str(value)
+
+
 PRICE_KEYS: Mapping[str, r.Key] = {
     **r.keys_of(Price, without=("spelled", "note", "source", "as_of")),
-    "as_of": r.Key(read=str, required=True),  # TOML has days too
+    "as_of": r.Key(read=_day, required=True),
     "source": r.Key(read=r.text),
 }
 """Every key of a row of `[[prices]]`."""
@@ -84,50 +98,111 @@ def make_price(values: Mapping[str, Any], *, file: str) -> Price:
 @cache
 def load_prices() -> tuple[Price, ...]:
     """Every price that is shipped, mapped to our names or not."""
-    return read_prices((files("paceline.catalog") / "prices.csv").read_text(encoding="utf-8"))
+    text = (files("paceline.catalog") / "prices.csv").read_text(encoding="utf-8")
+    names = accelerator_spellings(load_accelerators())
+    return read_prices(text, file="prices.csv", spellings=names)
 
 
-def read_prices(text: str) -> tuple[Price, ...]:
+def read_prices(text: str, *, file: str, spellings: Mapping[str, str]) -> tuple[Price, ...]:
     """The rows of a table with the columns of `PRICE_COLUMNS`, as the catalog's `prices.csv`.
 
+    Args:
+        text: The table.
+        file: Its name, for messages.
+        spellings: Every spelling of an accelerator -> the name it stands for.
+
     Raises:
-        ValueError: A column is missing, or a number is not one; the message names the row.
+        JobError: Every mistake of the table at once, `T001` and `T011` to `T013`.
     """
     rows = csv.DictReader(text.splitlines())
-    missing = [name for name in PRICE_COLUMNS if name not in (rows.fieldnames or ())]
-    if missing:
-        raise ValueError(f"the column {missing[0]} is missing")
+    columns = list(rows.fieldnames or ())
+    head = dict.fromkeys(PRICE_COLUMNS, r.Key(read=r.text, required=True))
+    _, problems = r.read_row(head, {name: name for name in columns}, where="line 1", file=file)
+    JobError.raise_for(problems)
     found: list[Price] = []
-    for number, row in enumerate(rows, start=2):
-        try:
-            found.append(_price_of(row))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"row {number}: {error}") from error
+    for row in rows:
+        where = f"line {rows.line_num}"
+        if None in row or None in row.values():
+            problems.append(
+                Problem(
+                    code="T013",
+                    what=f"the row has not {len(columns)} cells, as line 1 has",
+                    where=f"{where} in {file}",
+                    fix='write a comma for each empty cell, and "..." around a text with a comma',
+                )
+            )
+            continue
+        cells = {name: cell.strip() for name, cell in row.items() if cell.strip()}
+        values, wrong = r.read_row(_CELLS, cells, where=where, file=file)
+        name, unknown = name_of_price(values.get("name"), spellings, f"{where}.name in {file}")
+        problems += wrong + unknown
+        if not wrong + unknown:
+            found.append(_price_of({**values, "name": name}))
+    JobError.raise_for(problems)
     return tuple(found)
 
 
-def _price_of(row: Mapping[str, str]) -> Price:
-    memory, spot = row["host_memory_gib"], row["spot_per_hour_usd"]
+def name_of_price(
+    spelled: str | None, spellings: Mapping[str, str], where: str
+) -> tuple[str | None, list[Problem]]:
+    """The catalog's name of a price's accelerator, and the problem where it has none."""
+    if spelled is None or spelled in spellings:
+        return spellings.get(spelled or ""), []
+    known = {spelling.lower(): name for spelling, name in spellings.items()}
+    if spelled.lower() in known:
+        return known[spelled.lower()], []
+    return None, [r.no_such("T001", "accelerator", spelled, spellings, where)]
+
+
+def _price_of(values: Mapping[str, Any]) -> Price:
+    vcpus, memory = values.get("vcpus"), values.get("host_memory_gib")
     return Price(
-        provider=row["provider"],
-        instance=row["instance"],
-        spelled=row["spelled"],
-        accelerator=row["name"] or None,
-        num_accelerators=int(row["num_accelerators"]),
-        per_hour_usd=float(row["per_hour_usd"]),
-        spot_per_hour_usd=float(spot) if spot else None,
-        as_of=row["as_of"],
-        source=row["source"],
-        note=row["note"],
-        num_vcpus=int(float(row["vcpus"])) if row["vcpus"] else None,
-        host_memory_bytes=int(float(memory) * 2**30) if memory else None,
+        provider=values["provider"],
+        instance=values.get("instance", ""),
+        spelled=values["spelled"],
+        accelerator=values["name"],
+        num_accelerators=values["num_accelerators"],
+        per_hour_usd=values["per_hour_usd"],
+        spot_per_hour_usd=values.get("spot_per_hour_usd"),
+        as_of=values["as_of"],
+        source=values["source"],
+        note=values.get("note", ""),
+        num_vcpus=None if vcpus is None else int(vcpus),
+        host_memory_bytes=None if memory is None else int(memory * 2**30),
     )
 
 
-PRICE_COLUMNS = (
-    *("provider", "instance", "spelled", "name", "num_accelerators", "memory_gib", "vcpus"),
-    *("host_memory_gib", "per_hour_usd", "spot_per_hour_usd", "as_of", "source", "note"),
-)
+def _number(cell: str) -> float:
+    """A number above 0, as text."""
+    try:
+        number = float(cell)
+    except ValueError:
+        number = -1.0
+    return r.number(number)
+
+
+def _count(cell: str) -> int:
+    """A whole number above 0, as text."""
+    return r.count(int(cell) if cell.isdecimal() else None)
+
+
+_CELLS: Mapping[str, r.Key] = {
+    "provider": r.Key(read=r.text, required=True),
+    "instance": r.Key(read=r.text),
+    "spelled": r.Key(read=r.text, required=True),
+    "name": r.Key(read=r.text),
+    "num_accelerators": r.Key(read=_count, required=True),
+    "memory_gib": r.Key(read=_number),
+    "vcpus": r.Key(read=_number),
+    "host_memory_gib": r.Key(read=_number),
+    "per_hour_usd": r.Key(read=_number, required=True),
+    "spot_per_hour_usd": r.Key(read=_number),
+    "as_of": r.Key(read=_day, required=True),
+    "source": r.Key(read=r.text, required=True),
+    "note": r.Key(read=r.text),
+}
+
+PRICE_COLUMNS = tuple(_CELLS)
 """Columns of a table of prices. `name` is ours and may be empty; `memory_gib` is of one
 accelerator."""
 

@@ -9,7 +9,7 @@ import csv
 import json
 import re
 from collections.abc import Iterable, Mapping
-from math import isfinite
+from math import inf
 from pathlib import Path
 
 from paceline.catalog.price import PRICE_COLUMNS
@@ -207,8 +207,8 @@ def _number(text: str | None) -> float:
     (2.5, 0.0)
     """
     number = float(text or 0)
-    if not isfinite(number):
-        raise ValueError(f"{text} is not a number")
+    if not 0 <= number < inf:
+        raise ValueError(f"{text} is not a number from 0 up")
     return number
 
 

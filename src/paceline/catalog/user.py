@@ -23,7 +23,14 @@ from paceline.catalog.load import (
     load_links,
     read_shipped,
 )
-from paceline.catalog.price import PRICE_KEYS, Price, load_prices, make_price, read_prices
+from paceline.catalog.price import (
+    PRICE_KEYS,
+    Price,
+    load_prices,
+    make_price,
+    name_of_price,
+    read_prices,
+)
 from paceline.errors import JobError, Problem
 
 CATALOG_FILE = "paceline-catalog.toml"
@@ -105,7 +112,7 @@ def merge_catalog(tables: Mapping[str, Any], path: Path) -> Catalog:
         problems += _missing_links(name, accelerator, all_links, file)
     accelerators = {**shipped.accelerators, **new}
     prices = _prices(tables, accelerators, file, problems)
-    listed = _listed(tables, path, problems)
+    listed = _listed(tables, accelerators, path, problems)
     efficiencies = _tables_of(tables, "efficiencies", file, problems)
     names = accelerator_spellings(accelerators)
     problems += check_efficiencies(efficiencies, names, file=file)
@@ -272,29 +279,35 @@ def _prices(
         )
         return []
     spellings = accelerator_spellings(accelerators)
-    known = {spelling.lower(): name for spelling, name in spellings.items()}
     found: list[Price] = []
     for index, row in enumerate(rows, start=1):
         where = f"prices {index}"
         values, wrong = read_row(PRICE_KEYS, row, where=where, file=file)
-        spelled = values.get("accelerator")
-        if spelled is not None and spelled.lower() not in known:
-            place = f"{where}.accelerator in {file}"
-            wrong.append(no_such("T001", "accelerator", spelled, spellings, place))
-        problems += wrong
-        if not wrong:
-            price = make_price(values, file=file)
-            found.append(replace(price, accelerator=known[price.spelled.lower()]))
+        place = f"{where}.accelerator in {file}"
+        name, unknown = name_of_price(values.get("accelerator"), spellings, place)
+        problems += wrong + unknown
+        if not wrong + unknown:
+            found.append(replace(make_price(values, file=file), accelerator=name))
     return found
 
 
-def _listed(tables: Mapping[str, Any], path: Path, problems: list[Problem]) -> tuple[Price, ...]:
+def _listed(
+    tables: Mapping[str, Any],
+    accelerators: Mapping[str, Accelerator],
+    path: Path,
+    problems: list[Problem],
+) -> tuple[Price, ...]:
     """The prices of `prices_file`; the shipped ones where the file names none."""
     named = tables.get("prices_file")
     if named is None:
         return load_prices()
     try:
-        return read_prices((path.parent / Path(text(named)).expanduser()).read_text("utf-8"))
+        table = path.parent / Path(text(named)).expanduser()
+        names = accelerator_spellings(accelerators)
+        return read_prices(table.read_text("utf-8"), file=table.name, spellings=names)
+    except JobError as error:
+        problems += error.problems
+        return ()
     except (OSError, ValueError) as error:
         problems.append(
             Problem(
