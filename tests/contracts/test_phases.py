@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.contracts.phase_forms import FORMS
 
 from paceline.contracts.phases import PHASES, Goals, PhasePlan, exit_code, make_phases
 from paceline.contracts.phases.document import GROUPS
@@ -55,11 +56,10 @@ def gate(found: PhasePlan, phase: int) -> Any:
 
 
 @pytest.mark.parametrize("number", list(PHASES))
-def test_every_phase_is_of_the_form_that_its_schema_says(number: int):
-    row = PHASES[number]
-    text = json.dumps(output(number))
-    checked = msgspec.json.decode(text, type=row.schema, strict=True)
-    assert set(checked) == set(json.loads(text)), "the schema knows every field"
+def test_every_phase_is_of_the_form_that_it_promises(number: int):
+    found = json.loads(json.dumps(output(number)))
+    checked = msgspec.convert(found, type=FORMS[number], strict=True)
+    assert checked == found, "the form knows every field, however deep"
 
 
 def test_the_stages_are_those_that_a_run_has():
@@ -73,12 +73,6 @@ def test_the_stages_are_those_that_a_run_has():
         "output matrix and loss",
     ]
     assert output(2, *given)["partitionPoints"] == [5, 10, 16]
-
-
-def test_the_schemas_of_all_phases_can_be_exported():
-    schemas = {row.name: msgspec.json.schema(row.schema) for row in PHASES.values()}
-    assert len(schemas) == 16
-    assert "feasible" in json.dumps(schemas["resource-assessment"])
 
 
 def test_the_files_have_the_names_of_the_process():

@@ -71,7 +71,7 @@ class Phase:
     """Its name among the files."""
 
     output: Mapping[str, Any]
-    """JSON values, of the form of `Row.schema`."""
+    """JSON values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Phases 5 and 6: how ranks talk, and how gradients become one."""
 
-from typing import Literal, TypedDict
+from typing import Any
 
 from paceline.contracts.phases.case import Case
 from paceline.contracts.phases.split import communication_of
@@ -15,31 +15,7 @@ _HOP_S = 20e-6
 """Of a ring's hop over a network, launch included: a guess."""
 
 
-class BackendConfiguration(TypedDict):
-    """How the ranks meet."""
-
-    initMethod: str
-    timeout: str
-    env: dict[str, str]
-
-
-class CommunicationPlan(TypedDict):
-    """Phase 5."""
-
-    backend: str
-    optimizations: list[str]
-    backendConfiguration: BackendConfiguration
-    compression: str
-    gradientBucketing: str
-    gradientBucketMB: int | None
-    overlap: str
-    topology: str
-    hierarchical: dict[str, str]
-    estimatedCommunicationOverhead: str
-    estimatedCommunicationOverheadShare: float | None
-
-
-def plan_communication(case: Case) -> CommunicationPlan:
+def plan_communication(case: Case) -> dict[str, Any]:
     """Backend, buckets and overlap, with what communication is estimated to take."""
     plan, layout, cluster = case.plan, case.plan.layout, case.plan.cluster
     step_s = plan.estimate.step_s
@@ -122,26 +98,7 @@ def _buckets(case: Case) -> tuple[int | None, str]:
     return advice.bucket_cap_mb, advice.reason
 
 
-class GradientSynchronization(TypedDict):
-    """Phase 6."""
-
-    synchronizationMethod: Literal[
-        "synchronous-allreduce",
-        "asynchronous-parameter-server",
-        "decentralized-sgd",
-        "local-sgd",
-    ]
-    allReduceStrategy: str
-    accumulation: dict[str, int | str]
-    clipping: dict[str, float | str | None]
-    mixedPrecision: dict[str, str | bool | None]
-    stragglerHandling: str
-    stalenessBound: int
-    optimizerStateSync: str
-    tradeoffs: list[str]
-
-
-def synchronise_gradients(case: Case) -> GradientSynchronization:
+def synchronise_gradients(case: Case) -> dict[str, Any]:
     """How the gradients of all samples become one step."""
     plan, layout, train = case.plan, case.plan.layout, case.job.spec.train
     sharded = layout.sharding in ("full", "hybrid", "zero2")

@@ -1,64 +1,13 @@
 """Phase 14: what it costs, where it is cheapest, and what would be cheaper."""
 
-from typing import TypedDict
+from typing import Any
 
 from paceline.contracts.phases.case import Case
 from paceline.estimate.cost import RunCost
 from paceline.units import format_seconds
 
 
-class CostBreakdown(TypedDict):
-    """Dollars; None where no source has a price."""
-
-    compute: float | None
-    storage: float | None
-    network: float | None
-    other: float | None
-
-
-class ProviderCost(TypedDict):
-    """The run at one provider."""
-
-    provider: str
-    instance: str
-    way: str
-    instances: int
-    usd: float
-    hours: float
-    usefulShare: float
-    asOf: str
-    source: str
-    terms: dict[str, float]
-
-
-class Tradeoff(TypedDict):
-    """Another number of accelerators."""
-
-    strategy: str
-    hours: float
-    usd: float
-    basis: str
-
-
-class CostEstimation(TypedDict):
-    """Phase 14."""
-
-    estimatedCost: str
-    estimatedCostUSD: float | None
-    breakdown: CostBreakdown
-    gpuHours: float | None
-    rate: str
-    costPerEpoch: float | None
-    costPerCheckpoint: float | None
-    costPerThousandSteps: float | None
-    savingOpportunities: list[str]
-    costVsTimeTradeoffs: list[Tradeoff]
-    providerComparison: list[ProviderCost]
-    budget: float | None
-    withinBudget: bool | None
-
-
-def estimate_cost(case: Case) -> CostEstimation:
+def estimate_cost(case: Case) -> dict[str, Any]:
     """Dollars at every provider with a price, the cheapest on demand in front."""
     view, goals = case.view, case.goals
     chosen = cheapest_on_demand(case)
@@ -142,12 +91,12 @@ def _headline(case: Case, chosen: RunCost | None) -> str:
     )
 
 
-def _tradeoffs(case: Case) -> list[Tradeoff]:
+def _tradeoffs(case: Case) -> list[dict[str, Any]]:
     """The layouts that lost: other ways of using the same accelerators."""
     chosen, step_s = cheapest_on_demand(case), case.plan.estimate.step_s
     if chosen is None or not step_s:
         return []
-    found: list[Tradeoff] = []
+    found: list[dict[str, Any]] = []
     for each in case.plan.rejected[:3]:
         if each.estimate.step_s is None:
             continue

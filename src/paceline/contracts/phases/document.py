@@ -1,7 +1,7 @@
 """Phase 16: everything in one document, for programs and for people."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 from paceline.contracts.phases.case import Case, Gate, Phase
 from paceline.units import format_bytes, format_count, format_seconds
@@ -25,17 +25,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 """Group of the final object -> phases whose output it holds, by name."""
 
 
-class Documentation(TypedDict):
-    """Phase 16."""
-
-    json: str
-    markdown: str
-    nextSteps: list[str]
-    executiveSummary: str
-    quickReference: dict[str, str]
-
-
-def document(case: Case) -> Documentation:
+def document(case: Case) -> dict[str, Any]:
     """The names of the documents, the summary, and what to do next."""
     return {
         "json": "final-training-plan.json",

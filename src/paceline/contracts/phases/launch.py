@@ -1,6 +1,6 @@
 """Phase 13: what is typed to start it."""
 
-from typing import TypedDict
+from typing import Any
 
 from paceline.contracts.operate import health_checks, launch_command
 from paceline.contracts.phases.case import Case
@@ -18,30 +18,7 @@ _SLURM = "paceline render job.yaml --for slurm --out launch"
 _RANK_VARIABLES = "RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR"
 
 
-class LaunchNetwork(TypedDict):
-    """Where the ranks meet."""
-
-    masterAddress: str
-    port: int
-    interface: str
-
-
-class LaunchOrchestration(TypedDict):
-    """Phase 13."""
-
-    launchScript: str
-    environmentConfig: dict[str, str]
-    method: str
-    nodeSetup: list[str]
-    jobSpecification: dict[str, str]
-    hostfile: list[str]
-    network: LaunchNetwork
-    validationScript: str
-    debuggingScript: str
-    instructions: list[str]
-
-
-def plan_launch(case: Case) -> LaunchOrchestration:
+def plan_launch(case: Case) -> dict[str, Any]:
     """Scripts that start, check and debug the run on the plan's nodes."""
     plan = case.plan
     cluster = plan.cluster

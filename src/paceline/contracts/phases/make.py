@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
 from paceline.catalog import Price
 from paceline.contracts.phases import (
@@ -36,18 +36,12 @@ from paceline.topology import find_cluster
 
 
 class Row(NamedTuple):
-    """One phase: its name, and what makes its output, which says of what type that is."""
+    """One phase: its name, and what makes its output."""
 
     name: str
-    make: Callable[[Case], Any]
+    make: Callable[[Case], dict[str, Any]]
     file: str | None = None
     """Where it is not `phase<N>-<name>.json`."""
-
-    @property
-    def schema(self) -> type:
-        """Of the output."""
-        returned: type = get_type_hints(self.make)["return"]
-        return returned
 
 
 PHASES: Mapping[int, Row] = dict(

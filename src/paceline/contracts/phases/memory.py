@@ -1,6 +1,6 @@
 """Phase 7: what the fullest rank holds, and what would make it hold less."""
 
-from typing import TypedDict
+from typing import Any
 
 from paceline.contracts.phases.case import Case
 from paceline.contracts.phases.required import savings
@@ -18,48 +18,7 @@ _BREAKDOWN = {
 """The schema's word -> parts of the estimate; what is left are buffers."""
 
 
-class Breakdown(TypedDict):
-    """Bytes of the fullest rank by part."""
-
-    params: int
-    activations: int | None
-    gradients: int
-    optimizer: int
-    buffers: int
-    overhead: int
-
-
-class Option(TypedDict):
-    """A change that needs less."""
-
-    name: str
-    saves: str
-    savesBytes: int
-    setting: str
-    costs: str
-
-
-class MemoryOptimization(TypedDict):
-    """Phase 7."""
-
-    requiredMemory: str
-    availableMemory: str
-    memoryExceeded: bool
-    requiredBytes: int
-    availableBytes: int
-    memoryGap: str
-    memoryGapBytes: int
-    breakdown: Breakdown
-    activationCheckpointing: dict[str, str | int | bool]
-    zero: dict[str, int | str]
-    cpuOffloading: dict[str, bool | str]
-    efficientAttention: str
-    aggressiveOptimizations: list[Option]
-    finalMemoryEstimate: str
-    finalMemoryEstimateBytes: int | None
-
-
-def optimise_memory(case: Case) -> MemoryOptimization:
+def optimise_memory(case: Case) -> dict[str, Any]:
     """The plan's memory by part, the gap where there is one, and what would close it."""
     plan, layout = case.plan, case.plan.layout
     memory = plan.estimate.memory
@@ -107,7 +66,7 @@ def optimise_memory(case: Case) -> MemoryOptimization:
     }
 
 
-def _breakdown(case: Case) -> Breakdown:
+def _breakdown(case: Case) -> dict[str, Any]:
     parts = case.plan.estimate.memory.parts
     sums = {word: sum(parts.get(name) or 0 for name in names) for word, names in _BREAKDOWN.items()}
     rest = case.plan.estimate.memory.known_bytes - sum(sums.values())

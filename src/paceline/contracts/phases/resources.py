@@ -1,7 +1,7 @@
 """Phases 1 and 2: what there is, and what the model is made of."""
 
 from itertools import accumulate
-from typing import Literal, NotRequired, TypedDict
+from typing import Any
 
 from paceline.contracts.phases.case import Case
 from paceline.contracts.phases.required import STATE_BYTES_PER_PARAMETER
@@ -15,66 +15,13 @@ _NARROW = 0.1
 """Share of the usable memory below which what is left counts as scarce."""
 
 
-class MinimumRequirements(TypedDict):
-    """The least that the job runs on."""
-
-    minGPUs: int
-    minMemoryPerGPU: str
-    minBandwidth: str | None
-    minStorage: str
-    minMemoryPerGPUBytes: int
-    minBandwidthBytesPerSecond: float | None
-    minStorageBytes: int
-    basis: str
-
-
-class Bottleneck(TypedDict):
-    """What is scarce."""
-
-    resource: str
-    severity: Literal["critical", "high", "medium", "low"]
-    impact: str
-    mitigation: str
-
-
-class StorageSystem(TypedDict):
-    """What the checkpoints need of the storage; what it is, the job does not say."""
-
-    type: str
-    capacity: str
-    throughput: str
-    iops: int | None
-
-
-class ResourceAssessment(TypedDict):
-    """Phase 1."""
-
-    feasible: bool
-    availableGPUs: int
-    availableNodes: int
-    minimumRequirements: MinimumRequirements
-    gpuType: str
-    memoryPerGPU: str
-    memoryPerGPUBytes: int
-    interconnectType: str
-    interconnectBandwidth: str
-    interconnectBytesPerSecond: float | None
-    storageSystem: StorageSystem
-    computationalRequirements: dict[str, float | str | None]
-    bottlenecks: list[Bottleneck]
-    deploymentOptions: list[str]
-    estimatedCost: str | None
-    estimatedCostUSD: float | None
-    refusal: NotRequired[str]
-
-
-def assess_resources(case: Case) -> ResourceAssessment:
+def assess_resources(case: Case) -> dict[str, Any]:
     """Whether the cluster can train the job, and what it needs at the least."""
     cluster, view = case.plan.cluster, case.view
     rate = cluster.network_bytes_per_s if cluster.num_nodes > 1 else cluster.link_bytes_per_s
     demand = [cost for cost in view.costs if cost.way == "on demand"]
     cheapest = demand[0] if demand and case.feasible else None
-    found: ResourceAssessment = {
+    found: dict[str, Any] = {
         "feasible": case.feasible,
         "availableGPUs": cluster.num_ranks,
         "availableNodes": cluster.num_nodes,
@@ -111,7 +58,7 @@ def assess_resources(case: Case) -> ResourceAssessment:
     return found
 
 
-def minimum_of(case: Case) -> MinimumRequirements:
+def minimum_of(case: Case) -> dict[str, Any]:
     """The least that the job runs on, in the contract's words."""
     least = case.required
     return {
@@ -128,10 +75,10 @@ def minimum_of(case: Case) -> MinimumRequirements:
     }
 
 
-def bottlenecks_of(case: Case) -> list[Bottleneck]:
+def bottlenecks_of(case: Case) -> list[dict[str, Any]]:
     """What limits the plan, from its memory and the terms of its step."""
     plan = case.plan
-    found: list[Bottleneck] = []
+    found: list[dict[str, Any]] = []
     memory, usable = plan.estimate.memory.known_bytes, available_of(case)
     if not case.feasible or memory > usable * (1 - _NARROW):
         over = not case.feasible
@@ -178,59 +125,7 @@ _MITIGATIONS = {
 }
 
 
-class ModelSize(TypedDict):
-    """What the model takes, before it is split."""
-
-    totalParameters: int
-    trainable: int
-    memoryFootprint: str
-    activationMemory: str | None
-    optimizerMemory: str
-    totalMemoryRequired: str
-    totalMemoryRequiredBytes: int | None
-
-
-class Layer(TypedDict):
-    """A kind of layer."""
-
-    name: str
-    count: int
-    parametersEach: int
-
-
-class ComputationalProfile(TypedDict):
-    """FLOPs of one sample."""
-
-    forwardFLOPs: float | None
-    backwardFLOPs: float | None
-    totalFLOPs: float | None
-    per: str
-
-
-class Stage(TypedDict):
-    """What a pipeline stage holds."""
-
-    stage: int
-    blocks: str
-    holds: str
-
-
-class ModelAnalysis(TypedDict):
-    """Phase 2."""
-
-    modelSize: ModelSize
-    fitsInSingleGPU: bool
-    requiresModelParallelism: bool
-    requiresSharding: bool
-    layerAnalysis: list[Layer]
-    partitionPoints: list[int]
-    computationalProfile: ComputationalProfile
-    dataDependencies: list[str]
-    pipelineStageSuggestions: list[Stage]
-    assumed: list[str]
-
-
-def analyse_model(case: Case) -> ModelAnalysis:
+def analyse_model(case: Case) -> dict[str, Any]:
     """What the model is made of, and where it can be cut."""
     plan, profile = case.plan, case.plan.profile
     layout = plan.layout
@@ -276,9 +171,9 @@ def analyse_model(case: Case) -> ModelAnalysis:
     }
 
 
-def _layers(case: Case) -> list[Layer]:
+def _layers(case: Case) -> list[dict[str, Any]]:
     profile = case.plan.profile
-    found: list[Layer] = []
+    found: list[dict[str, Any]] = []
     if profile.num_blocks:
         found.append(
             {
@@ -302,9 +197,9 @@ def _edges(plan: Plan) -> list[int]:
     return [0, *accumulate(plan.stage_blocks)]
 
 
-def _stages(case: Case) -> list[Stage]:
+def _stages(case: Case) -> list[dict[str, Any]]:
     layout, edges = case.plan.layout, _edges(case.plan)
-    found: list[Stage] = []
+    found: list[dict[str, Any]] = []
     for stage in range(layout.pipeline if layout.pipeline > 1 else 0):
         mine = stages_of_rank(layout, stage)
         ranges = ", ".join(

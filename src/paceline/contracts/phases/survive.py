@@ -1,44 +1,12 @@
 """Phases 8 and 9: what happens when something fails, and how it is seen."""
 
-from typing import Literal, TypedDict
+from typing import Any
 
 from paceline.contracts.operate import METRICS, health_checks
 from paceline.contracts.phases.case import Case
 from paceline.job.evaluate import kept_every, num_best
 from paceline.launch.default_alerts import alerts, silence_s
 from paceline.units import format_bytes, format_count, format_seconds
-
-
-class StorageLocation(TypedDict):
-    """Where checkpoints are."""
-
-    primary: str
-    backup: str
-    type: str
-
-
-class FaultTolerance(TypedDict):
-    """Phase 8."""
-
-    appliesTo: str
-    strategy: str
-    checkpointFrequency: str
-    checkpointFrequencySteps: int
-    advisedFrequencySteps: int | None
-    storageLocation: StorageLocation
-    components: list[str]
-    format: str
-    rotation: dict[str, int | str | None]
-    recoveryPlan: dict[str, bool | int | str]
-    elastic: dict[str, int | str]
-    failureDetection: dict[str, str]
-    gracefulDegradation: list[str]
-    estimatedRecoveryTime: str
-    estimatedRecoverySeconds: float
-    expectedFailuresPerDay: float | None
-    expectedUsefulShare: float | None
-    reason: str | None
-
 
 _SOURCES = {
     "auto": "other ranks, from snapshots in memory or from the newest valid checkpoint",
@@ -49,7 +17,7 @@ _SOURCES = {
 """`recovery.state` -> where a lost rank's state is from."""
 
 
-def survive_faults(case: Case) -> FaultTolerance:
+def survive_faults(case: Case) -> dict[str, Any]:
     """Checkpoints and restarts, with what failures are expected to cost."""
     plan, view, spec = case.plan, case.view, case.job.spec
     good, best = view.goodput, view.checkpoints
@@ -114,35 +82,7 @@ def survive_faults(case: Case) -> FaultTolerance:
     }
 
 
-class AlertingRule(TypedDict):
-    """A threshold."""
-
-    condition: str
-    threshold: str
-    severity: Literal["critical", "warning", "info"]
-    action: str
-
-
-class MonitoringPlan(TypedDict):
-    """Phase 9."""
-
-    appliesTo: str
-    metrics: list[str]
-    alertingRules: list[AlertingRule]
-    gpuMetrics: list[str]
-    cpuMetrics: list[str]
-    memoryMetrics: list[str]
-    networkMetrics: list[str]
-    diskMetrics: list[str]
-    healthChecks: list[dict[str, str]]
-    profiling: dict[str, str]
-    logging: dict[str, str]
-    dashboards: list[str]
-    baselines: dict[str, float | None]
-    bottleneckDetection: list[dict[str, str]]
-
-
-def plan_monitoring(case: Case) -> MonitoringPlan:
+def plan_monitoring(case: Case) -> dict[str, Any]:
     """What is recorded, what raises an alarm, and what the run is compared with."""
     plan = case.plan
     price, train = plan.estimate, case.job.spec.train

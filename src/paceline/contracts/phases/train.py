@@ -1,7 +1,7 @@
 """Phases 10, 11 and 12: the training itself, its hyper-parameters, and what makes it fast."""
 
 from math import isclose
-from typing import TypedDict
+from typing import Any
 
 from paceline.contracts.phases.case import Case
 from paceline.job.training import decay_steps
@@ -9,32 +9,7 @@ from paceline.plan.advice.learning_rate import scale_learning_rate
 from paceline.units import format_count, format_seconds
 
 
-class ConfigFiles(TypedDict):
-    """Which file says what."""
-
-    main: str
-    distributed: str
-    data: str
-
-
-class TrainingConfiguration(TypedDict):
-    """Phase 10."""
-
-    framework: str
-    estimatedDuration: str
-    estimatedDurationSeconds: float | None
-    configFiles: ConfigFiles
-    init: str
-    wrapping: str
-    loader: str
-    optimizer: dict[str, str | float | list[float]]
-    scheduler: dict[str, str | int | float]
-    loop: str
-    precision: str
-    throughput: str | None
-
-
-def configure_training(case: Case) -> TrainingConfiguration:
+def configure_training(case: Case) -> dict[str, Any]:
     """What runs, for how long, and which file says so."""
     plan, view, train = case.plan, case.view, case.job.spec.train
     rate = plan.estimate.tokens_per_s
@@ -79,34 +54,7 @@ def _optimizer(case: Case) -> dict[str, str | float | list[float]]:
     return found
 
 
-class Guideline(TypedDict):
-    """Another size of the cluster."""
-
-    numGPUs: int
-    batch: int
-    lr: float
-    rule: str
-
-
-class Hyperparameters(TypedDict):
-    """Phase 11."""
-
-    globalBatchSize: int
-    microBatchSize: int
-    learningRate: float
-    optimizer: str
-    gradientAccumulationSteps: int
-    dataParallelSize: int
-    learningRateScaling: dict[str, str | float]
-    warmup: dict[str, int | str]
-    betas: list[float] | None
-    weightDecay: float
-    clipping: float | None
-    scalingGuidelines: list[Guideline]
-    search: dict[str, str | list[float]]
-
-
-def choose_hyperparameters(case: Case) -> Hyperparameters:
+def choose_hyperparameters(case: Case) -> dict[str, Any]:
     """Batch and learning rate, and how they would follow another size of the cluster."""
     layout, train = case.plan.layout, case.job.spec.train
     kind = "sgd" if train.optimizer == "sgd" else "adamw"
@@ -119,7 +67,7 @@ def choose_hyperparameters(case: Case) -> Hyperparameters:
 
     rate, linear, root, rule = scaled(layout.global_batch)
     assert isclose(rate, train.learning_rate) or layout.global_batch != train.global_batch
-    guidelines: list[Guideline] = []
+    guidelines: list[dict[str, Any]] = []
     for times in (1, 2, 4, 8):
         lr, *_, how = scaled(times * layout.global_batch)
         guidelines.append(
@@ -157,29 +105,7 @@ def choose_hyperparameters(case: Case) -> Hyperparameters:
     }
 
 
-class AppliedOptimization(TypedDict):
-    """One thing that makes it faster, and whether the plan does it."""
-
-    name: str
-    applied: bool
-    why: str
-
-
-class PerformanceOptimization(TypedDict):
-    """Phase 12."""
-
-    appliedOptimizations: list[AppliedOptimization]
-    expectedSpeedup: str
-    expectedSpeedupFactor: float | None
-    kernelFusion: str
-    precision: str
-    compiler: str
-    flashAttention: str
-    cudnn: dict[str, bool]
-    checklist: list[str]
-
-
-def optimise_performance(case: Case) -> PerformanceOptimization:
+def optimise_performance(case: Case) -> dict[str, Any]:
     """What the plan does for speed; the speed-up is against one rank, from its own estimate."""
     plan, layout = case.plan, case.plan.layout
     mlx = plan.cluster.backend == "mlx"
