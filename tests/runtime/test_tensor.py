@@ -34,7 +34,7 @@ from torch.utils.checkpoint import checkpoint
 from paceline.errors import PlanError
 from paceline.parallel.layout import Layout
 from paceline.profile import DecoderShape
-from paceline.profile.ways import GPT2, Ways
+from paceline.profile.ways import HUGGING_FACE, Ways
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.strategy.mesh import make_meshes
 from paceline.runtime.strategy.tensor.fused import split_fused
@@ -217,7 +217,7 @@ def recompute_dropout(rank: int, world: int) -> float:
         for recompute in (False, True):
             torch.manual_seed(0)
             model = tiny("gpt2", attn_pdrop=0.5, resid_pdrop=0.5, embd_pdrop=0.5).train()
-            split_tensors(model, layout, meshes, GPT2)
+            split_tensors(model, layout, meshes, HUGGING_FACE["gpt2"])
             for block in model.get_submodule("transformer.h").children() if recompute else ():
                 block.forward = partial(checkpoint, block.forward, use_reentrant=False)
             torch.manual_seed(7)
@@ -267,7 +267,7 @@ def drop(rank: int, world: int, sequence_parallel: bool) -> dict[str, Tensor]:
     torch.manual_seed(0)
     model = tiny("gpt2", attn_pdrop=0.5, resid_pdrop=0.5, embd_pdrop=0.5).train()
     layout = layout_of(world, sequence_parallel=sequence_parallel)
-    split_tensors(model, layout, make_meshes(layout, "cpu"), GPT2)
+    split_tensors(model, layout, make_meshes(layout, "cpu"), HUGGING_FACE["gpt2"])
     seen: dict[str, Tensor] = {}
     block = model.get_submodule("transformer.h.1")
     for name, module in {

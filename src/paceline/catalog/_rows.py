@@ -144,8 +144,11 @@ def _reader(name: str, hint: Any) -> Callable[[Any], Any]:
     return {bool: truth, str: text, tuple: texts, Mapping: text_table}[get_origin(hint) or hint]
 
 
-_OWN_KEYS = ("like", "aliases", "smi_names", "before")
+_OWN_KEYS = ("like", "aliases", "kinds", "smi_names", "before")
 """Keys that `like` does not take over: a spelling stands for one row, and so does a version."""
+
+_BY_KEY = ("sources", "tensor")
+"""Tables of a row that are laid over key by key."""
 
 
 def with_likes(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -161,11 +164,12 @@ def with_likes(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any
 
 
 def laid_over(base: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of the file over the one that it is `like`; `sources` key by key."""
+    """A row of the file over the one that it is `like`."""
     own = {key: value for key, value in row.items() if key != "like"}
     whole = {key: value for key, value in base.items() if key not in _OWN_KEYS} | own
-    if isinstance(base.get("sources"), Mapping) and isinstance(own.get("sources", {}), Mapping):
-        whole["sources"] = {**base["sources"], **own.get("sources", {})}
+    for key in _BY_KEY:
+        if isinstance(base.get(key), Mapping) and isinstance(own.get(key, {}), Mapping):
+            whole[key] = {**base[key], **own.get(key, {})}
     return whole
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from paceline.profile.families import FAMILIES
 from paceline.profile.shape import DecoderShape
+from paceline.profile.ways import HUGGING_FACE
 
 BUILT_IN = ("llama", "mistral", "qwen2")
 """`model_type`s that are the built-in decoder up to sizes."""
@@ -18,30 +19,7 @@ BUILT_IN = ("llama", "mistral", "qwen2")
 _CAUSAL = ("CausalLM", "GPT2LMHeadModel")
 """Classes of transformers that predict the next token: `AutoModelForCausalLM` builds these."""
 
-SPLIT = frozenset(
-    [
-        "falcon",
-        "gemma",
-        "gemma2",
-        "gemma3_text",
-        "gpt2",
-        "gpt_neo",
-        "gpt_neox",
-        "gptj",
-        "llama",
-        "mistral",
-        "mixtral",
-        "olmo2",
-        "opt",
-        "phi",
-        "phi3",
-        "qwen2",
-        "qwen2_moe",
-        "qwen3",
-        "qwen3_moe",
-        "starcoder2",
-    ]
-)
+SPLIT = frozenset(FAMILIES) & frozenset(HUGGING_FACE)
 """`model_type`s whose matrices and stages our runtime knows how to split. The stages, one after the
 other, give the same bits as the model: tests/runtime/test_pipeline.py. A family that looks at its
 embeddings again later would not."""
