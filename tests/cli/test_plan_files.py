@@ -44,11 +44,18 @@ def test_such_a_model_is_said_before_what_would_make_it_fit(job_file):
 
 
 def test_an_engine_whose_files_can_be_written_says_nothing(job_file):
-    done = plan(job_file, "deepspeed")
+    done = plan(job_file, "deepspeed", "--set", "model.preset=llama-3-8b")
     assert (done.exit_code, done.stderr) == (0, "")
+
+
+def test_a_model_that_the_example_program_lacks_is_a_note(job_file):
+    done = plan(job_file, "deepspeed")
+    assert done.exit_code == 0
+    assert done.stderr.startswith("note: H002: deepspeed cannot express the model falcon-7b")
+    assert "paceline run --script train.py --with" in done.stderr
 
 
 def test_an_engine_without_files_is_named(job_file):
     done = plan(job_file, "maxtext")
     assert done.exit_code == 0
-    assert "Paceline writes no files for maxtext" in done.stderr
+    assert "no launcher for the engine maxtext, and Paceline writes no files" in done.stderr

@@ -9,13 +9,14 @@ import yaml
 from click.testing import CliRunner
 from tests.prepare.conftest import CHATML, a_chat, make_tokenizer, write_rows
 
-from paceline.cli import plan, prove, render
+from paceline.cli import plan, prove, render, run
 from paceline.cli.run_job import find_data_there
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError, PacelineError, Problem
 from paceline.job import parse_job
 from paceline.launch.plannable import check_plannable
 from paceline.launch.ready import check_can_run
 from paceline.plan import plan_job
+from paceline.render import renderer_of
 
 LLAMA = {
     "model_type": "llama",
@@ -295,3 +296,69 @@ def test_what_is_named_goes_to_standard_error(folder):
     assert done.exit_code == 0, done.output
     assert done.stderr.startswith("note: D001: data.path '/far/*.jsonl' matches no file")
     assert json.loads(done.stdout)["engine"] == "paceline"
+
+
+OTHER = {
+    "model": {"preset": "llama-3-8b"},
+    "data": {"path": "/shared/corpus", "seq_len": 1024},
+    "cluster": ELSEWHERE,
+    "train": {"global_batch": 64, "steps": 2},
+}
+
+
+def said_of(folder: Path, **changes) -> dict[str, list[str]]:
+    """Verb -> what it prints as notes, or refuses, of a job for another engine."""
+    job = {name: section | changes.pop(name, {}) for name, section in OTHER.items()} | changes
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    name = str(folder / "job.yaml")
+    engine = renderer_of(job["engine"]) or "torchrun"
+    verbs = {
+        "plan": (plan, []),
+        "render": (render, ["--for", engine]),
+        "run": (run, ["--on", "slurm", "--dry-run", "--out", str(folder / "out")]),
+    }
+    found = {}
+    for verb, (module, words) in verbs.items():
+        done = CliRunner().invoke(module.command, [name, *words])
+        if isinstance(done.exception, PacelineError):
+            found[f"{verb} refuses"] = list(map(str, done.exception.problems))
+            continue
+        assert done.exit_code == 0, done.output
+        notes = done.stderr.split("note: ")[1:]
+        found[verb] = ["\n".join(note.splitlines()[:3]) for note in notes]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "what"),
+    [
+        ({"engine": "accelerate", "layout": {"tensor": 2}}, "H002", "tensor 2"),
+        ({"engine": "fsdp1", "train": {"optimizer": "muon"}}, "H002", "the optimizer muon"),
+        ({"engine": "deepspeed", "data": {"kind": "chat"}}, "H002", "data.kind chat"),
+        ({"engine": "megatron"}, "H025", "a checkout of Megatron-LM"),
+        ({"engine": "torchtitan"}, "H025", "a tokenizer"),
+        ({"engine": "nanotron"}, "R015", "has no launcher for the engine nanotron"),
+    ],
+)
+def test_plan_and_render_print_what_run_refuses_of_another_engine(tmp_path, changes, code, what):
+    if "data" in changes:
+        changes = {**changes, "model": {"tokenizer": "/shared/llama-3"}}
+    found = said_of(tmp_path, **changes)
+    refused = found.pop("run refuses")
+    assert any(each.startswith(f"{code}: ") and what in each for each in refused)
+    if changes["engine"] == "nanotron":  # other files, for the same ranks
+        del found["render"]
+    assert "plan" in found
+    assert found == dict.fromkeys(found, refused)
+
+
+def test_a_field_that_an_engine_does_not_read_is_refused_by_plan_as_by_run(tmp_path):
+    found = said_of(tmp_path, engine="accelerate", engine_path="/shared/Megatron-LM")
+    assert set(found) == {"plan refuses", "render refuses", "run refuses"}
+    assert len(set(map(tuple, found.values()))) == 1
+    assert found["run refuses"][0].startswith("J007: engine_path is read for")
+
+
+def test_fsdp1_is_planned_rendered_and_run_by_accelerate(tmp_path):
+    found = said_of(tmp_path, engine="fsdp1", layout={"sharding": "full"})
+    assert found == {"plan": [], "render": [], "run": []}

@@ -185,22 +185,15 @@ def _foreign_model(job: Any, facts: Any) -> list[Any]:
 
 
 def _check_files(job: Any, plan: Any) -> None:
-    """Say before `paceline render` does that the engine's files cannot be written, and why.
+    """Print what `paceline run` would refuse of another engine's plan.
 
     Raises:
-        RenderError: `H002`, what to change.
+        PacelineError: `paceline render` would refuse it too.
     """
-    from paceline.render import RenderError, check_files, renderer_of
+    from paceline.launch.plannable import check_planned
 
-    if plan.engine == "paceline":
-        return
-    if renderer_of(plan.engine) is None:
-        click.echo(
-            f"note: Paceline writes no files for {plan.engine}: the plan is an estimate, and "
-            "`paceline render --for torchrun` starts a program of your own on its ranks",
-            err=True,
-        )
-    RenderError.raise_for([*check_files(plan, job)])
+    for problem in check_planned(job, plan):
+        click.echo(f"note: {problem}", err=True)
 
 
 def _print(plan: Any, *, as_json: bool, as_markdown: bool, explain: bool) -> None:

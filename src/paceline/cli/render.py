@@ -44,7 +44,7 @@ def command(
       paceline render job.yaml --for accelerate --out launch
       paceline render job.yaml --for slurm --set cluster.nodes=4 --out launch --force
     """
-    from paceline.render import find, render_job
+    from paceline.render import find, render_job, renderer_of
 
     if engine == "list":
         _list(as_json=as_json)
@@ -54,11 +54,16 @@ def command(
         raise click.UsageError("Name the job file: paceline render job.yaml --for " + engine)
     from paceline.cli.job_input import read_plannable
     from paceline.launch.factory import measure_factory
+    from paceline.launch.plannable import check_planned
     from paceline.plan import plan_job
+    from paceline.render.example import needs_own_program
 
     job = read_plannable(job_file, overrides)
     plan = plan_job(job, measure_factory(job))
     rendered = render_job(engine, plan, _with_hosts(job, plan.cluster.ranks_per_node))
+    notes = check_planned(job, plan) if renderer_of(plan.engine) == engine else []
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
     if out is not None:
         _write(rendered.files, out, force=force)
     if as_json:
@@ -89,6 +94,8 @@ def command(
     for path, text in sorted(rendered.files.items()):
         click.echo(f"{out / path}" if out is not None else f"==> {path} <==\n{text}")
     for gap in rendered.gaps:
+        if notes and needs_own_program(gap):  # said above
+            continue
         click.echo(f"left out: {gap.what}: {gap.why}\n  instead: {gap.nearest}", err=True)
         if gap.fix:
             click.echo(f"  fix: {gap.fix}", err=True)

@@ -218,6 +218,7 @@ def _check(job: "Job", plan: "Plan", place: str, *, dry_run: bool = False) -> No
     for what has to be installed, or allocated."""
     from paceline.errors import JobError
     from paceline.launch.ready import check_can_run
+    from paceline.render import RenderError
 
     problems = list(check_can_run(job, plan, place=place))
     if dry_run:
@@ -225,8 +226,8 @@ def _check(job: "Job", plan: "Plan", place: str, *, dry_run: bool = False) -> No
             {"W014"} if place == "srun" else set()
         )
         problems = [each for each in problems if each.code not in missing]
-    if problems:
-        raise JobError(*problems)
+    only_files = all(each.code == "H002" for each in problems)
+    (RenderError if only_files else JobError).raise_for(problems)
 
 
 def find_source(path: Path, job: "Job", place: str) -> Path:

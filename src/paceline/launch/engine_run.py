@@ -23,7 +23,7 @@ from paceline.job.places import RaySpec
 from paceline.plan import Plan
 from paceline.plan.text import plan_to_json
 from paceline.record.run import RunFolder
-from paceline.render import render_job
+from paceline.render import render_job, renderer_of
 from paceline.render.example import script_text
 from paceline.render.shell import quote
 from paceline.render.shell import script as script_of_shell
@@ -66,7 +66,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
     "megatron-bridge": Launcher(module="megatron.bridge", needs=("data.path",)),
     "torchtitan": Launcher(module="torchtitan", needs=("model.tokenizer", "data.path")),
 }
-"""Engine -> how it is started; the others are planned or rendered only."""
+"""Name in `render.ENGINES` -> how it is started; the others are planned or rendered only."""
 
 _WHAT: Mapping[str, tuple[str, str]] = {
     "engine_path": (
@@ -170,22 +170,10 @@ def check(
 ) -> Iterator[Problem]:
     """What keeps an engine's run from being started at a place; reaches for nothing beyond this
     machine."""
-    launcher, cluster = LAUNCHERS.get(engine), plan.cluster
+    yield from check_anywhere(engine, job, own=own)
+    launcher, cluster = _launcher_of(engine), plan.cluster
     if launcher is None:
-        yield Problem(
-            code="R015",
-            what=f"`paceline run` has no launcher for the engine {engine}",
-            where=job.where("engine"),
-            fix=f"one of {', '.join(LAUNCHERS)}, or leave engine out for Paceline's own runtime",
-        )
         return
-    if job.spec.engine_path is not None and "engine_path" not in launcher.needs:
-        yield Problem(
-            code="J007",
-            what="engine_path is read for the engine megatron alone",
-            where=job.where("engine_path"),
-            fix="leave it out, or set engine: megatron",
-        )
     if place not in PLACES:
         yield Problem(
             code="R015",
@@ -216,9 +204,35 @@ def check(
             where="--script",
             fix="give its path as seen from here",
         )
+    yield from _check_spares(job, place)
+
+
+def check_anywhere(engine: str, job: Job, *, own: OwnScript | None = None) -> Iterator[Problem]:
+    """What keeps an engine's run from being started, whatever the place and the machine."""
+    launcher = _launcher_of(engine)
+    if launcher is None:
+        yield Problem(
+            code="R015",
+            what=f"`paceline run` has no launcher for the engine {engine}, and Paceline writes no "
+            "files for it",
+            where=job.where("engine"),
+            fix=f"one of {', '.join(LAUNCHERS)}, or leave engine out for Paceline's own runtime; "
+            "`paceline render --for torchrun` starts your own program on the plan's ranks",
+        )
+        return
+    if job.spec.engine_path is not None and "engine_path" not in launcher.needs:
+        yield Problem(
+            code="J007",
+            what="engine_path is read for the engine megatron alone",
+            where=job.where("engine_path"),
+            fix="leave it out, or set engine: megatron",
+        )
     if own is None:
         yield from _check_inputs(engine, job, launcher)
-    yield from _check_spares(job, place)
+
+
+def _launcher_of(engine: str) -> Launcher | None:
+    return LAUNCHERS.get(renderer_of(engine) or engine)
 
 
 def _check_inputs(engine: str, job: Job, launcher: Launcher) -> Iterator[Problem]:

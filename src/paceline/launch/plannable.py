@@ -1,5 +1,6 @@
 """What `paceline run` refuses of a job file and the files that it names, whatever the machine:
-`plan`, `render` and `prove` refuse it too. Leaves out what is to be installed, and later rows.
+`plan`, `render` and `prove` refuse it too, or print it as a note where a plan is of use all the
+same. Leaves out what is to be installed, and later rows.
 """
 
 from collections.abc import Iterator
@@ -14,8 +15,12 @@ from paceline.job.pretrained import find_pretrained, loads_weights
 from paceline.job.prompts import read_prompts
 from paceline.job.safetensors import stored_tensors
 from paceline.job.tasks import read_tasks
+from paceline.launch.engine_run import check_anywhere
+from paceline.plan import Plan
 from paceline.profile import check_asked, check_model, resolve_decoder
 from paceline.profile.fitting import check_decoder_tensors
+from paceline.render import RenderError
+from paceline.render import check_files as check_written
 from paceline.topology import find_cluster
 
 _ABSENT = ("D001", "D010")
@@ -43,6 +48,26 @@ def check_plannable(job: Job) -> list[Problem]:
     refused += [each for each in found if each not in named and each not in refused]
     JobError.raise_for(refused)
     return [*named, *doubts]
+
+
+_NOTED = ("R015", "H025")
+"""Codes of an engine's run that a plan does without: a launcher, and what its program reads."""
+
+
+def check_planned(job: Job, plan: Plan) -> list[Problem]:
+    """What `paceline run` refuses of another engine's plan at every place, and a program of your
+    own, or one more line in the job, would do.
+
+    Raises:
+        RenderError: `H002`, the engine's files cannot be written, with a program of your own too.
+        JobError: The job says what the engine does not read.
+    """
+    if plan.engine == "paceline":
+        return []
+    RenderError.raise_for(check_written(plan, job))
+    found = list(check_anywhere(plan.engine, job))
+    JobError.raise_for(each for each in found if each.code not in _NOTED)
+    return [*found, *check_written(plan, job, own_program=False)]
 
 
 def _look_at_data(job: Job) -> tuple[list[Problem], list[Problem]]:

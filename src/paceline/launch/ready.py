@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from paceline import render
 from paceline.errors import Problem
 from paceline.job import Job
 from paceline.job.data_fields import check_names_data
@@ -23,6 +24,8 @@ def check_can_run(job: Job, plan: Plan, *, place: str = "local") -> Iterator[Pro
     """
     if plan.engine != "paceline":
         yield from check_engine(plan.engine, job, plan, place=place)
+        own = place == "kubernetes" and job.spec.kubernetes.script is not None
+        yield from render.check_files(plan, job, own_program=own)
         if place not in ("local", "kubernetes") and find_place(place).kind == "attached":
             yield from attached(place).check(job, plan)
         return

@@ -166,12 +166,12 @@ class Rendered:
 
 
 def find(name: str) -> Engine:
-    """The engine of that name.
+    """The engine of that name, or of a catalog engine whose files it writes.
 
     Raises:
         JobError: `H001`, naming the nearest.
     """
-    engine = ENGINES.get(name)
+    engine = ENGINES.get(_RENDERERS.get(name, name))
     if engine is None:
         raise JobError.of(
             code="H001",
@@ -197,9 +197,7 @@ def render_job(name: str, plan: Plan, job: Job, *, own_program: bool = True) -> 
         RenderError: `H002`, the engine cannot express the plan; one problem for each part.
     """
     module = cast(EngineModule, importlib.import_module(find(name).module))
-    gaps = _gaps(module, plan, job)
-    if not own_program:
-        gaps = tuple(without_own_program(gaps))
+    gaps = _gaps(module, plan, job, own_program=own_program)
     RenderError.raise_for(_refusals(name, gaps, job))
     return Rendered(files=module.render(plan, job), gaps=gaps)
 
@@ -214,13 +212,17 @@ def renderer_of(engine: str) -> str | None:
     return name if name in ENGINES else None
 
 
-def check_files(plan: Plan, job: Job) -> Iterator[Problem]:
-    """What keeps the files of the plan's own engine from being written; nothing where Paceline
-    writes none for it."""
+_RENDERERS = {"fsdp1": "accelerate"}
+"""Engine of the catalog -> row of `ENGINES`, where the two names differ."""
+
+
+def check_files(plan: Plan, job: Job, *, own_program: bool = True) -> Iterator[Problem]:
+    """What keeps the files of the plan's own engine from being written, as `render_job` refuses it;
+    nothing where Paceline writes none for it."""
     name = renderer_of(plan.engine)
     if name is not None:
         module = cast(EngineModule, importlib.import_module(find(name).module))
-        yield from _refusals(name, _gaps(module, plan, job), job)
+        yield from _refusals(name, _gaps(module, plan, job, own_program=own_program), job)
 
 
 def check_model(job: Job, facts: ModuleFacts | None = None) -> Iterator[Problem]:
@@ -234,13 +236,17 @@ def check_model(job: Job, facts: ModuleFacts | None = None) -> Iterator[Problem]
             yield from _refusals(name, tuple(found), job)
 
 
-_RENDERERS = {"fsdp1": "accelerate"}
-"""Engine of the catalog -> `--for`, where the two names differ."""
-
-
-def _gaps(module: EngineModule, plan: Plan, job: Job) -> tuple[Gap, ...]:
+def _gaps(module: EngineModule, plan: Plan, job: Job, *, own_program: bool) -> tuple[Gap, ...]:
     own = module.gaps(plan, job)
-    return (*own, *left_out(job, module.CARRIES, {gap.where for gap in own}))
+    found = (*own, *left_out(job, module.CARRIES, {gap.where for gap in own}))
+    return found if own_program else tuple(without_own_program(found, _OWN_PROGRAM))
+
+
+_OWN_PROGRAM = (
+    "a program of your own: `paceline run --script train.py --with ENGINE JOB`, or "
+    "kubernetes.script"
+)
+"""What to do about a gap that only such a program fills."""
 
 
 def _refusals(name: str, gaps: tuple[Gap, ...], job: Job) -> list[Problem]:

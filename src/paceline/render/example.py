@@ -119,8 +119,7 @@ def _needs(job: Job) -> Iterator[Gap]:
             where="model.tokenizer",
             why="the example program's tokens are bytes",
             nearest=None,
-            fix="a program of your own that reads them: paceline run --script train.py --with "
-            "ENGINE; or leave engine out for Paceline's own runtime, or model.tokenizer: bytes",
+            fix="leave engine out for Paceline's own runtime, or model.tokenizer: bytes",
         )
 
 
@@ -174,6 +173,11 @@ def runs_example(plan: Plan, job: Job) -> bool:
     return plan.decoder is not None and job.spec.program is None
 
 
+def needs_own_program(gap: Gap) -> bool:
+    """Whether only a program of the person's own does it."""
+    return _OWN_PROGRAM in (gap.nearest or "")
+
+
 def without_own_program(gaps: Iterable[Gap], fix: str = "") -> list[Gap]:
     """The gaps where the example program is what runs: those that only a program of the person's
     own could fill are refusals.
@@ -184,7 +188,7 @@ def without_own_program(gaps: Iterable[Gap], fix: str = "") -> list[Gap]:
     """
     return [
         replace(gap, nearest=None, fix=", or ".join(filter(None, (gap.fix, fix))))
-        if _OWN_PROGRAM in (gap.nearest or "")
+        if needs_own_program(gap)
         else gap
         for gap in gaps
     ]
