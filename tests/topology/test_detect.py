@@ -1,6 +1,9 @@
 """What the probes of a machine come to, from recordings."""
 
+import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -9,7 +12,9 @@ from paceline.cli.detect import format_detected
 from paceline.job import parse_job
 from paceline.topology import Machine, find_cluster
 from paceline.topology.detect import Detected, cluster_section, detect
-from paceline.topology.probe import Look, PortText, Probes, probe_machine
+from paceline.topology.machine import find_local_machine, visible_gpus
+from paceline.topology.probe import Look, PortText, Probes, probe_machine, query_gpus
+from paceline.topology.read_nvidia import read_gpu_query
 
 RECORDINGS = Path(__file__).parent / "recordings"
 GIB = 2**30
@@ -28,6 +33,10 @@ def recording(name: str) -> str:
     return (RECORDINGS / name).read_text()
 
 
+def with_gpus(query: str, visible: str | None = None) -> Machine:
+    return replace(HERE, gpus=visible_gpus(read_gpu_query(recording(query)), visible))
+
+
 def ports(count: int, *, rate: int = 400, layer: str = "InfiniBand", driver: str = "mlx5_core"):
     return tuple(
         PortText(
@@ -44,12 +53,11 @@ def ports(count: int, *, rate: int = 400, layer: str = "InfiniBand", driver: str
 def h100_node() -> Detected:
     probes = Probes(
         system="Linux",
-        gpu_query=recording("query-8xh100.csv"),
         gpu_topology=recording("topo-8xh100.txt"),
         lscpu=recording("lscpu-2-sockets.txt"),
         ports=(*ports(8), *ports(2, rate=100, layer="Ethernet")),
     )
-    return detect(probes, HERE)
+    return detect(probes, with_gpus("query-8xh100.csv"))
 
 
 def test_an_h100_node_is_a_section_with_its_compute_ports():
@@ -84,10 +92,10 @@ def test_the_section_is_read_back_to_the_same_cluster():
 def test_efa_is_told_from_infiniband():
     probes = Probes(
         system="Linux",
-        gpu_query=recording("query-8xh100.csv"),
         ports=ports(32, rate=100, layer="Unknown", driver="efa"),
     )
-    assert cluster_section(detect(probes, HERE))["network"] == "32x100Gb/s EFA"
+    found = detect(probes, with_gpus("query-8xh100.csv"))
+    assert cluster_section(found)["network"] == "32x100Gb/s EFA"
 
 
 def test_amd_gpus_are_found_where_there_are_no_nvidia_ones():
@@ -121,15 +129,14 @@ def test_a_mac_that_the_catalog_lacks_is_a_cpu():
 
 
 def test_different_gpus_are_a_problem_that_is_said():
-    found = detect(Probes(system="Linux", gpu_query=recording("query-mixed.csv")), HERE)
+    found = detect(Probes(system="Linux"), with_gpus("query-mixed.csv"))
     (problem,) = found.problems
     assert problem.code == "T003"
     assert "1 NVIDIA GeForce RTX 3090, 1 NVIDIA GeForce RTX 4090" in problem.what
 
 
 def test_the_gpus_that_cuda_may_see_are_the_ones_that_count():
-    probes = Probes(system="Linux", gpu_query=recording("query-mixed.csv"), visible="1")
-    found = detect(probes, HERE)
+    found = detect(Probes(system="Linux"), with_gpus("query-mixed.csv", visible="1"))
     assert found.problems == ()
     assert cluster_section(found) == {"accelerator": "RTX-4090", "nodes": 1, "per_node": 1}
 
@@ -168,8 +175,63 @@ def test_a_tool_that_prints_is_kept_and_one_that_fails_says_why(
     fake(tmp_path, "rocm-smi", "echo no driver >&2; exit 2")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    probes = probe_machine()
-    assert detect(probes, HERE).accelerator == "H100-SXM"
+    probes = probe_machine(has_nvidia=True)
+    machine = find_local_machine()
+    assert detect(probes, machine).accelerator == "H100-SXM"
+    assert detect(probes, machine).topology is not None
     (why,) = {look.why for look in probes.looks if look.what.endswith("--json")}
     assert why == "exit code 2: no driver"
     assert any(look.what == "lscpu" and not look.found for look in probes.looks)
+
+
+@pytest.mark.parametrize(
+    ("line", "section"),
+    [
+        (
+            "0, NVIDIA GB10, [N/A], 1, 1, 12.1, [N/A]",
+            {"accelerator": "GB10", "memory": "2048 GiB"},  # HERE's, which it shares
+        ),
+        (
+            "0, Orin (nvgpu), [N/A], [N/A], [N/A], 8.7",
+            {"accelerator": "auto", "memory": "2048 GiB"},
+        ),
+        ("0, NVIDIA L4, [Not Supported], 4, 16", {"accelerator": "L4"}),
+        ("0, GRID V100-8Q, [N/A], 3, 16", {"accelerator": "auto"}),
+    ],
+)
+def test_a_card_whose_memory_nvidia_smi_does_not_say_is_seen(line: str, section: dict[str, str]):
+    here = replace(HERE, gpus=read_gpu_query(line))
+    found = detect(Probes(system="Linux"), here)
+    assert cluster_section(found) == section | {"nodes": 1, "per_node": 1}
+    is_known = found.gpu_memory_bytes is not None
+    assert [problem.code for problem in found.problems] == ([] if is_known else ["T007"])
+    if not is_known:
+        assert "set cluster.memory" in found.problems[0].fix
+        assert "unknown memory each" in "\n".join(format_detected(found))
+
+
+def test_a_card_without_a_memory_of_its_own_is_seen_through_nvml(monkeypatch: pytest.MonkeyPatch):
+    class NVMLError(Exception):
+        pass
+
+    def refuse(handle: int) -> None:
+        raise NVMLError("Not Supported")
+
+    fake_nvml = SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: 1,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetName=lambda handle: b"NVIDIA GB10",
+        nvmlDeviceGetMemoryInfo=refuse,
+        nvmlDeviceGetMaxPcieLinkGeneration=lambda handle: 5,
+        nvmlDeviceGetMaxPcieLinkWidth=refuse,
+        nvmlDeviceGetCudaComputeCapability=lambda handle: (12, 1),
+        nvmlDeviceGetMigMode=refuse,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml)
+    monkeypatch.setenv("PATH", "")
+    (gpu,) = read_gpu_query(query_gpus([]))
+    assert (gpu.name, gpu.memory_bytes, gpu.compute_capability) == ("NVIDIA GB10", None, "12.1")
+    assert (gpu.pcie_generation, gpu.pcie_lanes, gpu.is_mig) == (5, None, False)

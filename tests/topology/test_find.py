@@ -10,6 +10,7 @@ from paceline.errors import JobError
 from paceline.job import parse_job
 from paceline.topology import Cluster, FoundGpu, Machine, find_cluster
 from paceline.topology.find import catalog_name
+from paceline.topology.read_nvidia import read_gpu_query
 
 JOB = """\
 model: {decoder: {layers: 2, hidden: 64, heads: 4}}
@@ -153,6 +154,46 @@ def test_a_gpu_of_an_unknown_generation_has_the_range_of_all_that_it_may_be(
     assert not not_among & set(cluster.resembles)
     assert cluster.rates_within > 2
     assert ("bf16" in cluster.peak_flops_per_s) is (capability is not None)
+
+
+def told(line: str, *overrides: str) -> Cluster:
+    """The cluster of a machine of 16 GiB, 12 of them free, whose nvidia-smi prints a line."""
+    return find(machine(gpus=read_gpu_query(line)), *overrides)
+
+
+def test_a_card_that_uses_its_host_s_memory_has_what_is_free_of_it():
+    spark = told("0, NVIDIA GB10, [N/A], 1, 1, 12.1, [N/A]")
+    assert (spark.accelerator, spark.memory_bytes, spark.usable_bytes) == (
+        "GB10",
+        16 * GIB,
+        12 * GIB,
+    )
+    jetson = told("0, Orin (nvgpu), [N/A], [N/A], [N/A], 8.7, [N/A]")
+    assert (jetson.usable_bytes, jetson.known["memory_bytes"]) == (12 * GIB, "measured")
+
+
+def test_a_card_of_the_catalog_that_does_not_say_its_memory_has_the_catalog_s():
+    cluster = told("0, NVIDIA L4, [N/A], 4, 16, 8.9, [N/A]")
+    assert cluster.memory_bytes == load_accelerators()["L4"].memory_bytes
+    assert cluster.known["memory_bytes"] == "cited"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["0, GRID V100-8Q, [N/A], 3, 16", "0, NVIDIA H100 80GB HBM3, 81559 MiB, 5, 16, 9.0, Enabled"],
+)
+def test_a_memory_that_nobody_says_is_asked_for(line: str):
+    with pytest.raises(JobError, match=r"T007: (.|\n)*set cluster\.memory"):
+        told(line)
+    assert told(line, "memory=10 GiB").memory_bytes == 10 * GIB
+
+
+def test_a_slice_of_a_card_has_its_share_of_the_rates_and_a_range():
+    line = "0, NVIDIA H100 80GB HBM3, 81559 MiB, 5, 16, 9.0, Enabled"
+    whole, slice_ = load_accelerators()["H100-SXM"], told(line, "memory=10195 MiB")
+    peak = whole.peak_flops_per_s["bf16"]
+    assert slice_.peak_flops_per_s["bf16"] == pytest.approx(peak / 8, rel=0.01)
+    assert slice_.rates_within == 2
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def smi(monkeypatch, tmp_path, text: str, ends: int, visible: str | None = None)
 
 def test_a_lost_gpu_is_the_reason_that_none_is_seen(monkeypatch, tmp_path):
     machine = smi(monkeypatch, tmp_path, LOST, 15)
-    assert (machine.gpus, machine.why_no_gpus) == ((), f"nvidia-smi ends with 15: {LOST}")
+    assert (machine.gpus, machine.why_no_gpus) == ((), f"nvidia-smi: exit code 15: {LOST}")
 
 
 @pytest.mark.parametrize("visible", ["7", "0,0"])
@@ -154,6 +154,22 @@ def test_the_tools_alone_are_no_gpu(monkeypatch, tmp_path, is_there):
     monkeypatch.setattr(machine_module, "_is_nvidia_on_bus", lambda: is_there)
     machine = smi(monkeypatch, tmp_path, "No devices were found", 6)
     assert (machine.why_no_gpus is not None) == is_there
+
+
+def test_lines_that_are_no_gpu_are_the_reason_that_none_is_seen(monkeypatch, tmp_path):
+    line = "0, [GPU is lost], [GPU is lost], [GPU is lost], [GPU is lost]"
+    machine = smi(monkeypatch, tmp_path, line, 0)
+    assert machine.why_no_gpus == f"nvidia-smi lists none that can be read: {line}"
+
+
+def test_a_driver_that_does_not_know_a_field_is_asked_without_it(monkeypatch, tmp_path):
+    script = 'case "$1" in *compute_cap*) exit 2;; *) echo "0, Tesla V100, 16160 MiB, 3, 16";; esac'
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (gpu,) = find_local_machine().gpus
+    assert (gpu.name, gpu.compute_capability) == ("Tesla V100", None)
 
 
 def test_gpus_that_are_seen_need_no_reason(monkeypatch, tmp_path):

@@ -65,6 +65,9 @@ class Accelerator:
     scale_up_size: int = 1
     """How many share `link` at full rate: a node's 8, a rack's 72, a slice. 1 is none."""
 
+    shares_host_memory: bool = False
+    """Whether its memory is its host's."""
+
     num_multiprocessors: int | None = None
     """Streaming multiprocessors, compute units or GPU cores."""
 

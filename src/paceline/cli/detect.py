@@ -53,7 +53,8 @@ def command(write: Path | None, force: bool, file: Path | None, as_json: bool) -
     from paceline.topology.probe import probe_machine
 
     catalog = load_catalog(file)
-    found = detect(probe_machine(), find_local_machine(), catalog)
+    machine = find_local_machine()
+    found = detect(probe_machine(has_nvidia=bool(machine.gpus)), machine, catalog)
     section = cluster_section(found, catalog)
     if write is not None:
         write_new(write, _yaml(found, section), force=force)
@@ -86,7 +87,7 @@ def _yaml(found: "Detected", section: dict[str, object]) -> str:
 
     lines = ["# Found by `paceline detect`. One machine; set nodes to how many there are.\n"]
     if found.problems:
-        lines.append("# Different GPUs: a plan is for one kind; name it here.\n")
+        lines += [f"# {problem.what}: {problem.fix}.\n" for problem in found.problems]
     elif found.gpus and found.accelerator is None and found.mac is None:
         names = ", ".join(sorted({gpu.name for gpu in found.gpus}))
         lines.append(f"# Not in the catalog: {names}. `paceline catalog --write FILE` adds it.\n")
@@ -142,7 +143,8 @@ def _accelerators(found: "Detected") -> Iterator[str]:
         told = f"{known} in the catalog" if known else "not in the catalog"
         if len(kinds) > 1 and known is None:
             told = "not all of one kind"
-        yield f"{count} x {name}, {format_bytes(memory)} each ({told})"
+        size = "unknown memory" if memory is None else format_bytes(memory)
+        yield f"{count} x {name}, {size} each ({told})"
 
 
 def _joined(topology: "GpuTopology") -> Iterator[str]:

@@ -108,9 +108,13 @@ def _cluster_decisions(job: Job, cluster: Cluster) -> Iterator[Decision]:
 
 def _unknown_card(cluster: Cluster) -> Iterator[Decision]:
     """How a card is planned that the catalog does not have."""
+    within, like = cluster.rates_within, cluster.resembles
+    if like == (cluster.accelerator,):
+        value = f"rates within {within:.2g} times"
+        reason = "a slice (MIG) is taken to have its share of the card's rates, as of its memory"
+        yield Decision(field="cluster.accelerator", value=value, reason=reason)
     if not cluster.is_local or cluster.accelerator in load_accelerators():
         return
-    within, like = cluster.rates_within, cluster.resembles
     if like:
         value = f"rates within {within:.2g} times"
         cards = (

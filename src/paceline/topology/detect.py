@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from paceline.catalog import Catalog, built_in_catalog
 from paceline.errors import Problem
-from paceline.topology.find import catalog_name
-from paceline.topology.machine import Machine, visible_gpus
+from paceline.topology.find import catalog_name, memory_of_gpus, memory_problem
+from paceline.topology.machine import Machine
 from paceline.topology.probe import Look, Probes
 from paceline.topology.read_amd import read_rocm_json, read_rocm_table, read_rocm_topology
 from paceline.topology.read_mac import Mac, read_system_profiler
 from paceline.topology.read_numa import CpuLayout, read_lscpu
-from paceline.topology.read_nvidia import FoundGpu, GpuTopology, read_gpu_query, read_topology
+from paceline.topology.read_nvidia import FoundGpu, GpuTopology, read_topology
 from paceline.topology.read_rdma import RdmaPort, read_ibv_devices, read_rdma_port
 from paceline.units import format_bytes
 
@@ -37,6 +37,9 @@ class Detected:
     gpus: tuple[FoundGpu, ...]
     accelerator: str | None
     """Name in the catalog, of GPUs that are all of one kind; None when it is not in there."""
+
+    gpu_memory_bytes: int | None
+    """Of the smallest GPU; None where neither its tool nor the catalog says."""
 
     topology: GpuTopology | None
     ports: tuple[RdmaPort, ...]
@@ -67,13 +70,13 @@ def detect(probes: Probes, machine: Machine, catalog: Catalog | None = None) -> 
     """What the probes come to.
 
     Args:
-        probes: What the tools printed.
-        machine: Cores and memory, as the planner counts them.
+        probes: What the other tools printed.
+        machine: Cores, memory and GPUs, as the planner counts them.
         catalog: For the names; the built-in one when left out.
     """
     catalog = catalog or built_in_catalog()
     mac = read_system_profiler(probes.system_profiler)
-    gpus = visible_gpus(read_gpu_query(probes.gpu_query), probes.visible)
+    gpus = machine.gpus
     topology = read_topology(probes.gpu_topology)
     if not gpus:
         gpus = read_rocm_json(probes.rocm_json) or read_rocm_table(probes.rocm_table)
@@ -81,9 +84,16 @@ def detect(probes: Probes, machine: Machine, catalog: Catalog | None = None) -> 
     if not gpus and mac is not None and mac.memory_bytes is not None:
         gpus = (FoundGpu(name=mac.chip, memory_bytes=mac.memory_bytes),)
     kinds = Counter(gpu.name for gpu in gpus)
+    accelerator = catalog_name(gpus[0].name, catalog) if len(kinds) == 1 else None
+    known = catalog.accelerators[accelerator] if accelerator is not None else None
+    memory = memory_of_gpus(gpus, known, machine.memory_bytes)
+    problems = [_different(kinds)] if len(kinds) > 1 else []
+    if gpus and memory is None and not problems:
+        problems.append(memory_problem(gpus, "cluster.memory"))
     return Detected(
         gpus=gpus,
-        accelerator=catalog_name(gpus[0].name, catalog) if len(kinds) == 1 else None,
+        accelerator=accelerator,
+        gpu_memory_bytes=memory,
         topology=topology,
         ports=tuple(
             read_rdma_port(
@@ -100,8 +110,8 @@ def detect(probes: Probes, machine: Machine, catalog: Catalog | None = None) -> 
         mac=mac,
         num_cores=machine.num_cores,
         memory_bytes=machine.memory_bytes,
-        problems=() if len(kinds) < 2 else (_different(kinds),),
-        looks=probes.looks,
+        problems=tuple(problems),
+        looks=(*machine.looks, *probes.looks),
     )
 
 
@@ -129,10 +139,10 @@ def cluster_section(found: Detected, catalog: Catalog | None = None) -> dict[str
         "nodes": 1,
         "per_node": len(found.gpus),
     }
-    least = min(gpu.memory_bytes for gpu in found.gpus)
+    least = found.gpu_memory_bytes
     known = catalog.accelerators[found.accelerator] if found.accelerator else None
     usual = known.memory_bytes if known is not None else None
-    if usual is None or abs(least - usual) > _NEAR * usual:
+    if least is not None and (usual is None or abs(least - usual) > _NEAR * usual):
         section["memory"] = _size(least)
     ports = found.network_ports
     if ports:

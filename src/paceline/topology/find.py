@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.catalog import (
@@ -13,11 +14,12 @@ from paceline.catalog import (
     find_catalog_file,
     load_catalog,
 )
-from paceline.errors import JobError
+from paceline.errors import JobError, Problem
 from paceline.job import ClusterSpec, Job
 from paceline.topology.cluster import Cluster, Known
 from paceline.topology.levels import Level, find_levels, node_bytes_per_s
 from paceline.topology.machine import Machine, find_local_machine
+from paceline.topology.read_nvidia import FoundGpu
 from paceline.topology.unknown import EstimatedCard, estimate_card
 from paceline.units import format_bytes
 
@@ -222,9 +224,12 @@ def _gpu_cluster(spec: ClusterSpec, job: Job, machine: Machine, catalog: Catalog
             if num_here >= spec.nodes
             else "set nodes to 1, or name another machine's accelerator",
         )
-    gpu = min(machine.gpus, key=lambda each: each.memory_bytes)
+    gpu, num_ranks = machine.gpus[0], spec.nodes * per_node
     name = catalog_name(gpu.name, catalog)
     known = catalog.accelerators[name] if name is not None else None
+    memory = memory_of_gpus(machine.gpus, known, machine.memory_bytes)
+    if memory is None and spec.memory == "auto":
+        raise JobError(memory_problem(machine.gpus, job.where("cluster.memory")))
     card = None if known is not None else estimate_card(gpu, per_node, catalog)
     cluster = _from_catalog(
         spec,
@@ -234,11 +239,89 @@ def _gpu_cluster(spec: ClusterSpec, job: Job, machine: Machine, catalog: Catalog
         has_rates=known is not None or card is not None,
         is_local=True,
         per_node=per_node,
-        memory_bytes=gpu.memory_bytes,
-        cores_per_rank=machine.num_cores / (spec.nodes * per_node),
+        memory_bytes=memory or 0,  # declared where it is None
+        cores_per_rank=machine.num_cores / num_ranks,
         host_bytes=machine.memory_bytes // spec.nodes,
     )
+    if spec.memory == "auto" and gpu.memory_bytes is None:
+        cluster = _unreported(cluster, known, machine)
+    if known is not None and any(gpu.is_mig for gpu in machine.gpus):
+        return _sliced(cluster, known)
     return cluster if card is None else _estimated(cluster, card)
+
+
+def memory_of_gpus(
+    gpus: Sequence[FoundGpu], known: Accelerator | None, host_bytes: int
+) -> int | None:
+    """Memory of the smallest of a machine's GPUs of one kind: as reported; else its share of the
+    host's, where they use that; else the catalog's. None where nobody says, and of MIG's slices.
+
+    Args:
+        gpus: As their tool reports them.
+        known: The catalog's row of them.
+        host_bytes: Memory of the machine.
+    """
+    if not gpus or any(gpu.is_mig for gpu in gpus):
+        return None
+    told = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None]
+    if len(told) == len(gpus):
+        return min(told)
+    if _uses_host_memory(gpus[0].name, known):
+        return host_bytes // len(gpus)
+    return known.memory_bytes if known is not None else None
+
+
+def _uses_host_memory(name: str, known: Accelerator | None) -> bool:
+    return known.shares_host_memory if known is not None else bool(_INTEGRATED.search(name))
+
+
+_INTEGRATED = re.compile(r"\bnvgpu\b|\b(Thor|Orin|Xavier|Tegra)\b", re.I)
+"""Names of GPUs on one chip with the CPU. Their driver is nvgpu: `Orin (nvgpu)` (Jetson Linux
+developer guide)."""
+
+
+def _unreported(cluster: Cluster, known: Accelerator | None, machine: Machine) -> Cluster:
+    """The cluster of cards that do not report their memory: what is free of the host's is what
+    they may use, or the catalog says what they have."""
+    if _uses_host_memory(machine.gpus[0].name, known):
+        free = machine.available_bytes // len(machine.gpus)
+        return replace(cluster, usable_bytes=min(cluster.usable_bytes, free))
+    cited: dict[str, Known] = dict.fromkeys(("memory_bytes", "usable_bytes"), "cited")
+    return replace(cluster, known={**cluster.known, **cited})
+
+
+def memory_problem(gpus: Sequence[FoundGpu], where: str) -> Problem:
+    """The problem of GPUs whose memory nobody says."""
+    name = gpus[0].name
+    if any(gpu.is_mig for gpu in gpus):
+        return Problem(
+            code="T007",
+            what=f"{name} is cut into MIG slices, and nvidia-smi reports the whole card's memory",
+            where=where,
+            fix="set cluster.memory to that of one slice, which nvidia-smi -L names (1g.10gb has "
+            "10 GB), or undo the slices: nvidia-smi -mig 0",
+        )
+    return Problem(
+        code="T007",
+        what=f"nvidia-smi does not report the memory of {name}, and the catalog lacks the card",
+        where=where,
+        fix="set cluster.memory to what one GPU has, such as 16 GiB: torch.cuda.mem_get_info()",
+    )
+
+
+def _sliced(cluster: Cluster, known: Accelerator) -> Cluster:
+    """The cluster of MIG slices: a slice has its share of the rates as of the memory, which is off
+    by two at the most (1g.20gb of an H100: an eighth of the multiprocessors, a quarter of the
+    memory). Source: NVIDIA MIG user guide, supported profiles."""
+    share = cluster.memory_bytes / (known.memory_bytes or cluster.memory_bytes)
+    return _estimated(
+        replace(
+            cluster,
+            peak_flops_per_s={kind: share * r for kind, r in cluster.peak_flops_per_s.items()},
+            memory_bytes_per_s=share * (cluster.memory_bytes_per_s or 0.0),
+        ),
+        EstimatedCard(accelerator=known, rates_within=2.0, like=(known.name,)),
+    )
 
 
 def _estimated(cluster: Cluster, card: EstimatedCard) -> Cluster:

@@ -6,7 +6,6 @@ Leaves out: sockets and NUMA, links between GPUs, AMD and Apple accelerators; se
 import os
 import platform
 import re
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -14,10 +13,10 @@ from pathlib import Path
 from shutil import which
 from typing import TypeVar
 
-from paceline.topology.read_nvidia import QUERY, QUERY_MORE, FoundGpu, read_gpu_query
+from paceline.topology.probe import Look, query_gpus, run_tool, text_of
+from paceline.topology.read_nvidia import FoundGpu, read_gpu_query
 
 _G = TypeVar("_G")
-_SMI_TIMEOUT_S = 10
 _SMI_NOTHING = (6, 9)
 """How nvidia-smi ends where it finds no GPU, and no driver. Source: its manual, RETURN VALUE."""
 _NO_LIMIT = 2**60
@@ -57,12 +56,16 @@ class Machine:
     why_no_gpus: str | None = None
     """What keeps GPUs from being seen that are here, or may be; None on a machine without any."""
 
+    looks: tuple[Look, ...] = ()
+    """How the GPUs were looked for."""
+
 
 def find_local_machine() -> Machine:
     """Look at this machine. Takes milliseconds, or as long as `nvidia-smi` where there is one."""
     cpu = read_cpuinfo(text_of("/proc/cpuinfo"))
     memory, available = _memory()
-    gpus, why_no_gpus = _gpus()
+    looks: list[Look] = []
+    gpus, why_no_gpus = _gpus(looks)
     return Machine(
         num_cores=_num_cores(cpu),
         clock_hz=cpu.clock_hz,
@@ -72,18 +75,14 @@ def find_local_machine() -> Machine:
         available_bytes=available,
         gpus=gpus,
         why_no_gpus=why_no_gpus,
+        looks=tuple(looks),
     )
 
 
 def find_gpu_uuids() -> list[str]:
     """The UUID of each of this machine's GPUs, in the order of the bus, hidden ones included;
     empty where nvidia-smi fails. Takes as long as it does."""
-    tool = which("nvidia-smi")
-    try:
-        done = _ask_smi(tool, "uuid") if tool is not None else None
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return done.stdout.split() if done is not None and done.returncode == 0 else []
+    return run_tool(["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"], []).split()
 
 
 def read_cpuinfo(text: str) -> CpuInfo:
@@ -256,40 +255,27 @@ def _memory() -> tuple[int, int]:
     return total, available
 
 
-def _gpus() -> tuple[tuple[FoundGpu, ...], str | None]:
+def _gpus(looks: list[Look]) -> tuple[tuple[FoundGpu, ...], str | None]:
     """The GPUs that PyTorch sees, and why there are none although there should be some."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1"):  # how one asks for CPUs
         return (), None
-    tool = which("nvidia-smi")
-    if tool is None:
-        files = sorted(Path("/dev").glob("nvidia[0-9]*"))
-        return (), f"{files[0]} exists, and nvidia-smi is not on PATH" if files else None
-    try:
-        done = _ask_smi(tool, QUERY_MORE)
-        if done.returncode != 0:
-            done = _ask_smi(tool, QUERY)
-    except subprocess.TimeoutExpired:
-        return (), f"nvidia-smi does not answer within {_SMI_TIMEOUT_S} s"
-    except OSError as error:
-        return (), f"nvidia-smi does not start: {error.strerror}"
-    if done.returncode in _SMI_NOTHING and not _is_nvidia_on_bus():
-        return (), None
-    if done.returncode != 0:
-        lines = (done.stdout + done.stderr).strip().splitlines() or ["no message"]
-        return (), f"nvidia-smi ends with {done.returncode}: {lines[0]}"
-    gpus = read_gpu_query(done.stdout)
+    text = query_gpus(looks)
+    gpus = read_gpu_query(text)
     seen = visible_gpus(gpus, visible)
     if gpus and not seen:
         return (), f"CUDA_VISIBLE_DEVICES={visible!r} shows none of {len(gpus)} GPUs"
-    return seen, None
-
-
-def _ask_smi(tool: str, fields: str) -> subprocess.CompletedProcess[str]:
-    command = [tool, f"--query-gpu={fields}", "--format=csv,noheader"]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=False
-    )
+    if gpus:
+        return seen, None
+    if text:
+        return (), f"nvidia-smi lists none that can be read: {text.splitlines()[0]}"
+    asked = [look for look in looks if look.what.startswith("nvidia-smi")][-1]
+    if which("nvidia-smi") is None:
+        files = sorted(Path("/dev").glob("nvidia[0-9]*"))
+        return (), f"{files[0]} exists, and nvidia-smi is not on PATH" if files else None
+    if asked.code in _SMI_NOTHING and not _is_nvidia_on_bus():
+        return (), None
+    return (), f"nvidia-smi: {asked.why}"
 
 
 def _is_nvidia_on_bus() -> bool:
@@ -298,11 +284,3 @@ def _is_nvidia_on_bus() -> bool:
         text_of(device / "vendor") == "0x10de" and text_of(device / "class").startswith("0x03")
         for device in Path("/sys/bus/pci/devices").glob("*")
     )
-
-
-def text_of(path: str | Path) -> str:
-    """A file's text without spaces around it; empty where there is no such file to read."""
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

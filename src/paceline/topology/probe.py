@@ -10,10 +10,10 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import which
-from typing import Literal
+from typing import Any, Literal
 
-from paceline.topology import read_amd, read_nvidia
-from paceline.topology.machine import text_of
+from paceline.topology import read_amd
+from paceline.topology.read_nvidia import QUERY, QUERY_MORE
 
 _TIMEOUT_S = 20
 _INFINIBAND = Path("/sys/class/infiniband")
@@ -29,6 +29,9 @@ class Look:
     found: bool
     why: str
     """What it gave, or why it gave nothing."""
+
+    code: int | None = None
+    """With which a command that failed ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +50,6 @@ class Probes:
     """What every tool printed; empty text where there is no tool, or it failed."""
 
     system: Literal["Linux", "Darwin", "other"]
-    gpu_query: str = ""
-    visible: str | None = None
-    """CUDA_VISIBLE_DEVICES; None when it is unset."""
-
     gpu_topology: str = ""
     rocm_json: str = ""
     rocm_table: str = ""
@@ -62,13 +61,29 @@ class Probes:
     looks: tuple[Look, ...] = ()
 
 
-def probe_machine() -> Probes:
-    """Run every probe that this operating system can have."""
+def query_gpus(looks: list[Look]) -> str:
+    """The lines of NVIDIA's GPUs, for `read_gpu_query`: from `nvidia-smi`, else from NVML."""
+    for fields in (QUERY_MORE, QUERY):
+        command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
+        if text := run_tool(command, looks):
+            return text
+        if looks[-1].code != _NO_SUCH_FIELD:
+            break
+    return _nvml(looks)
+
+
+_NO_SUCH_FIELD = 2
+"""How nvidia-smi ends where it does not know a field. Source: its manual, RETURN VALUE: an argument
+is invalid."""
+
+
+def probe_machine(*, has_nvidia: bool) -> Probes:
+    """Run every probe that this operating system can have.
+
+    Args:
+        has_nvidia: Whether there are GPUs of NVIDIA's, which `find_local_machine` knows.
+    """
     looks: list[Look] = []
-    query = run_tool(
-        ["nvidia-smi", f"--query-gpu={read_nvidia.QUERY}", "--format=csv,noheader"], looks
-    )
-    query = query or _nvml(looks)
     amd = run_tool(["rocm-smi", *read_amd.ARGUMENTS, "--json"], looks)
     table = ""
     if amd and "{" not in amd:
@@ -78,9 +93,7 @@ def probe_machine() -> Probes:
     is_mac = platform.system() == "Darwin"
     return Probes(
         system="Darwin" if is_mac else "Linux" if platform.system() == "Linux" else "other",
-        gpu_query=query,
-        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
-        gpu_topology=run_tool(["nvidia-smi", "topo", "-m"], looks) if query else "",
+        gpu_topology=run_tool(["nvidia-smi", "topo", "-m"], looks) if has_nvidia else "",
         rocm_json=amd,
         rocm_table=table,
         rocm_topology=run_tool(["rocm-smi", *read_amd.TOPOLOGY], looks) if amd or table else "",
@@ -122,7 +135,7 @@ def run_tool(command: list[str], looks: list[Look]) -> str:
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip().splitlines()
         why = f"exit code {done.returncode}" + (f": {said[0][:100]}" if said else "")
-        looks.append(Look(what=shown, found=False, why=why))
+        looks.append(Look(what=shown, found=False, why=why, code=done.returncode))
         return ""
     why = f"{len(done.stdout.splitlines())} lines"
     looks.append(Look(what=shown, found=bool(done.stdout.strip()), why=why))
@@ -170,24 +183,40 @@ def _nvml(looks: list[Look]) -> str:
 
 
 def _nvml_row(pynvml: object, index: int) -> str:
-    api: dict[str, object] = vars(pynvml)
+    api: dict[str, Any] = vars(pynvml)
+    handle = api["nvmlDeviceGetHandleByIndex"](index)
 
-    def ask(name: str, *arguments: object) -> object:
-        function = api[name]
-        assert callable(function)
-        return function(*arguments)
+    def ask(name: str) -> Any:
+        """None where the card, or this version of NVML, does not say."""
+        try:
+            return api[name](handle)
+        except (KeyError, api["NVMLError"]):
+            return None
 
-    handle = ask("nvmlDeviceGetHandleByIndex", index)
-    name = ask("nvmlDeviceGetName", handle)
-    text = name.decode() if isinstance(name, bytes) else str(name)
-    total = getattr(ask("nvmlDeviceGetMemoryInfo", handle), "total", 0)
-    generation = ask("nvmlDeviceGetMaxPcieLinkGeneration", handle)
-    lanes = ask("nvmlDeviceGetMaxPcieLinkWidth", handle)
-    return f"{index}, {text}, {total // 2**20} MiB, {generation}, {lanes}\n"
+    name, memory = ask("nvmlDeviceGetName"), ask("nvmlDeviceGetMemoryInfo")
+    capability, mig = ask("nvmlDeviceGetCudaComputeCapability"), ask("nvmlDeviceGetMigMode")
+    cells = (
+        index,
+        name.decode() if isinstance(name, bytes) else name,
+        memory and f"{memory.total // 2**20} MiB",
+        ask("nvmlDeviceGetMaxPcieLinkGeneration"),
+        ask("nvmlDeviceGetMaxPcieLinkWidth"),
+        capability and f"{capability[0]}.{capability[1]}",
+        mig and ("Enabled" if mig[0] else "Disabled"),
+    )
+    return ", ".join("[N/A]" if cell is None else str(cell) for cell in cells) + "\n"
 
 
 def _driver(link: Path) -> str:
     try:
         return link.resolve(strict=True).name
+    except OSError:
+        return ""
+
+
+def text_of(path: str | Path) -> str:
+    """A file's text without spaces around it; empty where there is no such file to read."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""

@@ -4,11 +4,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-QUERY = "index,name,memory.total,pcie.link.gen.max,pcie.link.width.max"
-"""For `nvidia-smi --query-gpu=QUERY --format=csv,noheader`."""
+QUERY = ("index", "name", "memory.total", "pcie.link.gen.max", "pcie.link.width.max")
+"""Fields of `nvidia-smi --query-gpu=`, with `--format=csv,noheader`."""
 
-QUERY_MORE = f"{QUERY},compute_cap"
-"""The query with what drivers before 510 do not know and refuse."""
+QUERY_MORE = (*QUERY, "compute_cap", "mig.mode.current")
+"""The same with what drivers before 510 do not know and refuse."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,11 +16,16 @@ class FoundGpu:
     """One accelerator as its own tool reports it."""
 
     name: str
-    memory_bytes: int
+    memory_bytes: int | None
+    """None where the tool does not say: cards that use their host's memory, as GB10 and Jetson."""
+
     pcie_generation: int | None = None
     pcie_lanes: int | None = None
     compute_capability: str | None = None
     """Of CUDA: `8.9`."""
+
+    is_mig: bool = False
+    """Whether it is cut into slices (MIG): the tool reports the memory of the whole card."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,24 +69,32 @@ _FAST = ("NV", "XGMI")
 
 
 def read_gpu_query(text: str) -> tuple[FoundGpu, ...]:
-    """The GPUs in the output of either query above.
+    """The GPUs in the output of either query above. Lines that are no GPU's are left out.
 
     >>> read_gpu_query("0, NVIDIA L4, 23034 MiB, 4, 16\\n")[0].memory_bytes
     24152899584
     >>> read_gpu_query("0, NVIDIA L4, 23034 MiB, 4, 16, 8.9\\n")[0].compute_capability
     '8.9'
     """
-    form = r"^\s*\d+, (.+?), (\d+) MiB, ([^,\n]+), ([^,\n]+)(?:, ([^,\n]+))?\s*$"
-    rows = re.finditer(form, text, re.M)
+    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
     return tuple(
-        FoundGpu(
-            name=row[1].strip(),
-            memory_bytes=int(row[2]) * 2**20,
-            pcie_generation=_whole(row[3]),
-            pcie_lanes=_whole(row[4]),
-            compute_capability=row[5] if re.fullmatch(r"\d+\.\d+", row[5] or "") else None,
-        )
+        _gpu(dict(zip(QUERY_MORE, row, strict=False)))
         for row in rows
+        if row[0].isdigit() and len(row) >= len(QUERY) and not row[1].startswith("[")
+    )
+
+
+def _gpu(row: Mapping[str, str]) -> FoundGpu:
+    """A line of the query: a cell without a value is `[N/A]`, `[Not Supported]` or such."""
+    memory = re.fullmatch(r"(\d+) MiB", row["memory.total"])
+    capability = row.get("compute_cap", "")
+    return FoundGpu(
+        name=row["name"],
+        memory_bytes=int(memory[1]) * 2**20 if memory and int(memory[1]) else None,
+        pcie_generation=_whole(row["pcie.link.gen.max"]),
+        pcie_lanes=_whole(row["pcie.link.width.max"]),
+        compute_capability=capability if re.fullmatch(r"\d+\.\d+", capability) else None,
+        is_mig=row.get("mig.mode.current") == "Enabled",
     )
 
 

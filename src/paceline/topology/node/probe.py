@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import paceline
-from paceline.topology.machine import read_cgroup_bytes, text_of
+from paceline.topology.machine import read_cgroup_bytes
 from paceline.topology.node import read_state
 from paceline.topology.node.facts import NodeFacts, Question
 from paceline.topology.node.probe_gpu import list_gpus, probe_gpus, read_kernel_log
@@ -29,7 +29,7 @@ from paceline.topology.node.probe_storage import (
     stale_locks,
 )
 from paceline.topology.node.probe_torch import probe_torch_build
-from paceline.topology.probe import Look, run_tool
+from paceline.topology.probe import Look, run_tool, text_of
 
 _LIBRARIES = (
     *("NCCL_", "RCCL_", "TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "GLOO_", "TP_SOCKET", "UCX_"),

@@ -9,10 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from shutil import which
 
-from paceline.topology.machine import text_of
 from paceline.topology.node import read_state
 from paceline.topology.node.facts import GpuTexts
-from paceline.topology.probe import Look, run_tool
+from paceline.topology.probe import Look, run_tool, text_of
 from paceline.topology.read_amd import TOPOLOGY
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")

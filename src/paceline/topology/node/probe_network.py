@@ -11,10 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from shutil import which
 
-from paceline.topology.machine import text_of
 from paceline.topology.node.facts import Interface, RdmaTexts
 from paceline.topology.node.read_state import number_of_hex
-from paceline.topology.probe import Look, read_ports, run_tool
+from paceline.topology.probe import Look, read_ports, run_tool, text_of
 
 _GET_ADDRESS = 0x8915
 """SIOCGIFADDR of Linux's netdevice(7)."""
