@@ -110,7 +110,7 @@ def test_torchtitans_selective_recompute_keeps_every_second_product():
     }
     half, every = (
         price_one(layout, case(name)).memory.parts["activations"] or 0
-        for name in ("torchtitan", "automodel")
+        for name in ("torchtitan 0.2.2", "automodel")
     )
     tokens, blocks = 4096, 32
     dropped = 1024 + 4096 + 14336  # key, attention's output matrix, up
@@ -174,6 +174,35 @@ def test_more_modules_done_again_keep_less_and_take_longer():
     assert list(seconds) == sorted(seconds)
     assert of_modules(recompute="full")[0] < kept[-1] < kept[0] / 2
     assert seconds[-1] < of_modules(recompute="full")[1]
+
+
+def test_torchtitans_loss_is_in_chunks_since_0_3_and_its_ends_are_units_since_0_2():
+    layout = replace(DATA, micro_batch=4)
+    parts = {v: price_one(layout, case(f"torchtitan {v}")).memory.parts for v in ("0.3", "0.2.2")}
+    logits = 4 * 4096 * 128256
+    dropped = (parts["0.2.2"]["activations"] or 0) - (parts["0.3"]["activations"] or 0)
+    assert dropped > 4 * logits * 7 / 8
+    together = case("torchtitan 0.1.0")
+    ends = together.profile.num_root_parameters
+    small = replace(DATA, data=8, recompute="full")
+    root = [
+        price_one(small, each).memory.parts["gathered"] or 0
+        for each in (together, case("torchtitan 0.2.2"))
+    ]
+    # Around the loss only the output matrix is gathered, not the embedding with it.
+    assert root[0] - root[1] == pytest.approx(2 * ends / 2, rel=0.01)
+
+
+def test_torchtitans_pipeline_gathers_and_reduces_once_a_step_as_torchs_schedules_do():
+    layout = Layout(data=4, sharding="full", micro_batch=1, accumulation=8, pipeline=2)
+    now = case("torchtitan 0.2.2")
+    each_time = replace(now, engine=replace(now.engine, ways=()))
+    once, often = (price_one(layout, c) for c in (now, each_time))
+    stage = now.profile.num_parameters / 2
+    more = (once.memory.parts["gathered"] or 0) - (often.memory.parts["gathered"] or 0)
+    assert 0.6 * 2 * stage < more < 2 * stage
+    assert (once.memory.parts["gradients"] or 0) > 3.9 * stage
+    assert once.terms["data"] != often.terms["data"]
 
 
 def test_torchtitan_gathers_keys_and_values_where_a_ring_passes_them_round():

@@ -217,7 +217,7 @@ def _stepping_bytes(here: _Here, model: Model, t: Layouts, h: Holdings) -> Colum
 def _fullest_moment(
     model: Model, t: Layouts, h: Holdings, here: _Here, stepping: Column
 ) -> tuple[Column, Column]:
-    """Activations and gathered parameters at the fullest of the four moments."""
+    """Activations and gathered parameters at the fullest of the moments."""
     tokens = t.micro_batch * model.seq_len / t.context
     stream = np.where(t.sequence_parallel, t.tensor, 1)
     # What crosses between tensor ranks is whole: in a pipeline also what a stage gave and receives.
@@ -266,9 +266,10 @@ def _fullest_moment(
             tokens * kept_outside + _chunked_loss_bytes(model, t, h, tokens)
         )
     at_block = blocks + tokens * (working + peak) + _restored(model, t, h)
-    gathered_loss, gathered_block, gathered_root = _gathered(model, t, h, here)
+    gathered_loss, gathered_head, gathered_block, gathered_root = _gathered(model, t, h, here)
     most, activations, gathered = at_loss + gathered_loss, at_loss, gathered_loss
     for held_then, gathered_then in (
+        (blocks, gathered_head),
         (at_block, gathered_block),
         (np.asarray(0.0), gathered_root),
         (np.asarray(0.0), stepping),
@@ -310,11 +311,15 @@ def _held_at_head_of_v(model: Model, t: Layouts, here: _Here) -> Column:
     return (np.minimum(t.accumulation, early) * front + back) / np.maximum(mine, 1)
 
 
-def _gathered(model: Model, t: Layouts, h: Holdings, here: _Here) -> tuple[Column, Column, Column]:
-    """Copies of parameters in the type they are multiplied in, at the three moments.
+def _gathered(
+    model: Model, t: Layouts, h: Holdings, here: _Here
+) -> tuple[Column, Column, Column, Column]:
+    """Copies of parameters in the type they are multiplied in: at the loss, when the gradient of an
+    output matrix that is a unit by itself is reduced, in a block, and when the root's are.
 
     Full sharding: the root stays gathered; of the blocks, the current and the prefetched one are,
-    which with our own runtime begins after the loss.
+    which with our own runtime begins after the loss. Embedding and output matrix are the root's, or
+    units by themselves: the output matrix is gathered around the loss, the embedding at the end.
     A unit's gradients exist whole in the type of the multiplication, and once more as the input of
     the reduce-scatter. Otherwise: what autocast keeps, or what is gathered for the whole step.
     """
@@ -322,34 +327,38 @@ def _gathered(model: Model, t: Layouts, h: Holdings, here: _Here) -> tuple[Colum
     own = np.asarray(h.ways.fsdp_throughout) > 0
     block = np.asarray(0.0)
     count = np.asarray(0.0)
-    whole = np.asarray(0.0)
     for each in model.blocks:
         routed = expert_parameters(each) / here.experts.holders
         size = dense_parameters(each) / t.tensor + routed
         block = np.maximum(block, size * (np.asarray(each.count) > 0))
         count = count + each.count
-        whole = whole + each.count * size
-    both_ends = (model.num_embedding_parameters + model.num_head_parameters) / t.tensor
-    root = np.where(own, here.root, both_ends)
+    root = here.root
+    is_apart = (np.asarray(h.ways.wraps_ends) > 0) & (np.asarray(model.num_tied_parameters) == 0)
+    embedding = (np.asarray(here.stage) == 0) * model.num_embedding_parameters / t.tensor
+    head = root - embedding
     narrow = h.gathered_bytes
     frozen = np.asarray(h.is_frozen) > 0
     trained = np.where(frozen, model.trained_share, 1.0)
     inside = np.where(own & frozen, h.frozen_block_bytes, narrow)
     reduced = (narrow + h.reduce_bytes) * trained
-    at_loss = narrow * root + inside * np.where(own, 0.0, block * (count > 0))
-    at_block = narrow * root + inside * np.minimum(2, count) * block + reduced * block
-    at_root = (narrow + reduced) * root
-    mine = np.where(own, here.dense + here.routed - here.root, whole / t.pipeline)
+    prefetched = inside * np.where(own, 0.0, block * (count > 0))
+    at_loss = narrow * np.where(is_apart, head, root) + prefetched
+    at_head = np.where(is_apart, (narrow + reduced) * head + prefetched, 0.0)
+    at_block = narrow * np.where(is_apart, 0.0, root) + inside * np.minimum(2, count) * block
+    at_block = at_block + reduced * block
+    at_root = (narrow + reduced) * np.where(is_apart, np.maximum(embedding, head), root)
+    mine = here.dense + here.routed - root
     once = np.where(shared.keeps_gathered, inside * mine + narrow * root, 0.0)
     casts = (t.sharding < _ZERO2) & np.logical_not(shared.shards_weights)
-    blocks, head = _cast_parameters(model, t, here)
-    cast = np.where(casts, h.cast_bytes * trained * np.where(own, blocks + head, mine), 0.0)
+    kept = np.where(own, sum(_cast_parameters(model, t, here)), mine)
+    cast = np.where(casts, h.cast_bytes * trained * kept, 0.0)
     replica = once + cast
     # Our own runtime reduces a unit while all others are still gathered; in a pipeline, at the end.
     passing = np.where(own & shared.keeps_gathered, reduced, 0.0)
     at_once = np.where(shared.reduces_late, 0.0, passing)
     return (
         np.where(shared.gathers_blocks, at_loss, replica),
+        np.where(shared.gathers_blocks, at_head, 0.0),
         np.where(shared.gathers_blocks, at_block, replica + at_once * block),
         np.where(shared.gathers_blocks, at_root, once + passing * root),
     )

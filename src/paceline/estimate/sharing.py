@@ -65,6 +65,8 @@ class Ways:
 
     folds_experts: Value = 0.0
     gathers_context: Value = 0.0
+    wraps_ends: Value = 0.0
+    """1 where embedding and output matrix are units by themselves."""
 
 
 def ways_of(engine: Engine) -> Ways:
@@ -73,6 +75,7 @@ def ways_of(engine: Engine) -> Ways:
     named["routed_split"] = float(ROUTED_SPLITS.index(engine.routed_split))
     named["folds_experts"] = float(engine.folds_experts)
     named["gathers_context"] = float(engine.gathers_context)
+    named["wraps_ends"] = float(engine.wraps == "blocks and ends")
     return Ways(**named)
 
 
@@ -116,12 +119,13 @@ def shared_of(t: Layouts, ways: Ways, keeps_master: Value) -> Shared:
     waits = is_full & several & np.logical_not(t.reduce_every_micro_batch)
     waits_sharded = ((s == _ZERO1) & several) | waits | in_pipeline | np.logical_not(is_sharded)
     zero2 = (s == _ZERO2) & ~has_master
+    staged = (is_full | zero2) & is_sharded & in_pipeline
     is_replica = (s == 0) & (t.data * t.context > 1) & (t.tensor * t.pipeline * t.expert == 1)
     return Shared(
         shards_weights=np.where(throughout, is_sharded, is_full | zero2),
-        keeps_gathered=np.where(throughout, is_sharded & (once | in_pipeline), zero2),
+        keeps_gathered=np.where(throughout, is_sharded & (once | in_pipeline), zero2 | staged),
         gathers_blocks=is_full & ~in_pipeline,
-        whole_gradients=np.where(throughout, waits_sharded, (s < _ZERO2) | waits),
+        whole_gradients=np.where(throughout, waits_sharded, (s < _ZERO2) | waits | staged),
         has_buckets=(np.asarray(ways.bucket_copies) > 0) & several & is_replica,
         reduces_late=in_pipeline,
     )

@@ -201,6 +201,7 @@ _TORCHTITAN = Abilities(
     offloads_whole=False,
     offloads_parameters=(True,),
     reduces_each=True,
+    reduces_each_in_pipeline=False,
     recomputes_some=False,
     expert=False,
     precisions=("fp32", "bf16"),

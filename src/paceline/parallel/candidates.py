@@ -433,7 +433,7 @@ def _grid(
         offload_parameters=_along(3, [share.offload_parameters for share in shares]),
     )
     possible = _is_in_order(space, schedule, chunks, pipeline, accumulation) & _reduces(
-        space, sharding, each, accumulation
+        space, pipeline, sharding, each, accumulation
     )
     if not space.abilities.selective_split_backward:
         possible = possible & ~(splits_backward(schedule) & goes_backward_once(recompute))
@@ -470,9 +470,12 @@ def _is_in_order(
     return np.asarray((~in_turns | takes) & enough)
 
 
-def _reduces(space: Space, sharding: Column, each: Column, accumulation: Column) -> Column:
+def _reduces(
+    space: Space, pipeline: int, sharding: Column, each: Column, accumulation: Column
+) -> Column:
     """One micro-batch is reduced once anyway, so there it is not a choice."""
-    always = space.abilities.reduces_each
+    able = space.abilities
+    always = able.reduces_each if pipeline == 1 or able.reduces_each_in_pipeline else False
     several = accumulation > 1
     if always is None:
         return np.asarray(~each | several)

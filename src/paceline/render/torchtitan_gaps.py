@@ -84,7 +84,8 @@ def _layout_gaps(plan: Plan) -> Iterator[Gap]:
             fix="layout.sharding: full",
         )
     shards = layout.sharding in ("full", "hybrid") and layout.data * layout.context > 1
-    if shards and layout.accumulation > 1 and not layout.reduce_every_micro_batch:
+    is_late = layout.accumulation > 1 and not layout.reduce_every_micro_batch
+    if shards and is_late and layout.pipeline == 1:
         yield Gap(
             what="gradients reduced once a step",
             where="layout.sharding",

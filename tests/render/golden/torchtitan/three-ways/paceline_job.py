@@ -1,6 +1,6 @@
 # Made by Paceline 0.1.0 for the job tiny: rendering again overwrites it.
 # FSDP2 over 2 x tensor 4 x pipeline 4 (interleaved, 2 chunks) on 4 nodes x 8 H100-SXM.
-# 2 a micro-batch x 16 accumulated x 2 data ranks = 64 samples a step.
+# 1 a micro-batch x 32 accumulated x 2 data ranks = 64 samples a step.
 # For torchtitan 0.3.0: --module paceline_job --config job
 
 import os
@@ -124,7 +124,7 @@ def job() -> Trainer.Config:
             context_parallel_load_balancer="ptrr",
             pipeline_parallel_degree=4,
             pipeline_parallel_schedule="Interleaved1F1B",
-            pipeline_parallel_microbatch_size=2,
+            pipeline_parallel_microbatch_size=1,
             module_fqns_per_model_part=[
                 ['tok_embeddings', 'layers.0', 'layers.1', 'layers.2', 'layers.3'],
                 ['layers.4', 'layers.5', 'layers.6', 'layers.7', 'layers.8'],
