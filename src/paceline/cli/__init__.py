@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "paceline.cli.preflight",
         "Are the machines fit for the job? Every node, before.",
     ),
+    "doctor": ("paceline.cli.doctor", "Check this machine: versions, packages, GPUs, disk, ports."),
     "data": ("paceline.cli.data", "Tokenize a job's data before the run, and show samples."),
     "run": ("paceline.cli.run", "Train: plan, start, watch, recover, report."),
     "verify": ("paceline.cli.verify", "Does the layout compute what one device computes?"),

@@ -45,18 +45,8 @@ def measure(
     """The same with what PyTorch says on every node, and all-reduce over the job's ranks."""
     began = time.monotonic()
     on_note("importing PyTorch on every node, multiplying matrices")
+    answers = ask_torch(nodes, gathered, limit_s=limit_s)
     limit_s = limit_s + _MEASURE_S
-    asked = Start(
-        programs={},
-        command=("-m", "paceline.runtime.device_check", "found.json"),
-        environments=({},),
-        limit_s=limit_s,
-        minds_end=nodes.way.minds_end,
-        answer="found.json",
-    )
-    there = [answer for answer in gathered.nodes if answer.facts is not None]
-    told = _start_on(nodes, {answer.name: asked for answer in there}, limit_s)
-    answers = tuple(_with_torch(answer, told.get(answer.name)) for answer in gathered.nodes)
     sweep = None
     chosen = [answer for answer in answers if answer.torch is not None]
     needed = 1 if nodes.place == "local" else plan.cluster.num_nodes
@@ -69,6 +59,23 @@ def measure(
         sweep=sweep,
         seconds=gathered.seconds + time.monotonic() - began,
     )
+
+
+def ask_torch(
+    nodes: Nodes, gathered: Gathered, *, limit_s: float = LIMIT_S
+) -> tuple[NodeAnswer, ...]:
+    """The nodes' answers with what a process says that imports PyTorch and multiplies matrices."""
+    asked = Start(
+        programs={},
+        command=("-m", "paceline.runtime.device_check", "found.json"),
+        environments=({},),
+        limit_s=limit_s + _MEASURE_S,
+        minds_end=nodes.way.minds_end,
+        answer="found.json",
+    )
+    there = [answer for answer in gathered.nodes if answer.facts is not None]
+    told = _start_on(nodes, {answer.name: asked for answer in there}, limit_s + _MEASURE_S)
+    return tuple(_with_torch(answer, told.get(answer.name)) for answer in gathered.nodes)
 
 
 def _start_on(

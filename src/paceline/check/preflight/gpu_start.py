@@ -14,9 +14,28 @@ from paceline.topology.node.facts import NodeFacts, TorchBuild
 from paceline.topology.node.read_state import read_kernel_driver
 from paceline.units import counted
 
-_LEAST_DRIVERS = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 65, 6)}
+LEAST_DRIVERS = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 65, 6)}
 """CUDA's major version -> oldest Linux driver that runs its programs. Source: CUDA 13.0 release
 notes, table 2, minimum driver version for CUDA minor version compatibility."""
+
+_WHEELS = {13: "cu130", 12: "cu126", 11: "cu118"}
+"""CUDA's major version -> the wheels of PyTorch that every driver for it runs. Source:
+pytorch.org/get-started of 2.9 to 2.11, and its previous versions for CUDA 11 (up to 2.7)."""
+
+
+def wheels_for(driver: str | None) -> str:
+    """The address of PyTorch's wheels that a loaded driver runs; the newest where it is unknown.
+
+    >>> wheels_for("550.54.15")
+    'https://download.pytorch.org/whl/cu126'
+    """
+    known = [major for major, least in LEAST_DRIVERS.items() if driver and _parts(driver) >= least]
+    major = max(known, default=max(_WHEELS)) if driver else max(_WHEELS)
+    return f"https://download.pytorch.org/whl/{_WHEELS[major]}"
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
 
 
 def check_gpus_at_once(node: str, facts: NodeFacts, need: Need) -> Iterator[Result]:
@@ -46,8 +65,8 @@ def check_torch_build(node: str, facts: NodeFacts, need: Need) -> Iterator[Resul
     torch = facts.torch_build
     if torch is None or need.backend != "nccl" or torch.hip is not None:
         return
-    yield _nccl(node, torch, need)
     loaded, _ = read_kernel_driver(facts.gpu.kernel_driver)
+    yield _nccl(node, torch, need, loaded)
     if torch.cuda is not None and loaded is not None:
         yield _driver(node, torch.cuda, loaded)
 
@@ -86,7 +105,7 @@ def _count(
     return passed(name, node, f"{there}, {seen} visible")
 
 
-def _nccl(node: str, torch: TorchBuild, need: Need) -> Result:
+def _nccl(node: str, torch: TorchBuild, need: Need, driver: str | None) -> Result:
     name = "nccl"
     if torch.cuda is None:
         said = (
@@ -94,8 +113,8 @@ def _nccl(node: str, torch: TorchBuild, need: Need) -> Result:
             f"{need.accelerator}"
         )
         fix = (
-            "pip install torch --index-url https://download.pytorch.org/whl/cu130 (or your "
-            "driver's CUDA), or set cluster.accelerator to cpu"
+            f"pip install --force-reinstall torch --index-url {wheels_for(driver)}, or set "
+            "cluster.accelerator to cpu"
         )
         return failed(name, node, said, id="accelerator-not-usable", fix=fix)
     if torch.nccl_wanted is not None and torch.nccl is None:
@@ -107,10 +126,10 @@ def _nccl(node: str, torch: TorchBuild, need: Need) -> Result:
 
 def _driver(node: str, cuda: str, loaded: str) -> Result:
     name = "driver"
-    least = _LEAST_DRIVERS.get(int(cuda.partition(".")[0]))
+    least = LEAST_DRIVERS.get(int(cuda.partition(".")[0]))
     if least is None:
         return unknown(name, node, f"the oldest driver for CUDA {cuda} is not known")
-    if tuple(int(part) for part in loaded.split(".")) < least:
+    if _parts(loaded) < least:
         written = ".".join(
             str(part) if number == 0 else f"{part:02}" for number, part in enumerate(least)
         )
@@ -118,7 +137,8 @@ def _driver(node: str, cuda: str, loaded: str) -> Result:
             f"driver {loaded} is too old: torch is for CUDA {cuda}, which needs {written} or newer"
         )
         fix = (
-            f"install driver {written} or newer, or a torch for an older CUDA; with NVIDIA's "
+            f"install driver {written} or newer, or a torch for an older CUDA (pip install "
+            f"--force-reinstall torch --index-url {wheels_for(loaded)}); with NVIDIA's "
             "cuda-compat libraries: --allow driver"
         )
         return failed(name, node, said, id="accelerator-not-usable", fix=fix)

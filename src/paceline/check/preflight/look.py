@@ -18,13 +18,14 @@ from paceline.check.preflight.preflight import Preflight, judge
 from paceline.errors import JobError, Problem
 from paceline.job import Job
 from paceline.launch import gather
-from paceline.launch.measure import measure
+from paceline.launch.measure import ask_torch, measure
 from paceline.launch.places import Inspection
 from paceline.launch.preflight import find_nodes
+from paceline.launch.visits import Here, Nodes
 from paceline.plan import Plan
 from paceline.record.lines import write_whole
 from paceline.record.run import RunFolder
-from paceline.topology.node.facts import Gathered
+from paceline.topology.node.facts import Gathered, Question
 
 FILE = "preflight.json"
 """In the run's folder: every check of the last look, and what was allowed."""
@@ -68,6 +69,31 @@ def look(
         return gathered, verdict
     gathered = measure(nodes, gathered, plan, limit_s=limit_s, on_note=on_note)
     return gathered, judge(gathered, need, note=left, allowed=allowed)
+
+
+def look_at_machine(
+    folders: Sequence[Path],
+    ports: Sequence[int],
+    *,
+    asks_torch: bool,
+    on_note: Callable[[str], None],
+) -> Gathered:
+    """What this machine says of itself, without a job.
+
+    Args:
+        folders: Whose room is asked, and whether files can be written there.
+        ports: That are tried.
+        asks_torch: Import PyTorch in a process of its own, and multiply matrices.
+        on_note: Called with what is being done.
+    """
+    question = Question(folders=tuple(str(each.absolute()) for each in folders), ports=tuple(ports))
+    gathered = gather.look_here(question)
+    (answer,) = gathered.nodes
+    if not asks_torch or answer.facts is None or answer.facts.torch_build is None:
+        return gathered
+    on_note("importing PyTorch, multiplying matrices")
+    nodes = Nodes(place="local", names=(answer.name,), way=Here())
+    return replace(gathered, nodes=ask_torch(nodes, gathered))
 
 
 def look_before_run(job: Job, plan: Plan, folder: Path, allowed: Sequence[str]) -> Preflight:

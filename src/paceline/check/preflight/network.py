@@ -18,8 +18,7 @@ def check_network(answer: NodeAnswer, facts: NodeFacts, need: Need) -> Iterator[
     yield from _ports(node, facts)
     if not need.is_apart:
         return
-    if facts.own_addresses is not None:
-        yield _own_name(node, facts, facts.own_addresses, need)
+    yield from check_own_name(node, facts, need)
     if answer.calls is None:
         why = answer.calls_why_not or "nobody was called"
         yield unknown("reach", node, why)
@@ -41,9 +40,11 @@ def _ports(node: str, facts: NodeFacts) -> Iterator[Result]:
             yield passed("ports", node, f"port {port} is free")
 
 
-def _own_name(node: str, facts: NodeFacts, own: Sequence[str], need: Need) -> Result:
+def check_own_name(node: str, facts: NodeFacts, need: Need) -> Iterator[Result]:
     """Gloo listens where the host's own name leads, unless a variable names an interface."""
-    name = "own-name"
+    name, own = "own-name", facts.own_addresses
+    if own is None:
+        return
     addresses = ", ".join(own) or "nowhere"
     said = f"{facts.host} leads to {addresses}"
     named = facts.environment.get("GLOO_SOCKET_IFNAME")
@@ -53,12 +54,13 @@ def _own_name(node: str, facts: NodeFacts, own: Sequence[str], need: Need) -> Re
         f"{_first_name(facts.interfaces)}"
     )
     if need.has_agents and not named:
-        return passed(name, node, f"{said}; agents tell gloo which interface to take")
-    if not own and not named:
-        return warned(name, node, said, id="dns-unresolvable-master", fix=fix)
-    if looped and len(looped) == len(own) and not named:
-        return warned(name, node, said, id="gloo-loopback-fullmesh", fix=fix)
-    return passed(name, node, said + (f"; GLOO_SOCKET_IFNAME={named}" if named else ""))
+        yield passed(name, node, f"{said}; agents tell gloo which interface to take")
+    elif not own and not named:
+        yield warned(name, node, said, id="dns-unresolvable-master", fix=fix)
+    elif looped and len(looped) == len(own) and not named:
+        yield warned(name, node, said, id="gloo-loopback-fullmesh", fix=fix)
+    else:
+        yield passed(name, node, said + (f"; GLOO_SOCKET_IFNAME={named}" if named else ""))
 
 
 def _names(answer: NodeAnswer) -> Result:

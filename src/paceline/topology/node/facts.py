@@ -63,6 +63,9 @@ class GpuTexts:
     device_files: tuple[str, ...] = ()
     """/dev/nvidia0 ..., /dev/kfd."""
 
+    on_bus: tuple[str, ...] = ()
+    """PCI addresses of NVIDIA's cards, whether or not a driver is loaded."""
+
     uuids: tuple[str, ...] = ()
     """Of NVIDIA's GPUs, as the driver's files list them; empty where there are no such files."""
 

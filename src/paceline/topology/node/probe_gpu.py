@@ -53,6 +53,7 @@ def probe_gpus(looks: list[Look]) -> GpuTexts:
         **texts,
         kernel_driver=listed.kernel_driver,
         device_files=listed.device_files,
+        on_bus=find_cards(Path("/sys/bus/pci/devices")),
         uuids=listed.uuids,
         visible=listed.visible,
     )
@@ -73,6 +74,16 @@ def find_uuids(folder: Path) -> tuple[str, ...]:
     texts = [text_of(path) for path in sorted(folder.glob("*/information"))]
     found = [re.search(r"^GPU UUID:\s*(GPU-[0-9a-f-]+)\s*$", text, re.M) for text in texts]
     return tuple(each[1] for each in found if each) if all(found) else ()
+
+
+def find_cards(devices: Path) -> tuple[str, ...]:
+    """PCI addresses of NVIDIA's display and 3D controllers (class 0x0300 and 0x0302)."""
+    return tuple(
+        device.name
+        for device in sorted(devices.glob("*"))
+        if text_of(device / "vendor").strip() == "0x10de"
+        and text_of(device / "class").startswith(("0x0300", "0x0302"))
+    )
 
 
 def visible_devices() -> str | None:
