@@ -18,15 +18,10 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+from price_lists import Row, name_of, read_cloudprice, read_skypilot, write_table
+
 from paceline.catalog import accelerator_spellings, load_accelerators
 from paceline.catalog.price import read_prices
-from paceline.catalog.price_lists import (
-    Row,
-    name_of,
-    read_cloudprice,
-    read_skypilot,
-    write_table,
-)
 from paceline.catalog.provider import load_providers
 from paceline.errors import JobError
 

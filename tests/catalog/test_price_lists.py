@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from scripts.price_lists import name_of, read_cloudprice, read_skypilot, write_table
 
 from paceline.catalog import load_accelerators, load_prices
 from paceline.catalog.price import read_prices
-from paceline.catalog.price_lists import name_of, read_cloudprice, read_skypilot, write_table
 
 KNOWN = list(load_accelerators())
 HEAD = (
