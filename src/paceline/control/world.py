@@ -22,15 +22,6 @@ def available(state: State) -> list[int]:
     ]
 
 
-def waiting(state: State) -> list[int]:
-    """Those of them that have no rank and are ready."""
-    return [
-        number
-        for number in available(state)
-        if state.workers[number].rank is None and state.workers[number].waits
-    ]
-
-
 def free_nodes(state: State) -> list[int]:
     """Nodes whose agent is there with a place for one more rank: one entry a place, nodes that were
     set aside last."""

@@ -114,11 +114,6 @@ def allocated_bytes(parts: dict[str, Column]) -> Column:
     return np.asarray(sum(parts[name] for name in PARTS if name not in ("slack", "overhead")))
 
 
-def reserved_bytes(parts: dict[str, Column]) -> Column:
-    """What the allocator has taken from the device."""
-    return allocated_bytes(parts) + parts["slack"]
-
-
 class _Here(NamedTuple):
     """What of the model is on one rank of the pipeline, and what the layouts share."""
 

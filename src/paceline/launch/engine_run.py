@@ -51,17 +51,14 @@ class Launcher:
     extra: str = ""
     """The extra of Paceline that installs it."""
 
-    takes_script: bool = False
-    """Whether it starts a person's own script, TRAIN_SCRIPT."""
-
     needs: Sequence[str] = ()
     """Fields of the job without which its own program has nothing to run on."""
 
 
 LAUNCHERS: Mapping[str, Launcher] = {
-    "torchrun": Launcher(module="torch", extra="train", takes_script=True),
-    "accelerate": Launcher(module="accelerate", extra="accelerate", takes_script=True),
-    "deepspeed": Launcher(module="deepspeed", extra="deepspeed", takes_script=True),
+    "torchrun": Launcher(module="torch", extra="train"),
+    "accelerate": Launcher(module="accelerate", extra="accelerate"),
+    "deepspeed": Launcher(module="deepspeed", extra="deepspeed"),
     "megatron": Launcher(needs=("engine_path", "data.path")),
     "megatron-bridge": Launcher(module="megatron.bridge", needs=("data.path",)),
     "torchtitan": Launcher(module="torchtitan", needs=("model.tokenizer", "data.path")),

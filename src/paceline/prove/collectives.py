@@ -48,8 +48,6 @@ KINDS = {
 """torch's names -> ours. A `reduce` and a `gather` to one rank are priced as if all had the result;
 they do not occur in a step."""
 
-IGNORED = ("barrier", "monitored_barrier_")
-
 NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 
 

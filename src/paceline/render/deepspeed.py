@@ -12,7 +12,6 @@ from typing import Any
 from paceline.job import Job
 from paceline.job.places import SshSpec
 from paceline.plan import Plan
-from paceline.render.batch import triangle
 from paceline.render.carried import OF_PROGRAM
 from paceline.render.deepspeed_pipeline import pipeline_gaps, pipeline_section
 from paceline.render.device import accelerator_refusals, wider_precision
@@ -75,7 +74,14 @@ def config(plan: Plan, job: Job, *, program_has_optimizer: bool = False) -> dict
         job: Optimizer and clipping.
         program_has_optimizer: As with Accelerate, which takes it from the program alone.
     """
-    found: dict[str, Any] = dict(triangle(plan))
+    layout = plan.layout
+    found: dict[str, Any] = {
+        # The first is the product of the others and of the data ranks: deepspeed/runtime/config.py,
+        # `_batch_assertion`.
+        "train_batch_size": layout.global_batch,
+        "train_micro_batch_size_per_gpu": layout.micro_batch,
+        "gradient_accumulation_steps": layout.accumulation,
+    }
     found["gradient_clipping"] = job.spec.train.clip_norm or 0.0
     if not program_has_optimizer:
         found["optimizer"] = _optimizer(plan, job)

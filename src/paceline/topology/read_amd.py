@@ -58,7 +58,6 @@ def read_rocm_topology(text: str) -> GpuTopology | None:
     }
     return GpuTopology(
         gpus=tuple(rows),
-        nics={},
         between={
             (one, other): cell
             for one, cells in rows.items()

@@ -35,9 +35,6 @@ class GpuTopology:
     gpus: tuple[str, ...]
     """As the tool numbers them: `GPU0`, ..."""
 
-    nics: Mapping[str, str]
-    """`NIC0` -> the device it stands for, or itself."""
-
     between: Mapping[tuple[str, str], str]
     """Pair -> `NV18`, `PIX`, `PXB`, `PHB`, `NODE`, `SYS`, or on AMD `XGMI` or `PCIE`."""
 
@@ -121,10 +118,8 @@ def read_topology(text: str) -> GpuTopology | None:
         rest = cells[1 + len(columns) :]
         if len(rest) > 1 and rest[1].isdigit():
             numa[cells[0]] = int(rest[1])
-    legend = dict(re.findall(r"^\s*(NIC\d+): (\S+)", "\n".join(lines), re.M))
     return GpuTopology(
         gpus=tuple(name for name in columns if name.startswith("GPU")),
-        nics={name: legend.get(name, name) for name in columns if not name.startswith("GPU")},
         between=between,
         numa_nodes=numa,
     )

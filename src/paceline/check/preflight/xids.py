@@ -62,7 +62,6 @@ class Verdict:
     line: str
     """Of the log, the last one that says so."""
 
-    number_of_lines: int
     is_over: bool
     """Whether the GPU's counters say that it has been mended since."""
 
@@ -99,7 +98,6 @@ def _verdict(bus: str, lines: Mapping[str, list[str]], now: Mapping[str, GpuStat
         id=worst,
         act=_ACTS[worst],
         line=lines[worst][-1],
-        number_of_lines=sum(len(each) for each in lines.values()),
         is_over=_is_over(worst, now.get(bus), is_known=bool(now)),
         is_of_programs=worst in _OF_PROGRAMS or effects[worst] is Effect.SECONDARY,
     )

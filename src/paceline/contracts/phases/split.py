@@ -4,16 +4,8 @@ from typing import Any
 
 from paceline.contracts.phases.case import Case
 from paceline.contracts.phases.resources import bottlenecks_of
-from paceline.contracts.writing.engineer import degrees_of, sharding_of, strategy_of
+from paceline.contracts.writing.engineer import sharding_of, strategy_of
 from paceline.units import format_bytes, format_count, format_seconds
-
-STRATEGIES = (
-    "data-parallelism",
-    "model-parallelism",
-    "pipeline-parallelism",
-    "tensor-parallelism",
-    "hybrid-3d-parallelism",
-)
 
 _LEAST_EFFICIENCY = 0.5
 """Below this share of a step spent on work, a strategy is called not viable: a convention."""
@@ -205,8 +197,3 @@ def distribute_data(case: Case) -> dict[str, Any]:
         + " are read (estimated)",
         "estimatedSamplesPerSecond": rate,
     }
-
-
-def degrees(case: Case) -> dict[str, int]:
-    """Degree of every way of splitting."""
-    return degrees_of(case.plan.layout)
