@@ -50,6 +50,17 @@ def test_every_rank_holds_and_sends_what_the_trace_of_all_micro_batches_says(nam
         assert not any(stage.how.startswith("traced whole") for stage in proof.stages)
 
 
+def test_a_deep_pipeline_of_replicas_is_extended_from_a_few_blocks_of_each_stage():
+    """It ended in a KeyError; and the sum over replicas, which grows, was taken for a block's."""
+    deep = ModelRequest(decoder=replace(SHAPE, layers=28))
+    asked = request(layout(sharding="none", pipeline=2, accumulation=4), model=deep)
+    proof, whole = prove(asked), prove(replace(asked, whole=True))
+    for extended, traced in zip(proof.stages, whole.stages, strict=True):
+        assert "extended to 14" in extended.how
+        assert extended.peak_bytes == pytest.approx(traced.peak_bytes, rel=1e-3)
+        assert totals(extended) == totals(traced)
+
+
 def totals(stage):
     found = Counter()
     for each in stage.collectives:

@@ -41,9 +41,10 @@ def extend(small: Depth, larger: Depth, blocks: tuple[int, ...], period: int) ->
     passes, wider = _passes(small.step), _passes(larger.step)
     if [key for key, _ in passes] != [key for key, _ in wider]:
         return None
-    stages = sorted({key[2] for key, _ in passes if key[0] != "optimizer"})
+    # Between two stages, and before the first, a rank is at the stage that it left, or at none.
+    stages = sorted({key[2] for key, runs in passes if runs[-1].block is not None})
     if len(stages) != len(blocks):
-        stages = list(range(len(blocks)))
+        return None
     wanted = dict(zip(stages, blocks, strict=True))
     have = dict(zip(stages, small.blocks, strict=True))
     made: list[Segment] = []

@@ -38,6 +38,9 @@ from paceline.runtime.strategy.pipeline.schedules import Stage
 FIRST, STEADY, CHECK = range(3)
 """Micro-batches that are run; the others play what the second did."""
 
+WHOLE_STEP = -1
+"""In the place of a micro-batch: what is done once, such as the sum over replicas."""
+
 
 class NotAlikeError(Exception):
     """A micro-batch does what none of those did that were run."""
@@ -194,7 +197,7 @@ class Replay:
     # What the schedule calls.
 
     def _forward(self, original: Any, stage: Any, number: int, *args: Any, **kwargs: Any) -> Any:
-        self._go(stage, number, "forward")
+        self._go(stage.stage_index, number, "forward")
         if number == FIRST:
             self._gathered(stage)
         passage = self._passage(stage, "forward", number)
@@ -239,7 +242,7 @@ class Replay:
         full_backward: bool = True,
         last_backward: bool = False,
     ) -> None:
-        self._go(stage, number, "backward")
+        self._go(stage.stage_index, number, "backward")
         name = "backward" if full_backward else "inputs"
         passage = self._passage(stage, name, number)
         if passage is None:
@@ -262,7 +265,7 @@ class Replay:
             self._held.pop(number).append((inputs, None if full_backward else grad))
 
     def _weights(self, original: Any, stage: Any, number: int, *args: Any, **kwargs: Any) -> None:
-        self._go(stage, number, "weights")
+        self._go(stage.stage_index, number, "weights")
         passage = self._passage(stage, "weights", number)
         if passage is None:
             start = self._start()
@@ -285,8 +288,9 @@ class Replay:
         trace, stage = self.tracer.trace, min(self.first_blocks)
         if self._is_hollow:
             assert self.tail is not None, "a hollow rank is like one that was traced"
-            trace.plays.append(self._play_of(self.tail, stage, 0))
+            trace.plays.append(self._play_of(self.tail, stage, WHOLE_STEP))
             return
+        self._go(stage, WHOLE_STEP, "backward")
         start = self._start()
         self.tail = Passage(
             trace, start, start, self._outside, self.rank, stage, self.first_blocks[stage], None
@@ -321,8 +325,8 @@ class Replay:
 
     # How.
 
-    def _go(self, stage: Any, number: int, phase: str) -> None:
-        self.tracer.places.at_stage(stage.stage_index, number + 1, phase)
+    def _go(self, stage: int, number: int, phase: str) -> None:
+        self.tracer.places.at_stage(stage, number + 1, phase)
 
     def _passage(self, stage: Any, name: str, number: int) -> Passage | None:
         """What is played; None when it has to run."""
