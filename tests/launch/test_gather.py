@@ -9,7 +9,7 @@ from tests.run.scene import JOB
 from paceline.job import Job, parse_job
 from paceline.job.corpus import find_corpus
 from paceline.launch.gather import question_of
-from paceline.topology.node.probe_storage import hash_data
+from paceline.topology.node.probe_storage import hash_code, hash_data
 
 
 def job_of(folder: Path, **sections: object) -> Job:
@@ -24,15 +24,36 @@ def test_every_node_is_asked_for_what_the_job_reads_and_for_what_it_runs(tmp_pat
     asked = question_of(job, tmp_path / "runs")
     assert asked.folders == (str(tmp_path / "runs"),)
     assert asked.data == (str(tmp_path / "text" / "**"),)
-    assert asked.code == (str(tmp_path / "mine"), str(tmp_path / "config.json"))
+    assert asked.code == {
+        "job folder": str(tmp_path),
+        "config.json": str(tmp_path / "config.json"),
+    }
     assert asked.ports == ()
 
 
-def test_a_program_of_one_file_is_that_file_and_a_port_that_is_named_is_tried(tmp_path):
+def test_a_job_without_a_program_has_no_code_and_a_port_that_is_named_is_tried(tmp_path):
     cluster = JOB["cluster"] | {"rendezvous_port": 29500}
-    asked = question_of(job_of(tmp_path, program="mine:main", cluster=cluster), tmp_path)
-    assert asked.code == (str(tmp_path / "mine.py"),)
+    asked = question_of(job_of(tmp_path, cluster=cluster), tmp_path)
+    assert asked.code == {}
     assert asked.ports == (29500,)
+
+
+@pytest.mark.parametrize("name", ["mine.py", "helper.py", "conf/a.yaml"])
+def test_s4_11_a_node_with_another_file_of_the_job_has_another_hash_wherever_its_folder_is(
+    tmp_path, name
+):
+    hashes = []
+    for node, text in enumerate(["x = 1", "x = 1", "x = 2"]):
+        folder = tmp_path / f"node-{node}"
+        for each in ("mine.py", "helper.py", "conf/a.yaml"):
+            (folder / each).parent.mkdir(parents=True, exist_ok=True)
+            (folder / each).write_text(text if each == name else "y = 1")
+        (folder / "runs").mkdir()
+        (folder / "runs" / "of.py").write_text(str(node))
+        job = job_of(folder, program="mine:main")
+        hashes.append(hash_code(question_of(job, folder).code, own=False))
+    assert hashes[0] == hashes[1] != hashes[2]
+    assert hashes[0].keys() == {"job folder"}
 
 
 @pytest.mark.parametrize(

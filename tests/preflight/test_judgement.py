@@ -557,6 +557,12 @@ def test_every_file_that_differs_is_named_and_what_is_not_there_beside_it():
     )
 
 
+def test_s4_11_code_that_a_node_did_not_name_is_no_pass():
+    usual = replace(H100, code={"job folder": "1"})
+    found = only(judged(usual, usual, replace(H100, code={})))
+    assert (found.node, found.evidence) == ("node03", "job folder is not there")
+
+
 def test_data_that_are_not_there_are_said_once():
     usual = replace(H100, data={"/data/*.txt": "1"})
     found = only(judged(usual, usual, replace(H100, data={"/data/*.txt": ""})))

@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Are the machines fit for the job? Every node, before.",
     ),
     "doctor": ("paceline.cli.doctor", "Check this machine: versions, packages, GPUs, disk, ports."),
+    "sync": ("paceline.cli.sync", "Send the code of a job to all of its hosts, and compare it."),
     "data": ("paceline.cli.data", "Tokenize a job's data before the run, and show samples."),
     "run": ("paceline.cli.run", "Train: plan, start, watch, recover, report."),
     "verify": ("paceline.cli.verify", "Does the layout compute what one device computes?"),

@@ -48,19 +48,17 @@ def question_of(job: Job, runs: Path, *, is_quick: bool = False) -> Question:
     folders = [str(runs.absolute())]
     if spec.layout.offload_path is not None:
         folders.append(str(job.folder / spec.layout.offload_path))
-    code = []
-    for name in (spec.model.factory, spec.program):
-        if name is not None:
-            top = job.folder / name.partition(":")[0].partition(".")[0]
-            code.append(str(top if top.is_dir() else top.with_suffix(".py")))
+    code = {}
+    if spec.model.factory is not None or spec.program is not None:
+        code["job folder"] = str(job.folder)  # the program and whatever it imports there
     if spec.model.hf_config is not None and has_hf_config(job):
         config = job.folder / spec.model.hf_config
-        code.append(str(config / "config.json" if config.is_dir() else config))
+        code["config.json"] = str(config / "config.json" if config.is_dir() else config)
     port = spec.cluster.rendezvous_port
     return Question(
         folders=tuple(folders),
         data=tuple(_pattern(job.folder / os.path.expanduser(each)) for each in patterns),
-        code=tuple(dict.fromkeys(code)),
+        code=code,
         ports=() if port == "auto" else (port,),
         is_quick=is_quick,
     )

@@ -22,7 +22,7 @@ from typing import IO, Protocol, TypeVar
 
 import msgspec
 
-from paceline.topology.node.messages import ANSWER, Call, Look, Start
+from paceline.topology.node.messages import ANSWER, Call, Look, Start, Take
 
 _T = TypeVar("_T")
 
@@ -97,7 +97,9 @@ class Silence:
 class Visit:
     """One command on one node: a line in, a line out, and it may go on after that."""
 
-    def __init__(self, nodes: Nodes, name: str, what: str, question: Look | Call | Start) -> None:
+    def __init__(
+        self, nodes: Nodes, name: str, what: str, question: Look | Call | Start | Take
+    ) -> None:
         self.name = name
         self.word = question.word if isinstance(question, Look) else ""
         self.is_here = nodes.place == "local"
@@ -175,7 +177,7 @@ class Visit:
         with contextlib.suppress(BrokenPipeError):  # it has ended, and says why
             process.stdin.write(self._line)
             process.stdin.flush()
-            if self._what == "call" or not self._nodes.way.minds_end:
+            if self._what in ("call", "take") or not self._nodes.way.minds_end:
                 process.stdin.close()
 
     def _read(self, process: "subprocess.Popen[bytes]") -> None:

@@ -107,7 +107,7 @@ def look_before_run(job: Job, plan: Plan, folder: Path, allowed: Sequence[str]) 
         JobError: `W032`, a check fails that was not allowed.
     """
     question = gather.question_of(job, folder, is_quick=True)
-    question = replace(question, ports=(), code=(), data=())  # looked at by itself
+    question = replace(question, ports=(), code={}, data=())  # looked at by itself
     need = _need_of_run(job, plan, "local", folder)
     verdict = judge(gather.look_here(question), need, allowed=allowed)
     if not verdict.is_fit:

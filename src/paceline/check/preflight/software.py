@@ -99,13 +99,13 @@ def check_software_alike(nodes: Mapping[str, NodeFacts], need: Need) -> Iterator
         name="code",
         of=lambda facts: facts.code,
         id="code-differs-between-nodes",
-        fix="rsync -a --delete the folder to that node, or check out the same commit",
+        fix="paceline sync JOB sends this machine's files there and says which differ",
     )
     yield from _hashes(
         nodes,
         name="data",
-        # What is not there at all is said of that node by itself.
-        of=lambda facts: {pattern: digest for pattern, digest in facts.data.items() if digest},
+        of=lambda facts: facts.data,
+        says_lost=False,  # `check_data` does, of each node by itself
         id="data-differs-between-nodes",
         fix="rsync -a --checksum the data to that node, or read them from a shared folder",
     )
@@ -201,14 +201,20 @@ def _hashes(
     of: Callable[[NodeFacts], Mapping[str, str]],
     id: str,
     fix: str,
+    says_lost: bool = True,
 ) -> Iterator[Result]:
-    usual = _usual({node: dict(of(facts)) for node, facts in nodes.items()})
+    there = {
+        node: {key: each for key, each in of(facts).items() if each}
+        for node, facts in nodes.items()
+    }
+    usual = _usual(there)
     if not usual:
         return
-    for node, facts in nodes.items():
-        mine = of(facts)
-        lost = [key for key in usual if mine.get(key) == ""]
-        differing = [key for key in usual if mine.get(key, usual[key]) not in ("", usual[key])]
+    for node, mine in there.items():
+        lost = [key for key in usual if key not in mine]
+        if lost and not says_lost:
+            continue
+        differing = [key for key in usual if mine.get(key, usual[key]) != usual[key]]
         if lost or differing:
             parts = [(lost, "not there"), (differing, "another than on most nodes")]
             said = "; ".join(

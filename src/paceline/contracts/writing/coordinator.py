@@ -195,8 +195,9 @@ def _sync(plan: Plan) -> dict[str, Any]:
         "enabled": several,
         "validate_checksums": True,
         "block_on_failure": True,
-        "command": ('rsync -a --checksum --itemize-changes ./ "$NODE:$PWD/"' if several else None),
-        "verify": "find . -name '*.py' -type f -print0 | sort -z | xargs -0 sha256sum | sha256sum",
+        "dry_run": "paceline sync job.yaml --dry-run" if several else None,
+        "command": "paceline sync job.yaml" if several else None,
+        "verify": "paceline preflight job.yaml --on ssh" if several else None,
     }
 
 

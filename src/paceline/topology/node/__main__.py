@@ -3,6 +3,7 @@
     python -m paceline.topology.node look    say what there is, and then answer the others' calls
     python -m paceline.topology.node call    call the others
     python -m paceline.topology.node start   start the ranks of a measurement
+    python -m paceline.topology.node take    take files into the job's folder, and list it
 
 The question is the first line of standard input, as JSON. The answer is one line that starts with
 `paceline-node `, as shells greet people on standard output. `look` stays until its time is over, or
@@ -21,9 +22,10 @@ from pathlib import Path
 import msgspec
 
 from paceline.topology.node.facts import Reached
-from paceline.topology.node.messages import ANSWER, Call, Look, Seen, Start, Started
+from paceline.topology.node.messages import ANSWER, Call, Look, Seen, Start, Started, Take, Taken
 from paceline.topology.node.probe import probe_node
 from paceline.topology.node.reach import Listener, call_all, free_port
+from paceline.topology.node.take import take
 
 
 def main() -> int:
@@ -41,7 +43,10 @@ def main() -> int:
         over = _end_of_input() if asked_start.minds_end else threading.Event()
         _answer(start(asked_start, over))
         return 0
-    print("usage: python -m paceline.topology.node look|call|start", file=sys.stderr)
+    if what == "take":
+        _answer(take(msgspec.json.decode(line, type=Take)))
+        return 0
+    print("usage: python -m paceline.topology.node look|call|start|take", file=sys.stderr)
     return 2
 
 
@@ -139,7 +144,7 @@ def _end_of_input() -> threading.Event:
     return over
 
 
-def _answer(value: Seen | list[Reached] | Started) -> None:
+def _answer(value: Seen | list[Reached] | Started | Taken) -> None:
     print(ANSWER + msgspec.json.encode(value).decode(), flush=True)
 
 

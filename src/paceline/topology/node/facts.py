@@ -20,8 +20,9 @@ class Question:
     data: tuple[str, ...] = ()
     """Files that every node reads; patterns as the job has them, absolute."""
 
-    code: tuple[str, ...] = ()
-    """Python files, or folders of them, that are the job's program; and its model's config.json."""
+    code: Mapping[str, str] = field(default_factory=dict)
+    """What it is called -> where it is: the job's folder where it holds a program of the job, and
+    its model's config.json."""
 
     ports: tuple[int, ...] = ()
     """TCP ports that have to be free."""
@@ -205,7 +206,7 @@ class NodeFacts:
     """Pattern -> hash over the names and sizes of its files; empty text where there are none."""
 
     code: Mapping[str, str] = field(default_factory=dict)
-    """Folder, or `paceline` -> hash over its Python files."""
+    """`job folder`, `config.json` or `paceline` -> hash over its code; empty where it is none."""
 
     interfaces: tuple[Interface, ...] = ()
     own_addresses: tuple[str, ...] | None = None

@@ -1,7 +1,7 @@
 """What a node is told to do, and what it answers; see `__main__.py`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from paceline.topology.node.facts import NodeFacts, Peer, Question
 
@@ -63,5 +63,41 @@ class Started:
 
     text: str = ""
     """Of the file that was asked for; empty where there is none."""
+
+    why_not: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """A file on its way."""
+
+    content: bytes
+    is_executable: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Take:
+    """Take these files into a folder, and list it."""
+
+    folder: str
+    names: tuple[str, ...]
+    """Files that are listed whatever they are, relative to the folder."""
+
+    files: Mapping[str, Sent] = field(default_factory=dict)
+    removed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What is in a folder now."""
+
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Path relative to it -> SHA-256, with `+x` behind it for a file that can be started."""
+
+    commit: str = ""
+    """Of the git repository that the folder is in; empty where it is in none."""
+
+    has_changes: bool = False
+    """Whether git sees changes that are in no commit."""
 
     why_not: str | None = None

@@ -7,7 +7,7 @@ import secrets
 import stat
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import paceline
@@ -16,6 +16,9 @@ from paceline.topology.node.facts import Disk, FolderFacts
 _MOST_FILES = 5000
 _MOST_BYTES = 64 * 2**20
 """Of one program's files that are hashed: reading them takes below a second. A guess."""
+
+_CODE = (".py", ".sh", ".yaml", ".yml", ".toml", ".cfg", ".ini")
+"""Ends of names of what a program is made of. Not .json and .txt: runs write such files too."""
 
 _LOCK_IS_OLD_S = 600.0
 """A build of an extension that takes longer is rare. A guess."""
@@ -79,15 +82,16 @@ def stale_locks() -> tuple[str, ...]:
     return tuple(found)
 
 
-def hash_code(folders: Iterable[str], *, own: bool = True) -> dict[str, str]:
-    """Each folder's, and Paceline's own: a hash over names and contents of `*.py`.
+def hash_code(code: Mapping[str, str], *, own: bool = True) -> dict[str, str]:
+    """Of each, and of Paceline itself: a hash over the relative names and the contents of its code.
 
     Args:
-        folders: Files, or folders of them.
+        code: What it is called -> the file, or the folder of them. On each node the same names,
+            wherever the folder is there.
         own: Whether Paceline's files are read too.
     """
-    ours = {"paceline": _hash_python(Path(paceline.__file__).parent)} if own else {}
-    return ours | {each: _hash_python(Path(each)) for each in folders}
+    ours = {"paceline": _hash_files(Path(paceline.__file__).parent)} if own else {}
+    return ours | {name: _hash_files(Path(path)) for name, path in code.items()}
 
 
 def hash_data(patterns: Iterable[str]) -> dict[str, str]:
@@ -106,14 +110,14 @@ def hash_data(patterns: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _hash_python(folder: Path) -> str:
+def _hash_files(folder: Path) -> str:
     """Of one file or of a folder; empty text where it is not there."""
     if folder.is_file():
         return hashlib.sha256(folder.read_bytes()).hexdigest()
     if not folder.is_dir():
         return ""
     digest, num_bytes = hashlib.sha256(), 0
-    for number, path in enumerate(_python_files(folder)):
+    for number, path in enumerate(code_files(folder)):
         if number >= _MOST_FILES or num_bytes >= _MOST_BYTES:
             break
         try:
@@ -126,7 +130,8 @@ def _hash_python(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _python_files(folder: Path) -> list[Path]:
+def code_files(folder: Path) -> list[Path]:
+    """Programs, scripts and configurations below a folder; not those of environments and runs."""
     found: list[Path] = []
     for root, folders, names in os.walk(folder):
         folders[:] = sorted(
@@ -136,7 +141,7 @@ def _python_files(folder: Path) -> list[Path]:
             and not each.startswith(".")
             and not (Path(root) / each / "pyvenv.cfg").exists()
         )
-        found += [Path(root) / name for name in sorted(names) if name.endswith(".py")]
+        found += [Path(root) / name for name in sorted(names) if name.endswith(_CODE)]
         if len(found) > _MOST_FILES:
             break
     return found

@@ -1,0 +1,160 @@
+"""A job's folder to all of its hosts: what differs there is sent, and then compared again.
+
+Leaves out the way there (`visits.py`) and what a host does with it (`topology/node/take.py`).
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.errors import JobError
+from paceline.launch.gather import LIMIT_S
+from paceline.launch.visits import Nodes, Silence, Visit, ask_all
+from paceline.topology.node.messages import Sent, Take, Taken
+from paceline.topology.node.take import list_folder, read_file
+from paceline.units import format_bytes
+
+_MOST_BYTES = 64 * 2**20
+"""Of all files that are sent: they go through memory, to every host. Code is far smaller; what is
+larger are data, or a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncedNode:
+    """One host against this machine. Paths are relative to the job's folder."""
+
+    name: str
+    sent: tuple[str, ...] = ()
+    """Files that were sent; in a dry run, those that would be."""
+
+    extra: tuple[str, ...] = ()
+    """Code that is there and not here; removed where that was asked for."""
+
+    differing: tuple[str, ...] = ()
+    """Files that are still others than here."""
+
+    commit: str = ""
+    why_not: str | None = None
+
+    @property
+    def is_same(self) -> bool:
+        """Whether every file of this machine is there, as it is here."""
+        return self.why_not is None and not self.differing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synced:
+    """All hosts against this machine."""
+
+    folder: str
+    num_files: int
+    commit: str
+    """Here; empty without git."""
+
+    has_changes: bool
+    """Whether something here is in no commit."""
+
+    nodes: tuple[SyncedNode, ...]
+
+    @property
+    def is_same(self) -> bool:
+        return all(node.is_same for node in self.nodes)
+
+
+def sync(
+    folder: Path,
+    nodes: Nodes,
+    *,
+    to: Path | None = None,
+    is_dry: bool = False,
+    removes: bool = False,
+    limit_s: float = LIMIT_S,
+    on_note: Callable[[str], None] = lambda text: None,
+) -> Synced:
+    """Make the folder on every host what it is here.
+
+    Args:
+        folder: Of the job. What git ignores stays here; without git, all but code does.
+        nodes: The hosts and the way there.
+        to: The folder there; None is the same path.
+        is_dry: Compare, and change nothing.
+        removes: Whether code that is there and not here is removed there.
+        limit_s: After it a host that has not answered is given up.
+        on_note: Given what is being waited for.
+
+    Raises:
+        JobError: `W033`, the folder has nothing to send, or more than code has.
+    """
+    here = list_folder(folder)
+    sendable = dict(_read(folder, here.files))
+    there = str((to or folder).absolute())
+    look = Take(folder=there, names=tuple(here.files))
+    on_note(f"comparing {len(here.files)} files on {len(nodes.names)} host(s)")
+    before = _ask(nodes, dict.fromkeys(nodes.names, look), limit_s)
+    asked = {}
+    for name, seen in before.items():
+        send = [file for file, hash in here.files.items() if seen.files.get(file) != hash]
+        extra = [file for file in seen.files if file not in here.files]
+        if seen.why_not is None and not is_dry and (send or (extra and removes)):
+            asked[name] = Take(
+                folder=there,
+                names=tuple(here.files),
+                files={file: sendable[file] for file in send},
+                removed=tuple(extra) if removes else (),
+            )
+    if asked:
+        on_note(f"sending to {len(asked)} host(s)")
+    after = before | _ask(nodes, asked, limit_s)
+    return Synced(
+        folder=there,
+        num_files=len(here.files),
+        commit=here.commit,
+        has_changes=here.has_changes,
+        nodes=tuple(_judged(name, here, before[name], after[name]) for name in nodes.names),
+    )
+
+
+def _judged(name: str, here: Taken, before: Taken, after: Taken) -> SyncedNode:
+    def differing(seen: Taken) -> tuple[str, ...]:
+        return tuple(file for file, hash in here.files.items() if seen.files.get(file) != hash)
+
+    return SyncedNode(
+        name=name,
+        sent=differing(before) if before.why_not is None else (),
+        extra=tuple(file for file in before.files if file not in here.files),
+        differing=differing(after) if after.why_not is None else (),
+        commit=after.commit,
+        why_not=after.why_not,
+    )
+
+
+def _ask(nodes: Nodes, asked: Mapping[str, Take], limit_s: float) -> dict[str, Taken]:
+    visits = [Visit(nodes, name, "take", take) for name, take in asked.items()]
+    try:
+        heard = ask_all(visits, lambda visit: visit.ask(Taken, limit_s))
+    finally:
+        ask_all(visits, Visit.end)
+    return {
+        visit.name: Taken(why_not=each.why) if isinstance(each, Silence) else each
+        for visit, each in zip(visits, heard, strict=True)
+    }
+
+
+def _read(folder: Path, files: Mapping[str, str]) -> Iterator[tuple[str, Sent]]:
+    sizes = {name: (folder / name).stat().st_size for name in files}
+    total = sum(sizes.values())
+    if total > _MOST_BYTES or not files:
+        largest = max(sizes, key=lambda name: sizes[name], default="")
+        raise JobError.of(
+            code="W033",
+            what=f"{folder} has {format_bytes(total)} to send, and code is less than "
+            f"{format_bytes(_MOST_BYTES)}: {largest} alone has {format_bytes(sizes[largest])}"
+            if files
+            else f"{folder} has no file to send",
+            where="the job's folder",
+            fix="put data and checkpoints into .gitignore, or keep them in a shared folder"
+            if files
+            else "name a job file that stands beside its program",
+        )
+    for name in files:
+        yield name, read_file(folder / name)

@@ -1,0 +1,85 @@
+"""The files of a job's folder on one node: list them, and take what was sent (`launch/sync.py`)."""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from paceline.topology.node.messages import Sent, Take, Taken
+from paceline.topology.node.probe_storage import code_files
+from paceline.topology.probe import Look, run_tool
+
+_EXECUTABLE = "+x"
+"""Behind the hash of a file that can be started."""
+
+
+def take(asked: Take) -> Taken:
+    """Write what was sent, remove what is to go, and say what is there then."""
+    folder = Path(asked.folder)
+    try:
+        for name, sent in asked.files.items():
+            _write(_inside(folder, name), sent)
+        for name in asked.removed:
+            _inside(folder, name).unlink(missing_ok=True)
+    except OSError as error:
+        return Taken(why_not=f"{error.filename or folder}: {error.strerror or error}")
+    return list_folder(folder, asked.names)
+
+
+def list_folder(folder: Path, names: Iterable[str] | None = None) -> Taken:
+    """What is in the folder, and the commit that git has there.
+
+    Args:
+        folder: One that is not there has no files.
+        names: Paths relative to it, whatever they are. What else looks like code is listed beside
+            them. None: all that git has and does not ignore; without git, all that looks like code.
+    """
+    looks: list[Look] = []
+    git = ["git", "-C", str(folder)]
+    commit = run_tool([*git, "rev-parse", "HEAD"], looks).strip()
+    known = run_tool([*git, "ls-files", "-coz", "--exclude-standard"], looks) if commit else ""
+    found = {str(path.relative_to(folder)) for path in code_files(folder)}
+    if names is not None:
+        found.update(names)
+    elif commit:
+        found = set(filter(None, known.split("\0")))
+    files = {name: _hash(folder / name) for name in sorted(found) if (folder / name).is_file()}
+    changed = run_tool([*git, "status", "--porcelain", "--", "."], looks) if commit else ""
+    return Taken(files=files, commit=commit, has_changes=bool(changed.strip()))
+
+
+def read_file(path: Path) -> Sent:
+    """A file as it is sent."""
+    return Sent(content=path.read_bytes(), is_executable=os.access(path, os.X_OK))
+
+
+def _hash(path: Path) -> str:
+    sent = read_file(path)
+    mark = _EXECUTABLE if sent.is_executable else ""
+    return hashlib.sha256(sent.content).hexdigest() + mark
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """
+    Raises:
+        OSError: The name leads out of the folder, maybe by a link.
+    """
+    path = folder / name
+    if Path(name).is_absolute() or not path.parent.resolve().is_relative_to(folder.resolve()):
+        raise OSError(0, "this is not inside of the job's folder", name)
+    return path
+
+
+def _write(path: Path, sent: Sent) -> None:
+    """Whole, or as it was before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".paceline-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(sent.content)
+        os.chmod(name, 0o755 if sent.is_executable else 0o644)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise

@@ -1,0 +1,133 @@
+"""`paceline sync` to hosts that are folders of this machine: an ssh that goes nowhere."""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.command import run_command
+from tests.run.scene import JOB
+
+from paceline.topology.node.messages import Sent, Take
+from paceline.topology.node.take import take
+
+SSH = """#!/bin/sh
+while [ "$1" != -- ]; do shift; done
+[ "$2" = gone ] && { echo "ssh: connect to host gone: No route to host" >&2; exit 255; }
+IFS= read -r line
+printf '%s\\n' "$line" | sed "s#@HOST@#$2#" | sh -c "$3"
+"""
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Path:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ssh").write_text(SSH)
+    (tmp_path / "bin" / "ssh").chmod(0o755)
+    job = tmp_path / "job"
+    (job / "lib").mkdir(parents=True)
+    (job / "text").mkdir()
+    (job / "text" / "a.txt").write_text("some words\n" * 99)
+    spec = JOB | {"cluster": JOB["cluster"] | {"nodes": 2, "per_node": 1}}
+    (job / "job.yaml").write_text(yaml.safe_dump(spec | {"ssh": {"hosts": ["a", "b"]}}))
+    (job / "train.py").write_text("import lib.helper\n")
+    (job / "lib" / "helper.py").write_text("VALUE = 1\n")
+    (job / "start.sh").write_text("#!/bin/sh\n")
+    (job / "start.sh").chmod(0o755)
+    return tmp_path
+
+
+def sync(scene: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    path = f"{scene / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    return run_command(
+        *("sync", "job.yaml", "--to", str(scene / "hosts" / "@HOST@"), *words),
+        folder=scene / "job",
+        env=os.environ | {"PATH": path, "GIT_CEILING_DIRECTORIES": str(scene)},
+    )
+
+
+def files(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): path.read_text()
+        for path in folder.rglob("*")
+        if path.is_file() and ".git" not in path.parts
+    }
+
+
+def git(folder: Path, *words: str) -> None:
+    who = ("-c", "user.name=a", "-c", "user.email=a@b")
+    subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True)
+
+
+def test_s4_19_every_host_gets_the_files_that_differ_and_a_dry_run_says_which(scene):
+    old = scene / "hosts" / "b"
+    (old / "lib").mkdir(parents=True)
+    (old / "lib" / "helper.py").write_text("VALUE = 2\n")
+    (old / "train.py").write_text("import lib.helper\n")
+    (old / "stale.py").write_text("")
+    before = files(scene / "hosts")
+    dry = sync(scene, "--dry-run")
+    assert dry.returncode == 1, dry.stderr
+    assert "a: would send 4 files: job.yaml, lib/helper.py, start.sh, train.py" in dry.stdout
+    assert "b: would send 3 files: job.yaml, lib/helper.py, start.sh; only there" in dry.stdout
+    assert files(scene / "hosts") == before
+    done = sync(scene, "--delete")
+    assert done.returncode == 0, done.stderr
+    assert "removed 1 file: stale.py" in done.stdout
+    ours = {name: text for name, text in files(scene / "job").items() if "text" not in name}
+    assert files(scene / "hosts" / "a") == files(old) == ours
+    assert os.access(old / "start.sh", os.X_OK)
+    assert not os.access(old / "train.py", os.X_OK)
+    again = sync(scene, "--dry-run", "--json")
+    assert again.returncode == 0
+    assert json.loads(again.stdout)["same"] is True
+
+
+def test_s4_19_with_git_what_it_ignores_stays_here_and_commits_are_compared(scene):
+    job = scene / "job"
+    (job / ".gitignore").write_text("*.secret\n")
+    (job / "key.secret").write_text("not for others")
+    (job / "new.json").write_text("{}")
+    git(job, "init", "-q")
+    git(job, "add", "train.py")
+    git(job, "commit", "-qm", "first")
+    done = sync(scene)
+    assert done.returncode == 0, done.stderr
+    assert "with changes that are in no commit" in done.stdout
+    assert "git there is at no commit" in done.stdout
+    there, ours = files(scene / "hosts" / "a"), files(job)
+    assert there.keys() == ours.keys() - {"key.secret"}
+
+
+def test_s4_19_a_host_that_is_not_reached_or_keeps_another_file_ends_it_with_1(scene):
+    blocked = scene / "hosts" / "b" / "train.py"
+    blocked.mkdir(parents=True)  # a folder where the file belongs
+    done = sync(scene)
+    assert done.returncode == 1
+    assert re.search("b: FAILED:.*Is a directory", done.stdout)
+    gone = sync(scene, "--hosts", "a,gone")
+    assert gone.returncode == 1
+    assert "gone: FAILED: ssh: connect to host gone: No route to host" in gone.stdout
+    assert "a: the same files as here" in gone.stdout
+
+
+def test_s4_19_a_folder_with_data_is_refused_with_the_largest_file(scene):
+    (scene / "job" / "big.yaml").write_bytes(b"#" * (65 << 20))
+    done = sync(scene)
+    assert done.returncode == 2
+    assert re.search("W033.*big.yaml alone has 65 MiB", done.stderr)
+    assert not (scene / "hosts").exists()
+
+
+@pytest.mark.parametrize("name", ["/etc/evil", "../evil", "link/evil"])
+def test_s4_19_nothing_is_written_outside_of_the_folder(tmp_path, name):
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    (inside / "link").symlink_to(tmp_path)
+    sent = {name: Sent(content=b"x", is_executable=False)}
+    answer = take(Take(folder=str(inside), names=(), files=sent))
+    assert "not inside" in (answer.why_not or "")
+    assert not (tmp_path / "evil").exists()
