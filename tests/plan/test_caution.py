@@ -21,6 +21,15 @@ def test_a_plan_that_decides_for_itself_warns_of_nothing():
     assert cautions() == {}
 
 
+def test_a_plan_without_a_sample_length_says_which_it_assumes():
+    without = SMALL.replace(", seq_len: 4096", "")
+    assert without != SMALL
+    what, fix = cautions(text=without)["sample length"]
+    assert what.endswith("those of samples of 256 tokens")
+    assert fix.startswith("set data.seq_len to")
+    assert cautions("data.seq_len=512", text=without) == {}
+
+
 @pytest.mark.parametrize(("batch", "micro_batches", "share"), [(16, 8, "27%"), (8, 4, "43%")])
 def test_a_bubble_above_a_fifth_is_named_with_the_batch_that_fills_it(batch, micro_batches, share):
     layout = ("layout.pipeline=4", "layout.schedule=1f1b", "layout.micro_batch=1", "layout.data=2")

@@ -588,3 +588,11 @@ def test_a_pipeline_is_refused_where_only_some_kinds_of_blocks_have_adapters(tmp
         assert "leave layout." in problem.fix
     assert layout_with("attention", "pipeline: 2").pipeline == 2
     assert layout_with("[gate, up, down]", "").pipeline == 1
+
+
+def test_of_layouts_as_fast_the_one_with_the_fewest_context_ranks_is_chosen():
+    changes = ("model.preset=llama-3-405b", "data.seq_len=8192", "engine=megatron")
+    plan = plan_of(JOB, *changes, "cluster.nodes=2048", "train.global_batch=2048")
+    assert (plan.layout.tensor, plan.layout.context, plan.layout.pipeline) == (8, 2, 16)
+    fastest = min(each.estimate.step_high_s or 0 for each in plan.rejected)
+    assert (plan.estimate.step_high_s or 0) <= 1.05 * fastest

@@ -77,10 +77,23 @@ def cautions_of(
         price: Its estimate.
         limit_bytes: Of a rank.
     """
+    yield from _assumed_length(job)
     yield from _bubble(job, space, case, layout, limit_bytes)
     yield from _tensor_across_nodes(job, space, layout, price)
     yield from _data_parallel_alone(job, space, case, layout, price, limit_bytes)
     yield from _large_units(job, space, case, layout, limit_bytes)
+
+
+def _assumed_length(job: Job) -> Iterator[Caution]:
+    """A published model takes longer samples than a job has that gives no length."""
+    if resolve_config(job) is None or ("data", "seq_len") in job.lines:
+        return
+    yield Caution(
+        about="sample length",
+        what="data.seq_len is not given: memory and time are those of samples of "
+        f"{job.spec.data.seq_len} tokens",
+        fix="set data.seq_len to the length that you train with",
+    )
 
 
 def _bubble(

@@ -2,9 +2,10 @@
 
 The fastest layout that fits is the one whose slow end of the range is lowest. A simpler one within
 the margin is taken instead. Simpler is, in this order: fewer ways of splitting at once (tensor,
-pipeline, context, expert); DDP before ZeRO-1, ZeRO-2, full and hybrid sharding; nothing offloaded;
-nothing computed again; 1F1B before other schedules; one reduction a step before many. Of equally
-simple ones the fastest wins, and of equally fast ones the largest micro-batch.
+pipeline, context, expert); fewer context ranks; DDP before ZeRO-1, ZeRO-2, full and hybrid
+sharding; nothing offloaded; nothing computed again; 1F1B before other schedules; one reduction a
+step before many. Of equally simple ones the fastest wins, and of equally fast ones the largest
+micro-batch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -91,6 +92,7 @@ def order_of(priced: Priced, latest_s: float) -> Any:
         t.offload_parameters,
         t.offload,
         t.sharding,
+        t.context,
         axes,
         np.where(is_late, coarse, 0),
         is_late,
