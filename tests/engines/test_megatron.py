@@ -52,8 +52,8 @@ print(json.dumps(found, default=str))
 )
 def test_megatron_core_takes_every_word_and_keeps_its_value(python_with, changes):
     python = python_with("megatron-core", "torch")
-    plan, _ = planned(**llama(**changes))
-    words = model_words(plan) | parallel_words(plan)
+    plan, job = planned(**llama(**changes))
+    words = model_words(plan, job) | parallel_words(plan)
     done = subprocess.run(
         [python, "-c", READ], input=json.dumps(words), capture_output=True, text=True
     )

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -5,17 +6,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.render.plans import planned, rendered
 
+from paceline.catalog.configs import load_published_configs
 from paceline.errors import PlanError
 from paceline.plan.case import case_of_plan
 from paceline.render import RenderError
-from paceline.render.megatron import arguments
+from paceline.render.megatron import arguments, render
 from paceline.render.megatron_words import learned_positions, stage_blocks, virtual
 
 FLAGS = {
-    line
+    line.split()[0]: tuple(line.split()[1:])
     for line in Path(__file__).with_name("megatron_flags.txt").read_text().splitlines()
     if line.startswith("--")
 }
+"""Flag -> the first and the last core version that has it."""
+
 LLAMA = {
     "model": {"decoder": None, "preset": "llama-3-8b"},
     "data": {"seq_len": 4096},
@@ -87,8 +91,44 @@ def test_experts_have_their_own_sizes_and_ranks(check_golden):
     mixtral = {"decoder": None, "preset": "mixtral-8x7b"}
     layout = {"expert": 8, "tensor": 2, "pipeline": 2, "sharding": "zero1"}
     found = rendered("megatron", **llama(model=mixtral, layout=layout))
-    assert what(found) == {"the base of the rotary positions"}
+    assert what(found) == {"the balancing loss as transformers defines it"}
     check_golden("megatron/experts", found)
+
+
+def test_a_router_is_the_models_own():
+    found = words(model={"decoder": None, "preset": "mixtral-8x7b"})
+    assert (found["--rotary-base"], found["--moe-aux-loss-coeff"]) == ("1000000", "0.02")
+    assert found["--moe-router-load-balancing-type"] == "aux_loss"
+    assert "--moe-router-pre-softmax" not in found
+    qwen = {"decoder": None, "preset": "qwen3-30b-a3b"}
+    found = words(model=qwen, train={"router_loss": 0.01})
+    assert (found["--norm-epsilon"], found["--moe-aux-loss-coeff"]) == ("1e-06", "0.01")
+    found = words(model=qwen, train={"router_loss": 0})
+    assert "--moe-aux-loss-coeff" not in found
+
+
+def test_a_router_that_does_not_renorm_takes_the_softmax_first(tmp_path):
+    config = dict(load_published_configs()["qwen3-30b-a3b"].config)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"norm_topk_prob": False}))
+    model = {"decoder": None, "preset": None, "hf_config": str(tmp_path / "config.json")}
+    assert words(model=model)["--moe-router-pre-softmax"] == "yes"
+
+
+@pytest.mark.parametrize(
+    ("layout", "engine", "oldest"),
+    [
+        (THREE_WAYS, "megatron", "0.12"),
+        (THREE_WAYS, "paceline", "0.13"),
+        (FULL, "paceline", "0.14"),
+    ],
+)
+def test_the_versions_that_know_every_flag_are_named(layout, engine, oldest):
+    plan, job = planned(**llama(layout=layout, engine=engine))
+    used = [word for word in arguments(plan, job) if word.startswith("--")]
+    assert max(FLAGS[word][0] for word in used) == oldest
+    assert {FLAGS[word][1] for word in used} == {"0.19"}
+    about = render(plan, job)["arguments.txt"]
+    assert f"core_v{oldest}.0 to core_v0.19.0 have" in about
 
 
 def test_degrees_are_the_plans():
@@ -280,7 +320,7 @@ def test_any_layout_keeps_its_batch_its_ranks_and_its_blocks(
     batch = {"global_batch": data * accumulation}
     plan, job = planned(**llama(layout=layout, train=batch, **changes))
     used = arguments(plan, job)
-    assert {word for word in used if word.startswith("--")} <= FLAGS
+    assert {word for word in used if word.startswith("--")} <= set(FLAGS)
     assert len([word for word in used if word.startswith("--")]) == len(
         {word for word in used if word.startswith("--")}
     )

@@ -126,7 +126,8 @@ class TrainSpec:
     router_loss: Annotated[Number, Field(ge=0)] | Auto = "auto"
     """What the balancing loss of routed experts is multiplied by: for each sample, the one that
     transformers defines. `auto` is the `router_aux_loss_coef` of a config.json that sets
-    `output_router_logits`, and else 0, which is none. From scratch, 0.001 to 0.01 is usual."""
+    `output_router_logits`, and else 0, which is none; for Megatron, of any config.json that has
+    it. From scratch, 0.001 to 0.01 is usual."""
     objective: ObjectiveSpec | None = None
     """What the built-in trainer's loss is. Left out, it follows from `data.kind`."""
 

@@ -36,6 +36,14 @@ from paceline.render.text import commented, header
 VERSION = "core_v0.16.1"
 """Tag of Megatron-LM that the flags are of."""
 
+_SINCE = {
+    "--pipeline-model-parallel-layout": "0.13",
+    "--use-megatron-fsdp": "0.14",  # --use-custom-fsdp before
+}
+"""Flags that are newer than core_v0.12.0 -> the first core version that has them. All others that
+are written here, and these, are flags up to core_v0.19.0. Source: megatron/training/arguments.py of
+each tag, and the classes that it makes flags of; tests/render/megatron_flags.txt."""
+
 _ARGUMENTS = "arguments.txt"
 
 _RENAMED = {
@@ -55,13 +63,16 @@ CARRIES = TOLD | {"train.attention", "engine_path"}
 
 def render(plan: Plan, job: Job) -> Files:
     """`arguments.txt`, a flag and its value a line, and `launch.sh`, run on every node."""
+    words = arguments(plan, job)
+    oldest = max((_SINCE[word] for word in words if word in _SINCE), default="0.12")
     about = header(
         plan,
         job,
-        f"For pretrain_gpt.py of Megatron-LM {VERSION}.",
+        f"For pretrain_gpt.py of Megatron-LM {VERSION}. Its core_v{oldest}.0 to core_v0.19.0 have",
+        "these flags too.",
         *planned_for(plan),
     )
-    lines = " ".join(arguments(plan, job)).replace(" --", "\n--") + "\n"
+    lines = " ".join(words).replace(" --", "\n--") + "\n"
     return {_ARGUMENTS: commented(about) + lines, "launch.sh": _launch(plan, job)}
 
 
@@ -78,7 +89,7 @@ def gaps(plan: Plan, job: Job) -> list[Gap]:
 
 def arguments(plan: Plan, job: Job) -> list[str]:
     """The command line of pretrain_gpt.py, without its data."""
-    model = flags(model_words(plan))
+    model = flags(model_words(plan, job))
     if plan.profile.blocks[0].kv_heads != plan.profile.blocks[0].heads:
         model.insert(model.index("--num-query-groups"), "--group-query-attention")
     else:
@@ -121,7 +132,7 @@ def _positions_and_vocabulary(plan: Plan, job: Job) -> list[str]:
     vocabulary = plan.profile.head_outputs
     found = ["--seq-length", str(plan.profile.seq_len), "--max-position-embeddings"]
     found.append(str(learned_positions(plan.profile) or plan.profile.seq_len))
-    found += flags(position_words(plan))
+    found += flags(position_words(plan, job))
     if not plan.profile.tied:
         found.append("--untie-embeddings-and-output-weights")
     tokenizer = tokenizer_of(job)

@@ -107,7 +107,7 @@ def _recipe(plan: Plan, job: Job) -> str:
     shards = plan.layout.sharding != "none" and plan.layout.data * plan.layout.context > 1
     offloads = plan.layout.offload != "none"
     parts = [
-        *_call("model", "GPTModelProvider", _model(plan)),
+        *_call("model", "GPTModelProvider", _model(plan, job)),
         *_call("train", "TrainingConfig", batch_words(plan, job) | _evaluation(plan, job)),
         *_call(
             "optimizer",
@@ -191,8 +191,8 @@ def _call(field: str, name: str, words: Words) -> list[str]:
     return [f"        {field}={name}(", *lines, "        ),"]
 
 
-def _model(plan: Plan) -> Words:
-    words = model_words(plan) | parallel_words(plan)
+def _model(plan: Plan, job: Job) -> Words:
+    words = model_words(plan, job) | parallel_words(plan)
     gelu = learned_positions(plan.profile) > 0
     words["activation_func"] = _Code(f"torch.nn.functional.{'gelu' if gelu else 'silu'}")
     if plan.layout.pipeline > 1:
@@ -202,7 +202,7 @@ def _model(plan: Plan) -> Words:
         words
         | {
             "seq_length": plan.profile.seq_len,
-            **position_words(plan),
+            **position_words(plan, job),
             "share_embeddings_and_output_weights": plan.profile.tied,
             "vocab_size": plan.profile.head_outputs,
             "make_vocab_size_divisible_by": 1,

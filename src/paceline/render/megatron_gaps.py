@@ -8,7 +8,14 @@ from paceline.plan import Plan
 from paceline.profile import DecoderShape, ModelProfile
 from paceline.render.device import accelerator_refusals, wider_precision
 from paceline.render.engine import ANY_MODEL, Gap
-from paceline.render.megatron_words import learned_positions, prefixes_of, tokenizer_of, virtual
+from paceline.render.megatron_words import (
+    learned_positions,
+    prefixes_of,
+    rotary_base,
+    router_coefficient,
+    tokenizer_of,
+    virtual,
+)
 
 _HELD_OUT = DataSpec().held_out
 
@@ -132,13 +139,6 @@ def _layout_gaps(plan: Plan) -> Iterator[Gap]:
             nearest="float32; TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 in the environment allows TF32",
             fix=wider_precision(plan),
         )
-    if plan.decoder is None and plan.profile.blocks[0].experts:
-        yield Gap(
-            what="the base of the rotary positions",
-            where="model",
-            why="the plan knows a model with experts by its sizes alone",
-            nearest="10000, Megatron's default: set the model's own",
-        )
 
 
 def _training_gaps(plan: Plan, job: Job) -> Iterator[Gap]:
@@ -182,6 +182,21 @@ def _training_gaps(plan: Plan, job: Job) -> Iterator[Gap]:
             why="Megatron has its own training loop",
             nearest=None,
             fix="`paceline run`, or `paceline render --for torchrun`",
+        )
+    if plan.decoder is None and plan.profile.blocks[0].experts and not rotary_base(plan, job):
+        yield Gap(
+            what="the base of the rotary positions",
+            where="model",
+            why="the model's config.json has no rope_theta",
+            nearest="10000, Megatron's default: set the model's own",
+        )
+    if plan.profile.blocks[0].experts and router_coefficient(job):
+        yield Gap(
+            what="the balancing loss as transformers defines it",
+            where="train.router_loss",
+            why="Megatron Core 0.16 adds that of each layer, divided by the experts of a token "
+            "(moe_utils.py, switch_load_balancing_loss_func)",
+            nearest=f"Megatron's, multiplied by {router_coefficient(job):g}",
         )
     if not prefixes_of(job) and spec.data.corpus != "mock":
         yield Gap(

@@ -5,6 +5,7 @@ Source of the words: megatron-core 0.16.1, core/transformer/transformer_config.p
 core/model_parallel_config.py; Megatron-LM core_r0.16, megatron/training/arguments.py.
 """
 
+from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
@@ -14,7 +15,7 @@ from paceline.job.training import decay_steps
 from paceline.parallel.stages import is_v_shaped, num_stages
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
-from paceline.profile import ModelProfile
+from paceline.profile import ModelProfile, resolve_config
 from paceline.render.shell import presence_lines
 
 Words = dict[str, Any]
@@ -26,7 +27,7 @@ TOLD = frozenset(
         *("train.steps", "train.optimizer", "train.learning_rate", "train.warmup_steps"),
         *("train.schedule", "train.final_learning_rate"),
         *("train.weight_decay", "train.clip_norm", "train.seed", "train.gradient_compression"),
-        *("train.betas", "train.eps", "train.decay_steps"),
+        *("train.betas", "train.eps", "train.decay_steps", "train.router_loss"),
         *("checkpoint.every", "evaluate.every", "evaluate.samples", "recovery.max_restarts"),
     }
 )
@@ -99,7 +100,7 @@ def learned_positions(profile: ModelProfile) -> int:
     return rows if is_like and rows >= _LEAST_POSITIONS else 0
 
 
-def model_words(plan: Plan) -> Words:
+def model_words(plan: Plan, job: Job) -> Words:
     """The model of a plan that `megatron_gaps` does not refuse."""
     shape, block, profile = plan.decoder, plan.profile.blocks[0], plan.profile
     is_gpt = learned_positions(profile) > 0
@@ -111,7 +112,9 @@ def model_words(plan: Plan) -> Words:
         "num_query_groups": block.kv_heads,
         "kv_channels": block.head_dim,
         "normalization": "LayerNorm" if is_gpt else "RMSNorm",
-        "layernorm_epsilon": 1e-5 if shape is None else shape.norm_eps,
+        "layernorm_epsilon": config_of(job).get("rms_norm_eps", 1e-5)
+        if shape is None
+        else shape.norm_eps,
         "gated_linear_unit": not is_gpt,
         "add_bias_linear": is_gpt,
         "add_qkv_bias": shape is not None and shape.qkv_bias,
@@ -125,19 +128,50 @@ def model_words(plan: Plan) -> Words:
             "moe_router_topk": block.experts_per_token,
             "moe_ffn_hidden_size": block.expert_ffn,
             "moe_token_dispatcher_type": "alltoall",
+            **_router_words(job),
         }
         if block.shared_ffn:
             found["moe_shared_expert_intermediate_size"] = block.shared_ffn
     return found
 
 
-def position_words(plan: Plan) -> Words:
-    """Learned or rotary positions; their base is Megatron's default where the plan does not know
-    it."""
+def config_of(job: Job) -> Mapping[str, Any]:
+    """The model's config.json; empty where it has none, and of published ones their sizes."""
+    found = resolve_config(job)
+    return {} if found is None else found.config
+
+
+def _router_words(job: Job) -> Words:
+    """Routed experts beyond their sizes. Megatron Core takes the softmax of the chosen experts
+    alone, as Mixtral, unless it is told to take it before (transformer_config.py, 0.16.1)."""
+    config = config_of(job)
+    is_renormed = config.get("model_type") == "mixtral" or config.get("norm_topk_prob", False)
+    found: Words = {"moe_router_pre_softmax": not is_renormed}
+    if balance := router_coefficient(job):
+        found |= {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": balance}
+    return found
+
+
+def router_coefficient(job: Job) -> float:
+    """What the balancing loss is multiplied by: the job's, or the one in the model's config.json;
+    0 is none."""
+    asked = job.spec.train.router_loss
+    return float(config_of(job).get("router_aux_loss_coef", 0) if asked == "auto" else asked)
+
+
+def rotary_base(plan: Plan, job: Job) -> int | None:
+    """Of rotary positions; None where neither the plan nor a config.json has it."""
+    config = config_of(job)
+    known = config.get("rope_theta") or (config.get("rope_parameters") or {}).get("rope_theta")
+    known = known if plan.decoder is None else plan.decoder.rope_theta
+    return None if known is None else round(known)
+
+
+def position_words(plan: Plan, job: Job) -> Words:
+    """Learned or rotary positions; their base is Megatron's default where nobody knows it."""
     if learned_positions(plan.profile):
         return {"position_embedding_type": "learned_absolute"}
-    base = 10_000 if plan.decoder is None else round(plan.decoder.rope_theta)
-    return {"position_embedding_type": "rope", "rotary_base": base}
+    return {"position_embedding_type": "rope", "rotary_base": rotary_base(plan, job) or 10_000}
 
 
 def parallel_words(plan: Plan) -> Words:
