@@ -58,7 +58,7 @@ def test_a_combination_is_a_mask_of_the_table():
     ]
     both = Excluded(when={"sharding": ("full",), "recompute": ("selective",)}, why="")
     assert both.mask(table_of(rows)).tolist() == [True, False, False]
-    several = Excluded(when={"tensor": None, "sharding": ("full",)}, why="")
+    several = Excluded(when={"tensor": "several", "sharding": ("full",)}, why="")
     assert several.mask(table_of(rows)).tolist() == [False, False, True]
     assert (SHARDINGS.index("full"), RECOMPUTES.index("selective")) == (3, 1)
 

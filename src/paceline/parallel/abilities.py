@@ -1,17 +1,20 @@
-"""Which ways to split an engine has, so that nothing is planned that its files cannot express.
+"""Which ways to split an engine has, so that nothing is planned that its files cannot express: the
+rows of `abilities.toml`.
 
 Those of our own runtime are what `runtime/strategy` does, tested. Those of engines that Paceline
 writes files for are what `render/` writes, held to it by `tests/render/test_random_plans.py`. The
 others are written from their documentation in 2026, neither tried nor checked against the source.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from paceline.catalog.engines import Engine
+from paceline.catalog.load import read_shipped
 from paceline.choices import Attention, ContextKind, Offload, Recompute, Schedule, Sharding
 from paceline.parallel.layout import Layout
 from paceline.parallel.recomputes import ONE_BACKWARD
@@ -32,8 +35,8 @@ from paceline.parallel.table import (
 class Excluded:
     """Choices that an engine has each and not together."""
 
-    when: Mapping[str, Sequence[str] | Sequence[bool] | None]
-    """Field of a layout -> its words; None is a number above 1."""
+    when: Mapping[str, tuple[str | bool, ...] | Literal["several"]]
+    """Field of a layout -> its words, or `several`: a number above 1."""
 
     why: str
     """The reason, with the engine's version."""
@@ -44,7 +47,7 @@ class Excluded:
         for name, words in self.when.items():
             column = getattr(layouts, name)
             known = WORDS.get(name)
-            if words is None:
+            if words == "several":
                 found = found & (column > 1)
             elif known is None:
                 found = found & np.isin(column, np.asarray(words))
@@ -56,7 +59,7 @@ class Excluded:
         """Whether a job fixes all of it."""
         values = {name: getattr(fixed, name) for name in self.when}
         return all(
-            values[name] in words if words is not None else _is_several(values[name])
+            _is_several(values[name]) if words == "several" else values[name] in words
             for name, words in self.when.items()
         )
 
@@ -147,199 +150,12 @@ class Abilities:
     """Facts of the engine that the files set otherwise than the runs that `engines.toml` is of."""
 
 
-_ZERO1: tuple[Sharding, ...] = ("none", "zero1")
-_FSDP: tuple[Sharding, ...] = ("none", "zero2", "full", "hybrid")
-_STAGED: tuple[Schedule, ...] = ("1f1b", "interleaved")
-_WITH_FSDP = ("zero2", "full", "hybrid")
-
-OURS = Abilities(
-    pipeline_shardings=("none", "zero1", "full", "hybrid"),
-    offloads=("none", "cpu"),
-    reduces_each_in_pipeline=False,
-    chunked_zero_bubble=True,
-    equal_rounds=True,
-    selective_split_backward=False,
-    offloads_whole=False,
-    offloads_parameters=(True,),
-    copies_kv_head=False,
-    experts_by_tensor=True,
-)
-"""What `paceline run` itself executes: `runtime/strategy`. In a pipeline torch's schedules gather a
-stage's parameters and reduce its gradients once a step: ZeRO-2 would hold what ZeRO-1 holds.
-Offloading is FSDP2's `CPUOffloadPolicy`, which moves parameters and gradients as well."""
-
-_MEGATRON = Abilities(
-    shardings=_ZERO1,
-    pipeline_shardings=_ZERO1,
-    schedules=_STAGED,
-    offloads=("none", "cpu"),
-    halves_samples=True,
-    precisions=("fp32", "bf16", "fp16", "fp8"),
-    optimizers=("adamw", "sgd"),
-    excluded=tuple(
-        Excluded(
-            when={"sharding": ("none",), "offload": ("cpu",), ranks: None},
-            why="Megatron's offloaded optimizer is its distributed one",
-        )
-        for ranks in ("data", "context")
-    ),
-)
-_OLD_MEGATRON = replace(_MEGATRON, context_kinds=(), expert=False, offloads=("none",))
-_ONLY_DATA = Abilities(
-    schedules=(),
-    context_kinds=(),
-    offloads=("none", "cpu"),
-    offloads_whole=False,
-    offloads_parameters=(True,),
-    tensor=False,
-    expert=False,
-)
-_TORCHTITAN = Abilities(
-    shardings=_FSDP,
-    context_kinds=("ring",),
-    offloads=("none", "cpu"),
-    offloads_whole=False,
-    offloads_parameters=(True,),
-    reduces_each=True,
-    reduces_each_in_pipeline=False,
-    recomputes_some=False,
-    expert=False,
-    precisions=("fp32", "bf16"),
-    optimizers=("adamw",),
-    excluded=(
-        Excluded(
-            when={"sharding": ("none",), "context": None},
-            why="torchtitan 0.3 shards parameters over the context ranks",
-        ),
-    ),
-)
-_FSDP_RECOMPUTES = (
-    Excluded(
-        when={"sharding": _WITH_FSDP, "recompute": ("selective",)},
-        why="under FSDP Accelerate 1.15 itself recomputes, whole blocks",
-    ),
-    Excluded(
-        when={"sharding": _WITH_FSDP, "recompute_every": None},
-        why="under FSDP Accelerate 1.15 recomputes all blocks or none",
-    ),
-)
-
 ABILITIES: Mapping[str, Abilities] = {
-    "paceline": OURS,
-    "megatron": replace(_MEGATRON, attentions=get_args(Attention)),
-    "megatron-bridge": _MEGATRON,
-    "megatron-2021": _OLD_MEGATRON,
-    "deepspeed": Abilities(
-        shardings=("none", "zero1", "zero2", "full"),
-        pipeline_shardings=("zero1",),
-        schedules=("1f1b",),
-        context_kinds=(),
-        recomputes=("none", "full"),
-        offloads_whole=False,
-        # docs/_tutorials/zero-offload.md: a model of 10 billion parameters on one GPU.
-        offloads_alone=("zero1", "zero2", "full"),
-        offloads_parameters=(False, True),
-        tensor=False,
-        expert=False,
-        reduces_each=True,
-        # `data_types.grad_accum_dtype` (runtime/zero/stage_1_and_2.py, `grad_accum`, 0.19).
-        holds={"gradient_bytes": 4},
-        equal_stages=True,
-        precisions=("fp32", "tf32", "bf16", "fp16"),
-        optimizers=("adamw", "sgd"),
-        excluded=(
-            Excluded(
-                when={"sharding": ("zero1", "zero2"), "offload": ("nvme",)},
-                why="DeepSpeed offloads to nvme from ZeRO stage 3 on",
-            ),
-            Excluded(
-                when={"sharding": ("zero1", "zero2"), "offload_parameters": (True,)},
-                why="DeepSpeed offloads parameters from ZeRO stage 3 on",
-            ),
-            Excluded(
-                when={"pipeline": None, "offload": ("cpu", "nvme")},
-                why="offloading was not tried with DeepSpeed's PipelineEngine",
-            ),
-            Excluded(
-                when={"pipeline": None, "recompute_every": None},
-                why="PipelineModule recomputes every block or none",
-            ),
-        ),
-    ),
-    "megatron-deepspeed": replace(
-        _OLD_MEGATRON, shardings=("none", "zero1", "zero2", "full"), schedules=("1f1b",)
-    ),
-    "automodel": replace(
-        _TORCHTITAN, expert=True, recomputes_some=True, precisions=None, optimizers=None
-    ),
-    "torchtitan": _TORCHTITAN,
-    "fsdp1": replace(
-        _ONLY_DATA,
-        shardings=_FSDP,
-        reduces_each=None,
-        hybrid_in_node=True,
-        excluded=_FSDP_RECOMPUTES,
-    ),
-    "torchtune": replace(
-        _ONLY_DATA,
-        shardings=("zero2", "full", "hybrid"),
-        context_kinds=("ring",),
-        tensor=True,
-        reduces_each=True,
-    ),
-    "accelerate": replace(
-        _ONLY_DATA,
-        shardings=_FSDP,
-        context_kinds=("ring",),
-        tensor=True,
-        asked_only=("tensor", "context"),
-        # With `mixed_precision` Accelerate 1.15 makes every trained parameter float32
-        # (utils/fsdp_utils.py, "upcast"); without FSDP autocast keeps narrow copies.
-        holds={
-            "weight_bytes": 4,
-            "sharded_bytes": 4,
-            "gradient_bytes": 4,
-            "step_bytes": 4,
-            "cast_bytes": 2,
-        },
-        excluded=(
-            *_FSDP_RECOMPUTES,
-            Excluded(
-                when={"sharding": ("none",), "context": None},
-                why="Accelerate 1.15 reduces gradients over context ranks with sharded parameters "
-                "only",
-            ),
-            Excluded(
-                when={"sharding": ("none",), "tensor": None, "data": None},
-                why="Accelerate 1.15 reduces gradients over data ranks beside tensor ranks with "
-                "sharded parameters only",
-            ),
-        ),
-    ),
-    "nanotron": Abilities(
-        shardings=_ZERO1,
-        pipeline_shardings=_ZERO1,
-        schedules=("gpipe", "1f1b"),
-        context_kinds=(),
-        offloads=("none",),
-    ),
-    "internevo": Abilities(
-        shardings=_ZERO1,
-        pipeline_shardings=_ZERO1,
-        schedules=("1f1b", "interleaved", "zero-bubble"),
-        offloads=("none", "cpu"),
-    ),
-    "maxtext": Abilities(
-        shardings=("none", "full", "hybrid"),
-        schedules=("gpipe", "interleaved"),
-        offloads=("none", "cpu"),
-    ),
+    name: msgspec.convert(row, Abilities) for name, row in read_shipped("abilities.toml").items()
 }
-"""Engine of the catalog -> what it has. Sources: megatron-core 0.14 `arguments.py` (distributed
-optimizer, 1F1B and interleaved, context parallel p2p and a2a); DeepSpeed docs: pipelines exclude
-ZeRO-2 and 3; torchtitan `distributed/pipeline_parallel.py`; torchtune 0.7
-`recipes/full_finetune_distributed.py`; Accelerate `FullyShardedDataParallel`
-and `ParallelismConfig`; nanotron README; InternEvo docs; MaxText `configs/base.yml`."""
+"""Engine of the catalog -> what it has."""
+
+OURS = ABILITIES["paceline"]
 
 
 def abilities_of(engine: str) -> Abilities:
