@@ -2,7 +2,7 @@
 
 A new policy is its word in `choices.py`, a row here, its bytes and seconds in
 `estimate/recompute.py`, and its function in `runtime/strategy/recompute.py`; engines that have it
-say so in `abilities.py`.
+say so in `abilities.toml`.
 """
 
 from collections.abc import Mapping

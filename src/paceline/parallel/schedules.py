@@ -1,7 +1,7 @@
 """What each pipeline schedule needs and does, one row a schedule, the simplest first.
 
 A new schedule is its word in `choices.py`, a row here, its times in `estimate/schedule.py`, and its
-class in `runtime/strategy/pipeline/schedules.py`; engines that have it say so in `abilities.py`.
+class in `runtime/strategy/pipeline/schedules.py`; engines that have it say so in `abilities.toml`.
 """
 
 from collections.abc import Mapping

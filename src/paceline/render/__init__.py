@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
 
+from paceline.catalog.load import read_shipped
 from paceline.errors import JobError, Problem, did_you_mean
 from paceline.job import Job
 from paceline.plan import Plan
@@ -31,127 +32,12 @@ __all__ = [
     "renderer_of",
 ]
 
+_ELSEWHERE = {"lambda": "lambda_cloud"}
+"""Engines whose module has another name: `lambda` is a word of Python."""
+
 ENGINES: Mapping[str, Engine] = {
-    "slurm": Engine(
-        title="Slurm, torchrun on every node",
-        module="paceline.render.slurm",
-        versions="Slurm 22.05",
-        validated="shellcheck; job.sbatch, and the agents of a run, submitted to Slurm 22.05 of "
-        "three nodes, one lost",
-    ),
-    "torchrun": Engine(
-        title="torchrun",
-        module="paceline.render.torchrun",
-        versions="torch 2.11 to 2.13",
-        validated="shellcheck; run with torch 2.13 on 2 and 4 ranks over gloo, a rank killed, "
-        "one node of two lost",
-    ),
-    "accelerate": Engine(
-        title="Hugging Face Accelerate",
-        module="paceline.render.accelerate",
-        versions="accelerate 1.10 to 1.15",
-        validated="its config loader, launch parser and FSDP plugin; run with 1.15 on 2 and 4 "
-        "ranks: DDP, FSDP2, DeepSpeed's ZeRO-1",
-    ),
-    "deepspeed": Engine(
-        title="DeepSpeed",
-        module="paceline.render.deepspeed",
-        versions="deepspeed 0.16 to 0.19",
-        validated="its DeepSpeedConfig, and its keys; run with 0.19 on 2 ranks: ZeRO-1, 2, 3, "
-        "offload to the CPU",
-    ),
-    "megatron": Engine(
-        title="Megatron-LM",
-        module="paceline.render.megatron",
-        versions="Megatron-LM core_v0.16.1",
-        validated="megatron-core 0.16.1: its TransformerConfig and pipeline layout; flags against "
-        "a list from its arguments.py; not run: it needs GPUs",
-    ),
-    "megatron-bridge": Engine(
-        title="Megatron Bridge",
-        module="paceline.render.megatron_bridge",
-        versions="megatron-bridge 0.3",
-        validated="megatron-bridge 0.3.1: its config classes, with a stand-in for Transformer "
-        "Engine; not run: it needs GPUs",
-    ),
-    "torchtitan": Engine(
-        title="torchtitan",
-        module="paceline.render.torchtitan",
-        versions="torchtitan 0.3",
-        validated="torchtitan 0.3.0: its parser, its Trainer.Config, the model built on the meta "
-        "device; not run: it needs GPUs",
-    ),
-    "network": Engine(
-        title="The nodes' network",
-        module="paceline.render.network",
-        versions="NCCL 2.2x, gloo; torch 2.11 to 2.13",
-        validated="shellcheck; the sweep run with torch 2.13 on 2 ranks over gloo",
-    ),
-    "mlx": Engine(
-        title="MLX",
-        module="paceline.render.mlx",
-        versions="mlx 0.32",
-        validated="MLX's own hostfile class and flags; run with mlx[cpu] 0.32.4 on 2 and 4 ranks "
-        "of the ring backend; not run: on Macs, or over JACCL",
-    ),
-    "tensorflow": Engine(
-        title="TensorFlow",
-        module="paceline.render.tensorflow",
-        versions="tensorflow 2.21",
-        validated="TensorFlow's own resolver; run with tensorflow-cpu 2.21 on 2 workers",
-    ),
-    "ray": Engine(
-        title="Ray Train and Tune, KubeRay",
-        module="paceline.render.ray",
-        versions="Ray 2.60, KubeRay 1.7",
-        validated="RayJob's CRD schema; run with Ray 2.60 on 2 workers over gloo, one killed; a "
-        "search with ASHA to its end; not run: on a KubeRay cluster",
-    ),
-    "kubernetes": Engine(
-        title="Kubeflow Trainer v2 and the older training operator",
-        module="paceline.render.kubernetes",
-        versions="Trainer 2.3 (TrainJob, TrainingRuntime), training operator 1.9 (PyTorchJob)",
-        validated="CRD schemas, every key; kubernetes-validate 1.37; not run: on a cluster",
-    ),
-    "kfp": Engine(
-        title="Kubeflow Pipelines v2",
-        module="paceline.render.kfp",
-        versions="kfp 2.17",
-        validated="compiled by kfp 2.17; run here with 2 ranks in its training step",
-    ),
-    "sky": Engine(
-        title="SkyPilot",
-        module="paceline.render.sky",
-        versions="skypilot 0.14",
-        validated="sky.Task.from_yaml, offline (skypilot 0.14.1); not run: nothing is rented",
-    ),
-    "modal": Engine(
-        title="Modal",
-        module="paceline.render.modal",
-        versions="modal 1.6",
-        validated="app.py imported by modal 1.6.4, offline; not run: nothing is rented",
-    ),
-    "runpod": Engine(
-        title="RunPod",
-        module="paceline.render.runpod",
-        versions="runpod 1.7 to 1.12",
-        validated="runpod 1.12's create_pod, offline; the pod's own command run here; not run: "
-        "nothing is rented",
-    ),
-    "lambda": Engine(
-        title="Lambda",
-        module="paceline.render.lambda_cloud",
-        versions="cloud API v1",
-        validated="golden files; the program run here against a pretend API; not run: nothing is "
-        "rented",
-    ),
-    "vertex": Engine(
-        title="Google Vertex AI",
-        module="paceline.render.vertex",
-        versions="aiplatform v1",
-        validated="google-cloud-aiplatform 2.7's CustomJobSpec, strictly; not run: nothing is "
-        "rented",
-    ),
+    name: Engine(module=f"{__name__}.{_ELSEWHERE.get(name, name.replace('-', '_'))}", **row)
+    for name, row in read_shipped("renderers.toml").items()
 }
 """Name on the command line -> the engine."""
 
