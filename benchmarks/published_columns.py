@@ -36,6 +36,7 @@ from paceline.parallel.table import (
 from paceline.profile import ModelProfile
 from paceline.profile.block import Block
 from paceline.topology import Cluster, find_levels
+from paceline.topology.levels import host_bytes_per_s
 
 _INTERLEAVES = ("megatron", "megatron-2021", "megatron-bridge")
 _MAX_CHUNKS = 4
@@ -207,6 +208,7 @@ def _cluster(name: str, num_ranks: int, per_node: int, interconnect: str) -> Clu
         peak_flops_per_s=known.peak_flops_per_s,
         memory_bytes_per_s=known.memory_bytes_per_s,
         link_bytes_per_s=None,
+        host_link_bytes_per_s=host_bytes_per_s(known, load_links()),
         network_bytes_per_s=network,
         levels=levels,
         known={},
@@ -406,7 +408,9 @@ def _take(value: Any, index: Any) -> Any:
 
 
 def _traffic(run: Run) -> Traffic:
-    return traffic_of(_engine(run), precision=run.precision, optimizer=run.stated.optimizer)
+    return traffic_of(
+        _engine(run), cluster_of(run), precision=run.precision, optimizer=run.stated.optimizer
+    )
 
 
 def _holdings(run: Run, row: int) -> Holdings:

@@ -17,6 +17,7 @@ from paceline.parallel import Layout
 from paceline.plan import make_plan, plan_from_json, plan_job, plan_to_json
 from paceline.plan.host import check_building
 from paceline.plan.limits import limit_problem
+from paceline.plan.outlook import outlook
 from paceline.profile import ModuleFacts, profile_module
 from paceline.profile.block import Block, MeasuredCosts, block_parameters, dense_parameters
 from paceline.report.plan_explain import explain_plan
@@ -205,7 +206,7 @@ def test_the_screen_fits_in_100_columns_and_shows_the_equation():
     for text in (JOB, TINY):
         screen = format_plan(plan_of(text))
         assert max(len(line) for line in screen.splitlines()) <= 100
-        assert len(screen.splitlines()) <= 48
+        assert len(screen.splitlines()) <= 49
         assert "tokens a step" in screen
         assert "estimated" in screen
 
@@ -518,6 +519,20 @@ def test_an_offloaded_optimizer_is_said_with_what_a_node_holds():
     assert "the ranks of a node, of 2 TiB (assumed, as in a DGX H100)" in screen
     assert max(map(len, screen.splitlines())) <= 100
     assert plan_from_json(plan_to_json(plan)) == plan
+
+
+def test_offloading_and_checkpoints_take_the_time_of_the_card_s_own_host_link():
+    def seconds(accelerator: str) -> tuple[float, float]:
+        where = f"cluster.accelerator={accelerator}"
+        sets = ("cluster.per_node=1", "layout.offload=cpu", "engine=deepspeed")
+        text = JOB.replace("llama-3-8b", "tiny").replace("4096", "512")
+        job = job_of(text, where, *sets)
+        plan = plan_of(text, where, *sets)
+        return plan.estimate.terms["optimizer"], outlook(plan, job).save_s
+
+    (old_s, old_save_s), (new_s, new_save_s) = seconds("V100-32"), seconds("GH200")
+    assert old_save_s == pytest.approx(new_save_s * 450 / 15.75)
+    assert old_s > 1.5 * new_s  # the host's cores take as long
 
 
 def test_what_the_hosts_cannot_hold_does_not_fit():

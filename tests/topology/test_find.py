@@ -188,6 +188,16 @@ def test_a_memory_that_nobody_says_is_asked_for(line: str):
     assert told(line, "memory=10 GiB").memory_bytes == 10 * GIB
 
 
+def test_copies_to_the_host_have_the_pcie_link_that_the_card_reports():
+    wide = told("0, NVIDIA H100 80GB HBM3, 81559 MiB, 5, 16, 9.0, Disabled")
+    narrow = told("0, NVIDIA H100 80GB HBM3, 81559 MiB, 4, 8, 9.0, Disabled")
+    assert wide.host_link_bytes_per_s == 63e9
+    assert narrow.host_link_bytes_per_s == pytest.approx(31.5e9 / 2)
+    assert narrow.copy_bytes_per_s == pytest.approx(wide.copy_bytes_per_s / 4)
+    grace = told("0, NVIDIA GH200 480GB, 97871 MiB, 5, 1, 9.0, Disabled")
+    assert grace.host_link_bytes_per_s == 450e9
+
+
 def test_a_slice_of_a_card_has_its_share_of_the_rates_and_a_range():
     line = "0, NVIDIA H100 80GB HBM3, 81559 MiB, 5, 16, 9.0, Enabled"
     whole, slice_ = load_accelerators()["H100-SXM"], told(line, "memory=10195 MiB")

@@ -7,7 +7,7 @@ from tests.clusters import h100s
 
 from paceline.catalog import load_accelerators, load_links
 from paceline.topology import Level, find_levels
-from paceline.topology.levels import link_of_rate
+from paceline.topology.levels import host_bytes_per_s, link_of_rate
 
 
 def levels(name: str, *, nodes: int, per_node: int) -> tuple[Level, ...]:
@@ -119,3 +119,27 @@ def test_a_link_of_ones_own_is_rdma_because_its_row_says_so():
     plain = replace(found[-1], is_rdma=False)
     assert not replace(cluster, levels=(*found[:-1], plain)).uses_rdma
     assert not replace(cluster, levels=found[:-1]).uses_rdma
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [
+        ("V100-32", 15.75e9),  # PCIe 3.0 x16
+        ("T4", 15.75e9),
+        ("A40", 31.5e9),  # PCIe 4.0 x16
+        ("MI210", 31.5e9),
+        ("H100-SXM", 63e9),  # PCIe 5.0 x16
+        ("MI300X", 63e9),
+        ("GH200", 450e9),  # NVLink-C2C
+        ("GB300", 225e9),  # half of it: two GPUs a CPU
+        ("GB10", 136e9),  # the host's memory, read and written
+        ("TPU-v5p", None),
+    ],
+)
+def test_a_card_has_the_host_link_of_its_data_sheet(name: str, rate: float | None):
+    assert host_bytes_per_s(load_accelerators()[name], load_links()) == rate
+
+
+def test_a_link_to_its_host_does_not_join_a_card_to_the_others_of_its_node():
+    (node,) = levels("GH200", nodes=1, per_node=4)
+    assert node.link == "pcie-5-x16"

@@ -14,7 +14,8 @@ from paceline.cli.options import FiniteRange, PathName, json_option, set_option
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline.catalog import Price
+    from paceline.catalog import Accelerator, Catalog, Price
+    from paceline.estimate.cost import Keeping
     from paceline.plan.bill import Bill
 
 _OTHER_LOADS = (10_000.0, 100_000.0, 1_000_000.0)
@@ -118,7 +119,11 @@ def command(
             accelerator, ranks or 1, (requests_per_day, latency, concurrency), provider, as_json
         )
         return
-    kept = None if store is None and send is None else (store or 0.0, send or 0.0)
+    from paceline.estimate.cost import Keeping
+
+    kept = None
+    if store is not None or send is not None:
+        kept = Keeping(stored_bytes=store or 0.0, sent_bytes=send or 0.0)
     if job_file is not None:
         bill = _of_job(job_file, overrides, kept, provider)
     else:
@@ -171,12 +176,11 @@ def _check_options(has_job: bool, serves: bool) -> None:
 def _of_job(
     job_file: Path,
     overrides: tuple[str, ...],
-    kept: tuple[float, float] | None,
+    kept: "Keeping | None",
     providers: tuple[str, ...],
 ) -> "Bill":
     from paceline.catalog import find_catalog_file, load_catalog
     from paceline.cli.job_input import read_plannable
-    from paceline.estimate.cost import Keeping
     from paceline.launch.factory import measure_factory
     from paceline.plan import plan_job
     from paceline.plan.bill import bill_of_plan
@@ -188,28 +192,32 @@ def _of_job(
         plan,
         job,
         _prices(plan.cluster.accelerator, catalog.prices, providers),
-        keeping=None if kept is None else Keeping(stored_bytes=kept[0], sent_bytes=kept[1]),
+        keeping=kept,
     )
 
 
-def _of_size(
-    size: Any, name: str, kept: tuple[float, float] | None, providers: tuple[str, ...]
-) -> "Bill":
-    from paceline.catalog import find_accelerator, find_catalog_file, load_catalog
-    from paceline.estimate.cost import Keeping
+def _of_size(size: Any, name: str, kept: "Keeping | None", providers: tuple[str, ...]) -> "Bill":
     from paceline.plan.bill import bill_of_size
 
-    catalog = load_catalog(find_catalog_file(Path(), None))
-    accelerator = find_accelerator(name, where="--accelerator", catalog=catalog)
+    catalog, accelerator = _named(name)
     try:
         return bill_of_size(
             size,
             accelerator,
             _prices(accelerator.name, catalog.prices, providers),
-            keeping=None if kept is None else Keeping(stored_bytes=kept[0], sent_bytes=kept[1]),
+            links=catalog.links,
+            keeping=kept,
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+
+
+def _named(name: str) -> "tuple[Catalog, Accelerator]":
+    """The accelerator of `--accelerator`, in the catalog with the file that lies here."""
+    from paceline.catalog import find_accelerator, find_catalog_file, load_catalog
+
+    catalog = load_catalog(find_catalog_file(Path(), None))
+    return catalog, find_accelerator(name, where="--accelerator", catalog=catalog)
 
 
 def _prices(
@@ -235,17 +243,12 @@ def _show_serving(
     providers: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    from paceline.catalog import (
-        find_accelerator,
-        find_catalog_file,
-        load_catalog,
-        offers_of_nodes,
-    )
+    from paceline.catalog import offers_of_nodes
     from paceline.estimate.serving import Load, break_even, serving_costs
     from paceline.report.cost_text import format_serving
 
-    catalog = load_catalog(find_catalog_file(Path(), None))
-    accelerator = find_accelerator(name, where="--accelerator", catalog=catalog).name
+    catalog, known = _named(name)
+    accelerator = known.name
     rows = [
         row
         for row in offers_of_nodes(_prices(accelerator, catalog.prices, providers), ranks)

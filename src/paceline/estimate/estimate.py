@@ -146,6 +146,7 @@ class Case:
         """Bytes of a parameter on the wire and through the optimizer."""
         return traffic_of(
             self.engine,
+            self.cluster,
             precision=self.precision,
             optimizer=self.optimizer,
             replica_share=self.replica_share,

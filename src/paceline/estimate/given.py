@@ -50,8 +50,15 @@ class Traffic:
     optimizer_bytes: Value
     """Read and written by the optimizer for each parameter of its shard."""
 
+    crossing_bytes: Value
+    """Of those, what crosses to the host and back where the optimizer's state is offloaded: the
+    gradient, and the new weights."""
+
     host_bytes_per_s: Value
     """Between accelerator and host, for offloaded state."""
+
+    host_memory_bytes_per_s: Value
+    """A rank's share of its host's memory, for an optimizer that the host's cores run."""
 
     disk_bytes_per_s: Value
     """Between host and its disk, for state offloaded there."""

@@ -38,9 +38,13 @@ three steps of a 19M decoder (Python 3.11, torch 2.13 CPU, AMD EPYC Zen 4)."""
 
 _ZERO2 = code_of("sharding", "zero2")
 
-_HOST_BYTES_PER_S, _DISK_BYTES_PER_S = 25e9, 3e9
-"""To the host over PCIe 4.0 x16 as copies reach it, and to an NVMe disk. PCIe: 25 to 55 GB/s are
-commonly quoted for 4.0 and 5.0; NVMe: a data-centre disk's data sheet, PCIe 4.0 x4 shared by two
+HOST_MEMORY_BYTES_PER_S = 200e9
+"""Of one node, read and written by optimizers on its cores. CPU-Adam reaches 109 GB/s of 256 on two
+sockets of six DDR4 channels (28 B for each of 10e9 parameters in 2.57 s: ZeRO-Offload,
+arXiv:2101.06840, table 4); two of eight DDR5 channels peak at 614, and a third of it is taken."""
+
+_DISK_BYTES_PER_S = 3e9
+"""Between a host and its NVMe disk: a data-centre disk's data sheet, PCIe 4.0 x4 shared by two
 ranks, a guess."""
 
 
@@ -122,12 +126,18 @@ def _root_moment_bytes(engine: Engine, optimizer: str, profile: ModelProfile) ->
 
 
 def traffic_of(
-    engine: Engine, *, precision: str, optimizer: str, replica_share: float = 1.0
+    engine: Engine,
+    cluster: Cluster,
+    *,
+    precision: str,
+    optimizer: str,
+    replica_share: float = 1.0,
 ) -> Traffic:
     """Bytes of a parameter on the wire and through the optimizer.
 
     Args:
         engine: That runs the step.
+        cluster: On which: its accelerators' link to their host.
         precision: Of the matrix multiplications.
         optimizer: One of `MOMENT_BYTES`.
         replica_share: What compression leaves of all-reduced gradients: `compressed_share`.
@@ -145,7 +155,9 @@ def traffic_of(
         sharded_bytes=4.0 if wide else engine.sharded_bytes,
         optimizer_bytes=gradient + updated + 2 * moments,
         is_muon=float(optimizer == "muon"),
-        host_bytes_per_s=_HOST_BYTES_PER_S,
+        crossing_bytes=gradient + weights,
+        host_bytes_per_s=cluster.copy_bytes_per_s,
+        host_memory_bytes_per_s=HOST_MEMORY_BYTES_PER_S / cluster.ranks_per_node,
         disk_bytes_per_s=_DISK_BYTES_PER_S,
         replica_share=replica_share,
         ways=ways_of(engine),

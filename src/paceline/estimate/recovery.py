@@ -14,6 +14,7 @@ from math import inf
 from typing import Literal
 
 from paceline.estimate.goodput import daly_interval_s, goodput, job_mtbf_s
+from paceline.estimate.holdings import HOST_MEMORY_BYTES_PER_S
 from paceline.parallel import Layout
 
 Tier = Literal["replica", "shadow", "memory", "checkpoint"]
@@ -68,11 +69,10 @@ class Machine:
     """Of one node, each direction."""
 
     copy_bytes_per_s: float = 10e9
-    """From the accelerator to its host. A guess, some 40 % of PCIe 4 x16."""
+    """From the accelerator to its host, as copies reach it (`Cluster.copy_bytes_per_s`)."""
 
-    host_bytes_per_s: float = 100e9
-    """Of one node's memory, read and written by an optimizer on its cores. A guess, a third of what
-    two sockets with eight DDR5 channels each peak at."""
+    host_bytes_per_s: float = HOST_MEMORY_BYTES_PER_S
+    """Of one node's memory, read and written by an optimizer on its cores."""
 
     shares_cores: bool = False
     """Whether the steps run on the same cores (a CPU), so that nothing is hidden behind them."""

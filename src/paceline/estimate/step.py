@@ -477,7 +477,8 @@ def _optimizer_s(model: Model, t: Layouts, rates: Rates, traffic: Traffic) -> Co
     mine = (dense / shard + routed / routed_shard) * model.trained_share
     moved = traffic.optimizer_bytes * mine
     here = moved / rates.memory_bytes_per_s
-    cpu = moved / traffic.host_bytes_per_s
+    crosses = traffic.crossing_bytes * mine / traffic.host_bytes_per_s
+    cpu = crosses + moved / traffic.host_memory_bytes_per_s
     disk = moved / traffic.disk_bytes_per_s
     seconds = np.choose(np.broadcast_to(t.offload, np.shape(here)), (here, cpu, disk))
     if np.any(traffic.is_muon):

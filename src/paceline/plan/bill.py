@@ -5,12 +5,12 @@ their prices are known; what is not known is named, and machines that cannot run
 the reason.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
-from paceline.catalog import Accelerator, Price, offers_of_nodes
+from paceline.catalog import Accelerator, Link, Price, load_links, offers_of_nodes
 from paceline.estimate.cost import (
     DEFAULT_SPOT_MTBF_S,
     PROCESS_BYTES,
@@ -25,7 +25,8 @@ from paceline.estimate.cost import (
 )
 from paceline.job import Job
 from paceline.plan.decision import Plan
-from paceline.plan.outlook import DEFAULTS, Assumptions, needs_of, outlook
+from paceline.plan.outlook import DEFAULTS, needs_of, outlook
+from paceline.topology.levels import copied_bytes_per_s, host_bytes_per_s
 from paceline.units import format_bytes, format_count, format_seconds
 
 ASSUMED_MFU = 0.4
@@ -78,7 +79,6 @@ def bill_of_plan(
     prices: Iterable[Price],
     *,
     keeping: Keeping | None = None,
-    assumptions: Assumptions = DEFAULTS,
 ) -> Bill:
     """What a planned run costs.
 
@@ -87,15 +87,14 @@ def bill_of_plan(
         job: Of which it is the plan.
         prices: Of the plan's accelerator.
         keeping: What is stored and sent out; left out, `keeping_of` the plan.
-        assumptions: In place of the defaults.
     """
     rows, keeping = tuple(prices), keeping or keeping_of(plan, job)
-    view = outlook(plan, job, prices=rows, assumptions=assumptions, keeping=keeping)
+    view = outlook(plan, job, prices=rows, keeping=keeping)
     cluster = plan.cluster
     basis = [
         f"{view.num_steps} steps of {_seconds(view.step_s)} each, as planned: {plan.layout.name}",
         f"a checkpoint every {plan.checkpoint_every} steps",
-        *_assumed(assumptions, view.restart_s),
+        *_assumed(view.restart_s),
     ]
     return _bill(
         name=job.spec.name,
@@ -139,12 +138,19 @@ def bill_of_size(
     accelerator: Accelerator,
     prices: Iterable[Price],
     *,
+    links: Mapping[str, Link] | None = None,
     keeping: Keeping | None = None,
-    assumptions: Assumptions = DEFAULTS,
 ) -> Bill:
     """What a run of so many parameters and tokens costs.
 
     Seconds are FLOPs / (ranks x peak x utilisation), or tokens / measured tokens a second.
+
+    Args:
+        size: The run.
+        accelerator: Of every rank.
+        prices: Of the accelerator.
+        links: A catalog's own; the shipped ones when left out.
+        keeping: What is stored and sent out; left out, three checkpoints and the weights once.
 
     Raises:
         ValueError: The accelerator's peak is unknown and no tokens a second are given; or the
@@ -156,12 +162,13 @@ def bill_of_size(
     nodes = ceil(ranks / per_node)
     train_s, how = _train_s(size, accelerator)
     state = STATE_BYTES * size.num_parameters
-    write_s = state / nodes / assumptions.storage_bytes_per_s
-    restart_s = assumptions.restart_s + write_s
+    host_link = host_bytes_per_s(accelerator, load_links() if links is None else links)
+    write_s = state / nodes / DEFAULTS.storage_bytes_per_s
+    restart_s = DEFAULTS.restart_s + write_s
     failures = Failures(
-        save_s=state / ranks / assumptions.copy_bytes_per_s,
+        save_s=state / ranks / copied_bytes_per_s(host_link),
         restart_s=restart_s,
-        rank_mtbf_s=assumptions.rank_mtbf_s,
+        rank_mtbf_s=DEFAULTS.rank_mtbf_s,
         background_s=write_s,
     )
     needs = Needs(
@@ -191,7 +198,7 @@ def bill_of_size(
         basis=[
             *how,
             f"a checkpoint is {STATE_BYTES} B a parameter, {format_bytes(state)}",
-            *_assumed(assumptions, restart_s),
+            *_assumed(restart_s),
         ],
         costs=cheapest_costs(costs),
         rows=rows,
@@ -291,8 +298,8 @@ def _refused(rows: tuple[Price, ...], needs: Needs, have: set[str]) -> Iterable[
             yield provider, f"{largest.instance} has {why}"
 
 
-def _assumed(assumptions: Assumptions, restart_s: float) -> list[str]:
-    hours = assumptions.rank_mtbf_s / 3600
+def _assumed(restart_s: float) -> list[str]:
+    hours = DEFAULTS.rank_mtbf_s / 3600
     return [
         f"assumed: one failure in {hours:,.0f} hours of an accelerator",
         f"assumed: {format_seconds(restart_s)} to restart",

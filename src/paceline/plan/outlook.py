@@ -32,10 +32,6 @@ class Assumptions:
     """At which a node writes to and reads from the shared storage: a guess, a tenth of a 200 Gb/s
     network card. Measure it: `dd if=/dev/zero of=FILE bs=16M count=1024 oflag=direct`."""
 
-    copy_bytes_per_s: float = 10e9
-    """At which a rank's state is copied to its host before training goes on: a guess, some 40 % of
-    PCIe 4 x16."""
-
     restart_s: float = 300.0
     """From a failure to new processes that have met, before the checkpoint is read: a guess. Ours
     on one machine is seconds; thousands of ranks take minutes."""
@@ -109,7 +105,7 @@ def outlook(
     """
     cluster, price, train = plan.cluster, plan.estimate, job.spec.train
     state = price.num_checkpoint_bytes
-    save_s = state / cluster.num_ranks / assumptions.copy_bytes_per_s
+    save_s = state / cluster.num_ranks / cluster.copy_bytes_per_s
     write_s = state / cluster.num_nodes / assumptions.storage_bytes_per_s
     restart_s = assumptions.restart_s + write_s
     step_s = price.step_s

@@ -390,9 +390,8 @@ def _interval_advice(asked: _Asked, view: Outlook) -> Iterator[Decision]:
         yield Decision(
             field="advice for checkpoint.every",
             value=f"{advice.every_steps} steps",
-            reason=f"{advice.reason} (guesses: {view.assumptions.copy_bytes_per_s / 1e9:g} GB/s a "
-            f"rank to the host, {view.assumptions.storage_bytes_per_s / 1e9:g} GB/s a node to "
-            "storage)",
+            reason=f"{advice.reason} (guess: {view.assumptions.storage_bytes_per_s / 1e9:g} GB/s "
+            "a node to storage)",
         )
 
 

@@ -44,7 +44,7 @@ def plan_state(plan: Plan, job: Job, view: Outlook) -> StatePlan | None:
             num_domains=cluster.num_ranks if cluster.is_local else cluster.num_nodes,
             ranks_per_node=cluster.ranks_per_node,
             network_bytes_per_s=cluster.network_bytes_per_s,
-            copy_bytes_per_s=view.assumptions.copy_bytes_per_s,
+            copy_bytes_per_s=cluster.copy_bytes_per_s,
             shares_cores=cluster.backend == "gloo",
             sends_copies=job.spec.recovery.snapshot_peers,
         ),

@@ -4,9 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from paceline.catalog import Backend, Link
-from paceline.topology.levels import Known, Level, level_of
+from paceline.topology.levels import Known, Level, copied_bytes_per_s, level_of
 
 __all__ = ["Cluster", "Known", "Level"]
+
+
+_COPY_IN_MEMORY_BYTES_PER_S = 10e9
+"""Of one core: a guess."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +62,10 @@ class Cluster:
     """Which ranks share which link, innermost first; empty when there is one rank, or when the
     links are unknown. The estimate prices every collective by them."""
 
+    host_link_bytes_per_s: float | None = None
+    """Between one accelerator and its host, each direction, raw; None on a CPU and where the
+    catalog has no such link."""
+
     host_bytes: int | None = None
     """Memory of one node's host, where it was looked at; None on a declared cluster."""
 
@@ -75,6 +83,14 @@ class Cluster:
     def num_ranks(self) -> int:
         """Ranks on all nodes."""
         return self.num_nodes * self.ranks_per_node
+
+    @property
+    def copy_bytes_per_s(self) -> float:
+        """From one accelerator to its host as copies reach it: what offloading, snapshots and
+        checkpoints are estimated by."""
+        if self.backend == "gloo":  # from memory to memory: read and written
+            return (self.memory_bytes_per_s or 2 * _COPY_IN_MEMORY_BYTES_PER_S) / 2
+        return copied_bytes_per_s(self.host_link_bytes_per_s)
 
     @property
     def network_link(self) -> str | None:

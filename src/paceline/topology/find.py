@@ -17,10 +17,10 @@ from paceline.catalog import (
 from paceline.errors import JobError, Problem
 from paceline.job import ClusterSpec, Job
 from paceline.topology.cluster import Cluster, Known
-from paceline.topology.levels import Level, find_levels, node_bytes_per_s
+from paceline.topology.levels import Level, find_levels, host_bytes_per_s, node_bytes_per_s
 from paceline.topology.machine import Machine, find_local_machine
 from paceline.topology.read_nvidia import FoundGpu
-from paceline.topology.unknown import EstimatedCard, estimate_card
+from paceline.topology.unknown import EstimatedCard, estimate_card, pcie_bytes_per_s
 from paceline.units import format_bytes
 
 _MAX_AUTO_CPU_RANKS = 2
@@ -243,6 +243,10 @@ def _gpu_cluster(spec: ClusterSpec, job: Job, machine: Machine, catalog: Catalog
         cores_per_rank=machine.num_cores / num_ranks,
         host_bytes=machine.memory_bytes // spec.nodes,
     )
+    link = catalog.links.get((known.host_link or known.link or "") if known else "")
+    if gpu.pcie_generation and (link is None or link.kind == "pcie"):
+        rate = pcie_bytes_per_s(gpu, catalog.links)
+        cluster = replace(cluster, host_link_bytes_per_s=rate)
     if spec.memory == "auto" and gpu.memory_bytes is None:
         cluster = _unreported(cluster, known, machine)
     if known is not None and any(gpu.is_mig for gpu in machine.gpus):
@@ -395,6 +399,7 @@ def _from_catalog(
         memory_bytes_per_s=known.memory_bytes_per_s if has_rates else None,
         link_bytes_per_s=node_bytes_per_s(known, catalog.links) if has_rates else None,
         network_bytes_per_s=network if has_rates or spec.network != "auto" else None,
+        host_link_bytes_per_s=host_bytes_per_s(known, catalog.links) if has_rates else None,
         host_bytes=host_bytes,
         levels=levels,
         num_multiprocessors=known.num_multiprocessors if has_rates else None,

@@ -139,11 +139,35 @@ def links_of_node(
     rate = accelerator.link_bytes_per_s
     fast = links[accelerator.link] if accelerator.link else None
     rest = links[accelerator.host_link] if accelerator.host_link else fast
+    if rest is not None and rest.kind != "pcie":  # NVLink-C2C joins a GPU and its own host alone
+        rest = fast
     if rate is None:
         return fast, rest
     if accelerator.scale_up_size >= accelerator.num_per_node:
         return replace(fast or _UNKNOWN_IN_NODE, bytes_per_s=rate), rest
     return fast, replace(rest or _UNKNOWN_IN_NODE, bytes_per_s=rate)
+
+
+def host_bytes_per_s(accelerator: Accelerator, links: Mapping[str, Link]) -> float | None:
+    """Between an accelerator and its host, each direction; None where no such link is known."""
+    link = links.get(accelerator.host_link or accelerator.link or "")
+    return link.bytes_per_s if link is not None and link.kind in _TO_HOST else None
+
+
+_TO_HOST = ("pcie", "nvlink-c2c", "memory")
+
+_COPY_SHARE = 0.8
+"""Of the host link's rate, what copies of pinned memory reach: some 12.5 of 15.75 GB/s over PCIe
+3.0 x16, 25 of 31.5 over 4.0, 50 to 55 of 63 over 5.0, as commonly quoted. 360 of 450 GB/s is
+cautious for GH200's NVLink-C2C."""
+
+_USUAL_HOST_LINK_BYTES_PER_S = 31.5e9
+"""PCIe 4.0 x16, where the catalog has no host link (TPU, Trainium): a guess."""
+
+
+def copied_bytes_per_s(host_link_bytes_per_s: float | None) -> float:
+    """What copies between an accelerator and its host reach of their link; None is not known."""
+    return _COPY_SHARE * (host_link_bytes_per_s or _USUAL_HOST_LINK_BYTES_PER_S)
 
 
 def node_bytes_per_s(accelerator: Accelerator, links: Mapping[str, Link]) -> float | None:

@@ -6,17 +6,16 @@ numbers are taken for another's without that range. Where the catalog has none o
 or the driver reports none, the range is that of all cards that it may be like.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import exp, log
 
-from paceline.catalog import PRECISIONS, Accelerator, Catalog
+from paceline.catalog import PRECISIONS, Accelerator, Catalog, Link
 from paceline.topology.read_nvidia import FoundGpu
 
-_PCIE_16_BYTES_PER_S = {3: 15.75e9, 4: 31.5e9, 5: 63e9, 6: 121e9}
-"""Rates of 16 lanes in one direction, as the catalog's rows `pcie-*-x16`."""
-
-_OLDEST_PCIE = 3
-"""Taken where the tool does not say the generation: the slowest of cards that train."""
+_OLDEST_PCIE, _NEWEST_PCIE = 3, 6
+"""Generations that the catalog has rows of. Where the tool does not say, the oldest is taken: the
+slowest of cards that train."""
 
 _FIRST_WITH_BF16 = 8
 """First generation of CUDA cards with bf16, and the last that a driver knows which does not report
@@ -60,8 +59,6 @@ def estimate_card(gpu: FoundGpu, num_per_node: int, catalog: Catalog) -> Estimat
             within = max(within, away)
     bandwidths = [card.memory_bytes_per_s for card in near if card.memory_bytes_per_s]
     bandwidth, away = _middle(bandwidths)
-    generation = gpu.pcie_generation or _OLDEST_PCIE
-    generation = min(_PCIE_16_BYTES_PER_S, key=lambda each: abs(each - generation))
     names = tuple(card.name for card in near)
     source = f"estimated: the middle of {', '.join(names)}"
     return EstimatedCard(
@@ -71,8 +68,8 @@ def estimate_card(gpu: FoundGpu, num_per_node: int, catalog: Catalog) -> Estimat
             memory_bytes=gpu.memory_bytes,
             peak_flops_per_s=peaks,
             memory_bytes_per_s=bandwidth,
-            link=f"pcie-{generation}-x16",
-            link_bytes_per_s=_PCIE_16_BYTES_PER_S[generation] * (gpu.pcie_lanes or 16) / 16,
+            link=_pcie_row(gpu),
+            link_bytes_per_s=pcie_bytes_per_s(gpu, catalog.links),
             network_node_bytes_per_s=_NETWORK_BYTES_PER_S,
             num_per_node=num_per_node,
             overhead_bytes=max(card.overhead_bytes for card in near),
@@ -83,6 +80,16 @@ def estimate_card(gpu: FoundGpu, num_per_node: int, catalog: Catalog) -> Estimat
         rates_within=max(within, away),
         like=names,
     )
+
+
+def pcie_bytes_per_s(gpu: FoundGpu, links: Mapping[str, Link]) -> float:
+    """Rate of a card's PCIe link, one direction: its generation's, for the lanes that it has."""
+    return links[_pcie_row(gpu)].bytes_per_s * (gpu.pcie_lanes or 16) / 16
+
+
+def _pcie_row(gpu: FoundGpu) -> str:
+    generation = gpu.pcie_generation or _OLDEST_PCIE
+    return f"pcie-{min(max(generation, _OLDEST_PCIE), _NEWEST_PCIE)}-x16"
 
 
 def _near(capability: str | None, catalog: Catalog) -> list[Accelerator]:
