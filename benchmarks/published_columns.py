@@ -22,7 +22,6 @@ from paceline.estimate.memory import (
     allocated_bytes,
     fullest,
     memory_parts,
-    reserved_bytes,
 )
 from paceline.estimate.rates import Rates, rates_of
 from paceline.estimate.step import step_terms
@@ -71,7 +70,7 @@ class Columns:
     def needed_bytes(self) -> Any:
         """What the fullest rank takes of its device, which decides whether a run fits."""
         worst = fullest(self.model, self.layouts, self.holdings)
-        return reserved_bytes(worst) + worst["overhead"]
+        return allocated_bytes(worst) + worst["slack"] + worst["overhead"]
 
     def peak_bytes(self) -> Any:
         """Memory of the rank that was measured, in the metric it was measured in."""
@@ -80,7 +79,7 @@ class Columns:
         is_first = np.array(["rank 0 only" in run.notes for run in self.runs])
         parts = {name: np.where(is_first, first[name], worst[name]) for name in worst}
         metric = np.array([run.metric for run in self.runs])
-        reserved = reserved_bytes(parts)
+        reserved = allocated_bytes(parts) + parts["slack"]
         device = reserved + parts["overhead"]
         other = np.where(metric == "reserved", reserved, device)
         return np.where(metric == "allocated", allocated_bytes(parts), other)
