@@ -1,4 +1,4 @@
-"""A Hugging Face config.json as a `ModelProfile`: one row for each family.
+"""A Hugging Face config.json as a `ModelProfile`: one row of families.toml for each family.
 
 Parameters are exactly those of the class in transformers that trains the model; which class is in
 the row. Buffers are no parameters, a tied output matrix counts once.
@@ -10,9 +10,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from paceline.catalog.load import read_shipped
 from paceline.errors import JobError, Problem
-from paceline.profile import family_encoder, family_plain
-from paceline.profile.family_gated import GATED, LATENT, profile_gated, profile_latent
+from paceline.profile import family_encoder
+from paceline.profile.family_gated import profile_gated, profile_latent
+from paceline.profile.family_plain import profile_plain
 from paceline.profile.fields import Fields
 from paceline.profile.model import ModelProfile
 
@@ -29,34 +31,28 @@ class Family(NamedTuple):
     """How a `model_type` is counted."""
 
     profile: Callable[[Fields, int], ModelProfile]
-    trains: str = "CausalLM"
+    trains: str
     """The class of transformers whose parameters are counted: `...For` this."""
 
 
+_DECODERS = {"gated": profile_gated, "latent": profile_latent, "plain": profile_plain}
+_ENCODERS = {
+    "bert": family_encoder.profile_bert,
+    "distilbert": family_encoder.profile_distilbert,
+    "t5": family_encoder.profile_t5,
+    "vit": family_encoder.profile_vit,
+}
+
+
+def _family(name: str, row: Mapping[str, Any]) -> Family:
+    form, trains = row["form"], row.get("trains", "CausalLM")
+    if form in _ENCODERS:
+        return Family(partial(_ENCODERS[form], name=name), trains)
+    return Family(partial(_DECODERS[form], name=name, row=row), trains)
+
+
 FAMILIES: Mapping[str, Family] = {
-    **{
-        name: Family(partial(profile_gated, name=name, traits=traits))
-        for name, traits in GATED.items()
-    },
-    **{
-        name: Family(partial(profile_latent, name=name, traits=traits))
-        for name, traits in LATENT.items()
-    },
-    "gpt2": Family(family_plain.profile_gpt2, "GPT2LMHeadModel"),
-    "gpt_neo": Family(family_plain.profile_gpt_neo),
-    "gpt_neox": Family(family_plain.profile_gpt_neox),
-    "gptj": Family(family_plain.profile_gptj),
-    "bloom": Family(family_plain.profile_bloom),
-    "opt": Family(family_plain.profile_opt),
-    "mpt": Family(family_plain.profile_mpt),
-    "falcon": Family(family_plain.profile_falcon),
-    "phi": Family(family_plain.profile_phi),
-    "starcoder2": Family(family_plain.profile_starcoder2),
-    "bert": Family(family_encoder.profile_bert, "MaskedLM"),
-    "roberta": Family(family_encoder.profile_roberta, "MaskedLM"),
-    "distilbert": Family(family_encoder.profile_distilbert, "MaskedLM"),
-    "t5": Family(family_encoder.profile_t5, "ConditionalGeneration"),
-    "vit": Family(family_encoder.profile_vit, "ImageClassification"),
+    name: _family(name, row) for name, row in read_shipped("families.toml").items()
 }
 
 

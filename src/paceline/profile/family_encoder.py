@@ -17,17 +17,8 @@ from paceline.profile.fields import MOST_LAYERS, Fields
 from paceline.profile.model import ModelProfile
 
 
-def profile_bert(fields: Fields, seq_len: int) -> ModelProfile:
-    """BERT with its masked-word head."""
-    return _bert(fields, seq_len, "bert")
-
-
-def profile_roberta(fields: Fields, seq_len: int) -> ModelProfile:
-    """RoBERTa: the same sizes as BERT."""
-    return _bert(fields, seq_len, "roberta")
-
-
-def _bert(fields: Fields, seq_len: int, name: str) -> ModelProfile:
+def profile_bert(fields: Fields, seq_len: int, *, name: str) -> ModelProfile:
+    """BERT with its masked-word head, and RoBERTa, which has the same sizes."""
     hidden = fields.size("hidden_size")
     heads = fields.size("num_attention_heads")
     fields.head_width(hidden, heads, "num_attention_heads", "hidden_size")
@@ -49,7 +40,7 @@ def _bert(fields: Fields, seq_len: int, name: str) -> ModelProfile:
     )
 
 
-def profile_distilbert(fields: Fields, seq_len: int) -> ModelProfile:
+def profile_distilbert(fields: Fields, seq_len: int, *, name: str) -> ModelProfile:
     """DistilBERT: BERT with half the layers and no kinds of tokens."""
     hidden = fields.size("dim", "hidden_size")
     heads = fields.size("n_heads", "num_attention_heads")
@@ -59,7 +50,7 @@ def profile_distilbert(fields: Fields, seq_len: int) -> ModelProfile:
     tied = fields.flag("tie_word_embeddings", default=True)
     layers = fields.size("n_layers", "num_hidden_layers", most=MOST_LAYERS)
     return ModelProfile(
-        name="distilbert",
+        name=name,
         blocks=(_encoder(layers, hidden, heads, fields.size("hidden_dim")),),
         num_embedding_parameters=(vocab + positions + 2) * hidden,
         num_head_parameters=_masked_head(hidden, vocab) + (0 if tied else vocab * hidden),
@@ -71,7 +62,7 @@ def profile_distilbert(fields: Fields, seq_len: int) -> ModelProfile:
     )
 
 
-def profile_t5(fields: Fields, seq_len: int) -> ModelProfile:
+def profile_t5(fields: Fields, seq_len: int, *, name: str) -> ModelProfile:
     """T5: an encoder, and a decoder that attends to it; also version 1.1 with its gate."""
     hidden, heads = fields.size("d_model"), fields.size("num_heads")
     head_dim, ffn = fields.size("d_kv"), fields.size("d_ff")
@@ -100,7 +91,7 @@ def profile_t5(fields: Fields, seq_len: int) -> ModelProfile:
         )
 
     return ModelProfile(
-        name="t5",
+        name=name,
         blocks=(
             block("encoder", encoders, norms=2, cross_heads=0),
             block("decoder", decoders, norms=3, cross_heads=heads),
@@ -116,7 +107,7 @@ def profile_t5(fields: Fields, seq_len: int) -> ModelProfile:
     )
 
 
-def profile_vit(fields: Fields, seq_len: int) -> ModelProfile:
+def profile_vit(fields: Fields, seq_len: int, *, name: str) -> ModelProfile:
     """The vision transformer with a linear classifier; `seq_len` is not used."""
     hidden = fields.size("hidden_size")
     heads = fields.size("num_attention_heads")
@@ -129,7 +120,7 @@ def profile_vit(fields: Fields, seq_len: int) -> ModelProfile:
     projection = fields.size("num_channels", default=3) * patch**2 * hidden + hidden
     has_bias = fields.flag("qkv_bias", default=True)
     return ModelProfile(
-        name="vit",
+        name=name,
         blocks=(
             _encoder(
                 layers, hidden, heads, fields.size("intermediate_size"), has_qkv_bias=has_bias

@@ -9,15 +9,15 @@ that predicts a second token, which transformers leaves out as well.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from paceline.profile.block import Block
 from paceline.profile.fields import MOST_LAYERS, Fields
 from paceline.profile.model import ModelProfile
 
-Flag = bool | tuple[str, bool]
+Flag = bool | Sequence[Any]
 """Whether a linear has a bias: always so, or by a field and its default."""
 
 
@@ -66,8 +66,11 @@ class Traits:
     """Set for a family with experts."""
 
 
-def profile_gated(fields: Fields, seq_len: int, *, name: str, traits: Traits) -> ModelProfile:
-    """A decoder of the Llama kind with these traits."""
+def profile_gated(
+    fields: Fields, seq_len: int, *, name: str, row: Mapping[str, Any]
+) -> ModelProfile:
+    """A decoder of the Llama kind with the traits of a row."""
+    traits = traits_of(row)
     hidden = fields.size("hidden_size")
     heads = fields.size("num_attention_heads")
     kv_heads = fields.size("num_key_value_heads", default=traits.kv_heads or heads)
@@ -101,8 +104,11 @@ def profile_gated(fields: Fields, seq_len: int, *, name: str, traits: Traits) ->
     return finish(fields, seq_len, name, attention, traits)
 
 
-def profile_latent(fields: Fields, seq_len: int, *, name: str, traits: Traits) -> ModelProfile:
+def profile_latent(
+    fields: Fields, seq_len: int, *, name: str, row: Mapping[str, Any]
+) -> ModelProfile:
     """A DeepSeek decoder: query, key and value are squeezed through narrow latents."""
+    traits = traits_of(row)
     hidden = fields.size("hidden_size")
     heads = fields.size("num_attention_heads")
     has_whole_query = "q_lora_rank" in fields.values and fields.values["q_lora_rank"] is None
@@ -285,75 +291,28 @@ def deepseek_experts(first_sparse: int) -> Callable[[Fields], Experts]:
     return experts
 
 
-_ALTERNATE = all_but_every(2, default=4096)
-
-GATED: dict[str, Traits] = {
-    "llama": Traits(
-        qkv_bias=("attention_bias", False),
-        output_bias=("attention_bias", False),
-        ffn_bias=("mlp_bias", False),
-    ),
-    "mistral": Traits(kv_heads=8, window=every_layer(4096)),
-    "mixtral": Traits(kv_heads=8, window=every_layer(0), experts=mixtral_experts),
-    "qwen2": Traits(qkv_bias=True, window=upper_layers),
-    "qwen2_moe": Traits(qkv_bias=("qkv_bias", True), window=where_used, experts=qwen_experts),
-    "qwen3": Traits(
-        qkv_bias=("attention_bias", False),
-        output_bias=("attention_bias", False),
-        query_key_norm="head",
-        head_dim=128,
-        window=upper_layers,
-    ),
-    "qwen3_moe": Traits(
-        qkv_bias=("attention_bias", False),
-        output_bias=("attention_bias", False),
-        query_key_norm="head",
-        window=where_used,
-        experts=qwen_experts,
-    ),
-    "gemma": Traits(
-        tied=True,
-        kv_heads=16,
-        head_dim=256,
-        qkv_bias=("attention_bias", False),
-        output_bias=("attention_bias", False),
-    ),
-    "gemma2": Traits(
-        tied=True,
-        kv_heads=4,
-        head_dim=256,
-        norms=4,
-        qkv_bias=("attention_bias", False),
-        output_bias=("attention_bias", False),
-        window=_ALTERNATE,
-    ),
-    "gemma3_text": Traits(
-        tied=True,
-        kv_heads=4,
-        head_dim=256,
-        norms=4,
-        query_key_norm="head",
-        qkv_bias=("attention_bias", False),
-        output_bias=("attention_bias", False),
-        window=all_but_every(6, default=4096),
-    ),
-    "olmo2": Traits(
-        query_key_norm="wide",
-        qkv_bias=("attention_bias", False),
-        output_bias=("attention_bias", False),
-    ),
-    "phi3": Traits(window=every_layer(0)),
-    "gpt_oss": Traits(
-        kv_heads=8,
-        head_dim=64,
-        qkv_bias=("attention_bias", True),
-        output_bias=("attention_bias", True),
-        window=all_but_every(2, default=128),
-        experts=gpt_oss_experts,
-    ),
+WINDOWS: Mapping[str, Callable[..., Any]] = {
+    "every layer": every_layer,
+    "upper layers": lambda: upper_layers,
+    "where used": lambda: where_used,
+    "all but every": all_but_every,
 }
+"""`window.by` of a row of families.toml -> what makes the window of the other keys there."""
 
-LATENT: dict[str, Traits] = {
-    "deepseek_v2": Traits(experts=deepseek_experts(0), ffn_bias=("mlp_bias", False)),
-    "deepseek_v3": Traits(experts=deepseek_experts(3)),
+EXPERTS: Mapping[str, Callable[..., Any]] = {
+    "mixtral": lambda: mixtral_experts,
+    "gpt_oss": lambda: gpt_oss_experts,
+    "qwen": lambda: qwen_experts,
+    "deepseek": deepseek_experts,
 }
+"""`experts.by` -> what makes the experts."""
+
+
+def traits_of(row: Mapping[str, Any]) -> Traits:
+    """The traits of a row of families.toml."""
+    traits = {key: value for key, value in row.items() if key not in ("form", "trains")}
+    for key, makers in (("window", WINDOWS), ("experts", EXPERTS)):
+        if key in traits:
+            given = dict(traits[key])
+            traits[key] = makers[given.pop("by")](**given)
+    return Traits(**traits)

@@ -8,10 +8,12 @@ Leaves out: buffers; MPT's fields that transformers does not read (`attn_config.
 `no_bias`, `expansion_ratio`); layers dropped at random.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from paceline.profile.block import Block
-from paceline.profile.family_gated import every_layer, group
+from paceline.profile.family_gated import every_layer, flag, group
 from paceline.profile.fields import MOST_LAYERS, Fields
 from paceline.profile.model import ModelProfile
 
@@ -59,8 +61,13 @@ class Plain:
     """Tokens that layers look back on, in turn; 0 is all."""
 
 
-def profile_plain(fields: Fields, seq_len: int, name: str, it: Plain) -> ModelProfile:
-    """A decoder of these sizes."""
+def profile_plain(
+    fields: Fields, seq_len: int, *, name: str, row: Mapping[str, Any]
+) -> ModelProfile:
+    """A decoder of the sizes that a row names."""
+    it = sizes_of(fields, row)
+    if name in _BESIDES:
+        it = _BESIDES[name](fields, it)
     head_dim = it.hidden // it.heads
     kv_heads = it.kv_heads or it.heads
     fields.grouped(it.heads, kv_heads, "heads", "key and value heads")
@@ -113,210 +120,78 @@ def longer_than(seq_len: int, positions: int) -> tuple[str, ...]:
     return (f"samples of {seq_len} tokens, though the model has {positions} learned positions",)
 
 
-def profile_gpt2(fields: Fields, seq_len: int) -> ModelProfile:
-    """GPT-2 and GPT-3: learned positions, fused query, key and value."""
-    hidden, heads = _stream(fields, "n_embd", "n_head")
-    sizes = Plain(
-        layers=fields.size("n_layer", "num_hidden_layers", most=MOST_LAYERS),
+def sizes_of(fields: Fields, row: Mapping[str, Any]) -> Plain:
+    """The sizes that a config.json has in the fields that a row of families.toml names."""
+    hidden, num_heads = fields.size(*row["hidden"]), fields.size(*row["heads"])
+    fields.head_width(hidden, num_heads, row["heads"][0], row["hidden"][0])
+    heads, positions, ffn = min(num_heads, hidden), row.get("positions", ()), 4 * hidden
+    return Plain(
+        layers=fields.size(*row["layers"], most=MOST_LAYERS),
         hidden=hidden,
         heads=heads,
-        ffn=fields.size("n_inner", default=4 * hidden),
+        kv_heads=fields.size(*row.get("kv_heads", ()), default=row.get("kv_heads_default", heads)),
+        ffn=fields.size(row["ffn"], default=ffn if "ffn_default" in row else None)
+        if "ffn" in row
+        else ffn,
         vocab=fields.size("vocab_size"),
-        positions=fields.size("n_positions", "n_ctx", default=1024),
-        tied=fields.flag("tie_word_embeddings", default=True),
+        positions=fields.size(*positions, default=row["positions_default"]) if positions else 0,
+        qkv_bias=flag(fields, row.get("qkv_bias", True)),
+        output_bias=flag(fields, row.get("output_bias", True)),
+        ffn_bias=flag(fields, row.get("ffn_bias", True)),
+        tied=fields.flag("tie_word_embeddings", default=row["tied"]),
+        **row.get("has", {}),
     )
-    return profile_plain(fields, seq_len, "gpt2", sizes)
 
 
-def profile_gptj(fields: Fields, seq_len: int) -> ModelProfile:
-    """GPT-J: one norm a block, attention without biases, a head with one."""
-    hidden, heads = _stream(fields, "n_embd", "n_head")
-    sizes = Plain(
-        layers=fields.size("n_layer", "num_hidden_layers", most=MOST_LAYERS),
-        hidden=hidden,
-        heads=heads,
-        ffn=fields.size("n_inner", default=4 * hidden),
-        vocab=fields.size("vocab_size"),
-        qkv_bias=False,
-        output_bias=False,
-        head_bias=True,
-        block_norms=1,
-        tied=fields.flag("tie_word_embeddings", default=False),
-    )
-    return profile_plain(fields, seq_len, "gptj", sizes)
-
-
-def profile_gpt_neo(fields: Fields, seq_len: int) -> ModelProfile:
-    """GPT-Neo: global and local layers in turn, no bias on query, key and value."""
-    hidden, heads = _stream(fields, "hidden_size", "num_heads")
-    window = fields.size("window_size", default=256)
-    layers = fields.size("num_layers", "num_hidden_layers", most=MOST_LAYERS)
-    kinds = _attention_kinds(fields)
-    sizes = Plain(
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        ffn=fields.size("intermediate_size", default=4 * hidden),
-        vocab=fields.size("vocab_size"),
-        positions=fields.size("max_position_embeddings", default=2048),
-        qkv_bias=False,
-        windows=tuple(window if kind == "local" else 0 for kind in kinds),
-        tied=fields.flag("tie_word_embeddings", default=True),
-    )
-    return profile_plain(fields, seq_len, "gpt_neo", sizes)
-
-
-def profile_gpt_neox(fields: Fields, seq_len: int) -> ModelProfile:
-    """GPT-NeoX and Pythia."""
-    hidden, heads = _stream(fields, "hidden_size", "num_attention_heads")
-    has_bias = fields.flag("attention_bias", default=True)
-    sizes = Plain(
-        layers=fields.size("num_hidden_layers", most=MOST_LAYERS),
-        hidden=hidden,
-        heads=heads,
-        ffn=fields.size("intermediate_size"),
-        vocab=fields.size("vocab_size"),
-        qkv_bias=has_bias,
-        output_bias=has_bias,
-        tied=fields.flag("tie_word_embeddings", default=False),
-    )
-    return profile_plain(fields, seq_len, "gpt_neox", sizes)
-
-
-def profile_bloom(fields: Fields, seq_len: int) -> ModelProfile:
-    """BLOOM: positions by distance (ALiBi), a norm after the embedding."""
-    hidden, heads = _stream(fields, "hidden_size", "n_head", older="n_embed")
-    sizes = Plain(
-        layers=fields.size("n_layer", "num_hidden_layers", most=MOST_LAYERS),
-        hidden=hidden,
-        heads=heads,
-        ffn=4 * hidden,
-        vocab=fields.size("vocab_size"),
-        has_embedding_norm=True,
-        tied=fields.flag("tie_word_embeddings", default=True),
-    )
-    return profile_plain(fields, seq_len, "bloom", sizes)
-
-
-def profile_opt(fields: Fields, seq_len: int) -> ModelProfile:
-    """OPT: two more learned positions than it says; the 350M model has a narrower embedding."""
-    hidden, heads = _stream(fields, "hidden_size", "num_attention_heads")
-    has_bias = fields.flag("enable_bias", default=True)
+def _opt(fields: Fields, it: Plain) -> Plain:
     is_final_removed = fields.flag("_remove_final_layer_norm", default=False)
     is_norm_first = fields.flag("do_layer_norm_before", default=True)
-    sizes = Plain(
-        layers=fields.size("num_hidden_layers", most=MOST_LAYERS),
-        hidden=hidden,
-        heads=heads,
-        ffn=fields.size("ffn_dim"),
+    return replace(
+        it,
         relu=fields.text("activation_function", default="relu") == "relu",
-        vocab=fields.size("vocab_size"),
-        positions=fields.size("max_position_embeddings", default=2048) + 2,
-        embedding_width=fields.size("word_embed_proj_dim", default=hidden),
-        qkv_bias=has_bias,
-        output_bias=has_bias,
-        ffn_bias=has_bias,
+        positions=it.positions + 2,
+        embedding_width=fields.size("word_embed_proj_dim", default=it.hidden),
         norm_vectors=2 * fields.flag("layer_norm_elementwise_affine", default=True),
         has_final_norm=is_norm_first and not is_final_removed,
-        tied=fields.flag("tie_word_embeddings", default=True),
     )
-    return profile_plain(fields, seq_len, "opt", sizes)
 
 
-def profile_mpt(fields: Fields, seq_len: int) -> ModelProfile:
-    """MPT: ALiBi, no biases at all, also none in the norms."""
-    hidden, heads = _stream(fields, "d_model", "n_heads")
-    sizes = Plain(
-        layers=fields.size("n_layers", most=MOST_LAYERS),
-        hidden=hidden,
-        heads=heads,
-        ffn=4 * hidden,
-        vocab=fields.size("vocab_size"),
-        qkv_bias=False,
-        output_bias=False,
-        ffn_bias=False,
-        norm_vectors=1,
-        tied=fields.flag("tie_word_embeddings", default=True),
-    )
-    return profile_plain(fields, seq_len, "mpt", sizes)
-
-
-def profile_falcon(fields: Fields, seq_len: int) -> ModelProfile:
-    """Falcon: one key and value head, or groups in the newer form; norms shared by both halves."""
-    hidden, heads = _stream(fields, "hidden_size", "num_attention_heads", older_heads="n_head")
+def _falcon(fields: Fields, it: Plain) -> Plain:
     is_new = fields.flag("new_decoder_architecture", default=False)
     is_multi_query = fields.flag("multi_query", default=True)
     is_parallel = fields.flag("parallel_attn", default=True)
-    groups = fields.size("num_kv_heads", "n_head_kv", default=heads)
     norms = fields.whole("num_ln_in_parallel_attn", default=2 if is_new else 1)
-    has_bias = fields.flag("bias", default=False)
-    sizes = Plain(
-        layers=fields.size("num_hidden_layers", "n_layer", most=MOST_LAYERS),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=groups if is_new else 1 if is_multi_query else heads,
-        ffn=fields.size("ffn_hidden_size", default=4 * hidden),
-        vocab=fields.size("vocab_size"),
-        qkv_bias=has_bias,
-        output_bias=has_bias,
-        ffn_bias=has_bias,
+    return replace(
+        it,
+        kv_heads=it.kv_heads if is_new else 1 if is_multi_query else it.heads,
         block_norms=2 if not is_parallel or norms == 2 else 1,
-        tied=fields.flag("tie_word_embeddings", default=True),
     )
-    return profile_plain(fields, seq_len, "falcon", sizes)
 
 
-def profile_phi(fields: Fields, seq_len: int) -> ModelProfile:
-    """Phi-1 and Phi-2: one norm for attention and feed-forward, a head with a bias."""
-    hidden, heads = _stream(fields, "hidden_size", "num_attention_heads")
-    head_dim = hidden // heads
+def _phi(fields: Fields, it: Plain) -> Plain:
     has_norms = fields.flag("qk_layernorm", default=False)
-    sizes = Plain(
-        layers=fields.size("num_hidden_layers", most=MOST_LAYERS),
-        hidden=hidden,
-        heads=heads,
-        query_key_norm=has_norms,
-        kv_heads=fields.size("num_key_value_heads", default=heads),
-        ffn=fields.size("intermediate_size"),
-        vocab=fields.size("vocab_size"),
-        head_bias=True,
-        block_norms=1,
-        extra_vectors=4 * head_dim * has_norms,
-        tied=fields.flag("tie_word_embeddings", default=False),
-    )
-    return profile_plain(fields, seq_len, "phi", sizes)
+    vectors = 4 * (it.hidden // it.heads) * has_norms
+    return replace(it, query_key_norm=has_norms, extra_vectors=vectors)
 
 
-def profile_starcoder2(fields: Fields, seq_len: int) -> ModelProfile:
-    """StarCoder2: grouped queries, rotary positions, biases by one field."""
-    hidden, heads = _stream(fields, "hidden_size", "num_attention_heads")
-    has_bias = fields.flag("use_bias", default=True)
-    sizes = Plain(
-        layers=fields.size("num_hidden_layers", most=MOST_LAYERS),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=fields.size("num_key_value_heads", default=2),
-        ffn=fields.size("intermediate_size"),
-        vocab=fields.size("vocab_size"),
-        qkv_bias=has_bias,
-        output_bias=has_bias,
-        ffn_bias=has_bias,
-        windows=(every_layer(0)(fields)(0),),
-        tied=fields.flag("tie_word_embeddings", default=True),
-    )
-    return profile_plain(fields, seq_len, "starcoder2", sizes)
+def _gpt_neo(fields: Fields, it: Plain) -> Plain:
+    window = fields.size("window_size", default=256)
+    kinds = _attention_kinds(fields)
+    return replace(it, windows=tuple(window if kind == "local" else 0 for kind in kinds))
 
 
-def _stream(
-    fields: Fields, width: str, heads: str, *, older: str | None = None, older_heads: str = ""
-) -> tuple[int, int]:
-    """Width of the stream and heads, which must divide it."""
-    also = {"n_embd": ("hidden_size",), "d_model": ("hidden_size",)}.get(width, ())
-    names = (width, *also, *((older,) if older else ()))
-    hidden = fields.size(*names)
-    num_heads = fields.size(heads, *((older_heads,) if older_heads else ("num_attention_heads",)))
-    fields.head_width(hidden, num_heads, heads, width)
-    return hidden, min(num_heads, hidden)
+def _starcoder2(fields: Fields, it: Plain) -> Plain:
+    return replace(it, windows=(every_layer(0)(fields)(0),))
+
+
+_BESIDES: Mapping[str, Callable[[Fields, Plain], Plain]] = {
+    "opt": _opt,
+    "falcon": _falcon,
+    "phi": _phi,
+    "gpt_neo": _gpt_neo,
+    "starcoder2": _starcoder2,
+}
+"""What a family has that no name of a field and no constant says."""
 
 
 def _attention_kinds(fields: Fields) -> list[str]:
