@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.catalog.engines import compiled, find_engine, load_engines
+from paceline.catalog.engines import as_asked, compiled, find_engine, load_engines
 from paceline.errors import JobError
 from paceline.estimate import Case, case_of, price_one, stage_memory
 from paceline.job import parse_job
@@ -232,3 +232,22 @@ def test_a_name_in_a_job_is_whole_and_a_publications_may_go_on():
     for name in ("fsdp3", "torchrun", "deepspeed-chat"):
         with pytest.raises(JobError, match="has no engine"):
             find_engine(name, where="engine")
+
+
+def test_one_scale_for_each_row_is_cast_twice_and_one_for_each_tensor_once():
+    each = case("megatron")
+    seconds = []
+    for recipe in ("auto", "tensorwise", "rowwise"):
+        engine = as_asked(find_engine("megatron", where=""), fp8_recipe=recipe)
+        priced = case_of(each.profile, each.cluster, precision="fp8", engine=engine)
+        seconds.append(price_one(replace(DATA, sharding="zero1"), priced).terms["compute"])
+    assert seconds[0] == seconds[1] < seconds[2]
+
+
+def test_async_tensor_parallelism_hides_part_of_its_collectives():
+    each = case("torchtitan")
+    engine = as_asked(each.engine, async_tensor=True)
+    asked = case_of(each.profile, each.cluster, precision="bf16", engine=engine)
+    layout = replace(DATA, data=1, tensor=8, sharding="none", sequence_parallel=True)
+    plain, hidden = (price_one(layout, c).terms["tensor"] for c in (each, asked))
+    assert 0.5 * plain < hidden < 0.8 * plain

@@ -63,6 +63,8 @@ VALUES = {
     "train.adapter": {"kind": "lora"},
     "train.compile": True,
     "train.attention": "fused",
+    "train.fp8_recipe": "tensorwise",
+    "train.async_tensor": True,
     "train.loss_chunk": 256,
     "train.router_loss": 0.01,
     "train.gradient_compression": "bf16",

@@ -351,3 +351,20 @@ def test_a_recipe_of_bridge_makes_samples_up_only_where_the_job_asks():
     assert "DATA = []\n" in found.files["recipe.py"]
     asked = rendered("megatron-bridge", **llama(data={"corpus": "mock"}))
     assert "DATA = None\n" in asked.files["recipe.py"]
+
+
+def test_how_fp8_is_scaled_is_written_priced_and_refused_where_it_cannot_be():
+    found = words(layout=THREE_WAYS, train={"precision": "fp8", "fp8_recipe": "tensorwise"})
+    assert (found["--fp8-format"], found["--fp8-recipe"]) == ("hybrid", "tensorwise")
+    assert "--fp8-recipe" not in words(layout=THREE_WAYS, train={"precision": "fp8"})
+    for changes, message in (
+        ({"fp8_recipe": "tensorwise"}, "train.fp8_recipe is tensorwise, and train.precision bf16"),
+        (
+            {"precision": "fp8", "fp8_recipe": "rowwise"},
+            "megatron cannot be asked for this scaling",
+        ),
+        ({"precision": "fp8", "fp8_recipe": "mxfp8"}, "mxfp8, which H100-SXM has not"),
+        ({"async_tensor": True}, "train.async_tensor is true, and megatron cannot be asked for it"),
+    ):
+        with pytest.raises(PlanError, match=message):
+            planned(**llama(train=changes))

@@ -120,9 +120,35 @@ softmax.py, `save_for_backward(softmax_results, ...)`), and dropout of 0 nothing
 returns its input)."""
 
 
-def with_attention(engine: Engine, kernel: str) -> Engine:
-    """The engine with one of `choices.Attention`; `auto` is what it takes itself."""
-    return replace(engine, **_ATTENTION_FACTS.get(kernel, {}))
+_RECIPE_FACTS: Mapping[str, dict[str, Any]] = {
+    "tensorwise": {"row_scales": False},
+    "rowwise": {"row_scales": True},
+    "mxfp8": {"row_scales": True},
+}
+"""Scales along a row are others than along a column, so every tensor is cast for both. MXFP8:
+torchao 0.10, prototype/mx_formats/mx_linear.py, casts along dim 0 and dim 1."""
+
+
+def as_asked(
+    engine: Engine,
+    *,
+    attention: str = "auto",
+    fp8_recipe: str = "auto",
+    async_tensor: bool = False,
+    is_compiled: bool = False,
+) -> Engine:
+    """The engine as a job asks for it: `auto` is what it does itself.
+
+    Args:
+        engine: Of the catalog.
+        attention: One of `choices.Attention`.
+        fp8_recipe: One of `choices.Fp8Recipe`.
+        async_tensor: Whether tensor parallelism's collectives hide behind its matrices.
+        is_compiled: Whether torch.compile compiles the model.
+    """
+    facts = {**_ATTENTION_FACTS.get(attention, {}), **_RECIPE_FACTS.get(fp8_recipe, {})}
+    found = replace(engine, **facts, overlaps_tensor=engine.overlaps_tensor or async_tensor)
+    return compiled(found) if is_compiled else found
 
 
 def _is_before(past: Mapping[str, Any], version: str, year: int | None) -> bool:

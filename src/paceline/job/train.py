@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from paceline.choices import Attention, Compression, Optimizer, Precision
+from paceline.choices import Attention, Compression, Fp8Recipe, Optimizer, Precision
 from paceline.job.section import Auto, Count, Number, Positive, SmallBytes, Whole, section
 
 
@@ -135,6 +135,15 @@ class TrainSpec:
     """Type of the matrix multiplications. Parameters, reductions and optimizer state stay float32,
     unless the engine keeps them otherwise. `auto` is bf16 where the accelerator has it, else fp16
     with a loss scaler where it has that, and fp32 on a CPU."""
+
+    fp8_recipe: Literal["auto", Fp8Recipe] = "auto"
+    """How numbers are scaled with `precision: fp8`, where the engine has a choice: one scale for
+    each tensor (`tensorwise`), one for each row (`rowwise`), or one for each 32 numbers (`mxfp8`,
+    which needs Blackwell or MI350). `auto` leaves it to the engine."""
+
+    async_tensor: bool = False
+    """Hide tensor parallelism's gathers and scatters behind its matrices, piece by piece, where the
+    engine can be asked for it (torchtitan)."""
 
     attention: Literal["auto", Attention] = "auto"
     """Kernel of attention, where the engine has a choice (Megatron): `flash` is FlashAttention 2,

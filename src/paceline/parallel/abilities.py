@@ -15,7 +15,15 @@ import numpy as np
 
 from paceline.catalog.engines import Engine
 from paceline.catalog.load import read_shipped
-from paceline.choices import Attention, ContextKind, Offload, Recompute, Schedule, Sharding
+from paceline.choices import (
+    Attention,
+    ContextKind,
+    Fp8Recipe,
+    Offload,
+    Recompute,
+    Schedule,
+    Sharding,
+)
 from paceline.parallel.layout import Layout
 from paceline.parallel.recomputes import ONE_BACKWARD
 from paceline.parallel.schedules import SPLIT_BACKWARD
@@ -142,6 +150,12 @@ class Abilities:
 
     attentions: tuple[Attention, ...] = ()
     """Kernels of attention that its files can ask for."""
+
+    fp8_recipes: tuple[Fp8Recipe, ...] = ()
+    """Ways to scale fp8 that its files can ask for."""
+
+    async_tensor: bool = False
+    """Whether its files can ask for tensor parallelism hidden behind its matrices."""
 
     excluded: tuple[Excluded, ...] = ()
     """What it has each and not together."""

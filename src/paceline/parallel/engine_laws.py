@@ -56,8 +56,8 @@ def check_engine(job: Job, space: Space) -> Iterator[Problem]:
 
 
 def check_training(job: Job, able: Abilities) -> Iterator[Problem]:
-    """The precision, the optimizer and the attention that an engine's files can ask for."""
-    yield from _check_attention(job, able)
+    """The precision, the optimizer and what else an engine's files can ask for."""
+    yield from _check_asked(job, able)
     train = job.spec.train
     for name, value, known in (
         ("precision", train.precision, able.precisions),
@@ -74,18 +74,41 @@ def check_training(job: Job, able: Abilities) -> Iterator[Problem]:
         )
 
 
-def _check_attention(job: Job, able: Abilities) -> Iterator[Problem]:
-    """A kernel of attention that the engine's files cannot ask for."""
-    wanted, engine = job.spec.train.attention, job.spec.engine
-    if wanted == "auto" or wanted in able.attentions:
-        return
-    others = [name for name, each in ABILITIES.items() if wanted in each.attentions]
-    yield Problem(
-        code="L012",
-        what=f"train.attention is {wanted}, and {engine} cannot be asked for a kernel",
-        where=job.where("train.attention"),
-        fix=f"leave train.attention out, or name an engine that has it: {', '.join(others)}",
-    )
+def _check_asked(job: Job, able: Abilities) -> Iterator[Problem]:
+    """What only some engines' files can ask for."""
+    train, engine = job.spec.train, job.spec.engine
+    for field, abilities, what in (
+        ("attention", "attentions", "a kernel"),
+        ("fp8_recipe", "fp8_recipes", "this scaling"),
+        ("async_tensor", "async_tensor", "it"),
+    ):
+        wanted = getattr(train, field)
+        if wanted in ("auto", False) or _can_ask(able, abilities, wanted):
+            continue
+        others = [name for name, each in ABILITIES.items() if _can_ask(each, abilities, wanted)]
+        yield Problem(
+            code="L012",
+            what=f"train.{field} is {_shown(wanted)}, and {engine} cannot be asked for {what}",
+            where=job.where(f"train.{field}"),
+            fix=f"leave train.{field} out, or name an engine that has it: "
+            f"{', '.join(others) or 'none is known'}",
+        )
+    if train.fp8_recipe != "auto" and train.precision != "fp8":
+        yield Problem(
+            code="L012",
+            what=f"train.fp8_recipe is {train.fp8_recipe}, and train.precision {train.precision}",
+            where=job.where("train.fp8_recipe"),
+            fix="set train.precision to fp8, or leave train.fp8_recipe out",
+        )
+
+
+def _can_ask(able: Abilities, name: str, wanted: object) -> bool:
+    has = getattr(able, name)
+    return wanted == has if isinstance(has, bool) else wanted in has
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _check_sizes(job: Job, space: Space) -> Iterator[Problem]:

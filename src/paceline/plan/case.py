@@ -2,7 +2,7 @@
 with another recomputation."""
 
 from paceline.catalog.efficiencies import load_efficiencies, with_measured
-from paceline.catalog.engines import compiled, find_engine, with_attention
+from paceline.catalog.engines import as_asked, find_engine
 from paceline.estimate import Case, case_of
 from paceline.parallel.abilities import planned_engine
 from paceline.plan.decision import Plan
@@ -17,14 +17,20 @@ def case_of_plan(plan: Plan, cluster: Cluster | None = None) -> Case:
         cluster: Another one than the plan's.
     """
     engine = planned_engine(find_engine(f"{plan.engine} {plan.engine_version}", where="engine"))
-    engine = with_attention(engine, plan.attention)
+    engine = as_asked(
+        engine,
+        attention=plan.attention,
+        fp8_recipe=plan.fp8_recipe,
+        async_tensor=plan.async_tensor,
+        is_compiled=plan.is_compiled,
+    )
     cluster, shipped = cluster or plan.cluster, load_efficiencies()
     return case_of(
         plan.profile,
         cluster,
         precision=plan.precision,
         optimizer=plan.optimizer,
-        engine=compiled(engine) if plan.is_compiled else engine,
+        engine=engine,
         efficiencies=with_measured(shipped, plan.measured_rates, accelerator=cluster.accelerator),
         loss_chunk=plan.loss_chunk,
     )

@@ -72,7 +72,7 @@ class Limit:
 class Caution:
     """One thing that the plan allows and a person should know."""
 
-    about: Literal["bubble", "tensor", "data parallel", "gather", "efficiency"]
+    about: Literal["bubble", "tensor", "data parallel", "gather", "efficiency", "sample length"]
     what: str
     """What was seen, in the job's own numbers."""
 
@@ -137,6 +137,9 @@ class Plan:
 
     attention: str = "auto"
     """Kernel that the engine was asked for (`train.attention`)."""
+
+    fp8_recipe: str = "auto"
+    async_tensor: bool = False
 
     optimizer: str = "adamw"
     loss_chunk: int = 0

@@ -10,7 +10,7 @@ import numpy as np
 
 from paceline.catalog import Catalog, find_catalog_file, find_prices, load_catalog
 from paceline.catalog.efficiencies import Efficiencies, load_efficiencies, with_measured
-from paceline.catalog.engines import compiled, find_engine, with_attention
+from paceline.catalog.engines import as_asked, find_engine
 from paceline.choices import Precision
 from paceline.errors import PlanError, Problem
 from paceline.estimate import Case, Estimate, case_of, price, stage_memory
@@ -158,6 +158,8 @@ def _plan_on(asked: _Asked) -> Plan:
         engine_version=case.engine.version,
         is_compiled=job.spec.train.compile,
         attention=job.spec.train.attention,
+        fp8_recipe=job.spec.train.fp8_recipe,
+        async_tensor=job.spec.train.async_tensor,
         optimizer=case.optimizer,
         loss_chunk=case.loss_chunk,
         measured_rates={name: dict(row) for name, row in asked.catalog.efficiencies.items()},
@@ -204,6 +206,7 @@ def _clashes(job: Job, cluster: Cluster, space: Space) -> list[Problem]:
         *check_layout_choices(job, space),
         *check_training(job, space.abilities),
         *_check_precision(job, cluster),
+        *_check_recipe(job, cluster),
     ]
 
 
@@ -250,13 +253,19 @@ def _case_of(asked: _Asked) -> Case:
     spec = asked.job.spec
     kind, rank = spec.train.gradient_compression, spec.train.powersgd_rank
     engine = planned_engine(find_engine(spec.engine, where=asked.job.where("engine")))
-    engine = with_attention(engine, spec.train.attention)
+    engine = as_asked(
+        engine,
+        attention=spec.train.attention,
+        fp8_recipe=spec.train.fp8_recipe,
+        async_tensor=spec.train.async_tensor,
+        is_compiled=spec.train.compile,
+    )
     return case_of(
         asked.profile,
         asked.cluster,
         precision=decide_precision(asked.job, asked.cluster),
         optimizer=spec.train.optimizer,
-        engine=compiled(engine) if spec.train.compile else engine,
+        engine=engine,
         efficiencies=_efficiencies(asked),
         replica_share=compressed_share(asked.profile, kind, rank),
         error_bytes=4.0 if kind == "powersgd" else 0.0,
@@ -302,6 +311,19 @@ def _check_precision(job: Job, cluster: Cluster) -> Iterator[Problem]:
         where=job.where("train.precision"),
         fix=f"set train.precision to {' or '.join(kind for kind in known if kind != 'fp4')}, "
         "or leave it at auto",
+    )
+
+
+def _check_recipe(job: Job, cluster: Cluster) -> Iterator[Problem]:
+    """Accelerators that scale blocks of 32 numbers in their matrices have fp4 as well."""
+    known = cluster.peak_flops_per_s
+    if job.spec.train.fp8_recipe != "mxfp8" or not known or "fp4" in known:
+        return
+    yield Problem(
+        code="L003",
+        what=f"train.fp8_recipe is mxfp8, which {cluster.accelerator} has not; B200 has",
+        where=job.where("train.fp8_recipe"),
+        fix="leave train.fp8_recipe out, or set it to tensorwise",
     )
 
 

@@ -57,7 +57,7 @@ _RENAMED = {
 _NEGATED = {"add_bias_linear": "disable-bias-linear"}
 """Fields that are true unless the flag is given."""
 
-CARRIES = TOLD | {"train.attention", "engine_path"}
+CARRIES = TOLD | {"train.attention", "train.fp8_recipe", "engine_path"}
 """Settings that the files say, beside the plan."""
 
 
@@ -168,10 +168,11 @@ def _sharding(plan: Plan, job: Job) -> list[str]:
 
 
 def _precision(plan: Plan) -> list[str]:
+    recipe = [] if plan.fp8_recipe == "auto" else ["--fp8-recipe", plan.fp8_recipe]
     return {
         "bf16": ["--bf16"],
         "fp16": ["--fp16"],
-        "fp8": ["--bf16", "--fp8-format", "hybrid"],
+        "fp8": ["--bf16", "--fp8-format", "e4m3" if "mxfp8" in recipe else "hybrid", *recipe],
     }.get(plan.precision, [])
 
 

@@ -36,7 +36,7 @@ from paceline.render.text import commented, header
 
 VERSION = "0.3"
 
-CARRIES = TOLD | {"checkpoint.keep_last"}
+CARRIES = TOLD | {"train.fp8_recipe", "checkpoint.keep_last"}
 """Settings that the files say, beside the plan."""
 
 
@@ -94,8 +94,15 @@ _PRECISION = {
     "bf16": "bf16_mixed",
     "fp16": "fp16_mixed",
     "fp8": "bf16_with_fp8_delayed_scaling_mixed",
+    "tensorwise": "bf16_with_fp8_current_scaling_mixed",
+    "mxfp8": "bf16_with_mxfp8_mixed",
 }
 """Names of training/mixed_precision.py."""
+
+
+def _scaled(plan: Plan) -> str:
+    """The precision, or how its fp8 is scaled where the job says so."""
+    return plan.precision if plan.fp8_recipe == "auto" else plan.fp8_recipe
 
 
 def _recipe(plan: Plan, job: Job) -> str:
@@ -156,7 +163,7 @@ def _recipe(plan: Plan, job: Job) -> str:
         ),
         *_call("logger", "LoggerConfig", {"log_interval": 1}),
         *_call("rng", "RNGConfig", {"seed": max(1, job.spec.train.seed)}),
-        f"        mixed_precision={_PRECISION.get(plan.precision)!r},",
+        f"        mixed_precision={_PRECISION.get(_scaled(plan))!r},",
         "    )",
         "",
         "",

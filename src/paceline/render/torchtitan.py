@@ -34,6 +34,7 @@ _SCHEDULES = {
 
 CARRIES = OF_PROGRAM | {
     *("data.sources", "model.tokenizer", "train.compile", "recovery.max_restarts"),
+    "train.async_tensor",
 }
 """Settings that the files say, beside the plan; `data` is a gap of its own."""
 
@@ -151,7 +152,7 @@ def _config(plan: Plan, job: Job) -> str:
         "            last_save_model_only=False,",
         "        ),",
         f"        activation_checkpoint={_recompute(plan)},",
-        f"        compile=CompileConfig(enable={train.compile or _was_planned_compiled(plan)}),",
+        f"        compile=CompileConfig({_compiled(plan, train.compile)}),",
         "        metrics=MetricsProcessor.Config(log_freq=1),",
         f"        debug=DebugConfig(seed={train.seed}),",
         "    )",
@@ -281,6 +282,11 @@ def _schedule(plan: Plan) -> str:
     layout = plan.layout
     is_v = layout.schedule == "zero-bubble" and layout.chunks == 2
     return "ZBVZeroBubble" if is_v else _SCHEDULES[layout.schedule]
+
+
+def _compiled(plan: Plan, is_asked: bool) -> str:
+    wanted = f"enable={is_asked or _was_planned_compiled(plan)}"
+    return wanted + ", enable_async_tensor_parallel=True" * plan.async_tensor
 
 
 def _was_planned_compiled(plan: Plan) -> bool:
