@@ -19,7 +19,7 @@ import click
 import yaml
 
 from paceline import cli
-from paceline.catalog.code import codes_page
+from paceline.catalog.code import page
 from paceline.catalog.failure import Failure, load_benign_lines, load_failures
 from paceline.catalog.symptom import load_symptoms
 from paceline.errors import EXIT_CODES
@@ -320,7 +320,8 @@ PAGES = {
     "metrics.md": metric_schema,
     "run-fields.md": run_fields,
     "cli.md": command_line,
-    "codes.md": codes_page,
+    "codes.md": partial(page, "codes.md"),
+    "topics.md": partial(page, "topics.md"),
     "failures.md": failure_index,
     **{f"failures/{one.id}.md": partial(failure_page, one) for one in load_failures().values()},
 }

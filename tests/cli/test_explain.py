@@ -102,3 +102,14 @@ def test_json_has_the_whole_text():
 
 def test_codes_beside_the_list_are_refused():
     assert run("cuda-oom", "--list").exit_code == 2
+
+
+TOPICS = [name for name, code in load_codes().items() if code.about == "how to choose"]
+
+
+def test_s3_10_golden_rules_comparisons_and_patterns_are_topics_in_text_and_json():
+    assert {"golden-rules", "memory-by-size", "fsdp-or-deepspeed", "anti-patterns"} <= set(TOPICS)
+    assert run("golden-rules").output.startswith("golden-rules: how to choose")
+    for entry in json.loads(run(*TOPICS, "--json").output):
+        assert len(entry["text"]) > 300
+    assert "did you mean golden-rules" in str(run("golden-rule").exception)

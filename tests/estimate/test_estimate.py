@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from tests.plan.scene import JOB, TINY, cluster_of, job_of
 
+from paceline.catalog.code import load_codes
 from paceline.catalog.engines import load_engines
 from paceline.estimate import (
     Case,
@@ -68,6 +69,21 @@ def test_ddp_holds_all_states_in_float32():
     assert parts["parameters"] == parts["gradients"] == 4 * P
     assert parts["optimizer"] == 8 * P
     assert parts["master copy"] == 0
+
+
+def test_s3_10_memory_by_size_says_what_is_priced():
+    rows = [line.strip("|").split("|") for line in load_codes()["memory-by-size"].text.splitlines()]
+    rows = [[cell.strip() for cell in row] for row in rows if row[0].strip().endswith("B")]
+    assert [name for name, *_ in rows] == ["7B", "13B", "70B"]
+    deepspeed = case("engine=deepspeed")
+    states = ("parameters", "gradients", "optimizer", "master copy")
+    priced = []
+    for sharding in ("none", "zero1", "zero2", "full"):
+        parts = price_one(layout_of(sharding=sharding), deepspeed).memory.parts
+        priced.append(sum(parts[name] or 0 for name in states) / P)
+    for name, *cells in rows:
+        said = [float(cell.split()[0]) / float(name[:-1]) for cell in cells]
+        assert said == pytest.approx([4, 2, *priced], rel=0.005)
 
 
 def test_full_sharding_divides_the_states():

@@ -1,4 +1,5 @@
-"""The problems Paceline itself reports, from `codes.md`: a section for each code such as `J003`."""
+"""The problems Paceline itself reports (`codes.md`, a section for each code such as `J003`), and
+what people ask before they choose (`topics.md`)."""
 
 import re
 from collections.abc import Mapping
@@ -13,28 +14,28 @@ class Code:
 
     code: str
     about: str
-    """What its letter looks at, such as `the job file`."""
+    """What its letter looks at, such as `the job file`; of a topic, `how to choose`."""
 
     text: str
     """Markdown: why it is refused, and the fix."""
 
 
 @cache
-def codes_page() -> str:
-    """The whole page of codes, as docs/reference/codes.md has it."""
-    return (files("paceline.catalog") / "codes.md").read_text(encoding="utf-8")
+def page(name: str) -> str:
+    """A whole page, as docs/reference has it: `codes.md` or `topics.md`."""
+    return (files("paceline.catalog") / name).read_text(encoding="utf-8")
 
 
 @cache
 def load_codes() -> Mapping[str, Code]:
-    """Every code in the order of the page."""
+    """Every topic and every code, in the order of their pages."""
     found: dict[str, Code] = {}
     about = ""
-    for section in re.split(r"^(?=##)", codes_page(), flags=re.MULTILINE)[1:]:
+    for section in re.split(r"^(?=##)", page("topics.md") + page("codes.md"), flags=re.MULTILINE):
         heading, _, text = section.partition("\n")
         if heading.startswith("### "):
             name = heading.removeprefix("### ").strip()
             found[name] = Code(code=name, about=about, text=text.strip())
-        else:
+        elif heading.startswith("## "):
             about = heading.partition(":")[2].strip()
     return found

@@ -1,4 +1,4 @@
-"""What a code of ours means: a finding, a symptom, a harmless line, or a refusal.
+"""What a code of ours means: a finding, a symptom, a harmless line, a refusal, or a topic.
 
 Leaves out how it is printed (`cli/explain.py`).
 """
@@ -34,7 +34,7 @@ def explain(name: str) -> tuple[Entry, ...]:
     Raises:
         JobError: `T020`, nothing is; with what is written alike.
     """
-    code = load_codes().get(name.upper())
+    code = load_codes().get(name.upper()) or load_codes().get(name.lower())
     if code is not None:
         return (code,)
     harmless = tuple(line for line in load_benign_lines() if line.id == name.upper())

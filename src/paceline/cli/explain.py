@@ -28,12 +28,14 @@ def command(names: tuple[str, ...], list_all: bool, as_json: bool) -> None:
 
     CODE is the id of a finding of `lint`, `diagnose` or `preflight` (set-epoch-missing), a
     published name (missing-set-epoch), a symptom with its likely causes (collective-timeout), a
-    harmless line (BEN-05), or a refusal's code (J003).
+    harmless line (BEN-05), a refusal's code (J003), or a topic to choose by (golden-rules,
+    memory-by-size, ddp-or-fsdp, fsdp-or-deepspeed, anti-patterns).
 
     \b
     Examples:
       paceline explain set-epoch-missing
       paceline explain J003 L014
+      paceline explain golden-rules memory-by-size
       paceline explain --list
       paceline explain cuda-oom --json
     """
@@ -133,7 +135,7 @@ def _plain(markdown: str) -> Iterator[str]:
         "\n\n"
     ):
         yield ""
-        if paragraph.startswith(("|", "```", "- ", "    ")):
+        if paragraph.startswith(("|", "```", "- ", "1. ", "    ")):
             yield paragraph
         else:
             yield from _fill(paragraph)
