@@ -1,4 +1,4 @@
-"""`paceline data`: prepare a job's data before the run, and show what a sample is."""
+"""`paceline data`: check data, prepare a job's before the run, and show what a sample is."""
 
 import json
 from dataclasses import asdict
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from paceline.cli.data_check import check
 from paceline.cli.options import PathName, json_option, set_option
 from paceline.cli.preparing import read_as
 from paceline.report.table import format_table
@@ -22,7 +23,7 @@ _job = click.argument("job_file", metavar="JOB", type=PathName(path_type=Path))
 
 @click.group(invoke_without_command=False)
 def command() -> None:
-    """Prepare a job's data before the run, and look at what is trained on.
+    """Check data, prepare a job's before the run, and look at what is trained on.
 
     Rows become documents, tokens and packs in `.paceline/data` beside the job file (`data.cache`).
     `paceline run` does the same before any rank starts. A preparation that was killed is resumed at
@@ -30,10 +31,14 @@ def command() -> None:
 
     \b
     Examples:
+      paceline data check chats.jsonl --eval eval.jsonl
       paceline data prepare job.yaml
       paceline data show job.yaml --sample 7
       paceline data show job.yaml --sample 0 --held-out --json
     """
+
+
+command.add_command(check)
 
 
 @command.command("prepare")

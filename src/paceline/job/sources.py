@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import JobError, Problem
-from paceline.job.corpus import expand, match_all, stdlib_files
+from paceline.job.corpus import expand, holds_rows, match_all, stdlib_files
 from paceline.job.data_fields import BYTES
 from paceline.job.job import SourceSpec
 from paceline.job.load import Job
@@ -125,6 +125,33 @@ def find_held_out(job: Job) -> Source | None:
                 "data.held_out_path",
             )
     return held_out
+
+
+def find_files(patterns: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Files that paths, globs, folders and URLs mean, sorted; and those of folders that hold rows
+    which are none themselves, as a README is, and are left out.
+
+    Raises:
+        JobError: D001, one means no file.
+    """
+    found: dict[str, None] = {}
+    others: list[str] = []
+    for pattern in patterns:
+        files = sorted(_matches(pattern, Path()))
+        if not files:
+            raise JobError.of(
+                code="D001",
+                what=f"{pattern} is no file, and no folder or pattern with files",
+                where=pattern,
+                fix="give a file, a folder with files, or a pattern in quotes: 'data/*.jsonl'",
+            )
+        plain = {file: file.removesuffix(".gz").removesuffix(".zst") for file in files}
+        rows = [file for file in files if holds_rows(plain[file], b"") or file.endswith(".bin")]
+        if rows and os.path.isdir(os.path.expanduser(pattern)):
+            others += [file for file in files if file not in rows and not _is_index(file, files)]
+            files = rows
+        found |= dict.fromkeys(file for file in files if not _is_index(file, files))
+    return list(found), others
 
 
 def _source(job: Job, asked: SourceSpec, field: str, fallback: str) -> Source:

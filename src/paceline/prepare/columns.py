@@ -177,6 +177,16 @@ def _first_row(source: Source) -> tuple[str, Any]:
     )
 
 
+def text_columns(names: set[str]) -> tuple[str, ...]:
+    """Columns that are read as text or conversation, of those that are there.
+
+    >>> text_columns({"id", "prompt", "completion"})
+    ('completion', 'prompt')
+    """
+    known = _known_columns({}, names)
+    return tuple(sorted({known[name] for name in known if name not in ("label", "tokens")}))
+
+
 def _known_columns(given: Mapping[str, str], names: set[str]) -> dict[str, str]:
     """What is known of the columns that are there -> its column."""
 

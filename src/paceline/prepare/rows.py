@@ -30,6 +30,10 @@ with its length. A longer text is cut after a line's end (a guess at where token
 _MOST_OF_A_FIELD = 1 << 30
 """Characters in one field of a csv file; Python's own limit is 131,072."""
 
+MOST_OF_A_LINE = 1 << 29
+"""Bytes of a line of jsonl that are read into memory, a guess; Python's texts of it take four times
+as much."""
+
 _ROWS_AT_ONCE = 1024
 """Rows of a parquet file that are in memory at once, a guess."""
 
@@ -149,10 +153,16 @@ def decode_line(line: bytes) -> Any:
 
 def _jsonl(stream: IO[bytes]) -> Iterator[Row | Broken]:
     """Lines as bytes: whoever tokenizes decodes them, beside others."""
-    for number, line in enumerate(stream, 1):
+    number = 0
+    while line := stream.readline(MOST_OF_A_LINE):
+        number += 1
         if number == 1:
             line = line.removeprefix(codecs.BOM_UTF8)
-        if not line.isspace():
+        if len(line) == MOST_OF_A_LINE and not line.endswith(b"\n"):
+            while line and not line.endswith(b"\n"):
+                line = stream.readline(MOST_OF_A_LINE)
+            yield Broken(number, f"the line is longer than {MOST_OF_A_LINE >> 20} MiB")
+        elif line and not line.isspace():
             yield Row(number, line)
 
 

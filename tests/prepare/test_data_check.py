@@ -1,0 +1,354 @@
+"""`paceline data check`: what is found in data files, and what is said of it."""
+
+import gzip
+import json
+import random
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from tests.prepare.conftest import a_chat, write_rows
+
+from paceline.cli.data import command
+from paceline.errors import JobError
+from paceline.prepare.similar import Fingerprints, place_numbers
+from paceline.prepare.words import shingles_of, words_of
+
+WORDS = [f"word{number}" for number in range(4000)]
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def a_text(seed: int, length: int = 120) -> list[str]:
+    return random.Random(seed).choices(WORDS, k=length)
+
+
+def texts(count: int, first: int = 0) -> list[dict]:
+    return [{"id": n, "text": " ".join(a_text(first + n))} for n in range(count)]
+
+
+def checked(*arguments: str, code: int | None = None) -> dict:
+    result = CliRunner().invoke(
+        command, ["check", *arguments, "--json"], catch_exceptions=False, standalone_mode=False
+    )
+    if code is not None:
+        assert result.return_value == code, result.output
+    return json.loads(result.stdout)
+
+
+def refused(*arguments: str) -> str:
+    with pytest.raises(JobError) as caught:
+        CliRunner().invoke(command, ["check", *arguments], catch_exceptions=False)
+    return str(caught.value)
+
+
+def findings(data: dict, check: str) -> list[tuple[str, str | None, int | None, str]]:
+    return [
+        (each["severity"], each["where"]["path"], each["where"]["line"], each["what"])
+        for each in data["findings"]
+        if each["id"] == f"data-{check}"
+    ]
+
+
+def test_s0_17_data_check_ends_with_0_1_and_2(tmp_path):
+    write_rows(tmp_path / "good.jsonl", texts(5))
+    assert checked("good.jsonl", code=0)["findings"] == []
+    (tmp_path / "schema.json").write_text('{"required": ["text", "language"]}')
+    assert checked("good.jsonl", "--schema", "schema.json", code=1)["errors"] == 1
+    assert "D001" in refused("nothing.jsonl")
+    (tmp_path / "empty").mkdir()
+    assert "D001: empty is no file, and no folder" in refused("empty")
+    assert JobError.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "form", ["jsonl", "jsonl.gz", "jsonl.zst", "json", "csv", "parquet", "arrow"]
+)
+def test_s0_17_each_form_is_checked_with_types_ranges_patterns_lengths_and_enums(tmp_path, form):
+    rows = [
+        {"id": n, "score": n / 10, "code": f"A-{n}", "kind": "a", "text": f"text {n}"}
+        for n in range(10)
+    ]
+    rows[2]["score"] = 7.5
+    rows[3]["code"] = "wrong"
+    rows[4]["kind"] = "z"
+    rows[5]["text"] = ""
+    rules = {
+        "id": {"type": "integer"},
+        "score": {"type": "number", "maximum": 1},
+        "code": {"pattern": "^A-[0-9]+$"},
+        "kind": {"enum": ["a", "b"]},
+        "text": {"type": "string", "minLength": 1},
+    }
+    (tmp_path / "schema.json").write_text(json.dumps({"properties": rules, "required": [*rules]}))
+    file = write_as(tmp_path / f"rows.{form}", rows)
+    data = checked(file, "--schema", "schema.json", code=1)
+    first = 2 if form == "csv" else 1
+    assert {(line, what.split(": ", 1)[1]) for _, _, line, what in findings(data, "schema")} == {
+        (2 + first, "score: maximum 1"),
+        (3 + first, 'code: pattern "^A-[0-9]+$"'),
+        (4 + first, 'kind: enum ["a","b"]'),
+        (5 + first, "text: minLength 1"),
+    }
+    assert data["columns"]["text"] == {"str": 9, "null": 1}
+
+
+def write_as(path, rows: list[dict]) -> str:
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    if path.name.endswith(".gz"):
+        path.write_bytes(gzip.compress(lines.encode()))
+    elif path.name.endswith(".zst"):
+        zstandard = pytest.importorskip("zstandard")
+        path.write_bytes(zstandard.ZstdCompressor().compress(lines.encode()))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    elif path.suffix == ".csv":
+        cells = [list(rows[0]), *(row.values() for row in rows)]
+        path.write_text("".join(",".join(map(str, row)) + "\n" for row in cells))
+    elif path.suffix in (".parquet", ".arrow"):
+        pyarrow = pytest.importorskip("pyarrow")
+        table = pyarrow.Table.from_pylist(rows)
+        if path.suffix == ".parquet":
+            from pyarrow import parquet
+
+            parquet.write_table(table, path)
+        else:
+            with pyarrow.ipc.new_file(path, table.schema) as file:
+                file.write_table(table)
+    else:
+        path.write_text(lines)
+    return path.name
+
+
+def test_s0_17_exact_and_near_duplicates_are_counted_with_both_places(tmp_path):
+    rows = texts(300)
+    rows.append({"id": 900, "text": rows[7]["text"]})
+    edited = a_text(11)
+    edited[60] = "another"
+    rows.append({"id": 901, "text": " ".join(edited).upper()})
+    write_rows(tmp_path / "a.jsonl", rows)
+    data = checked("a.jsonl", code=0)
+    assert (data["duplicates"]["exact"], data["duplicates"]["near"]) == (1, 1)
+    (exact,), (near,) = (data["duplicates"]["pairs"][kind] for kind in ("exact", "near"))
+    assert (exact["row"], exact["like"]) == ("a.jsonl:301", "a.jsonl:8")
+    assert (near["row"], near["like"]) == ("a.jsonl:302", "a.jsonl:12")
+    assert near["similarity"] == pytest.approx(111 / 121, abs=0.08)  # 5 of 116 shingles differ
+    assert checked("a.jsonl", "--near", "0")["duplicates"]["near"] is None
+    assert checked("a.jsonl", "--limit", "near-duplicates=0", code=1)["errors"] == 1
+
+
+def test_s0_17_near_duplicates_are_the_same_when_hashes_are_sorted_in_parts(tmp_path, monkeypatch):
+    texts = [" ".join(a_text(n % 150, 40)) + f" {n}" for n in range(600)]
+
+    def found(folder):
+        folder.mkdir()
+        kept = Fingerprints(folder, near=True)
+        for at in range(0, 600, 100):
+            words = words_of(texts[at : at + 100])
+            kept.add(
+                text=np.arange(at + 1, at + 101, dtype=np.uint64),
+                label=np.zeros(100, np.uint64),
+                place=place_numbers(0, list(range(at, at + 100))),
+                words=words.hashes,
+                starts=words.starts,
+            )
+        similar = kept.compare(num_train=500, threshold=0.8)
+        return similar.near, similar.leaked_near
+
+    whole = found(tmp_path / "whole")
+    monkeypatch.setattr("paceline.prepare.similar._AT_ONCE", 64)
+    assert found(tmp_path / "parts") == whole == (350, 100)
+
+
+def test_shingles_of_a_short_text_are_one_and_languages_without_spaces_have_words():
+    words = words_of(["one two", "", "Ein Satz mit fünf Wörtern, genau!", "日本語の文章"])
+    assert np.diff(words.starts).tolist() == [2, 0, 6, 6]
+    _, edges = shingles_of(words.hashes, words.starts)
+    assert np.diff(edges).tolist() == [1, 0, 2, 2]
+    assert words.num_letters.tolist()[2:8] == [3, 4, 3, 4, 7, 5]
+
+
+def test_s0_17_leakage_between_train_and_eval_is_exact_and_near(tmp_path):
+    write_rows(tmp_path / "train.jsonl", texts(50))
+    edited = a_text(20)
+    edited[0] = "changed"
+    evals = [*texts(3), {"id": 1, "text": " ".join(edited)}, *texts(5, first=500)]
+    write_rows(tmp_path / "eval.jsonl", evals)
+    data = checked("train.jsonl", "--eval", "eval.jsonl", code=1)
+    said = {what.split(";")[0] for _, _, _, what in findings(data, "leakage")}
+    assert said == {
+        "3 of 9 evaluation rows are exactly rows that are trained on",
+        "1 of 9 evaluation rows are nearly rows that are trained on",
+    }
+    assert findings(data, "leakage")[0][:3] == ("error", "eval.jsonl", 1)
+    (near,) = data["duplicates"]["pairs"]["leaked_near"]
+    assert (near["row"], near["like"]) == ("eval.jsonl:4", "train.jsonl:21")
+    assert data["duplicates"]["near"] == 0
+    assert "is on both sides" in refused("train.jsonl", "--eval", "train.jsonl")
+
+
+def test_s0_17_token_lengths_are_counted_against_seq_len(tmp_path, tokenizer_folder):
+    write_rows(tmp_path / "a.jsonl", [{"text": "abc"}, {"text": "x" * 50}])
+    data = checked("a.jsonl", "--tokenizer", "bytes", "--seq-len", "10")
+    assert (data["lengths"]["median"], data["lengths"]["longest"]) == (3, 50)
+    (finding,) = findings(data, "too-long")
+    assert finding[2] == 2
+    with_own = checked("a.jsonl", "--tokenizer", str(tokenizer_folder), "--seq-len", "200")
+    assert with_own["lengths"]["longest"] <= 50
+    assert findings(with_own, "too-long") == []
+    assert "D010" in refused("a.jsonl", "--tokenizer", "missing")
+
+
+def test_s0_17_a_jobs_data_are_measured_as_the_job_makes_them(tmp_path, tokenizer_folder):
+    long = a_chat("What?", "It is three. " * 40)
+    write_rows(tmp_path / "a.jsonl", [a_chat(), long, {"messages": [{"role": "wizard"}]}])
+    (tmp_path / "job.yaml").write_text(
+        "model:\n  decoder: {layers: 1, hidden: 8, heads: 1, vocab: 512}\n"
+        f"  tokenizer: {tokenizer_folder}\ntrain: {{global_batch: 2, steps: 3}}\n"
+        "data: {path: a.jsonl, seq_len: 64, held_out: 0}\n"
+    )
+    data = checked("--job", "job.yaml", code=1)
+    assert [each[:3] for each in findings(data, "too-long")] == [("error", "a.jsonl", 2)]
+    assert [each[2] for each in findings(data, "broken-rows")] == [3]
+    dropped = checked(
+        "--job", "job.yaml", "--set", "data.too_long=drop", "--limit", "broken-rows=1"
+    )
+    assert dropped["errors"] == 0
+
+
+def test_s0_17_classes_have_an_imbalance_and_equal_texts_other_labels_a_conflict(tmp_path):
+    rows = [{"text": " ".join(a_text(n)), "label": "yes" if n else "no"} for n in range(40)]
+    write_rows(tmp_path / "a.jsonl", [*rows, {**rows[5], "label": "no"}])
+    data = checked("a.jsonl")
+    assert data["classes"] == {"yes": 39, "no": 2}
+    assert data["imbalance"] == 19.5
+    assert "19.5 to 1" in findings(data, "imbalance")[0][3]
+    assert findings(data, "label-conflicts")[0][1:3] == ("a.jsonl", 41)
+
+
+def test_s0_17_broken_empty_and_odd_rows_are_named_by_file_and_line(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(
+        b'{"text": "one"}\n{"text": \n\n[1]\n{"text": "\xff\xfe"}\n{"text": " "}\n{"text": 5}\n'
+    )
+    data = checked("a.jsonl", code=1)
+    assert {line for _, _, line, _ in findings(data, "broken-rows")} == {2, 4, 5}
+    assert findings(data, "empty-rows")[0][2] == 6
+    assert "text holds" in findings(data, "mixed-types")[0][3]
+    assert data["rows"] == 3
+
+
+def test_s0_17_a_truncated_file_is_an_error_and_the_others_are_read(tmp_path):
+    whole = gzip.compress("".join(json.dumps(row) + "\n" for row in texts(2000)).encode())
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "cut.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "d" / "not.parquet").write_bytes(b"PAR1 no parquet at all")
+    (tmp_path / "d" / "none.jsonl").write_text("")
+    (tmp_path / "d" / "README.md").write_text("about")
+    write_rows(tmp_path / "d" / "good.jsonl", texts(3, first=9000))
+    data = checked("d", code=1)
+    broken = {path: what for _, path, _, what in findings(data, "broken-files")}
+    assert set(broken) == {"d/cut.jsonl.gz", "d/not.parquet"}
+    assert "cannot be read" in broken["d/cut.jsonl.gz"]
+    assert findings(data, "empty-files")[0][1] == "d/none.jsonl"
+    assert data["rows"] >= 3
+    assert not any("README" in file for file in data["files"])
+
+
+def test_a_line_longer_than_is_read_into_memory_is_broken_and_the_next_is_read(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("paceline.prepare.rows.MOST_OF_A_LINE", 1 << 20)
+    long = json.dumps({"text": "x" * (3 << 20)})
+    (tmp_path / "a.jsonl").write_text(f'{{"text": "a"}}\n{long}\n{{"text": "b"}}\n')
+    data = checked("a.jsonl")
+    assert data["rows"] == 2
+    assert findings(data, "broken-rows")[0][2:] == (
+        2,
+        "1 of 3 rows cannot be read (33.33%): the line is longer than 1 MiB",
+    )
+
+
+def test_s0_17_keys_and_personal_data_are_found_and_never_shown(tmp_path):
+    key, card = "AKIA" + "Q" * 16, "4111 1111 1111 1111"
+    rows = [
+        {"text": f"use {key} now"},
+        {"text": f"call +49 30 901820 or pay with {card}"},
+        {"text": "mail ada@lovelace.org, IBAN DE89 3704 0044 0532 0130 00"},
+        {"text": "AKIAIOSFODNN7EXAMPLE, user@example.com, 2024-01-02, 1234567890123456, v1.2.3"},
+    ]
+    write_rows(tmp_path / "a.jsonl", rows)
+    data = checked("a.jsonl", code=1)
+    assert [each[:3] for each in findings(data, "secrets")] == [("error", "a.jsonl", 1)]
+    kinds = {(line, what.partition("hold ")[2]) for _, _, line, what in findings(data, "personal")}
+    assert kinds == {
+        (2, "a phone number (25.00%)"),
+        (2, "a card number (25.00%)"),
+        (3, "an e-mail address (25.00%)"),
+        (3, "a bank account (IBAN) (25.00%)"),
+    }
+    assert key not in json.dumps(data)
+    assert card not in json.dumps(data)
+
+
+def test_s0_17_damaged_and_repeated_texts_are_found(tmp_path):
+    rows = [
+        {"text": "caf\u00c3\u00a9"},
+        {"text": "a \ufffd b"},
+        {"text": "bell \x07"},
+        {"text": "same line of menu\n" * 20},
+        {"text": "12 34 56 78 " * 20},
+        {"text": " ".join(["plain", "prose", "is", "good"] * 20)},
+    ]
+    write_rows(tmp_path / "a.jsonl", rows)
+    found = {line for _, _, line, _ in findings(checked("a.jsonl"), "text-quality")}
+    assert found == {1, 2, 3, 4, 5}
+
+
+def test_s0_17_columns_that_are_not_there_are_refused_with_the_nearest(tmp_path):
+    write_rows(tmp_path / "a.jsonl", texts(2))
+    assert "did you mean `text`?" in refused("a.jsonl", "--columns", "txet")
+    assert "D022: no row has a column `class`" in refused("a.jsonl", "--label", "class")
+
+
+def test_s0_17_rows_of_numbers_are_compared_by_all_columns(tmp_path):
+    (tmp_path / "a.csv").write_text("x,y,label\n1,2,a\n3,4,b\n1,2,b\n")
+    data = checked("a.csv")
+    assert data["compared"] == []
+    assert data["duplicates"]["exact"] == 1
+    assert findings(data, "label-conflicts")[0][2] == 4
+
+
+def test_s0_17_token_files_are_checked_by_documents(tmp_path):
+    tokens = np.random.default_rng(0).integers(1, 60000, 400).astype("<u2")
+    np.concatenate([tokens, tokens]).tofile(tmp_path / "a.bin")
+    lengths = np.asarray([400, 400], "<i4")
+    header = b"MMIDIDX\x00\x00" + np.asarray([1], "<u8").tobytes() + b"\x08"
+    header += np.asarray([2, 3], "<u8").tobytes()
+    (tmp_path / "a.idx").write_bytes(header + lengths.tobytes() + b"\0" * 40)
+    data = checked("a.bin")
+    assert (data["rows"], data["duplicates"]["exact"], data["lengths"]["longest"]) == (2, 1, 400)
+    (tmp_path / "odd.bin").write_bytes(b"123")
+    assert "odd" in findings(checked("odd.bin", code=1), "broken-files")[0][3]
+
+
+def test_a_schema_that_is_none_is_refused_with_what_to_give(tmp_path):
+    write_rows(tmp_path / "a.jsonl", texts(1))
+    for text in ('{"type": "objekt"}', '{"propertys": {}}', "[1]", "{", '{"$ref": "http://a/b"}'):
+        (tmp_path / "s.json").write_text(text)
+        assert "D022: s.json is no JSON Schema" in refused("a.jsonl", "--schema", "s.json")
+
+
+def test_the_page_and_the_text_hold_every_finding(tmp_path):
+    write_rows(tmp_path / "a.jsonl", [*texts(3), {"id": 1, "text": "<b> hf_" + "a" * 30}])
+    arguments = ["check", "a.jsonl", "--html", "page.html"]
+    result = CliRunner().invoke(command, arguments, standalone_mode=False)
+    assert result.return_value == 1
+    assert "error: data-secrets: a.jsonl:4: 1 of 4 rows hold a Hugging Face token" in result.stdout
+    assert "1 error, 0 warnings" in result.stdout
+    page = (tmp_path / "page.html").read_text()
+    assert "hold a Hugging Face token" in page
+    assert "a.jsonl:4" in page
+    assert "hf_aaa" not in page + result.stdout
