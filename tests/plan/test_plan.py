@@ -270,6 +270,25 @@ def test_run_refuses_what_it_cannot_do():
     assert "Paceline's own runtime cannot do" in problem.what
 
 
+def test_a_classifiers_plan_has_logits_of_its_labels(tmp_path: Path):
+    llama = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 50000}
+    llama |= {"num_attention_heads": 4, "intermediate_size": 128, "tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(llama))
+    text = (
+        "model: {hf_config: config.json, tokenizer: t}\n"
+        "data: {path: x.jsonl, seq_len: 32}\ntrain: {global_batch: 8, steps: 2}\n"
+        "cluster: {accelerator: cpu, per_node: 2}\nlayout: {micro_batch: 4}\n"
+    )
+    classes = ("data.kind=classification", "data.labels=[a, b]")
+    plain, classifier = (
+        plan_job(parse_job(text, source="job.yaml", folder=tmp_path, overrides=each))
+        for each in ((), classes)
+    )
+    assert classifier.profile.num_parameters == plain.profile.num_parameters + 2 * 64
+    activations = [each.estimate.memory.parts["activations"] or 0 for each in (plain, classifier)]
+    assert activations[0] - activations[1] > 4 * 32 * 8 * 50000
+
+
 @pytest.mark.parametrize("split", ["tensor", "pipeline", "context"])
 def test_a_classifier_is_split_over_data_ranks_alone(split: str, tmp_path: Path):
     config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2}

@@ -10,6 +10,7 @@ from paceline.catalog.configs import load_published_configs
 from paceline.errors import JobError, Problem
 from paceline.profile import Block, block_flops, profile_config, saved_bytes
 from paceline.profile.families import FAMILIES
+from paceline.profile.model import as_classifier
 from paceline.profile.saved import Kernels
 
 PUBLISHED = {
@@ -196,13 +197,15 @@ def quiet_transformers() -> Iterator[Any]:
         transformers.logging.set_verbosity(level)
 
 
-def real_parameters(kind: str, config: Mapping[str, Any]) -> int:
+def real_parameters(kind: str, config: Mapping[str, Any], head: str = "") -> int:
     """Parameters of the class in transformers, built without memory."""
     import torch
 
     with quiet_transformers() as transformers, torch.device("meta"):
         made = transformers.CONFIG_MAPPING[kind](**config)
-        if kind in HEADS:
+        if head:
+            model = getattr(transformers, head).from_config(made)
+        elif kind in HEADS:
             model = getattr(transformers, HEADS[kind])(made)
         else:
             model = transformers.AutoModelForCausalLM.from_config(made)
@@ -218,6 +221,22 @@ def profile_of(kind: str, config: Mapping[str, Any], seq_len: int = 64) -> Any:
 def test_parameters_equal_the_real_class_at_odd_sizes(kind: str, config: dict[str, Any]):
     pytest.importorskip("transformers")
     assert profile_of(kind, config).num_parameters == real_parameters(kind, config)
+
+
+CLASSIFIED = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gpt2", "gpt_neo", "gpt_neox")
+CLASSIFIED += ("opt", "bloom", "phi", "gptj", "mixtral", "bert", "roberta", "distilbert")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", CLASSIFIED)
+def test_a_classifier_has_a_head_for_its_labels_and_not_for_the_vocabulary(kind: str):
+    pytest.importorskip("transformers")
+    config = dict(ODD)[kind] | {"num_labels": 7, "pad_token_id": 0}
+    whole = profile_of(kind, dict(ODD)[kind])
+    profile = as_classifier(whole, 7)
+    assert profile.head_outputs == 7
+    real = real_parameters(kind, config, "AutoModelForSequenceClassification")
+    assert profile.num_parameters == real < whole.num_parameters + 7 * 49 + 48 * 49
 
 
 def test_every_family_is_held_to_its_real_class():

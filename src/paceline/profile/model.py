@@ -1,6 +1,6 @@
 """What any model costs: one `ModelProfile`, the same for every layout."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.profile.block import Block, MeasuredCosts, block_flops, block_parameters
 
@@ -142,3 +142,29 @@ class ModelProfile:
         if any(each is None for _, each in flops):
             return None
         return sum(count * (each or 0.0) for count, each in flops)
+
+
+def as_classifier(profile: ModelProfile, num_labels: int) -> ModelProfile:
+    """A model of tokens with a head for classes in place of the one for tokens.
+
+    An encoder has a dense layer before it, and its head sees one token of a sample; a decoder's
+    sees all of them. Source: transformers 5.23, `modeling_layers.py` and each family's
+    `...ForSequenceClassification`.
+    """
+    inputs = profile.head_inputs
+    is_encoder = not any(block.causal for block in profile.blocks)
+    if is_encoder:
+        num_parameters = inputs * (inputs + 1) + num_labels * (inputs + 1)
+    else:
+        matrix = 0 if profile.tied else inputs * profile.head_outputs
+        rest = profile.num_head_parameters - matrix
+        # The final norm has a weight and a bias at most: what is more is the bias of the logits.
+        norm = rest - profile.head_outputs if rest > 2 * inputs else rest
+        num_parameters = norm + num_labels * inputs
+    return replace(
+        profile,
+        num_head_parameters=num_parameters,
+        head_outputs=num_labels,
+        tied=False,
+        head_tokens=1 if is_encoder else None,
+    )

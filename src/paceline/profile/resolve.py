@@ -20,7 +20,7 @@ from paceline.profile.decoder import profile_decoder
 from paceline.profile.families import profile_config
 from paceline.profile.fields import divisors, nearest
 from paceline.profile.hf_names import hf_config_of
-from paceline.profile.model import ModelProfile
+from paceline.profile.model import ModelProfile, as_classifier
 from paceline.profile.module import ModuleFacts, profile_module
 from paceline.profile.runnable import (
     is_built_in,
@@ -68,6 +68,8 @@ def resolve_profile(job: Job, facts: ModuleFacts | None = None) -> ModelProfile:
     elif (asked := _config(job)) is not None:
         family = str(asked.config.get("model_type"))
         profile = _profile_config(asked, seq_len)
+        if objective_of(job.spec) == "classification":
+            profile = as_classifier(profile, len(job.spec.data.labels or ()))
     else:
         shape = resolve_decoder(job)
         assert shape is not None, "only a config.json or a factory may be of another family"
