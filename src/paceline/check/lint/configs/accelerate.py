@@ -10,33 +10,14 @@ from paceline.check.lint.configs.known_values import ACCELERATE, check_values
 from paceline.check.lint.configs.marked import Marked
 from paceline.check.lint.configs.say import ERROR, INFO, WARNING, found
 from paceline.check.lint.configs.variables import LOOPBACK, check_port
-from paceline.check.lint.configs.words import words
 from paceline.check.lint.context import Context
+from paceline.check.lint.words import words_of
 
-TOP_LEVEL = words(
-    """
-    compute_environment distributed_type mixed_precision use_cpu debug num_processes
-    machine_rank num_machines gpu_ids main_process_ip main_process_port rdzv_backend
-    same_network main_training_function enable_cpu_affinity fp8_config deepspeed_config
-    fsdp_config parallelism_config megatron_lm_config mpirun_config downcast_bf16 tpu_name
-    tpu_zone tpu_use_cluster tpu_use_sudo command_file commands tpu_vm tpu_env dynamo_config
-    fp16 dynamo_backend ec2_instance_type iam_role_name image_uri profile region base_job_name
-    pytorch_version transformers_version py_version sagemaker_inputs_file sagemaker_metrics_file
-    additional_args ipex_config use_xpu
-    """
-)
+TOP_LEVEL = words_of("accelerate", "top_level")
 """Fields of `ClusterConfig` and `SageMakerConfig` of accelerate 1.15, and two that older ones
 wrote: with any other the launch ends."""
 
-DEEPSPEED = words(
-    """
-    deepspeed_config_file zero_stage offload_optimizer_device offload_param_device
-    offload_optimizer_nvme_path offload_param_nvme_path gradient_accumulation_steps
-    gradient_clipping zero3_init_flag zero3_save_16bit_model deepspeed_hostfile
-    deepspeed_exclusion_filter deepspeed_inclusion_filter deepspeed_multinode_launcher
-    deepspeed_moe_layer_cls_names
-    """
-)
+DEEPSPEED = words_of("accelerate", "deepspeed")
 """`accelerate launch --help`, deepspeed's group, 1.15."""
 
 _IN_THE_JSON = (
@@ -52,14 +33,7 @@ _IN_THE_JSON = (
 """Keys of `DeepSpeedPlugin._deepspeed_config_checks` of accelerate 1.15, which raises where one
 stands beside a DeepSpeed file; mixed_precision, the other one, is in `deepspeed_file.py`."""
 
-FSDP = words(
-    """
-    version offload_params min_num_params sharding_strategy reshard_after_forward
-    auto_wrap_policy transformer_layer_cls_to_wrap backward_prefetch backward_prefetch_policy
-    state_dict_type forward_prefetch use_orig_params cpu_ram_efficient_loading
-    sync_module_states activation_checkpointing activation_checkpointing_offload ignored_modules
-    """
-)
+FSDP = words_of("accelerate", "fsdp")
 
 _VERSION_1 = {
     "sharding_strategy": "fsdp_reshard_after_forward: true shards fully, false keeps the weights",

@@ -8,92 +8,20 @@ from paceline.check.finding import Finding
 from paceline.check.lint.configs.bf16 import bf16_finding, lacks_bf16
 from paceline.check.lint.configs.marked import Marked
 from paceline.check.lint.configs.say import ERROR, INFO, WARNING, found
-from paceline.check.lint.configs.words import words
 from paceline.check.lint.context import Context
+from paceline.check.lint.words import words_by_section, words_of
 
-TOP_LEVEL = words(
-    """
-    train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps optimizer
-    scheduler communication_data_type prescale_gradients gradient_predivide_factor
-    sparse_gradients fp16 bf16 bfloat16 amp gradient_clipping zero_optimization steps_per_print
-    wall_clock_breakdown dump_state data_efficiency data_types activation_checkpointing
-    sparse_attention tensorboard wandb comet csv_monitor monitor_config monitor comms_logger
-    flops_profiler autotuning elasticity compression_training checkpoint nebula aio
-    hybrid_engine pipeline progressive_layer_drop curriculum_learning quantize_training
-    eigenvalue zero_allow_untested_optimizer zero_force_ds_cpu_optimizer memory_breakdown
-    seq_parallel_communication_data_type disable_allgather dataloader_drop_last
-    use_data_before_expert_parallelism use_data_before_expert_parallel use_node_local_storage
-    load_universal_checkpoint weight_quantization graph_harvesting timers compile
-    tensor_parallel torch_autocast zenflow sequence_parallel_size data_parallel_size
-    gradient_allreduce_op managed_gradient_accumulation disable_python_gc log_level
-    inference_optimization local_rank vocabulary_size layer_reduction expert_parallel autoep
-    zero_quantized prefetch_bucket_size checkpoint_engine datastates data_sampling
-    dynamic_batching context_parallel
-    """
-)
+TOP_LEVEL = words_of("deepspeed", "top_level")
 """Keys that deepspeed 0.14 to 0.18 read (runtime/constants.py and the modules' own configs); any
 other is passed over without a word."""
 
-ZERO = words(
-    """
-    stage contiguous_gradients reduce_scatter reduce_bucket_size use_multi_rank_bucket_allreduce
-    allgather_partitions allgather_bucket_size overlap_comm compute_grad_norm
-    load_from_fp32_weights elastic_checkpoint offload_param offload_optimizer zenflow
-    sub_group_size cpu_offload_param cpu_offload_use_pin_memory cpu_offload prefetch_bucket_size
-    stage3_prefetch_bucket_size param_persistence_threshold stage3_param_persistence_threshold
-    model_persistence_threshold stage3_model_persistence_threshold max_live_parameters
-    stage3_max_live_parameters max_reuse_distance stage3_max_reuse_distance
-    gather_16bit_weights_on_model_save stage3_gather_16bit_weights_on_model_save
-    stage3_gather_fp16_weights_on_model_save module_granularity_threshold
-    stage3_module_granularity_threshold use_all_reduce_for_fetch_params
-    stage3_use_all_reduce_for_fetch_params allgather_sequential stage3_allgather_sequential
-    ignore_unused_parameters legacy_stage1 round_robin_gradients parameter_alignment
-    zero_hpz_partition_size zero_quantized_weights zero_quantized_nontrainable_weights
-    zero_quantized_gradients mics_shard_size mics_hierarchical_params_gather
-    memory_efficient_linear pipeline_loading_checkpoint override_module_apply
-    log_trace_cache_warnings enable_sanity_checks save_muon_momentum_buffer_in_memory
-    leaf_module allgather_bucket_size_in_mb stage3_all_reduce_for_fetch_params
-    """
-)
+ZERO = words_of("deepspeed", "zero")
 """`DeepSpeedZeroConfig`, whose model forbids any other key."""
 
-OFFLOAD = {
-    "offload_param": words(
-        """
-    device nvme_path buffer_count buffer_size max_in_cpu pin_memory
-    """
-    ),
-    "offload_optimizer": words(
-        """
-    device nvme_path buffer_count pin_memory pipeline_read pipeline_write fast_init ratio
-    super_offload cpuadam_cores_perc pipeline
-    """
-    ),
-}
-PRECISION = {
-    "fp16": words(
-        """
-    enabled auto_cast loss_scale initial_scale_power loss_scale_window hysteresis
-    consecutive_hysteresis min_loss_scale fp16_master_weights_and_grads fp16_opt_level opt_level
-    """
-    ),
-    "bf16": words(
-        """
-    enabled immediate_grad_update check_grad_overflow bf16_master_weights_and_grads
-    bf16_optimizer_states accumulate_grads_in_fp32
-    """
-    ),
-}
-OPTIMIZER = words(
-    """
-    type params legacy_fusion
-    """
-)
-SCHEDULER = words(
-    """
-    type params
-    """
-)
+OFFLOAD = words_by_section("deepspeed", "offload")
+PRECISION = words_by_section("deepspeed", "precision")
+OPTIMIZER = words_of("deepspeed", "optimizer")
+SCHEDULER = words_of("deepspeed", "scheduler")
 
 
 def is_deepspeed(config: Marked) -> bool:

@@ -8,6 +8,7 @@ from paceline.check.lint.configs.launch_line import Launch
 from paceline.check.lint.configs.launch_meeting import is_many
 from paceline.check.lint.configs.say import INFO, WARNING, found
 from paceline.check.lint.configs.scene import Scene, started
+from paceline.check.lint.words import words_of
 
 SHARED = {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "cephfs", "ceph", "efs", "weka", "fsx", "vast"}
 
@@ -44,39 +45,7 @@ def check_cache(launch: Launch, scene: Scene) -> Iterator[Finding]:
 _HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 
 
-_LOCAL = {
-    "data",
-    "datasets",
-    "dataset",
-    "checkpoints",
-    "checkpoint",
-    "ckpt",
-    "ckpts",
-    "models",
-    "model",
-    "weights",
-    "output",
-    "outputs",
-    "out",
-    "runs",
-    "configs",
-    "config",
-    "conf",
-    "local",
-    "cache",
-    "mnt",
-    "tmp",
-    "scratch",
-    "home",
-    "workspace",
-    "exp",
-    "experiments",
-    "logs",
-    "scripts",
-    "src",
-    "recipes",
-    "examples",
-}
+_LOCAL = words_of("launch", "local_folders")
 
 
 _MODEL_OR_DATA = (

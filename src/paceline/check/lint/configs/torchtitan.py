@@ -1,46 +1,22 @@
 """torchtitan's TOML: degrees, batches and precision that contradict each other."""
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import gcd, prod
 
+from paceline.catalog.load import read_shipped
 from paceline.check.finding import Finding
 from paceline.check.lint.configs.bf16 import bf16_finding, lacks_bf16
 from paceline.check.lint.configs.known_values import TORCHTITAN, check_values
 from paceline.check.lint.configs.marked import Marked
 from paceline.check.lint.configs.megatron_arguments import bubble
 from paceline.check.lint.configs.say import ERROR, INFO, WARNING, found
-from paceline.check.lint.configs.words import words
 from paceline.check.lint.context import Context
+from paceline.check.lint.words import words_of
 
-SECTIONS = words(
-    """
-    job profiling metrics model optimizer lr_scheduler training parallelism checkpoint
-    activation_checkpoint compile comm memory_estimation fault_tolerance experimental validation
-    float8 mx quantize debug custom data_loader data eval
-    """
-)
-PARALLELISM = words(
-    """
-    data_parallel_replicate_degree data_parallel_shard_degree fsdp_reshard_after_forward
-    tensor_parallel_degree enable_async_tensor_parallel disable_loss_parallel
-    pipeline_parallel_degree pipeline_parallel_split_points module_fqns_per_model_part
-    pipeline_parallel_layers_per_stage pipeline_parallel_first_stage_less_layers
-    pipeline_parallel_last_stage_less_layers pipeline_parallel_schedule
-    pipeline_parallel_schedule_csv pipeline_parallel_microbatch_size context_parallel_degree
-    context_parallel_rotate_method context_parallel_load_balancer expert_parallel_degree
-    expert_tensor_parallel_degree pipeline_parallel_expert_parallel_overlap
-    enable_compiled_autograd spmd_backend expert_parallel_comm_backend full_dtensor
-    """
-)
-TRAINING = words(
-    """
-    dataset dataset_path batch_size local_batch_size global_batch_size seq_len max_norm steps
-    enable_cpu_offload dtype mixed_precision_param mixed_precision_reduce gc_freq gc_debug seed
-    deterministic compile warmup_steps data_parallel_degree tensor_parallel_degree
-    debug_moe_force_load_balance
-    """
-)
+SECTIONS = words_of("torchtitan", "sections")
+PARALLELISM = words_of("torchtitan", "parallelism")
+TRAINING = words_of("torchtitan", "training")
 """Fields of torchtitan's job_config.py, 0.1 to 0.2."""
 
 
@@ -188,41 +164,11 @@ def _check_degrees(path: str, config: Marked, context: Context) -> Iterator[Find
 def _shape(config: Marked) -> tuple[int, int] | None:
     """Heads, and heads of keys and values, where the flavour is one of torchtitan's own."""
     name, flavor = config.text("model", "name"), config.text("model", "flavor")
-    return _HEADS.get(name or "", {}).get(flavor or "")
+    found = _HEADS.get(name or "", {}).get(flavor or "")
+    return None if found is None else (found[0], found[1])
 
 
-_HEADS: dict[str, dict[str, tuple[int, int]]] = {
-    "llama3": {
-        "1B": (32, 8),
-        "3B": (24, 8),
-        "8B": (32, 8),
-        "70B": (64, 8),
-        "405B": (128, 8),
-    },
-    "llama4": {"17bx16e": (40, 8), "17bx128e": (40, 8)},
-    "qwen3": {
-        "0.6B": (16, 8),
-        "1.7B": (16, 8),
-        "4B": (32, 8),
-        "8B": (32, 8),
-        "14B": (40, 8),
-        "32B": (64, 8),
-        "30B-A3B": (32, 4),
-        "235B-A22B": (64, 4),
-    },
-    "qwen3_5": {
-        "0.8B": (8, 2),
-        "2B": (8, 2),
-        "4B": (16, 4),
-        "9B": (16, 4),
-        "27B": (24, 4),
-        "35B-A3B": (16, 2),
-        "122B-A10B": (32, 2),
-        "397B-A17B": (32, 2),
-    },
-    "deepseek_v3": {"16B": (16, 16), "236B": (128, 128), "671B": (128, 128)},
-    "gpt_oss": {"20b": (64, 8), "120b": (64, 8)},
-}
+_HEADS: Mapping[str, Mapping[str, list[int]]] = read_shipped("software.toml")["torchtitan"]["heads"]
 """Heads and heads of keys and values of torchtitan's flavours: torchtitan/models/*/__init__.py of
 0.3.0, llama4 of 0.2.0. Latent attention has a key and a value for each head."""
 

@@ -9,43 +9,9 @@ from paceline.check.lint.events import Call, Class
 from paceline.check.lint.program import Program
 from paceline.check.lint.rules.ddp import wrapped_models
 from paceline.check.lint.values import Value, innermost
+from paceline.check.lint.words import words_of
 
-PARAMETERLESS = frozenset(
-    {
-        "AdaptiveAvgPool1d",
-        "AdaptiveAvgPool2d",
-        "AdaptiveMaxPool2d",
-        "AvgPool1d",
-        "AvgPool2d",
-        "Buffer",
-        "Dropout",
-        "Dropout1d",
-        "Dropout2d",
-        "ELU",
-        "Flatten",
-        "GELU",
-        "Hardswish",
-        "Hardtanh",
-        "Identity",
-        "LeakyReLU",
-        "LogSoftmax",
-        "MaxPool1d",
-        "MaxPool2d",
-        "Mish",
-        "PixelShuffle",
-        "ReLU",
-        "ReLU6",
-        "SELU",
-        "SiLU",
-        "Sigmoid",
-        "Softmax",
-        "Softplus",
-        "Tanh",
-        "Unflatten",
-        "Upsample",
-        "ZeroPad2d",
-    }
-)
+PARAMETERLESS = words_of("python", "parameterless")
 """Modules of torch.nn without parameters: DDP does not wait for their gradients."""
 
 
