@@ -130,3 +130,27 @@ def test_columns_of_groups_are_priced_as_each_of_them():
         float(all_gather_s(GB, n, apart, found)) for n, apart in zip(degree, stride, strict=True)
     ]
     assert together == pytest.approx(alone)
+
+
+def sent(found: Rates, crossing: int) -> float:
+    """Bytes a second of each of so many ranks of a node that send to the next node at once."""
+    num_bytes = 100 * GB
+    return num_bytes / float(p2p_s(num_bytes, 16, found, crossing=crossing))
+
+
+def test_ranks_that_cross_at_once_share_the_one_nic_of_their_node():
+    one_nic = rates("A100-80-PCIe", nodes=2)
+    alone = sent(one_nic, 1)
+    assert alone == pytest.approx(0.85 * 12.5 * GB, rel=0.05)
+    assert [sent(one_nic, ranks) for ranks in (2, 8, 16)] == [
+        pytest.approx(alone / 2, rel=0.01),
+        pytest.approx(alone / 8, rel=0.01),
+        pytest.approx(alone / 8, rel=0.01),
+    ]
+
+
+def test_one_rank_has_no_more_than_the_nic_beside_it():
+    eight_nics = rates("H100-SXM", nodes=2)
+    assert sent(eight_nics, 1) == pytest.approx(sent(eight_nics, 8))
+    alone = rates("H100-SXM", nodes=2, per_node=1)
+    assert gathered(alone, 2) == pytest.approx(gathered(eight_nics, 2, stride=8), rel=0.01)

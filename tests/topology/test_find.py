@@ -287,3 +287,21 @@ def test_a_catalog_file_that_the_job_names_and_is_not_there_is_refused(tmp_path:
     job = parse_job(JOB, source="j", folder=tmp_path, overrides=["cluster.catalog=no.toml"])
     with pytest.raises(JobError, match="T010: there is no file"):
         find_cluster(job.spec.cluster, job, machine())
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "per_node", "node_bytes_per_s"),
+    [
+        ("H100-SXM", 8, 400e9),
+        ("H100-SXM", 1, 50e9),  # one of eight NICs
+        ("A100-80", 4, 100e9),
+        ("L4", 1, 12.5e9),  # the one NIC of its node
+        ("Trainium1", 4, 50e9),
+    ],
+)
+def test_a_part_of_a_node_s_accelerators_has_its_part_of_the_nics(
+    accelerator: str, per_node: int, node_bytes_per_s: float
+):
+    cluster = find(machine(), f"accelerator={accelerator}", "nodes=2", f"per_node={per_node}")
+    assert cluster.network_bytes_per_s == node_bytes_per_s
+    assert cluster.levels[-1].bytes_per_s == node_bytes_per_s / per_node

@@ -18,6 +18,7 @@ Source: Patarasuk and Yuan, 2009; NCCL's own model, NVIDIA/nccl src/graph/tuning
 """
 
 from collections.abc import Callable, Iterator
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,13 +108,22 @@ def dispatch_s(
     return np.asarray(slowest + latency)
 
 
-def p2p_s(num_bytes: Value, span: Value, rates: Rates) -> Column:
+def p2p_s(num_bytes: Value, span: Value, rates: Rates, *, crossing: Value = inf) -> Column:
     """One rank sends to another one, both within the same `span` consecutive ranks.
 
     Of a chain of ranks the slowest boundary counts: `span` is then the ranks of the whole chain.
+
+    Args:
+        num_bytes: Of one rank.
+        span: Ranks among which both are.
+        rates: The cluster's.
+        crossing: Consecutive ranks that send to as many others at once. Where they are fewer than a
+            node has, they have its NICs to themselves.
     """
     last = rates.levels[-1]
-    rate, latency = _of_one_link(last), np.asarray(last.latency_s)
+    on_node = rates.levels[-2].size if len(rates.levels) > 1 else 1.0
+    shared = np.clip(on_node / np.maximum(crossing, 1), 1, last.spare)
+    rate, latency = _of_one_link(last) * shared, np.asarray(last.latency_s)
     for level in reversed(rates.levels[:-1]):
         is_inside = np.asarray(span) <= level.size
         rate = np.where(is_inside, _of_one_link(level), rate)

@@ -78,6 +78,9 @@ class LinkRates:
     axes: Value = 1.0
     """Rings that each rank is part of: 2 or 3 in a torus, else 1."""
 
+    spare: Value = 1.0
+    """How many times these rates one rank reaches while the others of its node are silent."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
@@ -299,6 +302,7 @@ def _link_rates(level: Level, measured: Mapping[str, float], *, is_gloo: bool) -
         pair_bytes_per_s=reached * (level.pair_share / share if level.pair_share else most),
         peers=level.num_links if level.shape == "mesh" else 1.0,
         axes=level.num_links / 2 if level.shape == "torus" else 1.0,
+        spare=level.spare,
     )
 
 

@@ -119,7 +119,8 @@ def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -
     share = mean["weight_gradient"] / whole_block
     idle = idle_share(t.pipeline, t.chunks, t.schedule, share) * average
     sent = work.element_bytes * work.tokens * model.head_inputs / work.stream
-    hop = p2p_s(sent, t.num_ranks(), rates) * (t.pipeline > 1)
+    hop = p2p_s(sent, t.num_ranks(), rates, crossing=t.num_ranks() / t.pipeline)
+    hop = hop * (t.pipeline > 1)
     chunks = stages_each(t.schedule, t.chunks)
     hops = 2 * m * chunks * hop * (1 - rates.pipeline_overlap) + 2 * (t.pipeline - 1) * hop
     terms["pipeline"] = idle + hops
@@ -247,7 +248,8 @@ def _context_s(
     query = block.heads * block.head_dim
     local = work.element_bytes * work.tokens / t.tensor
     steps = t.context - 1
-    once = steps * p2p_s(local * key_value, t.tensor * t.context, rates)
+    span = t.tensor * t.context
+    once = steps * p2p_s(local * key_value, span, rates, crossing=t.tensor)
     # The first of as many steps as there are ranks needs no other rank's keys, and hides a pass.
     behind = steps / t.context
     exposed = np.maximum(once - behind * times.attention, 0.0) + np.maximum(

@@ -113,7 +113,10 @@ class Cluster:
         """The same ranks with one port of another link in each node."""
         rate = link.bytes_per_s / self.ranks_per_node
         levels = tuple(
-            level_of("network", level.size, replace(link, bytes_per_s=rate), "estimated")
+            replace(
+                level_of("network", level.size, replace(link, bytes_per_s=rate), "estimated"),
+                spare=float(self.ranks_per_node),
+            )
             if level.name == "network"
             else level
             for level in self.levels

@@ -17,7 +17,13 @@ from paceline.catalog import (
 from paceline.errors import JobError, Problem
 from paceline.job import ClusterSpec, Job
 from paceline.topology.cluster import Cluster, Known
-from paceline.topology.levels import Level, find_levels, host_bytes_per_s, node_bytes_per_s
+from paceline.topology.levels import (
+    Level,
+    find_levels,
+    host_bytes_per_s,
+    node_bytes_per_s,
+    usual_network_bytes_per_s,
+)
 from paceline.topology.machine import Machine, find_local_machine
 from paceline.topology.read_nvidia import FoundGpu
 from paceline.topology.unknown import EstimatedCard, estimate_card, pcie_bytes_per_s
@@ -372,7 +378,8 @@ def _from_catalog(
 ) -> Cluster:
     memory = memory_bytes if spec.memory == "auto" else spec.memory
     memory_known: Known = "measured" if is_local else "cited"
-    network = known.network_node_bytes_per_s if spec.network == "auto" else spec.network
+    usual = usual_network_bytes_per_s(known, catalog.links, per_node)
+    network = usual if spec.network == "auto" else spec.network
     network_known: Known = "cited" if spec.network == "auto" else "declared"
     levels: tuple[Level, ...] = ()
     if has_rates:

@@ -42,6 +42,10 @@ class Level:
     known: Known
     """How the rate is known."""
 
+    spare: float = 1.0
+    """How many times that rate one rank reaches while the others of its node are silent: those of
+    a node share its NICs, and one rank has no more than the NICs next to it."""
+
     is_rdma: bool = False
     """Whether the NIC moves data without the CPU."""
 
@@ -91,7 +95,6 @@ def find_levels(
     """
     num_ranks = num_nodes * ranks_per_node
     in_node, around = links_of_node(accelerator, links)
-    between = links[accelerator.network] if accelerator.network else _UNKNOWN_NETWORK
     levels: list[Level] = []
 
     def add(level: Level) -> None:
@@ -104,11 +107,33 @@ def find_levels(
         add(level_of("scale-up", min(accelerator.scale_up_size, reach), in_node, "cited"))
     if around is not None:
         add(level_of("node", ranks_per_node, around, "cited"))
+    between = links[accelerator.network] if accelerator.network else _UNKNOWN_NETWORK
     if network_known == "declared":
         between = link_of_rate(between, links, network_node_bytes_per_s)
-    rate = network_node_bytes_per_s / ranks_per_node
-    add(level_of("network", num_ranks, replace(between, bytes_per_s=rate), network_known))
+    most = _most_of_rank(between, accelerator, network_node_bytes_per_s, ranks_per_node)
+    rate = min(network_node_bytes_per_s / ranks_per_node, most)
+    level = level_of("network", num_ranks, replace(between, bytes_per_s=rate), network_known)
+    add(replace(level, spare=most / rate))
     return tuple(levels)
+
+
+def usual_network_bytes_per_s(
+    accelerator: Accelerator, links: Mapping[str, Link], ranks_per_node: int
+) -> float:
+    """The usual network of a node, as far as so many ranks reach its NICs: one of eight H100 has
+    one of eight."""
+    usual = accelerator.network_node_bytes_per_s
+    link = links[accelerator.network] if accelerator.network else _UNKNOWN_NETWORK
+    return min(usual, ranks_per_node * _most_of_rank(link, accelerator, usual, ranks_per_node))
+
+
+def _most_of_rank(
+    link: Link, accelerator: Accelerator, node_bytes_per_s: float, ranks_per_node: int
+) -> float:
+    """What one rank reaches over the network, alone on its node: one port, or its share of them
+    where there are more ports than accelerators. NCCL gives a GPU the NICs nearest to it."""
+    share = node_bytes_per_s / max(ranks_per_node, accelerator.num_per_node)
+    return min(node_bytes_per_s, max(link.bytes_per_s, share))
 
 
 _UNKNOWN_IN_NODE = Link(
