@@ -10,9 +10,13 @@ outside) and which row of the fault matrix it stands for (`check/drill/matrix.py
 """
 
 import re
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from typing import Literal
+
+import msgspec
 
 from paceline.errors import did_you_mean
 
@@ -61,135 +65,11 @@ class Kind:
     """Whether every worker of the trigger's node is lost."""
 
 
-KINDS: Mapping[str, Kind] = {
-    "kill": Kind(does="SIGKILL a worker", maker="agent", verdict=r"killed by SIGKILL"),
-    "segv": Kind(does="the worker dies of SIGSEGV", verdict=r"killed by SIGSEGV"),
-    "abort": Kind(does="the worker dies of SIGABRT", verdict=r"killed by SIGABRT"),
-    "exit": Kind(does="os._exit(77) in the worker", verdict=r"exited with 77"),
-    "raise": Kind(does="an exception that nobody catches", verdict=r"InjectedError"),
-    "oom": Kind(does="the worker runs into RLIMIT_AS", verdict=r"out of memory|MemoryError"),
-    "stop": Kind(does="SIGSTOP a worker", maker="agent", verdict=r"^stopped"),
-    "zombie": Kind(
-        does="SIGSTOP a worker, and SIGCONT when its place has long been taken",
-        maker="agent",
-        verdict=r"^stopped",
-        takes=("for",),
-        for_s=60.0,
-    ),
-    "deadlock": Kind(does="the training thread waits for a lock for ever", verdict=r"^waiting"),
-    "gil": Kind(
-        does="the training thread sleeps with the interpreter's lock", verdict=r"^gil held"
-    ),
-    "loop": Kind(does="the training thread counts for ever", verdict=r"^looping"),
-    "agent": Kind(
-        does="SIGKILL the node's agent, which takes its workers along; `for=` keeps it away",
-        takes=("for",),
-        maker="agent",
-        verdict=r"node \d+ is lost",
-        is_whole_node=True,
-    ),
-    "node": Kind(
-        does="SIGKILL every process of the node at once; `for=` keeps it away",
-        takes=("for",),
-        maker="agent",
-        verdict=r"node \d+ is lost|killed by SIGKILL",
-        is_whole_node=True,
-    ),
-    "nursery": Kind(
-        does="SIGKILL the process that the node's workers are forks of, which takes them along",
-        maker="agent",
-        verdict=r"killed by SIGKILL",
-        is_whole_node=True,
-    ),
-    "disconnect": Kind(
-        does="the agent's connection to the controller breaks; it connects again",
-        maker="agent",
-        end="unharmed",
-    ),
-    "store": Kind(
-        does="SIGKILL rank 0, which serves the rendezvous store",
-        maker="agent",
-        verdict=r"killed by SIGKILL",
-    ),
-    "spare": Kind(does="SIGKILL a parked warm spare", maker="agent", end="unharmed"),
-    "controller": Kind(does="SIGKILL the controller", maker="agent", end="relaunches"),
-    "term": Kind(does="SIGTERM the controller", maker="agent", end="relaunches"),
-    "torn": Kind(
-        does="half of the newest checkpoint's largest file is cut off, and the node is lost",
-        maker="agent",
-        is_whole_node=True,
-        verdict=r"node \d+ is lost|killed by SIGKILL",
-    ),
-    "zeroed": Kind(
-        does="the same, with its last half overwritten by zeros",
-        maker="agent",
-        is_whole_node=True,
-        verdict=r"node \d+ is lost|killed by SIGKILL",
-    ),
-    "flipped": Kind(
-        does="the same, with one bit of it flipped",
-        maker="agent",
-        is_whole_node=True,
-        verdict=r"node \d+ is lost|killed by SIGKILL",
-    ),
-    "swapped": Kind(
-        does="the same, with its two largest files exchanged",
-        maker="agent",
-        is_whole_node=True,
-        verdict=r"node \d+ is lost|killed by SIGKILL",
-    ),
-    "missing": Kind(
-        does="the same, with its metadata file removed",
-        maker="agent",
-        is_whole_node=True,
-        verdict=r"node \d+ is lost|killed by SIGKILL",
-    ),
-    "flip": Kind(
-        does="one bit of the worker's parameters (or `of=optimizer`) is flipped",
-        takes=("of",),
-        phase="start",
-        end="unharmed",
-    ),
-    "nan": Kind(does="the worker's loss is not a number", phase="vote", end="refuses"),
-    "poison": Kind(
-        does="whoever reads sample `sample=` raises, every time",
-        end="stops",
-        takes=("sample",),
-        phase="forward",
-    ),
-    "long": Kind(
-        does="the step takes `for=` seconds more", end="unharmed", takes=("for",), for_s=2.0
-    ),
-    "pause": Kind(
-        does="the interpreter's lock is held for `for=` seconds, as a long collection would",
-        end="unharmed",
-        takes=("for",),
-        for_s=1.0,
-    ),
-    "slow": Kind(
-        does="SIGSTOP and SIGCONT in turn for `for=` seconds: half a core",
-        maker="agent",
-        end="unharmed",
-        takes=("for",),
-        for_s=2.0,
-    ),
-    "pause-agent": Kind(
-        does="SIGSTOP the agent for `for=` seconds",
-        maker="agent",
-        end="unharmed",
-        takes=("for",),
-        for_s=0.5,
-    ),
-    "clock": Kind(does="the worker's wall clock jumps an hour ahead", end="unharmed"),
-    "full-disk": Kind(
-        does="the disk of the checkpoints is full for `for=` seconds (a tmpfs of the drill's)",
-        maker="agent",
-        end="unharmed",
-        takes=("for",),
-        for_s=1.0,
-    ),
-}
-"""Every kind. A new one is a row here, an action where its maker is, and a row of the matrix."""
+KINDS: Mapping[str, Kind] = msgspec.convert(
+    tomllib.loads((files("paceline.job") / "faults.toml").read_text(encoding="utf-8")),
+    dict[str, Kind],
+)
+"""Every kind, from `faults.toml`."""
 
 GRAMMAR = "KIND rank=R[+R...] step=S [phase=P] [times=N] [when=spare]"
 
