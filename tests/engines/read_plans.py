@@ -131,6 +131,7 @@ def torchtitan(folder: Path, ranks: int) -> dict[str, Any]:
         "tensor": dims.tp,
         "context": dims.cp,
         "pipeline": dims.pp,
+        "expert": dims.ep,
         "recompute": kinds[again],
         "offload": "cpu" if training.enable_cpu_offload else "none",
     }

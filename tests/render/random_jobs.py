@@ -233,6 +233,7 @@ def _torchtitan(files: Mapping[str, str]) -> dict[str, Any]:
     ranks = _started(files["launch.sh"])
     data = replicate * shard
     assert data * context * pipeline * tensor == ranks
+    assert shard * context * tensor % words["expert_parallel_degree"] == 0
     per_rank = words["global_batch_size"] // data
     local = words["local_batch_size"]
     micro = words.get("pipeline_parallel_microbatch_size", local)
@@ -261,7 +262,7 @@ def _torchtitan(files: Mapping[str, str]) -> dict[str, Any]:
         "accumulation": per_rank // micro,
         "tensor": tensor,
         "context": context,
-        "expert": 1,
+        "expert": words["expert_parallel_degree"],
         "pipeline": pipeline,
         "schedule": schedule,
         "chunks": len(parts) // pipeline if parts and schedule != "dualpipe-v" else 1,

@@ -1,10 +1,13 @@
 import ast
+import json
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.render.plans import planned, rendered
 
+from paceline.catalog.configs import load_published_configs
+from paceline.errors import PlanError
 from paceline.render import RenderError
 from paceline.render.torchtitan import MODULE, stages
 
@@ -64,6 +67,55 @@ def test_full_sharding_of_the_whole_cluster(check_golden):
     found = rendered("torchtitan", **titan(layout=FULL))
     assert what(found) == set()
     check_golden("torchtitan/fsdp", found)
+
+
+def test_experts_are_those_of_qwen3_and_have_their_ranks(check_golden):
+    qwen = {"preset": "qwen3-30b-a3b"}
+    layout = {"expert": 8, "sharding": "full", "data": 32, "recompute": "full"}
+    found = rendered("torchtitan", **titan(model=qwen, layout=layout))
+    assert what(found) == set()
+    named = settings_of(found.files)
+    assert (named["expert_parallel_degree"], named["num_experts"]) == (8, 128)
+    assert (named["theta"], named["head_dim"], named["top_k"]) == (1e6, 128, 8)
+    check_golden("torchtitan/experts", found)
+
+
+def test_the_planner_proposes_expert_ranks_for_torchtitan():
+    plan, _ = planned(**titan(model={"preset": "qwen3-30b-a3b"}))
+    assert plan.layout.expert > 1
+    assert plan.layout.sharding in ("zero2", "full")
+
+
+@pytest.mark.parametrize("sharding", ["none", "hybrid"])
+def test_expert_ranks_without_ranks_that_shard_are_refused(sharding):
+    layout = {"expert": 8, "sharding": sharding}
+    with pytest.raises(PlanError, match="takes expert ranks from those that shard"):
+        planned(**titan(model={"preset": "qwen3-30b-a3b"}, layout=layout))
+
+
+def test_a_qwen_with_another_router_is_not_torchtitans(tmp_path):
+    config = load_published_configs()["qwen3-30b-a3b"].config
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(dict(config) | {"norm_topk_prob": False}))
+    with pytest.raises(RenderError, match="the model"):
+        rendered("torchtitan", **titan(model={"preset": None, "hf_config": str(path)}))
+
+
+def test_float8_converts_the_linears_and_the_experts():
+    fp8 = {"precision": "fp8"}
+    found = rendered("torchtitan", **titan(layout=FULL, train=fp8))
+    assert what(found) == set()
+    text = found.files[f"{MODULE}.py"]
+    assert "Float8GroupedExperts" not in text
+    named = settings_of(found.files)
+    assert named["recipe_name"] == "rowwise"
+    assert named["filter_fqns"] == ["lm_head", "router.gate"]
+    assert named["mixed_precision_param"] == "bfloat16"
+    assert "# Needs torchao" in text
+    mx = {"train": fp8 | {"fp8_recipe": "mxfp8"}, "cluster": {"accelerator": "B200"}}
+    assert "quantization.MXFP8Linear" in rendered("torchtitan", **titan(**mx)).files[f"{MODULE}.py"]
+    qwen = rendered("torchtitan", **titan(model={"preset": "qwen3-30b-a3b"}, train=fp8))
+    assert "quantization.Float8GroupedExpertsConverter.Config(" in qwen.files[f"{MODULE}.py"]
 
 
 def test_groups_of_hybrid_sharding_are_replicated():

@@ -17,6 +17,7 @@ from paceline.profile import ModuleFacts, resolve_decoder, resolve_profile
 from paceline.render.carried import left_out
 from paceline.render.engine import Engine, EngineModule, Files, Gap, RenderError
 from paceline.render.example import without_own_program
+from paceline.render.model import config_of
 
 __all__ = [
     "ENGINES",
@@ -118,7 +119,7 @@ def check_model(job: Job, facts: ModuleFacts | None = None) -> Iterator[Problem]
         module = importlib.import_module(find(name).module)
         gaps = getattr(module, "model_gaps", None)
         if gaps is not None:
-            found = gaps(resolve_profile(job, facts), resolve_decoder(job))
+            found = gaps(resolve_profile(job, facts), resolve_decoder(job), config_of(job))
             yield from _refusals(name, tuple(found), job)
 
 

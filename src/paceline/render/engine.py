@@ -72,5 +72,5 @@ class EngineModule(Protocol):
     """Everything of the plan that the files do not say; nothing is dropped in silence. Settings
     that `CARRIES` lacks need no gap here, unless there is more to say of them.
 
-    Where the files describe some models alone, the module has `model_gaps` besides: of a profile
-    and a decoder, what no layout would change."""
+    Where the files describe some models alone, the module has `model_gaps` besides: of a profile, a
+    decoder and a config.json, what no layout would change."""

@@ -1,6 +1,7 @@
 """What Megatron Core 0.16 lacks of a plan: for Megatron-LM and Megatron Bridge."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from paceline.job import Job
 from paceline.job.job import DataSpec
@@ -11,24 +12,23 @@ from paceline.render.engine import ANY_MODEL, Gap
 from paceline.render.megatron_words import (
     learned_positions,
     prefixes_of,
-    rotary_base,
-    router_coefficient,
     tokenizer_of,
     virtual,
 )
+from paceline.render.model import config_of, rotary_base, router_coefficient
 
 _HELD_OUT = DataSpec().held_out
 
 
 def core_gaps(plan: Plan, job: Job) -> list[Gap]:
     """What Megatron Core 0.16 lacks of a plan, whoever starts it."""
-    return [*_refusals(plan), *_layout_gaps(plan), *_training_gaps(plan, job)]
+    return [*_refusals(plan, job), *_layout_gaps(plan), *_training_gaps(plan, job)]
 
 
-def _refusals(plan: Plan) -> Iterator[Gap]:
+def _refusals(plan: Plan, job: Job) -> Iterator[Gap]:
     why = "Megatron Core 0.16 trains on GPUs over NCCL only"
     yield from accelerator_refusals(plan, uses=("nccl",), why=why)
-    yield from model_gaps(plan.profile, plan.decoder)
+    yield from model_gaps(plan.profile, plan.decoder, config_of(job))
     layout, rows = plan.layout, learned_positions(plan.profile)
     if rows and rows < (plan.profile.seq_len or 0):
         yield Gap(
@@ -58,10 +58,14 @@ def _refusals(plan: Plan) -> Iterator[Gap]:
         )
 
 
-def model_gaps(profile: ModelProfile, decoder: DecoderShape | None) -> Iterator[Gap]:
+def model_gaps(
+    profile: ModelProfile, decoder: DecoderShape | None, config: Mapping[str, Any]
+) -> Iterator[Gap]:
     """A model that these words do not describe, whatever the layout."""
     kinds = profile.blocks
-    reason = _foreign(profile, decoder) if len(kinds) == 1 else f"{len(kinds)} kinds of blocks"
+    reason = (
+        _foreign(profile, decoder, config) if len(kinds) == 1 else f"{len(kinds)} kinds of blocks"
+    )
     if reason:
         yield Gap(
             what=f"the model {profile.name}",
@@ -74,7 +78,7 @@ def model_gaps(profile: ModelProfile, decoder: DecoderShape | None) -> Iterator[
         )
 
 
-def _foreign(profile: ModelProfile, decoder: DecoderShape | None) -> str:
+def _foreign(profile: ModelProfile, decoder: DecoderShape | None, config: Mapping[str, Any]) -> str:
     """What the model has that these words do not describe; empty where they do."""
     if learned_positions(profile):
         return ""
@@ -86,7 +90,7 @@ def _foreign(profile: ModelProfile, decoder: DecoderShape | None) -> str:
         "parts of its own": block.measured is not None or profile.outside is not None,
         "attention that is not causal": not block.causal,
         "layers without a gate": not block.gated,
-        "GELU in its gates": profile.name.startswith("gemma"),
+        "GELU in its gates": str(config.get("model_type", "")).startswith("gemma"),
         "compressed keys and values": block.kv_rank > 0,
         "cross-attention": block.cross_heads > 0,
         f"windows of {block.window} tokens": 0 < block.window < (profile.seq_len or 0),
@@ -183,7 +187,7 @@ def _training_gaps(plan: Plan, job: Job) -> Iterator[Gap]:
             nearest=None,
             fix="`paceline run`, or `paceline render --for torchrun`",
         )
-    if plan.decoder is None and plan.profile.blocks[0].experts and not rotary_base(plan, job):
+    if not (rotary_base(plan, job) or learned_positions(plan.profile)):
         yield Gap(
             what="the base of the rotary positions",
             where="model",

@@ -5,7 +5,6 @@ Source of the words: megatron-core 0.16.1, core/transformer/transformer_config.p
 core/model_parallel_config.py; Megatron-LM core_r0.16, megatron/training/arguments.py.
 """
 
-from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
@@ -15,7 +14,8 @@ from paceline.job.training import decay_steps
 from paceline.parallel.stages import is_v_shaped, num_stages
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
-from paceline.profile import ModelProfile, resolve_config
+from paceline.profile import ModelProfile
+from paceline.render.model import config_of, is_renormed, rotary_base, router_coefficient
 from paceline.render.shell import presence_lines
 
 Words = dict[str, Any]
@@ -135,36 +135,13 @@ def model_words(plan: Plan, job: Job) -> Words:
     return found
 
 
-def config_of(job: Job) -> Mapping[str, Any]:
-    """The model's config.json; empty where it has none, and of published ones their sizes."""
-    found = resolve_config(job)
-    return {} if found is None else found.config
-
-
 def _router_words(job: Job) -> Words:
     """Routed experts beyond their sizes. Megatron Core takes the softmax of the chosen experts
     alone, as Mixtral, unless it is told to take it before (transformer_config.py, 0.16.1)."""
-    config = config_of(job)
-    is_renormed = config.get("model_type") == "mixtral" or config.get("norm_topk_prob", False)
-    found: Words = {"moe_router_pre_softmax": not is_renormed}
+    found: Words = {"moe_router_pre_softmax": not is_renormed(job)}
     if balance := router_coefficient(job):
         found |= {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": balance}
     return found
-
-
-def router_coefficient(job: Job) -> float:
-    """What the balancing loss is multiplied by: the job's, or the one in the model's config.json;
-    0 is none."""
-    asked = job.spec.train.router_loss
-    return float(config_of(job).get("router_aux_loss_coef", 0) if asked == "auto" else asked)
-
-
-def rotary_base(plan: Plan, job: Job) -> int | None:
-    """Of rotary positions; None where neither the plan nor a config.json has it."""
-    config = config_of(job)
-    known = config.get("rope_theta") or (config.get("rope_parameters") or {}).get("rope_theta")
-    known = known if plan.decoder is None else plan.decoder.rope_theta
-    return None if known is None else round(known)
 
 
 def position_words(plan: Plan, job: Job) -> Words:

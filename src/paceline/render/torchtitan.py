@@ -1,7 +1,8 @@
 """torchtitan: its job as a Python function of its config classes, and the script that starts it.
 
 Since 0.3 torchtitan has no TOML: `--module` and `--config` name a function that returns a
-`Trainer.Config`. Leaves out: models other than those of Llama's shape, which its registry has.
+`Trainer.Config`. Leaves out: models other than those of Llama's shape and Qwen3's, dense or with
+routed experts; its registry has more.
 """
 
 from json import dumps
@@ -15,6 +16,7 @@ from paceline.plan.case import case_of_plan
 from paceline.render.carried import OF_PROGRAM
 from paceline.render.engine import Files, Gap
 from paceline.render.environment import export_lines, meeting_lines, torchrun_options
+from paceline.render.model import rotary_base
 from paceline.render.shell import presence_lines, script
 from paceline.render.text import commented, header
 from paceline.render.torchtitan_gaps import model_gaps as model_gaps
@@ -34,7 +36,7 @@ _SCHEDULES = {
 
 CARRIES = OF_PROGRAM | {
     *("data.sources", "model.tokenizer", "train.compile", "recovery.max_restarts"),
-    "train.async_tensor",
+    *("train.async_tensor", "train.fp8_recipe"),
 }
 """Settings that the files say, beside the plan; `data` is a gap of its own."""
 
@@ -75,6 +77,7 @@ def _config(plan: Plan, job: Job) -> str:
         plan,
         job,
         f"For torchtitan {VERSION}: --module {MODULE} --config job",
+        *(["Needs torchao, which has the float8 products."] if plan.precision == "fp8" else []),
         *(
             []
             if plan.engine == "torchtitan"
@@ -95,8 +98,8 @@ def _config(plan: Plan, job: Job) -> str:
     per_rank = layout.micro_batch * (layout.accumulation if layout.pipeline > 1 else 1)
     lines = [
         commented(about).rstrip("\n"),
-        _IMPORTS,
-        *_model(plan),
+        _IMPORTS.format(imports=_LLAMA if plan.decoder is not None else _QWEN),
+        *_model(plan, job),
         "def adamw(pattern: str, weight_decay: float) -> ParamGroupConfig:",
         "    values = {",
         f'        "lr": {train.learning_rate!r},',
@@ -173,68 +176,114 @@ from torchtitan.config import CompileConfig, DebugConfig, ParallelismConfig, Tra
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.distributed.pipeline_parallel import pipeline_llm
 from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
-from torchtitan.models import llama3
-from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
-from torchtitan.models.llama3.model import Llama3Model
-from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
-from torchtitan.protocols.model_spec import ModelSpec
+from torchtitan.models.common import Embedding, Linear
+{imports}from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.trainer import Trainer
 """
 
 
-def _model(plan: Plan) -> list[str]:
+_LLAMA = """from torchtitan.models import llama3 as family
+from torchtitan.models.common import ComplexRoPE, RMSNorm
+from torchtitan.models.llama3.model import Llama3Model
+from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
+"""
+_QWEN = """from torchtitan.components.optimizer import register_moe_load_balancing_hook
+from torchtitan.models import qwen3 as family
+from torchtitan.models.common import CosSinRoPE
+from torchtitan.models.qwen3.model import Qwen3Model
+from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
+"""
+
+
+def _model(plan: Plan, job: Job) -> list[str]:
     """Of the plan's own sizes, put together as torchtitan's registry does it."""
-    shape = plan.decoder
-    assert shape is not None, "others are refused"
-    tied = shape.tied_embeddings
+    profile, block, is_llama = plan.profile, plan.profile.blocks[0], plan.decoder is not None
+    tied, name = profile.tied, "Llama3" if is_llama else "Qwen3"
+    head = "_output_linear_init(width)" if is_llama else "_LINEAR_INIT"
+    norm = "RMSNorm.Config(normalized_shape=width, param_init=family._NORM_INIT)"
+    layers = [f"hidden_dim={block.ffn}"]
+    if block.experts:
+        layers = [
+            f"moe_hidden_dim={block.expert_ffn}",
+            f"num_experts={block.experts}",
+            f"top_k={block.experts_per_token}",
+            'moe_comm_backend="standard"',
+        ]
+    if not is_llama:
+        layers.insert(0, f"head_dim={block.head_dim}")
+    hook = "register_moe_load_balancing_hook" if block.experts else "None"
     return [
-        f"VOCABULARY = {shape.vocab}",
+        f"VOCABULARY = {profile.head_outputs}",
         "",
         "",
         "def model() -> ModelSpec:",
-        f"    width, vocabulary = {shape.hidden}, VOCABULARY",
-        "    rope = ComplexRoPE.Config(",
-        f"        dim={shape.head_dim},",
-        f"        max_seq_len={plan.profile.seq_len},",
-        f"        theta={shape.rope_theta!r},",
+        f"    width, vocabulary = {block.hidden}, VOCABULARY",
+        f"    rope = {'ComplexRoPE' if is_llama else 'CosSinRoPE'}.Config(",
+        f"        dim={block.head_dim},",
+        f"        max_seq_len={profile.seq_len},",
+        f"        theta={float(rotary_base(plan, job) or 0)!r},",
         "    )",
-        "    layers = llama3._build_llama3_layers(",
-        f"        n_layers={shape.layers},",
+        f"    layers = family._build_{name.lower()}_{'moe_' * bool(block.experts)}layers(",
+        f"        n_layers={profile.num_blocks},",
         "        dim=width,",
-        f"        n_heads={shape.heads},",
-        f"        n_kv_heads={shape.kv_heads},",
-        f"        hidden_dim={shape.ffn},",
+        f"        n_heads={block.heads},",
+        f"        n_kv_heads={block.kv_heads},",
+        *(f"        {each}," for each in layers),
         "        rope=rope,",
         '        attn_backend="flex",',
         "    )",
-        "    config = Llama3Model.Config(",
+        f"    config = {name}Model.Config(",
         "        dim=width,",
         "        vocab_size=vocabulary,",
         f"        enable_weight_tying={tied},",
         "        tok_embeddings=Embedding.Config(",
         "            num_embeddings=vocabulary,",
         "            embedding_dim=width,",
-        f"            param_init=llama3._EMBEDDING_{'SKIP_' if tied else ''}INIT,",
+        f"            param_init=family._EMBEDDING_{'SKIP_' if tied else ''}INIT,",
         "        ),",
-        "        norm=RMSNorm.Config(normalized_shape=width, param_init=llama3._NORM_INIT),",
+        f"        norm={norm if is_llama else 'family._qwen3_norm(width)'},",
         "        lm_head=Linear.Config(",
         "            in_features=width,",
         "            out_features=vocabulary,",
-        "            param_init=llama3._output_linear_init(width),",
+        f"            param_init=family.{head},",
         "        ),",
         "        layers=layers,",
         "    )",
+        *(_float8(plan) if plan.precision == "fp8" else []),
         "    return ModelSpec(",
-        '        name="llama3",',
+        f'        name="{name.lower()}",',
         '        flavor="paceline",',
         "        model=config,",
-        "        parallelize_fn=llama3.parallelize_llama,",
+        f"        parallelize_fn=family.parallelize_{'llama' if is_llama else 'qwen3'},",
         "        pipelining_fn=pipeline_llm,",
-        "        post_optimizer_build_fn=None,",
-        "        state_dict_adapter=Llama3StateDictAdapter,",
+        f"        post_optimizer_build_fn={hook},",
+        f"        state_dict_adapter={name}StateDictAdapter,",
         "    )",
         "",
         "",
+    ]
+
+
+def _float8(plan: Plan) -> list[str]:
+    """All linears but the head and the router, and the experts: components/quantization of 0.3.0,
+    whose float8 has scales of rows; 0.2 has tensorwise ones too."""
+    kind, which = "Float8", 'recipe_name="rowwise", filter_fqns=["lm_head", "router.gate"]'
+    if plan.fp8_recipe == "mxfp8":
+        kind, which = "MXFP8", 'fqns=["attention", "feed_forward"]'
+    converters = [(f"{kind}LinearConverter", f"{which}, ")]
+    if plan.profile.blocks[0].experts:
+        converters.append((f"{kind}GroupedExpertsConverter", ""))
+    return [
+        "    from torchtitan.components import quantization",
+        "",
+        "    converters = [",
+        *(
+            f"        quantization.{name}.Config({words}model_compile_enabled=True),"
+            for name, words in converters
+        ),
+        "    ]",
+        "    for each in converters:",
+        "        config = each.build().convert(config)",
     ]
 
 
@@ -258,6 +307,7 @@ def _parallelism(plan: Plan) -> list[str]:
         f"            context_parallel_degree={layout.context},",
         '            context_parallel_load_balancer="ptrr",',
         f"            pipeline_parallel_degree={layout.pipeline},",
+        f"            expert_parallel_degree={layout.expert},",
     ]
     if layout.pipeline > 1:
         lines += [
@@ -285,13 +335,11 @@ def _schedule(plan: Plan) -> str:
 
 
 def _compiled(plan: Plan, is_asked: bool) -> str:
-    wanted = f"enable={is_asked or _was_planned_compiled(plan)}"
+    """Blocks are compiled where the job asks for it, float8 needs it, or the plan's time is that of
+    compiled blocks."""
+    was_planned = load_engines()[plan.engine].host == "compiled"
+    wanted = f"enable={is_asked or was_planned or plan.precision == 'fp8'}"
     return wanted + ", enable_async_tensor_parallel=True" * plan.async_tensor
-
-
-def _was_planned_compiled(plan: Plan) -> bool:
-    """Whether the plan's time is that of compiled blocks."""
-    return load_engines()[plan.engine].host == "compiled"
 
 
 def _recompute(plan: Plan) -> str:

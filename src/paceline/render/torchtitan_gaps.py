@@ -1,12 +1,14 @@
 """What torchtitan 0.3 lacks of a plan."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from paceline.job import Job
 from paceline.plan import Plan
 from paceline.profile import DecoderShape, ModelProfile
 from paceline.render.device import accelerator_refusals, wider_precision
 from paceline.render.engine import ANY_MODEL, Gap
+from paceline.render.model import config_of
 
 
 def titan_gaps(plan: Plan, job: Job) -> list[Gap]:
@@ -16,7 +18,7 @@ def titan_gaps(plan: Plan, job: Job) -> list[Gap]:
 
 def _refusals(plan: Plan, job: Job) -> Iterator[Gap]:
     yield from accelerator_refusals(plan, uses=("nccl",), why="torchtitan trains on GPUs")
-    yield from model_gaps(plan.profile, plan.decoder)
+    yield from model_gaps(plan.profile, plan.decoder, config_of(job))
     train = job.spec.train
     if plan.precision == "fp16":
         yield Gap(
@@ -44,13 +46,15 @@ def _refusals(plan: Plan, job: Job) -> Iterator[Gap]:
         )
 
 
-def model_gaps(profile: ModelProfile, shape: DecoderShape | None) -> Iterator[Gap]:
+def model_gaps(
+    profile: ModelProfile, shape: DecoderShape | None, config: Mapping[str, Any]
+) -> Iterator[Gap]:
     """A model that these files do not describe, whatever the layout."""
-    if shape is None or shape.qkv_bias:
+    if not _is_qwen(profile, config) and (shape is None or shape.qkv_bias):
         yield Gap(
             what=f"the model {profile.name}",
             where="model",
-            why="these files describe models of Llama's shape",
+            why="these files describe models of Llama's shape, and of Qwen3's",
             nearest=None,
             fix=f"{ANY_MODEL}, or take the --module of the model's own family with the degrees of "
             "this plan",
@@ -63,6 +67,25 @@ def model_gaps(profile: ModelProfile, shape: DecoderShape | None) -> Iterator[Ga
             nearest=None,
             fix=ANY_MODEL,
         )
+
+
+def _is_qwen(profile: ModelProfile, config: Mapping[str, Any]) -> bool:
+    """Whether torchtitan's Qwen3 is the model: models/qwen3/__init__.py of 0.3.0 has the epsilon,
+    and a router whose weights add up to 1."""
+    block = profile.blocks[0]
+    return (
+        config.get("model_type") in ("qwen3", "qwen3_moe")
+        and len(profile.blocks) == 1
+        and block.vector_parameters == 2 * (block.hidden + block.head_dim)
+        and not block.window
+        and not block.shared_ffn
+        and config.get("rms_norm_eps") == _QWEN_EPSILON
+        and (not block.experts or bool(config.get("norm_topk_prob")))
+        and not config.get("rope_scaling")
+    )
+
+
+_QWEN_EPSILON = 1e-6
 
 
 def _layout_gaps(plan: Plan) -> Iterator[Gap]:
@@ -115,13 +138,12 @@ def _layout_gaps(plan: Plan) -> Iterator[Gap]:
             why="torchtitan offloads parameters and gradients with it, to the host's memory",
             nearest="all three in the host's memory: slower",
         )
-    if plan.precision in ("fp8", "tf32"):
-        slower = "bf16" if plan.precision == "fp8" else "float32"
+    if plan.precision == "tf32":
         yield Gap(
-            what=f"precision {plan.precision}",
+            what="precision tf32",
             where="train.precision",
-            why="these files convert no layers and set no flag of PyTorch's",
-            nearest=f"{slower}: slower",
+            why="these files set no flag of PyTorch's",
+            nearest="float32: slower",
             fix=wider_precision(plan),
         )
 

@@ -14,8 +14,9 @@ from torchtitan.config import CompileConfig, DebugConfig, ParallelismConfig, Tra
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.distributed.pipeline_parallel import pipeline_llm
 from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
-from torchtitan.models import llama3
-from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
+from torchtitan.models.common import Embedding, Linear
+from torchtitan.models import llama3 as family
+from torchtitan.models.common import ComplexRoPE, RMSNorm
 from torchtitan.models.llama3.model import Llama3Model
 from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
 from torchtitan.protocols.model_spec import ModelSpec
@@ -31,7 +32,7 @@ def model() -> ModelSpec:
         max_seq_len=4096,
         theta=500000.0,
     )
-    layers = llama3._build_llama3_layers(
+    layers = family._build_llama3_layers(
         n_layers=32,
         dim=width,
         n_heads=32,
@@ -47,13 +48,13 @@ def model() -> ModelSpec:
         tok_embeddings=Embedding.Config(
             num_embeddings=vocabulary,
             embedding_dim=width,
-            param_init=llama3._EMBEDDING_INIT,
+            param_init=family._EMBEDDING_INIT,
         ),
-        norm=RMSNorm.Config(normalized_shape=width, param_init=llama3._NORM_INIT),
+        norm=RMSNorm.Config(normalized_shape=width, param_init=family._NORM_INIT),
         lm_head=Linear.Config(
             in_features=width,
             out_features=vocabulary,
-            param_init=llama3._output_linear_init(width),
+            param_init=family._output_linear_init(width),
         ),
         layers=layers,
     )
@@ -61,7 +62,7 @@ def model() -> ModelSpec:
         name="llama3",
         flavor="paceline",
         model=config,
-        parallelize_fn=llama3.parallelize_llama,
+        parallelize_fn=family.parallelize_llama,
         pipelining_fn=pipeline_llm,
         post_optimizer_build_fn=None,
         state_dict_adapter=Llama3StateDictAdapter,
@@ -123,6 +124,7 @@ def job() -> Trainer.Config:
             context_parallel_degree=1,
             context_parallel_load_balancer="ptrr",
             pipeline_parallel_degree=4,
+            expert_parallel_degree=1,
             pipeline_parallel_schedule="Interleaved1F1B",
             pipeline_parallel_microbatch_size=1,
             module_fqns_per_model_part=[
