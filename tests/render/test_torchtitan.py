@@ -8,6 +8,7 @@ from tests.render.plans import planned, rendered
 
 from paceline.catalog.configs import load_published_configs
 from paceline.errors import PlanError
+from paceline.plan.plan import fastest_layouts
 from paceline.render import RenderError
 from paceline.render.torchtitan import MODULE, stages
 
@@ -81,9 +82,9 @@ def test_experts_are_those_of_qwen3_and_have_their_ranks(check_golden):
 
 
 def test_the_planner_proposes_expert_ranks_for_torchtitan():
-    plan, _ = planned(**titan(model={"preset": "qwen3-30b-a3b"}))
-    assert plan.layout.expert > 1
-    assert plan.layout.sharding in ("zero2", "full")
+    _, job = planned(**titan(model={"preset": "qwen3-30b-a3b"}))
+    found = [layout for layout, _ in fastest_layouts(job, None, 2000) if layout.expert > 1]
+    assert {layout.sharding for layout in found} == {"zero2", "full"}
 
 
 @pytest.mark.parametrize("sharding", ["none", "hybrid"])
