@@ -630,3 +630,17 @@ def test_of_layouts_as_fast_the_one_with_the_fewest_context_ranks_is_chosen():
     assert (plan.layout.tensor, plan.layout.context, plan.layout.pipeline) == (8, 2, 16)
     fastest = min(each.estimate.step_high_s or 0 for each in plan.rejected)
     assert (plan.estimate.step_high_s or 0) <= 1.05 * fastest
+
+
+def test_bytes_with_an_engine_whose_peaks_were_never_compared_are_a_range():
+    memory = plan_of(JOB, "engine=torchtitan").estimate.memory
+    assert (memory.low_bytes, memory.high_bytes) == (
+        round(0.85 * memory.known_bytes),
+        round(1.5 * memory.known_bytes),
+    )
+    assert "no peak of a run with torchtitan was compared" in format_plan(
+        plan_of(JOB, "engine=torchtitan")
+    )
+    for engine in ("paceline", "megatron", "megatron-bridge", "deepspeed", "accelerate"):
+        plan = plan_of(JOB, f"engine={engine}", "layout.micro_batch=1")
+        assert plan.estimate.memory.high_bytes is None

@@ -78,6 +78,7 @@ class Engine:
     row_scales: bool = False
     wide_weight_gradients: bool = False
     wide_embedding_moments: bool = False
+    has_measured_peaks: bool = False
     wraps: Literal["", "blocks", "blocks and ends"] = ""
     version: str = ""
     """Version whose facts these are, as asked for; empty is the newest that is known."""
