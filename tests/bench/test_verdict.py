@@ -141,9 +141,9 @@ def test_a_step_above_the_peak_is_no_verdict(tmp_path):
     assert judge_bench([measured(replace(plan, estimate=estimate), 0.4)], "weak").refused is None
 
 
-def waits(plan, *waiting):
+def waits(plan, *waiting, shares=None):
     """Ranks that wait for other stages for these shares of a profiled step."""
-    seen = measured(plan, 1.0, exposed=0.5)
+    seen = measured(plan, 1.0, exposed=0.5, shares=shares)
     ranks = tuple(
         replace(rank, communication=replace(rank.communication, waiting_s=share * 1.1))
         for rank, share in zip(seen.ranks, waiting, strict=True)
@@ -217,3 +217,27 @@ def test_reducing_gradients_less_often_gains_no_more_than_what_reductions_were_m
     seen = {each.change: each.gain for each in advice if each.limit == "communication"}
     (less_often,) = (gain for change, gain in seen.items() if "half as often" in change)
     assert 0 < less_often <= seen["hide all of it: what remains when nothing waits"]
+
+
+def test_the_same_change_is_advised_once_though_it_helps_against_several_limits(tmp_path):
+    plan = plan_of(tmp_path, 2, data=1, pipeline=2, accumulation=4)
+    slow_end = {"bookkeeping": 0.2, "optimizer": 0.2}
+    verdict = judge_bench([waits(plan, 0.3, 0.4, shares=slow_end)], "strong")
+    settings = [each.change.partition(":")[0] for each in verdict.advice]
+    assert settings.count("train.global_batch=8") == 1
+    assert len(set(settings)) == len(settings)
+
+
+def test_a_wait_in_the_vote_is_communication_and_not_advised_again_as_overhead(tmp_path):
+    verdict = verdict_of(tmp_path, 0.8, exposed=0.4, shares={"agree": 0.3})
+    assert verdict.limits == "communication"
+    assert "overhead" not in {each.limit for each in verdict.advice}
+    slow_norm = verdict_of(tmp_path, 0.8, exposed=0.1, shares={"agree": 0.5})
+    assert slow_norm.limits == "overhead"
+
+
+def test_what_takes_the_largest_share_of_a_step_is_what_limits_it(tmp_path):
+    plan = plan_of(tmp_path, 2, data=1, pipeline=2, accumulation=16)
+    verdict = judge_bench([waits(plan, 0.3, 0.3)], "strong")
+    assert verdict.advice[0].limit == "communication"  # a bound of +25 %; the bubble's +5 %
+    assert verdict.limits == "bubble"

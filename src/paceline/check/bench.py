@@ -55,6 +55,9 @@ class Advice:
     how: Literal["measured", "estimated", "bound", "unknown"]
     """How the gain is known. `bound`: no more than that, if the part took no time at all."""
 
+    share: float = 0.0
+    """Of a step, what the limit takes; 0 where it takes no time of its own."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
@@ -66,7 +69,7 @@ class Verdict:
     """With which the most samples a second were seen."""
 
     limits: Limit
-    """What limits the most ranks first."""
+    """What takes the largest share of a step on the most ranks, computing aside."""
 
     sentence: str
     refused: str | None
@@ -76,7 +79,7 @@ class Verdict:
     """Why the numbers are not to be trusted much."""
 
     advice: tuple[Advice, ...]
-    """The largest gain first; what is unknown last."""
+    """The largest gain first, what is unknown last; each change once."""
 
 
 def judge_bench(measured: Sequence[Measured], scaling: Scaling) -> Verdict:
@@ -86,10 +89,10 @@ def judge_bench(measured: Sequence[Measured], scaling: Scaling) -> Verdict:
         rows.append(row_of(each, rows[0] if rows else None))
     best = max(rows, key=lambda row: row.samples_per_s)
     refused = _impossible(rows, measured)
-    advice = sorted(_advice(rows, measured[-1]), key=_order)
+    advice = _once(sorted(_advice(rows, measured[-1]), key=_order))
     if refused is not None:
         advice = [each for each in advice if each.how != "measured"]
-    limits = advice[0].limit if advice else "compute"
+    limits = max(advice, key=lambda each: each.share).limit if advice else "compute"
     return Verdict(
         scaling=scaling,
         rows=tuple(rows),
@@ -134,6 +137,14 @@ def _counted(num_ranks: int) -> str:
     return f"{num_ranks} rank{'s' if num_ranks > 1 else ''}"
 
 
+def _once(advice: Sequence[Advice]) -> list[Advice]:
+    """Each change where it brings the most: a larger batch helps against several limits."""
+    first: dict[str, Advice] = {}
+    for each in advice:
+        first.setdefault(each.change.partition(":")[0], each)
+    return list(first.values())
+
+
 def _order(advice: Advice) -> tuple[bool, float]:
     """Too many ranks for the cores spoils all other numbers, so it comes first."""
     gain = -1.0 if advice.gain is None else advice.gain
@@ -145,15 +156,10 @@ def _advice(rows: Sequence[Row], last: Measured) -> Iterator[Advice]:
     yield from _cores(row, best)
     yield from _bubble(row, last.plan)
     yield from _communication(row, last)
-    yield from _part(row, "data", ("data",), "read the data in another process, or from memory")
+    yield from _data(row)
     yield from _memory(row, last.plan)
     yield from _optimizer(row, last.plan)
-    yield from _part(
-        row,
-        "overhead",
-        ("agree", "bookkeeping"),
-        "steps are short beside what is done once a step: a larger train.global_batch",
-    )
+    yield from _overhead(row, last.plan)
     yield from _compute(row, last.plan)
 
 
@@ -169,6 +175,7 @@ def _cores(row: Row, best: Row) -> Iterator[Advice]:
         change=f"no more than {cores} rank{'s' if cores > 1 else ''} on this machine",
         gain=best.samples_per_s / row.samples_per_s - 1 if best is not row else None,
         how="measured" if best is not row else "unknown",
+        share=1.0,
     )
 
 
@@ -186,14 +193,21 @@ def _bubble(row: Row, plan: Plan) -> Iterator[Advice]:
         f"instead of {layout.accumulation}",
         gain=(1 - bubble_share(twice)) / (1 - bubble_share(layout)) - 1,
         how="estimated",
+        share=row.bubble,
     )
+
+
+def _exposed_s(row: Row) -> float:
+    """Seconds of a step that communication holds a rank up, other stages of its pipeline aside."""
+    exposed = row.exposed_s or 0.0
+    if row.bubble is not None:
+        exposed -= row.bubble * row.step_s * (1 + (row.profiler_stretch or 0.0))
+    return max(0.0, exposed)
 
 
 def _communication(row: Row, last: Measured) -> Iterator[Advice]:
     """What holds a rank up besides other stages of its pipeline."""
-    exposed = row.exposed_s or 0.0
-    if row.bubble is not None:
-        exposed = max(0.0, exposed - row.bubble * row.step_s * (1 + (row.profiler_stretch or 0.0)))
+    exposed = _exposed_s(row)
     if exposed < _SHOWN * row.step_s:
         return
     layout = last.plan.layout
@@ -203,13 +217,14 @@ def _communication(row: Row, last: Measured) -> Iterator[Advice]:
         f"collectives hold a rank up for {format_seconds(exposed)} of a step, "
         f"{min(1.0, exposed / row.step_s):.0%}{bubble}"
     )
-    most = exposed / max(row.step_s - exposed, 0.1 * row.step_s)
+    most, share = exposed / max(row.step_s - exposed, 0.1 * row.step_s), exposed / row.step_s
     yield Advice(
         limit="communication",
         what=what,
         change="hide all of it: what remains when nothing waits",
         gain=most,
         how="bound",
+        share=share,
     )
     others = [
         (other.layout, f"the layout {other.layout.name}{_batches(other.layout)}")
@@ -219,22 +234,43 @@ def _communication(row: Row, last: Measured) -> Iterator[Advice]:
     if layout.data * layout.context > 1:
         twice = replace(layout, accumulation=2 * layout.accumulation)
         batch = f"train.global_batch={twice.global_batch}: gradients are reduced half as often"
-        for each in _priced(last.plan, "communication", what, [(twice, batch)]):
+        for each in _priced(last.plan, "communication", what, [(twice, batch)], share):
             yield replace(each, gain=min(each.gain or 0.0, most))
-    yield from _priced(last.plan, "communication", what, others)
+    yield from _priced(last.plan, "communication", what, others, share)
 
 
-def _part(row: Row, limit: Limit, phases: Sequence[str], change: str) -> Iterator[Advice]:
-    seconds = sum(row.phases_s.get(phase, 0.0) for phase in phases)
-    if seconds < _SHOWN * row.step_s:
-        return
+def _data(row: Row) -> Iterator[Advice]:
+    seconds = row.phases_s.get("data", 0.0)
     share = min(seconds / row.step_s, 0.99)
+    if share < _SHOWN:
+        return
     yield Advice(
-        limit=limit,
-        what=f"{' and '.join(phases)} take {format_seconds(seconds)} of a step, {share:.0%}",
-        change=change,
+        limit="data",
+        what=f"reading data takes {format_seconds(seconds)} of a step, {share:.0%}",
+        change="read the data in another process, or from memory",
         gain=share / (1 - share),
         how="bound",
+        share=share,
+    )
+
+
+def _overhead(row: Row, plan: Plan) -> Iterator[Advice]:
+    """What is done once a step, whatever the batch. In the vote a rank waits for the slowest one,
+    which is exposed communication already."""
+    voted = max(0.0, row.phases_s.get("agree", 0.0) - _exposed_s(row))
+    seconds = voted + row.phases_s.get("bookkeeping", 0.0)
+    share = min(seconds / row.step_s, 0.99)
+    if share < _SHOWN:
+        return
+    twice = replace(plan.layout, accumulation=2 * plan.layout.accumulation)
+    yield Advice(
+        limit="overhead",
+        what=f"gradient norm, vote and bookkeeping take {format_seconds(seconds)} of a step, "
+        f"{share:.0%}",
+        change=f"train.global_batch={twice.global_batch}: they are done half as often",
+        gain=1 / (1 - share / 2) - 1,
+        how="estimated",
+        share=share,
     )
 
 
@@ -266,7 +302,7 @@ def _optimizer(row: Row, plan: Plan) -> Iterator[Advice]:
         options.append((sharded, "layout.sharding=zero1: each rank updates its share"))
     twice = replace(layout, accumulation=2 * layout.accumulation)
     options.append((twice, f"train.global_batch={twice.global_batch}: half as many updates"))
-    yield from _priced(plan, "optimizer", what, options)
+    yield from _priced(plan, "optimizer", what, options, seconds / row.step_s)
 
 
 def _compute(row: Row, plan: Plan) -> Iterator[Advice]:
@@ -287,14 +323,23 @@ def _compute(row: Row, plan: Plan) -> Iterator[Advice]:
 
 
 def _priced(
-    plan: Plan, limit: Limit, what: str, options: Sequence[tuple[Layout, str]]
+    plan: Plan, limit: Limit, what: str, options: Sequence[tuple[Layout, str]], share: float = 0.0
 ) -> Iterator[Advice]:
     """The best of some layouts, by the planner's estimate of it over its estimate of this one."""
     found = []
     for layout, change in options:
         gain = estimated_gain(plan, layout)
         if gain is not None and gain > 0.01:
-            found.append(Advice(limit=limit, what=what, change=change, gain=gain, how="estimated"))
+            found.append(
+                Advice(
+                    limit=limit,
+                    what=what,
+                    change=change,
+                    gain=gain,
+                    how="estimated",
+                    share=share,
+                )
+            )
     yield from sorted(found, key=_order)[:2]
 
 
