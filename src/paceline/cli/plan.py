@@ -1,12 +1,14 @@
 """`paceline plan`: which layout, will it fit, how fast, how dear."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import click
 
 from paceline.cli.options import PathName, json_option, set_option
+from paceline.cli.screen import say
 
 
 class _Command(click.Command):
@@ -157,12 +159,14 @@ def command(
         return
     from paceline.errors import PlanError
     from paceline.plan import plan_job
+    from paceline.prepare.checked import checked_text
 
     try:
         plan = plan_job(job, facts)
     except PlanError as error:
         # No change of the cluster or the layout would help a model that the files do not describe.
         raise PlanError(*_foreign_model(job, facts), *error.problems) from None
+    plan = replace(plan, data_checked=checked_text(job))
     if num_proved is not None:
         from paceline.cli.prove import prove_candidates
 
@@ -174,6 +178,8 @@ def command(
         click.echo(json.dumps(format_contract(plan, job, contract), indent=2))
     else:
         _print(plan, as_json=as_json, as_markdown=as_markdown, explain=explain)
+    if plan.data_checked is not None and not as_json:
+        say(f"data        {plan.data_checked}")
     _check_files(job, plan)
     _check_limits(job, plan, fail_on)
 

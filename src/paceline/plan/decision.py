@@ -171,6 +171,10 @@ class Plan:
     stages: tuple[MemoryEstimate, ...] = ()
     """Memory of one rank of every pipeline stage, first to last."""
 
+    data_checked: str | None = None
+    """What `paceline data check` found in the job's files, or that they were not checked; None
+    where it was not asked or no file is here."""
+
     pareto: tuple[Point, ...] = ()
     """Layouts that none is both faster and leaner than, fastest first."""
 

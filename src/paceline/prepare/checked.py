@@ -94,13 +94,13 @@ def find_checked(job: Job) -> Checked | None:
 
     Files are read again only where their size or time has changed; object storage is not asked.
     """
-    if any("://" in pattern for pattern in patterns_of(job)):
+    kept = job.folder / ".paceline" / "checks"
+    if not kept.is_dir() or any("://" in pattern for pattern in patterns_of(job)):
         return None
     try:
         files, evals = files_of(job)
     except JobError:  # said by whoever needs the files
         return None
-    kept = job.folder / ".paceline" / "checks"
     try:
         found = msgspec.json.decode(
             (kept / _name(job.folder, files, evals)).read_bytes(), type=Checked
@@ -109,6 +109,23 @@ def find_checked(job: Job) -> Checked | None:
     except (OSError, msgspec.MsgspecError, JobError):
         return None
     return msgspec.structs.replace(found, has_changed=not is_same)
+
+
+def checked_text(job: Job) -> str | None:
+    """What a plan says of the job's data; None where it reads no files of its own here."""
+    checked = find_checked(job)
+    if checked is not None:
+        length, asked = checked.seq_len, job.spec.data.seq_len
+        is_other = length is not None and length != asked
+        return f"{checked}" + (f", for seq_len {length} and not {asked}" if is_other else "")
+    patterns = patterns_of(job)
+    if not patterns or any("://" in pattern for pattern in patterns):
+        return None
+    try:
+        files_of(job)
+    except JobError:
+        return None
+    return "not checked: paceline data check --job JOB"
 
 
 def _contents(files: Sequence[str], cache: Path) -> str:

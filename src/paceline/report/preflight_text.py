@@ -16,7 +16,7 @@ _GROUPS = {
         *("accelerator-clocks", "kernel-log", "pcie", "links", "acs", "numa", "torch", "matmul"),
     ),
     "storage": ("checkpoint-folder", "checkpoint-room", "shared-folder", "folder", "caches"),
-    "software": ("versions", "packages", "code", "data", "environment", "settings"),
+    "software": ("versions", "packages", "code", "data", "data-check", "environment", "settings"),
     "network": (
         *(
             "interface",

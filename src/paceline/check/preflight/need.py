@@ -7,6 +7,7 @@ from typing import Literal
 from paceline.job import Job
 from paceline.job.evaluate import most_kept
 from paceline.plan import Plan
+from paceline.prepare.checked import Checked, find_checked
 from paceline.render.environment import removals
 
 
@@ -55,6 +56,9 @@ class Need:
     harmful: Mapping[str, str] = field(default_factory=dict)
     """Environment variable that must not be left set -> what it does."""
 
+    data_checked: Checked | None = None
+    """The last `paceline data check` of the job's files; None where there was none."""
+
     has_agents: bool = True
     """Whether Paceline's agents start the ranks: they tell gloo its interface, and raise the soft
     limit of open files."""
@@ -88,6 +92,7 @@ def need_of(job: Job, plan: Plan, *, place: str) -> Need:
         link_bytes_per_s=cluster.link_bytes_per_s,
         network_bytes_per_s=cluster.network_bytes_per_s,
         compiles=job.spec.train.compile,
+        data_checked=find_checked(job),
         has_agents=plan.engine == "paceline",
         sharding=plan.layout.sharding,
         tensor=plan.layout.tensor,

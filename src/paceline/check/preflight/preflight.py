@@ -108,7 +108,17 @@ _NAMES = (
     *("accelerator-ecc", "accelerator-clocks", "fabric", "kernel-log", "pcie", "links"),
     *("acs", "iommu"),
     *("numa", "versions", "nccl", "torch", "checkpoint-folder", "checkpoint-room", "shared-folder"),
-    *("folder", "caches", "data", "interface", "environment", "ports", "own-name", "names"),
+    *(
+        "folder",
+        "caches",
+        "data",
+        "data-check",
+        "interface",
+        "environment",
+        "ports",
+        "own-name",
+        "names",
+    ),
     *(
         "reach",
         "rdma",
@@ -135,7 +145,7 @@ def _one(
         *check_interfaces_named(node, facts, need),
         *check_environment(node, facts, need),
         *check_storage(node, facts, need, note=note),
-        *check_data(node, facts),
+        *check_data(node, facts, need),
         *check_network(answer, facts, need),
     ]
     if is_quick:

@@ -132,13 +132,22 @@ def check_torch_alike(answers: Sequence[NodeAnswer]) -> Iterator[Result]:
             yield failed("torch", node, said, id="nccl-version-mismatch", fix=fix)
 
 
-def check_data(node: str, facts: NodeFacts) -> Iterator[Result]:
-    """Every pattern of the job's data has files on this node."""
+def check_data(node: str, facts: NodeFacts, need: Need) -> Iterator[Result]:
+    """Every pattern of the job's data has files on this node; and what `paceline data check` found
+    in them."""
     missing = [pattern for pattern, digest in facts.data.items() if not digest]
     if missing:
         said = f"{missing[0]} has no file here"
         fix = "copy the data there, or mount the folder that has them"
         yield failed("data", node, said, id="data-differs-between-nodes", fix=fix)
+    checked = need.data_checked
+    if checked is not None and (checked.has_changed or checked.errors):
+        first = f": {checked.worst}" if checked.errors else ""
+        fix = "repair what paceline data check --job JOB lists, and check again"
+        said = f"the data: {checked}{first}"
+        yield warned("data-check", node, said, id="data-not-checked", fix=fix)
+    elif checked is not None:
+        yield passed("data-check", node, str(checked))
 
 
 def _packages(nodes: Mapping[str, NodeFacts]) -> Iterator[Result]:
