@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from paceline.catalog import Catalog, find_accelerator, find_prices, load_catalog
-from paceline.catalog.example import catalog_example
 from paceline.catalog.load import load_accelerators
 from paceline.catalog.price import PRICE_COLUMNS
-from paceline.catalog.user import CATALOG_FILE, find_catalog_file, merge_catalog
+from paceline.catalog.user import CATALOG_FILE, catalog_example, find_catalog_file, merge_catalog
 from paceline.errors import JobError, Problem
 
 FILE = Path("my.toml")

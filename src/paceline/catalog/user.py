@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,6 +57,11 @@ class Catalog:
 
     changed: frozenset[str] = frozenset()
     """`accelerators.NAME` and `links.NAME` that the file changes or adds."""
+
+
+def catalog_example() -> str:
+    """The commented catalog file that `paceline catalog --write` starts a reader off with."""
+    return (files("paceline.catalog") / "example.toml").read_text(encoding="utf-8")
 
 
 def find_catalog_file(folder: Path, named: str | None) -> Path | None:

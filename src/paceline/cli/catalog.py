@@ -66,7 +66,7 @@ def command(
     from paceline.catalog import load_catalog
 
     if write is not None:
-        from paceline.catalog.example import catalog_example
+        from paceline.catalog.user import catalog_example
 
         write_new(write, catalog_example(), force=force)
         click.echo(f"wrote {write}; edit it, then: paceline catalog --file {write}", err=True)

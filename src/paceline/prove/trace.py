@@ -32,43 +32,13 @@ ALLOC, FREE, OP, ISSUE, WAIT, PLACE = range(6)
 _aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
 _PLAIN = frozenset((FakeTensor, Tensor, torch.nn.Parameter, torch.nn.Buffer))
-_FREE_OPS = frozenset(
-    getattr(_aten, name)
-    for name in (
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "new_empty",
-        "new_empty_strided",
-        "detach",
-        "alias",
-        "view",
-        "_unsafe_view",
-        "slice",
-        "select",
-        "split",
-        "split_with_sizes",
-        "unbind",
-        "expand",
-        "t",
-        "transpose",
-        "permute",
-        "squeeze",
-        "unsqueeze",
-        "as_strided",
-        "set_",
-        "resize_",
-        "view_as_real",
-        "view_as_complex",
-        "chunk",
-        "narrow",
-        "reshape",
-        "lift_fresh",
-        "is_same_size",
-        "unfold",
-        "diagonal",
-    )
-)
+_FREE = """
+empty empty_like empty_strided new_empty new_empty_strided detach alias view _unsafe_view slice
+select split split_with_sizes unbind expand t transpose permute squeeze unsqueeze as_strided
+set_ resize_ view_as_real view_as_complex chunk narrow reshape lift_fresh is_same_size unfold
+diagonal
+"""
+_FREE_OPS = frozenset(getattr(_aten, name) for name in _FREE.split())
 """Operations that touch no element."""
 
 _PARAMETER_READS = frozenset((_aten.embedding, _aten.embedding_dense_backward))

@@ -7,6 +7,7 @@ Not here: variables that only one engine reads, which its renderer adds.
 import shlex
 from dataclasses import dataclass
 
+from paceline.catalog.load import read_shipped
 from paceline.plan import Plan
 
 PORT = 29500
@@ -168,68 +169,12 @@ _FAST_SYNCH = Removal(
     reason="1 can deadlock the GPU (mlx issue 3142); off is the default",
 )
 
-_NCCL = (
-    Removal(
-        name="NCCL_ALGO",
-        reason="for debugging: NCCL chooses by size, and since 2.24 a wrong word ends the run",
-    ),
-    Removal(
-        name="NCCL_PROTO",
-        reason="for debugging: LL128 forced where the hardware lacks it corrupts data",
-    ),
-    Removal(
-        name="NCCL_NTHREADS",
-        reason="64, 128, 256 or 512, and NCCL knows which; 4 is no value",
-    ),
-    Removal(
-        name="NCCL_BUFFSIZE",
-        reason="4 MiB is the default; 8 takes twice the memory on every channel",
-    ),
-    Removal(
-        name="NCCL_MIN_NCHANNELS",
-        reason="replaced by NCCL_MIN_CTAS in 2.17; more channels take multiprocessors from compute",
-    ),
-    Removal(
-        name="NCCL_P2P_LEVEL",
-        reason="a number is the old form and 5 is SYS, across sockets; unset, NCCL measures",
-    ),
-    Removal(
-        name="NCCL_P2P_DISABLE",
-        reason="1 sends between GPUs of a node through the host's memory",
-    ),
-    Removal(
-        name="NCCL_SHM_DISABLE",
-        reason="1 sends between GPUs of a node over the network where they lack P2P",
-    ),
-    Removal(
-        name="NCCL_NET_GDR_LEVEL",
-        reason="a number is the old form and 5 is SYS, which can be slower; unset is automatic",
-    ),
-    Removal(
-        name="NCCL_IB_GDR_LEVEL",
-        reason="the name of NCCL_NET_GDR_LEVEL before 2.4",
-    ),
-    Removal(
-        name="TORCH_NCCL_BLOCKING_WAIT",
-        reason="1 holds the host at every collective, and nothing overlaps",
-    ),
-    Removal(
-        name="TORCH_NCCL_ASYNC_ERROR_HANDLING",
-        reason="3 is the default; with 1 the flight recorder cannot dump, with 0 a hang never ends",
-    ),
-    Removal(
-        name="NCCL_ASYNC_ERROR_HANDLING",
-        reason="the same by its name before torch 2.2",
-    ),
-)
 
-_RDMA = (
-    Removal(
-        name="NCCL_IB_DISABLE",
-        reason="0 is the default, and 1 falls back to TCP on a network that has RDMA",
-    ),
-    Removal(
-        name="NCCL_NET_GDR_READ",
-        reason="NCCL sets it by the topology: 0 copies what is sent through the host",
-    ),
-)
+def _removals(key: str) -> tuple[Removal, ...]:
+    rows = read_shipped("software.toml")["environment"][key]
+    return tuple(Removal(name=name, reason=reason) for name, reason in rows.items())
+
+
+_NCCL = _removals("removed_nccl")
+
+_RDMA = _removals("removed_rdma")

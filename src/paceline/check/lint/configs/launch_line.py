@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from paceline.check.lint.configs.shell import ESCAPED, Command, Script, Word
 from paceline.check.lint.configs.variables import Variable
+from paceline.check.lint.words import words_by_section, words_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,44 +85,7 @@ def whole(text: str) -> int | None:
     return int(text) if re.fullmatch(r"\d{1,9}", text.strip()) else None
 
 
-WRAPPERS = {
-    "srun",
-    "nohup",
-    "time",
-    "env",
-    "exec",
-    "numactl",
-    "timeout",
-    "nice",
-    "setsid",
-    "stdbuf",
-    "singularity",
-    "apptainer",
-    "docker",
-    "podman",
-    "sudo",
-    "ssh",
-    "pdsh",
-    "conda",
-    "mamba",
-    "micromamba",
-    "uv",
-    "poetry",
-    "pixi",
-    "nsys",
-    "ncu",
-    "mpirun",
-    "mpiexec",
-    "mpiexec.hydra",
-    "command",
-    "taskset",
-    "bash",
-    "sh",
-    "jsrun",
-    "enroot",
-    "eval",
-    "!",
-}
+WRAPPERS = words_of("launch", "wrappers")
 _LAUNCHERS = {
     "torchrun": "torchrun",
     "deepspeed": "deepspeed",
@@ -139,46 +103,7 @@ _MODULES = {
     "deepspeed": "deepspeed",
     "mlx.launch": "mlx",
 }
-_FLAGS = {
-    "torchrun": {"standalone", "no_python", "module", "m", "run_path", "use_env", "h", "help"},
-    "accelerate": {
-        "multi_gpu",
-        "cpu",
-        "use_deepspeed",
-        "use_fsdp",
-        "use_megatron_lm",
-        "tpu",
-        "debug",
-        "module",
-        "m",
-        "no_python",
-        "quiet",
-        "q",
-        "same_network",
-        "ipex",
-        "use_xpu",
-        "enable_cpu_affinity",
-        "downcast_bf16",
-        "tpu_use_cluster",
-        "use_parallelism_config",
-        "dynamo_use_fullgraph",
-        "dynamo_use_dynamic",
-    },
-    "deepspeed": {
-        "no_ssh",
-        "no_python",
-        "module",
-        "no_local_rank",
-        "force_multi",
-        "elastic_training",
-        "bind_cores_to_rank",
-        "no_ssh_check",
-        "save_pid",
-    },
-    "mlx": {"verbose", "print_python", "no_verify_script"},
-    "horovod": {"verbose", "gloo", "mpi", "disable_cache", "check_build"},
-    "python": {"u", "O", "B", "E", "s", "I", "v", "OO", "q", "i"},
-}
+_FLAGS = words_by_section("launch", "flags")
 _ALIASES = {"nproc": "nproc_per_node", "nnode": "nnodes"}
 
 
@@ -277,7 +202,7 @@ def _start(words: Sequence[Word], from_index: int) -> tuple[str, int] | None:
 def _read_options(
     program: str, words: Sequence[Word]
 ) -> tuple[dict[str, Word], Word | None, tuple[Word, ...]]:
-    flags = _FLAGS.get(program, set())
+    flags = _FLAGS.get(program, frozenset())
     options: dict[str, Word] = {}
     index = 0
     while index < len(words):
