@@ -99,6 +99,18 @@ def adapt(source: str, to: Target, *, name: str = "train.py") -> Adapted:
     )
 
 
+def judge(source: str, *, name: str = "train.py") -> dict[Target, Adapted]:
+    """What `adapt` would do with a script, for every form; one that is no single-device training
+    is refused once for all of them."""
+    if _mark(source) is None:
+        try:
+            script = read(source)
+            check_is_single_device(script, Roles(script))
+        except Refusal as refusal:
+            return dict.fromkeys(Target, _refused(source, *refusal.left))
+    return {to: adapt(source, to, name=name) for to in Target}
+
+
 def _mark(source: str) -> str | None:
     for line in source.split("\n"):
         if line.startswith(MARK):

@@ -39,6 +39,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "selftest": ("paceline.cli.selftest", "Check this machine: its GPUs, and a killed rank."),
     "bench": ("paceline.cli.bench", "How does it scale over ranks, and where does the time go?"),
     "simulate": ("paceline.cli.simulate", "What do failures leave of a month on so many nodes?"),
+    "scan": ("paceline.cli.scan", "List what programs have of a training, with their lines."),
     "adapt": ("paceline.cli.adapt", "Rewrite a one-device script into its distributed form."),
     "report": ("paceline.cli.report", "Write a run's page: one HTML file with plots."),
     "watch": ("paceline.cli.watch", "Show runs on a live page, several over each other."),

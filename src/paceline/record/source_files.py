@@ -1,4 +1,4 @@
-"""The files that `paceline lint` is pointed at: folders walked through, each file read once."""
+"""The files that `lint` and `scan` are pointed at: folders walked through, each file read once."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -47,6 +47,7 @@ ENDINGS = {
     ".env",
     ".conf",
 }
+NOTEBOOK = ".ipynb"
 NAMES = {"dockerfile", "containerfile", "hostfile", "machinefile", ".env", ".deepspeed_env"}
 
 
@@ -65,8 +66,12 @@ class Sources:
     """Those that were named themselves, not found in a folder."""
 
 
-def read_sources(paths: Sequence[Path]) -> Sources:
+def read_sources(paths: Sequence[Path], *, verb: str = "lint") -> Sources:
     """Every file of these paths that may be a program or a configuration.
+
+    Args:
+        paths: Files and folders.
+        verb: Of the command that reads them. Notebooks are read for `scan` alone.
 
     Raises:
         JobError: A path does not exist (`V020`).
@@ -84,15 +89,18 @@ def read_sources(paths: Sequence[Path]) -> Sources:
             raise JobError.of(
                 code="V020",
                 what=f"there is no {path}",
-                where="paceline lint",
+                where=f"paceline {verb}",
                 fix="name files or folders that exist",
             )
-        for each in _below(path, seen, sources) if is_folder else [path]:
+        endings = ENDINGS | ({NOTEBOOK} if verb == "scan" else set())
+        for each in _below(path, seen, sources, endings) if is_folder else [path]:
             _read(each, sources, is_named=not is_folder)
     return sources
 
 
-def _below(folder: Path, seen: set[tuple[int, int]], sources: Sources) -> Iterator[Path]:
+def _below(
+    folder: Path, seen: set[tuple[int, int]], sources: Sources, endings: set[str]
+) -> Iterator[Path]:
     """Files of a folder in order; a folder that links lead to twice is walked through once."""
     try:
         status = folder.stat()
@@ -113,14 +121,16 @@ def _below(folder: Path, seen: set[tuple[int, int]], sources: Sources) -> Iterat
             continue
         if is_folder:
             if entry.name not in PASSED_OVER and not os.path.exists(path / "pyvenv.cfg"):
-                yield from _below(path, seen, sources)  # says so where it may not be opened
-        elif is_file and _may_be_source(path):
+                yield from _below(
+                    path, seen, sources, endings
+                )  # says so where it may not be opened
+        elif is_file and _may_be_source(path, endings):
             yield path
 
 
-def _may_be_source(path: Path) -> bool:
+def _may_be_source(path: Path, endings: set[str]) -> bool:
     name = path.name.lower()
-    if path.suffix.lower() in ENDINGS or name in NAMES or name.startswith("dockerfile"):
+    if path.suffix.lower() in endings or name in NAMES or name.startswith("dockerfile"):
         return True
     if path.suffix:
         return False
@@ -141,7 +151,7 @@ def _read(path: Path, sources: Sources, *, is_named: bool) -> None:
             return
         size = path.stat().st_size
         if size > MOST_BYTES:
-            if is_named or path.suffix == ".py":
+            if is_named or path.suffix in (".py", NOTEBOOK):
                 sources.troubles.append((name, f"{size} bytes: more than is read ({MOST_BYTES})"))
             return
         data = path.read_bytes()

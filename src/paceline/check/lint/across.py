@@ -48,7 +48,7 @@ def starts_in(configs: Sequence[Config], context: Context) -> list[Start]:
     return starts
 
 
-def _names(launch: Launch, path: str) -> bool:
+def names_file(launch: Launch, path: str) -> bool:
     """Whether a launch line names this file."""
     name = file_name(path)
     return any(
@@ -63,7 +63,9 @@ def context_for(
     path: str, context: Context, starts: Sequence[Start], configs: Sequence[Config]
 ) -> Context:
     """The context of a file: what the launch lines that name it know, where they agree."""
-    said = [_said(one) for one in starts if one.launch.path != path and _names(one.launch, path)]
+    said = [
+        _said(one) for one in starts if one.launch.path != path and names_file(one.launch, path)
+    ]
     said += [
         _said_by_accelerate(one.document)
         for one in configs
@@ -78,7 +80,7 @@ def context_for(
 
 def is_sharded_by_start(path: str, starts: Sequence[Start], configs: Sequence[Config]) -> bool:
     """Whether what starts a program shards the models that Accelerate prepares in it."""
-    return is_sharded([one.launch for one in starts if _names(one.launch, path)], configs)
+    return is_sharded([one.launch for one in starts if names_file(one.launch, path)], configs)
 
 
 def _said(start: Start) -> Context:

@@ -1,0 +1,305 @@
+"""What a program has of a training: framework, loops, devices, loaders, optimizers, saves.
+
+Taken from the program model that `lint` reads (`check/lint/program.py`), so names are known under
+whatever a file imports them. Judges nothing; what `adapt` would do is asked in `scan.py`.
+"""
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.adapt.script import Script
+from paceline.check.lint.events import Call, Loop
+from paceline.check.lint.names import canonical, kind_of
+from paceline.check.lint.program import Program, is_optimizer_step
+from paceline.check.lint.source import path_of
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Item:
+    """One thing at one line."""
+
+    line: int
+    what: str
+    """The library's name of it: `torch.utils.data.DataLoader`; `.to` for a method of what reading
+    does not tell."""
+
+    text: str
+    """The line as it stands."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class FoundLoop:
+    """A loop, or the call or method by which a library runs it."""
+
+    line: int
+    end_line: int
+    role: Literal["training", "outer", "evaluation"]
+    """`training`: the loop around the backward pass, or a library's; `outer` holds one that trains;
+    `evaluation` goes over batches and computes no gradients."""
+
+    over: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """One file's parts, each in the order of its lines."""
+
+    framework: str | None
+    """pytorch, jax, tensorflow, mlx; None where it imports none of them."""
+
+    owner: str | None
+    """What distributes the training, or runs its loop: accelerate, lightning, fabric, transformers,
+    deepspeed, ray, horovod, tensorflow, mlx; None for a plain loop."""
+
+    loops: tuple[FoundLoop, ...]
+    devices: tuple[Item, ...]
+    loaders: tuple[Item, ...]
+    optimizers: tuple[Item, ...]
+    wrapping: tuple[Item, ...]
+    saves: tuple[Item, ...]
+    loads: tuple[Item, ...]
+    launch: tuple[Item, ...]
+
+    @property
+    def trains(self) -> bool:
+        """Whether a loop in it trains, by itself or through a file that it imports."""
+        return any(loop.role != "evaluation" for loop in self.loops)
+
+
+_FRAMEWORKS = {
+    "pytorch": (
+        "torch",
+        "accelerate",
+        "lightning",
+        "pytorch_lightning",
+        "deepspeed",
+        "trl",
+        "peft",
+    ),
+    "jax": ("jax", "flax", "optax", "equinox", "haiku"),
+    "tensorflow": ("tensorflow", "keras"),
+    "mlx": ("mlx", "mlx_lm"),
+}
+"""Framework -> packages whose import means it; the first that fits. transformers runs on two, so it
+counts as PyTorch only where nothing else is imported."""
+
+_NAMES: Mapping[str, str] = {
+    "devices": r"""
+        torch\.(device|set_default_device|(accelerator|xpu|mps)\.\w+|backends\.mps\.is_available)
+        |torch\.cuda\.(set_device|is_available|device_count|current_device|device)
+        |jax\.(devices|local_devices|device_count|local_device_count|device_put)
+        |tensorflow\.device|tensorflow\.config\.(\w+\.)*(list_physical|set_visible)_devices
+        |mlx\.core\.set_default_device""",
+    "loaders": r"""
+        tensorflow\.data\.\w+(\.\w+)?|tensorflow_datasets\.(load|as_numpy)
+        |(datasets|nlp)\.load_(dataset|from_disk)|grain\.\w+""",
+    "optimizers": r"""
+        optax\.(a\w*|sgd|lion|lamb|lars|rmsprop|noisy_sgd|novograd|muon|chain|MultiSteps)
+        |flax\.nnx\.Optimizer|(tensorflow\.)?keras\.optimizers\.\w+|mlx\.optimizers\.[A-Z]\w+
+        |deepspeed\.ops\.\w+\.\w+|transformers\.(AdamW|Adafactor)|torch\.distributed\.optim\.\w+""",
+    "wrapping": r"""
+        torch\.nn\.(parallel\.(?!parameters)\w+|DataParallel)|apex\.parallel\.\w+
+        |torch\.distributed\.(init_process_group|init_device_mesh|device_mesh\.init_device_mesh)
+        |torch\.distributed\.(fsdp|_composable|pipelining)\.([a-z_]\w*\.)*\w+
+        |torch\.distributed\.rpc\.(init_rpc|RRef|rpc_(sync|async))
+        |torch\.distributed\.tensor\.parallel\.parallelize_module|torch\.multiprocessing\.spawn
+        |accelerate\.(Accelerator(\.prepare\w*)?|PartialState)|deepspeed\.init\w*
+        |lightning\.(pytorch\.Trainer|fabric\.Fabric(\.(launch|setup\w*))?)
+        |transformers\.(Seq2Seq)?Trainer|trl\.(\w+\.)*\w+Trainer|horovod\.\w+\.(init|Distributed\w+)
+        |horovod\.\w+\.broadcast_\w+|ray\.train\.(\w+\.)*(prepare_\w+|\w+Trainer|ScalingConfig)
+        |fairscale\.(\w+\.)*[A-Z]\w+|colossalai\.(\w+\.)*\w+|paceline\.runtime\.\w+
+        |jax\.(pmap|shard_map|make_mesh|distributed\.initialize|experimental\.\w+\.(shard_map|pjit))
+        |jax\.sharding\.(Mesh|NamedSharding)|tensorflow\.distribute\.(\w+\.)*\w+Strategy
+        |mlx\.core\.distributed\.init|mlx\.nn\.average_gradients""",
+    "saves": r"""
+        torch\.(save|jit\.save|distributed\.checkpoint\.(async_)?save)|mlx\.core\.save\w*
+        |safetensors\.torch\.save_\w+|tensorflow\.train\.Checkpoint(Manager)?
+        |(lightning\.pytorch|tensorflow\.keras|keras)\.callbacks\.ModelCheckpoint
+        |orbax\.checkpoint\.\w+|flax\.training\.checkpoints\.save_\w+""",
+    "loads": r"""
+        torch\.(load|hub\.load\w*|distributed\.checkpoint\.load)|safetensors\.safe_open
+        |safetensors\.torch\.load_\w+|mlx\.core\.load|flax\.training\.checkpoints\.restore_\w+
+        |(tensorflow\.)?keras\.models\.load_model""",
+    "launch": r"torch\.distributed\.(launcher\.\w+|run\.\w+)|accelerate\.(notebook|debug)_launcher",
+}
+"""Part -> the qualified names that are it."""
+
+_MATCHES = {part: re.compile(names, re.VERBOSE) for part, names in _NAMES.items()}
+
+_METHODS: Mapping[str, tuple[str, ...]] = {
+    "devices": ("cuda",),
+    "saves": (
+        *("save_pretrained", "save_state", "save_checkpoint", "save_model", "save_weights"),
+        *("push_to_hub", "merge_and_unload"),
+    ),
+    "loads": (
+        *("load_state_dict", "from_pretrained", "load_state", "load_checkpoint", "load_weights"),
+        *("load_from_checkpoint",),
+    ),
+}
+"""Part -> methods, of whatever they are called on."""
+
+_KINDS = {"loader": "loaders", "sampler": "loaders", "optimizer": "optimizers"}
+_GRADIENTS = re.compile(
+    r"""jax\.(grad|value_and_grad)|optax\.apply_updates|mlx\.optimizers\.\w+\.update
+    |.*\.(backward|apply_gradients)""",
+    re.VERBOSE,
+)
+"""Calls after which parameters have gradients, or are changed by them."""
+
+_LIBRARYS_LOOP = re.compile(
+    r"""transformers\.(Seq2Seq)?Trainer\.train|trl\.(\w+\.)*\w+Trainer\.train
+    |lightning\.pytorch\.Trainer\.fit|ray\.train\.(\w+\.)*\w+Trainer\.fit
+    |(tensorflow\.)?keras\.(\w+\.)*\w+\.fit""",
+    re.VERBOSE,
+)
+"""Calls by which a library runs the loop."""
+
+_WIDEST = 60
+"""Letters of what a loop goes over."""
+
+
+def inventory(program: Program) -> Inventory:
+    """The parts of one file; those of the files that it imports are theirs."""
+    parts: dict[str, set[Item]] = {name: set() for name in _NAMES}
+    for node, name, method, is_placing in _calls(program):
+        part = _part(name, method) or ("devices" if is_placing else None)
+        if part is not None:
+            is_name = _MATCHES[part].fullmatch(name) or method is None or part in _KINDS.values()
+            line = getattr(node.func, "end_lineno", None) or node.lineno
+            shown = name if is_name else f".{method}"
+            parts[part].add(Item(line, shown, program.line_text(program.path, line).strip()))
+    if program.launch is not None:
+        parts["launch"].add(Item(_line_of(program.launch, program), "a comment", program.launch))
+    return Inventory(
+        framework=_framework(program),
+        owner=program.framework,
+        loops=tuple(sorted(set(_loops(program)))),
+        **{name: tuple(sorted(found)) for name, found in parts.items()},
+    )
+
+
+def _library_name(call: Call, program: Program) -> str:
+    """The name of what is called; of the program's own class, that of the library's which it is
+    made of: `transformers.Trainer.train` for its own kind of Trainer."""
+    _, own, rest = call.name.partition("own.")
+    if not own:
+        return call.name
+    name, dot, method = rest.partition(".")
+    for each in program.classes:
+        if each.name == name and not (dot and each.method(method)):
+            for base in sorted(each.library_bases()):
+                if base.startswith(
+                    ("transformers.", "trl.", "lightning.", "tensorflow.", "keras.")
+                ):
+                    return f"{base}{dot}{method}"
+    return call.name
+
+
+def _calls(program: Program) -> Iterator[tuple[ast.Call, str, str | None, bool]]:
+    """Each call of the file: node, library's name, method, and whether it moves something to a
+    device. What the reading did not come to, as under `if False:`, is named by imports alone."""
+    seen: set[ast.AST] = set()
+    for call in program.all_calls:
+        if isinstance(call.node, ast.Call) and path_of(call.node) == program.path:
+            seen.add(call.node)
+            is_placing = call.method == "to" and _is_to_device(call)
+            yield call.node, _library_name(call, program), call.method, is_placing
+    left = [each for each in program.source.nodes if isinstance(each, ast.Call)]
+    if len(left) == len(seen):
+        return
+    script = Script(program.text)
+    for node in left:
+        if node not in seen:
+            method = node.func.attr if isinstance(node.func, ast.Attribute) else None
+            is_placing = method == "to" and "dev" in " ".join(
+                ast.unparse(each) for each in node.args
+            )
+            yield node, canonical(script.qualified(node.func) or f"?.{method}"), method, is_placing
+
+
+def _part(name: str, method: str | None) -> str | None:
+    for part, names in _MATCHES.items():
+        if names.fullmatch(name):
+            return part
+    kind = kind_of(name)
+    if kind in _KINDS and name.rpartition(".")[2][:1].isupper():
+        return _KINDS[kind]
+    return next((part for part, methods in _METHODS.items() if method in methods), None)
+
+
+def _line_of(text: str, program: Program) -> int:
+    lines = program.source.lines
+    return next((number for number, line in enumerate(lines, 1) if text in line), 1)
+
+
+def _is_to_device(call: Call) -> bool:
+    """`.to(device)`, and not `.to(torch.float16)`."""
+    given = call.argument(0, "device")
+    return given is not None and any(
+        one.kind == "device"
+        or any(word in one.label.lower() for word in ("dev", "rank", "gpu"))
+        or str(one.const).split(":")[0] in ("cuda", "cpu", "mps", "xpu")
+        or (isinstance(one.const, int) and not isinstance(one.const, bool))
+        for one in given.any()
+    )
+
+
+def _framework(program: Program) -> str | None:
+    for name, packages in _FRAMEWORKS.items():
+        if program.imports & set(packages):
+            return name
+    return "pytorch" if "transformers" in program.imports else None
+
+
+def _loops(program: Program) -> Iterator[FoundLoop]:
+    steps = [call for call in program.all_calls if _is_step(call)]
+    around = [[loop for loop in call.loops if not loop.is_comprehension] for call in steps]
+    holds = {id(loop.node) for loops in around for loop in loops}
+    nearest = {id(loops[-1].node) for loops in around if loops}
+    forward = {id(loop.node) for call in program.forwards for loop in call.loops}
+    for loop in program.loops:
+        if path_of(loop.node) != program.path or loop.is_comprehension:
+            continue
+        if id(loop.node) in nearest or (id(loop.node) in holds and loop.over_batches):
+            yield _found(loop.node, "training", _over(loop))
+        elif id(loop.node) in holds:
+            yield _found(loop.node, "outer", _over(loop))
+        elif loop.over_batches and (_reads_loader(loop) or id(loop.node) in forward):
+            yield _found(loop.node, "evaluation", _over(loop))
+    for call in program.all_calls:
+        name = _library_name(call, program)
+        if path_of(call.node) == program.path and _LIBRARYS_LOOP.fullmatch(name):
+            yield _found(call.node, "training", f"{name}()")
+    for own in program.classes:
+        step = own.methods.get("training_step")
+        is_lightning = any(base.startswith("lightning.") for base in own.library_bases())
+        if step is not None and is_lightning and path_of(own.node) == program.path:
+            yield _found(step.node, "training", f"{own.name}.training_step")
+
+
+def _reads_loader(loop: Loop) -> bool:
+    """A loop over a dataset may only prepare it."""
+    return loop.over is not None and loop.over.has_kind("loader", "engine")
+
+
+def _is_step(call: Call) -> bool:
+    """A call after which parameters have gradients; an optimizer's step that takes a closure."""
+    takes_closure = is_optimizer_step(call) and any(one.function for one in call.args)
+    return takes_closure or _GRADIENTS.fullmatch(call.name) is not None
+
+
+def _found(node: ast.AST, role: Literal["training", "outer", "evaluation"], over: str) -> FoundLoop:
+    first = int(getattr(node, "lineno", 1))
+    return FoundLoop(first, int(getattr(node, "end_lineno", first)), role, over)
+
+
+def _over(loop: Loop) -> str:
+    node = loop.node
+    head = node.iter if isinstance(node, ast.For | ast.AsyncFor) else getattr(node, "test", node)
+    text = " ".join(ast.unparse(head).split())
+    text = f"while {text}" if isinstance(node, ast.While) else text
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."
