@@ -36,7 +36,7 @@ from paceline.estimate.rates import Rates
 from paceline.estimate.recompute import Pass, done_again
 from paceline.estimate.schedule import idle_share
 from paceline.estimate.sharing import RoutedSplit, Ways, routed_split, shared_of
-from paceline.parallel.schedules import splits_backward, stages_each
+from paceline.parallel.schedules import stages_each
 from paceline.parallel.stages import blocks_of_slowest, rank_of_head
 from paceline.parallel.table import Layouts, code_of, distinct
 from paceline.profile.block import Block, Value, dense_parameters, expert_parameters
@@ -79,11 +79,6 @@ _ZERO1, _ZERO2, _FULL, _HYBRID = (
 )
 _ULYSSES = code_of("context_kind", "ulysses")
 
-_SPLIT_BACKWARD = 0.03
-"""What compute loses where the backward pass is split in two, as these schedules do: more and
-smaller kernels, nothing fused across the cut. A guess."""
-
-
 _RESTORE_BYTES = 22.5
 """Read and written for a value that is restored from NF4: its code as it is and in int32, its level
 found, scaled and rounded. Counted in `runtime/strategy/adapter/nf4.py`, not measured: caches make
@@ -115,7 +110,6 @@ def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -
     }
     terms["compute"] = terms["compute"] + m * np.where(has_head, head, 0.0)
     average = (num_blocks * whole_block + head) / t.pipeline
-    terms["compute"] = terms["compute"] * (1 + _SPLIT_BACKWARD * splits_backward(t.schedule))
     share = mean["weight_gradient"] / whole_block
     idle = idle_share(t.pipeline, t.chunks, t.schedule, share) * average
     sent = work.element_bytes * work.tokens * model.head_inputs / work.stream
