@@ -4,7 +4,7 @@ import pytest
 from tests.plan.scene import JOB, TINY, job_of, plan_of
 
 from paceline.catalog.efficiencies import load_efficiencies
-from paceline.plan.caution import parallelize_plan
+from paceline.plan.parallelize import parallelize_plan
 from paceline.report.plan_explain import explain_plan
 from paceline.report.plan_markdown import plan_markdown
 from paceline.report.plan_text import format_plan, plan_summary
@@ -141,8 +141,38 @@ def test_the_parallelize_plan_names_each_module_in_pytorchs_words():
 def test_a_family_of_transformers_has_its_own_names():
     job = job_of(JOB, "model={hf_config: gpt2}", "layout.tensor=2")
     plan = plan_of(JOB, "model={hf_config: gpt2}", "layout.tensor=2")
-    named = parallelize_plan(job, plan.layout)
+    named = parallelize_plan(job, plan.layout, plan.profile)
     assert named["*.attn.c_attn"] == "colwise"
     assert "transformer.ln_f" not in named
-    job = job_of(JOB, "model={hf_config: gpt2}", "layout.tensor=2", "engine=megatron")
-    assert not parallelize_plan(job, plan.layout)
+    job = job_of(JOB, "model={hf_config: gpt2}", "layout.tensor=2", "engine=nanotron")
+    assert not parallelize_plan(job, plan.layout, plan.profile)
+
+
+@pytest.mark.parametrize(
+    ("engine", "column", "row"),
+    [
+        ("megatron", "decoder.layers.*.mlp.linear_fc1", "decoder.layers.*.mlp.linear_fc2"),
+        ("torchtitan", "layers.*.feed_forward.w1", "layers.*.feed_forward.w2"),
+        ("accelerate", "model.layers.*.mlp.up_proj", "model.layers.*.mlp.down_proj"),
+    ],
+)
+def test_another_engines_parallelize_plan_is_its_own(engine, column, row):
+    sharding = "zero1" if engine == "megatron" else "full"
+    layout = ("layout.tensor=4", f"layout.sharding={sharding}")
+    plan = plan_of(SMALL, f"engine={engine}", *layout)
+    assert (plan.parallelize[column], plan.parallelize[row]) == ("colwise", "rowwise")
+    assert plan.parallelize["all else"].startswith("sequence") == (engine != "accelerate")
+    assert not any("expert" in name for name in plan.parallelize)
+    assert f"  {column} " in explain_plan(plan)
+
+
+@pytest.mark.parametrize("engine", ["megatron", "torchtitan"])
+@pytest.mark.parametrize("expert", [1, 8])
+def test_experts_are_split_within_or_among_the_ranks(engine, expert):
+    sharding = "zero1" if engine == "megatron" else "full"
+    layout = ("layout.tensor=2", f"layout.expert={expert}", f"layout.sharding={sharding}")
+    text = SMALL.replace("tinyllama-1.1b", "qwen3-30b-a3b")
+    plan = plan_of(text, f"engine={engine}", *layout)
+    found = {way for name, way in plan.parallelize.items() if "experts" in name}
+    assert found == ({"by expert"} if expert > 1 else {"colwise", "rowwise"})
+    assert not any("feed_forward" in name or ".mlp.linear" in name for name in plan.parallelize)

@@ -1,5 +1,5 @@
-"""What a plan does not refuse and a person should know: cautions, the units that full sharding
-gathers, and which module is split how over tensor ranks.
+"""What a plan does not refuse and a person should know: cautions, and the units that full sharding
+gathers.
 
 Leaves out: what is refused (`refuse.py`), and what was chosen and why (`choose.py`).
 """
@@ -19,9 +19,8 @@ from paceline.parallel.stages import num_chunks
 from paceline.parallel.table import code_of, table_of
 from paceline.plan.decision import Caution, Unit
 from paceline.plan.search import fastest
-from paceline.profile import ModelProfile, resolve_config, resolve_decoder
+from paceline.profile import ModelProfile, resolve_config
 from paceline.profile.block import dense_parameters, expert_parameters
-from paceline.profile.ways import HUGGING_FACE, OWN, UNSPLIT
 from paceline.units import format_bytes, format_seconds
 
 MOST_BUBBLE = 0.2
@@ -51,17 +50,6 @@ _ALL_ALONE: Mapping[str, Any] = {
     **{each.name: "auto" for each in fields(LayoutSpec) if each.name != "offload_path"},
     **_ALONE,
 }
-
-_WORDS: Mapping[str, str] = {
-    "column": "colwise",
-    "row": "rowwise",
-    "embedding": "rowwise, by rows of the vocabulary",
-    "head": "colwise, by rows of the vocabulary; the logits stay split",
-    "experts": "by expert",
-    "wide norm": "colwise, with the heads it belongs to",
-}
-"""A way to split -> what it is called in `torch.distributed.tensor.parallel`. Containers have no
-matrices of their own and are left out."""
 
 
 def cautions_of(
@@ -308,24 +296,3 @@ def assumed_efficiency(efficiencies: Efficiencies, case: Case) -> Iterator[Cauti
         f"share of its peak that {whose} reaches",
         fix="measure it on one such accelerator: paceline calibrate",
     )
-
-
-def parallelize_plan(job: Job, layout: Layout) -> dict[str, str]:
-    """Module -> how its matrices are split over the tensor ranks, in PyTorch's words.
-
-    As `paceline run` splits them; `*` is each block. Empty without tensor ranks, with another
-    engine, and for a module of the person's own, which says so itself (`paceline_ways`).
-    """
-    if layout.tensor == 1 or job.spec.engine != "paceline":
-        return {}
-    ways = OWN if resolve_decoder(job) is not None else None
-    asked = resolve_config(job)
-    if ways is None and asked is not None:
-        kind = str(asked.config.get("model_type"))
-        is_whole = any(asked.config.get(name) for name in UNSPLIT.get(kind, ()))
-        ways = None if is_whole else HUGGING_FACE.get(kind)
-    if ways is None:
-        return {}
-    named = {name: _WORDS[way] for name, way in ways.tensor.items() if way in _WORDS}
-    rest = "sequence: whole, each rank its share of the tokens"
-    return named | {"all else": rest if layout.sequence_parallel else "replicated"}

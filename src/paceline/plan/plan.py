@@ -25,7 +25,6 @@ from paceline.parallel.engine_laws import check_training
 from paceline.plan.caution import (
     assumed_efficiency,
     cautions_of,
-    parallelize_plan,
     units_of,
 )
 from paceline.plan.choose import choose, rejected_of
@@ -35,6 +34,7 @@ from paceline.plan.host import check_building, host_bytes_of_one
 from paceline.plan.limits import limit_not_kept, limits_of
 from paceline.plan.loss import check_loss_chunk, check_router_loss, router_loss_of
 from paceline.plan.outlook import Outlook, outlook
+from paceline.plan.parallelize import parallelize_plan
 from paceline.plan.recover import check_state, plan_state
 from paceline.plan.refuse import nothing_fits, offloads_of
 from paceline.plan.search import Found, fastest, search
@@ -177,7 +177,7 @@ def _plan_on(asked: _Asked) -> Plan:
             *assumed_efficiency(_efficiencies(asked), case),
         ),
         units=units_of(case, choice.layout),
-        parallelize=parallelize_plan(job, choice.layout),
+        parallelize=parallelize_plan(job, choice.layout, asked.profile),
     )
     return _with_outlook(plan, asked, found)
 
