@@ -76,6 +76,7 @@ class Tradeoff(TypedDict):
     strategy: str
     hours: float
     usd: float
+    chosen: bool
     basis: str
 
 
@@ -181,6 +182,7 @@ class MinimumRequirements(TypedDict):
     minMemoryPerGPUBytes: int
     minBandwidthBytesPerSecond: float | None
     minStorageBytes: int
+    chosen: bool
     basis: str
 
 

@@ -243,6 +243,22 @@ def test_with_the_least_memory_that_is_named_it_does_fit():
     assert planner(job_of(*TOO_LARGE, f"cluster.memory={least}")).layout.num_ranks == 8
 
 
+def test_s2_3_the_gap_is_what_is_required_less_what_is_available():
+    memory = output(7, *TOO_LARGE)
+    assert memory["memoryGapBytes"] == memory["requiredBytes"] - memory["availableBytes"] > 0
+
+
+def test_s2_15_the_tradeoffs_are_a_front_and_the_breakdown_adds_up():
+    cost = output(14)
+    parts = [each for each in cost["breakdown"].values() if each is not None]
+    assert sum(parts) == pytest.approx(cost["estimatedCostUSD"])
+    front = cost["costVsTimeTradeoffs"]
+    assert len(front) > 1
+    assert [each["hours"] for each in front] == sorted(each["hours"] for each in front)
+    dollars = [each["usd"] for each in front]
+    assert dollars == sorted(dollars, reverse=True)
+
+
 def test_a_budget_that_is_too_small_names_what_it_pays_for():
     found = phased(goals=Goals(budget_usd=100.0))
     problem = gate(found, 14).problem

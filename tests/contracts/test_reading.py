@@ -193,10 +193,39 @@ def test_a_strategy_fixes_what_it_names(asked: str, sharding: str):
     assert spec.layout.sharding == sharding
 
 
-def test_a_strategy_without_degrees_leaves_them_to_the_plan():
-    contract = read(changed("trainingConfig", parallelismStrategy="hybrid-3d-parallelism"))
-    assert contract.job.spec.layout.sharding == "auto"
-    assert any("names no degrees" in note for note in contract.notes)
+@pytest.mark.parametrize(
+    ("asked", "tensor", "pipeline"),
+    [
+        ("tensor-parallelism", 8, 1),
+        ("Pipeline_Parallelism", 1, 4),
+        ("hybrid-3d-parallelism", 8, 4),
+        ("zero3", 1, 1),
+        ("fsdp", 1, 1),
+    ],
+)
+def test_s2_1_the_strategy_that_is_asked_for_is_the_one_that_is_planned(asked, tensor, pipeline):
+    contract = read(changed("trainingConfig", parallelismStrategy=asked))
+    layout = contract.job.spec.layout
+    assert (layout.tensor, layout.pipeline) == (tensor, pipeline)
+    has_note = any("names no degrees" in note for note in contract.notes)
+    assert has_note == (tensor > 1 or pipeline > 1)
+
+
+@pytest.mark.parametrize(
+    "asked", ["DiLoCo", "local SGD", "parameter-server", "asynchronous SGD", "decentralized-sgd"]
+)
+def test_s2_7_algorithms_that_nothing_here_runs_are_refused_with_the_reason(asked):
+    (problem,) = problems(changed("trainingConfig", parallelismStrategy=asked))
+    assert "is not available: " in problem.what
+    assert "choose one of auto, data, ddp" in problem.fix
+
+
+@pytest.mark.parametrize("path", ["/models/llama-7b", "org/llama", "models/config.json"])
+def test_s2_1_a_model_that_is_not_on_this_machine_is_planned_by_its_size(path):
+    contract = read(changed("modelConfig", path=path, size="7B"))
+    assert contract.job.spec.model.size == 7_000_000_000
+    assert any(f"{path} is not on this machine" in note for note in contract.notes)
+    assert read(changed("modelConfig", size="7B")).job.spec.model.preset == "llama-3-8b"
 
 
 def test_a_missing_batch_is_a_multiple_of_the_ranks():

@@ -200,3 +200,18 @@ def test_health_checks_are_commands_with_what_they_print():
     checks = health_checks(plan)
     assert {"accelerators", "network ports", "checkpoint storage"} <= {each.name for each in checks}
     assert all(each.command and each.expect for each in checks)
+
+
+@pytest.mark.parametrize("shrink", [True, False])
+def test_s2_1_recovery_is_what_the_job_does(shrink):
+    asked = (f"recovery.shrink={str(shrink).lower()}", "recovery.state=checkpoint")
+    faults = formatted("002", *asked)["faultTolerance"]
+    assert faults["elasticTraining"] is shrink
+    assert "the newest valid checkpoint" in faults["recoveryStrategy"]
+    assert ("fewer data ranks" in faults["recoveryStrategy"]) == shrink
+
+
+def test_s4_17_chunks_are_withdrawn_with_the_reason():
+    chunks = formatted("004", "train.steps=50000")["coordinator_chunking"]
+    assert (chunks["enabled"], chunks["withdrawn"]) == (False, True)
+    assert "every step is such a point" in chunks["reason"]

@@ -4,6 +4,7 @@ and checks on every node, each a command with what it must print."""
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from paceline.job import RecoverySpec
 from paceline.plan import Plan
 from paceline.record.metrics import StepMetrics
 from paceline.render.environment import torchrun_options
@@ -13,6 +14,36 @@ METRICS = tuple(
     field.name for field in fields(StepMetrics) if field.name not in ("num_steps", "not_finite")
 )
 """Every field of a line of `metrics.jsonl` (docs/reference/metrics.md) but those of scripts."""
+
+
+STATE_SOURCES = {
+    "auto": "other ranks, from snapshots in memory or from the newest valid checkpoint",
+    "replica": "ranks that hold the same, else from the newest valid checkpoint",
+    "memory": "snapshots in memory, else from the newest valid checkpoint",
+    "checkpoint": "the newest valid checkpoint",
+}
+"""`recovery.state` -> where a lost rank's state is from."""
+
+
+def init_method(plan: Plan) -> str:
+    """How the plan's ranks find each other, as the contracts' key of this name says it."""
+    if plan.cluster.backend == "mlx":
+        return "mx.distributed.init(), with the host file of mlx.launch"
+    return "env://"
+
+
+def recovery(recover: RecoverySpec) -> str:
+    """What a run does when ranks are lost, in a sentence."""
+    lost = f"lost ranks get their state from {STATE_SOURCES[recover.state]}"
+    rest = (
+        "with fewer data ranks and the same global batch, until the node returns"
+        if recover.shrink
+        else "when the lost ranks are back: recovery.shrink is off"
+    )
+    return (
+        f"the workers that live stay, {lost}; the run continues {rest}; "
+        f"{recover.max_restarts} times in a row at most without a finished step"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

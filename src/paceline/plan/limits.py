@@ -51,6 +51,12 @@ def limit_problem(job: Job, plan: Plan, limit: Limit) -> Problem:
     )
 
 
+def affordable_steps(num_steps: int, budget_usd: float, usd: float) -> int:
+    """Steps that a budget pays for, of a run that costs `usd`: a little less than its share, since
+    checkpoints of a shorter run come more often."""
+    return int(0.97 * num_steps * budget_usd / usd)
+
+
 def _ways_to_afford(job: Job, plan: Plan, limit: Limit) -> str:
     """What the run costs at the least where prices are known, and what the budget pays for."""
     if plan.cost is None:
@@ -67,8 +73,7 @@ def _ways_to_afford(job: Job, plan: Plan, limit: Limit) -> str:
             f"the least it costs on these ranks is ${least.usd:,.0f}, at {least.provider}, "
             f"{least.way}"
         )
-    # A little less: checkpoints of a shorter run come more often.
-    steps = int(0.97 * job.spec.train.steps * limit.limit / plan.cost.usd)
+    steps = affordable_steps(job.spec.train.steps, limit.limit, plan.cost.usd)
     if steps:
         ways.append(f"set train.steps to {steps}, which it pays for at {plan.cost.provider}")
     if wanted.objective == "time" and not plan.cluster.is_local:

@@ -140,7 +140,7 @@ def outlook(
         restart_s=restart_s,
         checkpoints=advice,
         goodput=good,
-        costs=_costs(plan, train_s, rows, (save_s, restart_s, write_s), assumptions, keeping),
+        costs=_costs(plan, job, train_s, rows, (save_s, restart_s, write_s), assumptions, keeping),
         assumptions=assumptions,
     )
 
@@ -176,6 +176,7 @@ def _goodput(
 
 def _costs(
     plan: Plan,
+    job: Job,
     train_s: float | None,
     prices: Iterable[Price],
     seconds: tuple[float, float, float],
@@ -199,6 +200,7 @@ def _costs(
             train_s=train_s,
             prices=prices,
             failures=failures,
+            epochs=None if job.length is None else job.length.epochs,
             needs=needs_of(plan),
             keeping=keeping,
         )

@@ -32,6 +32,9 @@ class Case:
     required: Requirements
     goals: Goals
 
+    others: tuple[tuple[Plan, Outlook], ...] = ()
+    """The same job on other numbers of nodes."""
+
     refused: Problem | None = None
     """Why nothing fits; None when something does."""
 

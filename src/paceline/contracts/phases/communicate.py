@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from paceline.contracts.operate import init_method
 from paceline.contracts.phases.case import Case
 from paceline.contracts.phases.split import communication_of
 from paceline.plan.advice.buckets import advise_buckets
@@ -27,9 +28,7 @@ def plan_communication(case: Case) -> dict[str, Any]:
         "backend": cluster.backend,
         "optimizations": _optimizations(case),
         "backendConfiguration": {
-            "initMethod": "env:// (torchrun sets MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE)"
-            if cluster.backend != "mlx"
-            else "mx.distributed.init()",
+            "initMethod": init_method(plan),
             "timeout": "600s: NCCL's default; a silent rank is found earlier by its missing steps"
             if cluster.backend == "nccl"
             else f"{cluster.backend}'s own; a silent rank is found earlier by its missing steps",

@@ -1,10 +1,12 @@
 """Phase 14: what it costs, where it is cheapest, and what would be cheaper."""
 
+from math import inf
 from typing import Any
 
 from paceline.contracts.phases.case import Case
 from paceline.estimate.cost import RunCost
-from paceline.units import format_seconds
+from paceline.plan.outlook import Outlook
+from paceline.units import counted, format_seconds
 
 
 def estimate_cost(case: Case) -> dict[str, Any]:
@@ -16,7 +18,7 @@ def estimate_cost(case: Case) -> dict[str, Any]:
     return {
         "estimatedCost": _headline(case, chosen),
         "estimatedCostUSD": usd,
-        "breakdown": {"compute": usd, "storage": None, "network": None, "other": None},
+        "breakdown": _breakdown(chosen),
         "gpuHours": view.accelerator_hours,
         "rate": "unknown"
         if chosen is None
@@ -49,9 +51,20 @@ def estimate_cost(case: Case) -> dict[str, Any]:
     }
 
 
+def _breakdown(chosen: RunCost | None) -> dict[str, float | None]:
+    """Of accelerators, kept checkpoints and the model sent out; None where no price is known."""
+    terms = {} if chosen is None else dict(chosen.terms)
+    kept = {"storage": terms.pop("storage", None), "network": terms.pop("egress", None)}
+    return {"compute": sum(terms.values()) if terms else None, **kept, "other": None}
+
+
 def cheapest_on_demand(case: Case) -> RunCost | None:
     """The price that the plan is judged by: it is not taken away half-way."""
-    return next((cost for cost in case.view.costs if cost.way == "on demand"), None)
+    return _on_demand(case.view)
+
+
+def _on_demand(view: Outlook) -> RunCost | None:
+    return next((cost for cost in view.costs if cost.way == "on demand"), None)
 
 
 def saving_opportunities(case: Case) -> list[str]:
@@ -87,26 +100,31 @@ def _headline(case: Case, chosen: RunCost | None) -> str:
         return f"unknown: the catalog has no price of {case.plan.cluster.accelerator}"
     return (
         f"${chosen.usd:,.2f} for {chosen.hours:.4g} h of {chosen.num_instances} {chosen.provider} "
-        f"{chosen.instance} on demand ({chosen.as_of}), compute only"
+        f"{chosen.instance} on demand ({chosen.as_of})"
+        + "".join(f"; without {each}" for each in chosen.unknown)
     )
 
 
 def _tradeoffs(case: Case) -> list[dict[str, Any]]:
-    """The layouts that lost: other ways of using the same accelerators."""
-    chosen, step_s = cheapest_on_demand(case), case.plan.estimate.step_s
-    if chosen is None or not step_s:
-        return []
-    found: list[dict[str, Any]] = []
-    for each in case.plan.rejected[:3]:
-        if each.estimate.step_s is None:
+    """Numbers of nodes of which none is both dearer and slower than another, the fastest first."""
+    found = []
+    for plan, view in ((case.plan, case.view), *case.others):
+        cost = _on_demand(view)
+        if cost is not None:
+            found.append((cost.hours, cost.usd, plan, cost))
+    front: list[dict[str, Any]] = []
+    least = inf
+    for hours, usd, plan, cost in sorted(found, key=lambda each: each[:2]):
+        if usd >= least:
             continue
-        times = each.estimate.step_s / step_s
-        found.append(
+        least = usd
+        front.append(
             {
-                "strategy": each.layout.name,
-                "hours": chosen.hours * times,
-                "usd": chosen.usd * times,
-                "basis": f"{format_seconds(each.estimate.step_s)} a step",
+                "strategy": f"{plan.layout.name} on {counted(plan.cluster.num_nodes, 'node')}",
+                "hours": hours,
+                "usd": usd,
+                "chosen": plan is case.plan,
+                "basis": f"{format_seconds(plan.estimate.step_s or 0.0)} a step at {cost.provider}",
             }
         )
-    return found
+    return front

@@ -7,6 +7,7 @@ from paceline.contracts.phases.cost import cheapest_on_demand
 from paceline.contracts.phases.memory import optimise_memory
 from paceline.contracts.phases.split import choose_strategy
 from paceline.errors import Problem
+from paceline.plan.limits import affordable_steps
 from paceline.units import format_bytes, format_seconds
 
 GATE_EXIT_CODE = 3
@@ -156,7 +157,7 @@ def cheaper_plans(case: Case, budget: float) -> list[str]:
     ][:3]
     chosen = cheapest_on_demand(case)
     if chosen is not None:
-        steps = int(case.view.num_steps * budget / chosen.usd)
+        steps = affordable_steps(case.view.num_steps, budget, chosen.usd)
         found.append(f"train.steps: {steps}, which the budget pays for at {chosen.provider}")
     return found
 

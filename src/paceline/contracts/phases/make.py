@@ -5,9 +5,10 @@ same input. So a phase can be made alone, and a folder of phases can be gone on 
 keeps a digest of what each was made from.
 """
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -29,7 +30,9 @@ from paceline.contracts.phases.gates import find_gates
 from paceline.contracts.phases.required import Replan, requirements_of, requirements_of_refused
 from paceline.errors import PlanError
 from paceline.job import Job, dump_job
-from paceline.plan.outlook import DEFAULTS, Assumptions, outlook
+from paceline.plan import Plan
+from paceline.plan.bill import keeping_of
+from paceline.plan.outlook import DEFAULTS, Assumptions, Outlook, outlook
 from paceline.plan.text import plan_to_json
 from paceline.render.text import to_json
 from paceline.topology import find_cluster
@@ -166,16 +169,35 @@ def _case(
             raise
         available = find_cluster(job.spec.cluster, job).usable_bytes
         required, plan = requirements_of_refused(job, replan, available)
+    prices = None if prices is None else tuple(prices)
+
+    def view_of(each: Plan) -> Outlook:
+        return outlook(
+            each, job, prices=prices, assumptions=assumptions, keeping=keeping_of(each, job)
+        )
+
+    others = () if refused is not None else tuple(_on_other_nodes(job, replan))
     return Case(
         job=job,
         plan=plan,
-        view=outlook(plan, job, prices=prices, assumptions=assumptions),
+        view=view_of(plan),
+        others=tuple((each, view_of(each)) for each in others),
         required=required,
         goals=goals,
         refused=refused,
         available_bytes=available,
         created=created,
     )
+
+
+def _on_other_nodes(job: Job, replan: Replan) -> Iterator[Plan]:
+    """The same job on half, a quarter and twice its nodes, where something fits there."""
+    nodes = job.spec.cluster.nodes
+    for other in (nodes // 4, nodes // 2, 2 * nodes):
+        if other and not find_cluster(job.spec.cluster, job).is_local:
+            cluster = replace(job.spec.cluster, nodes=other)
+            with contextlib.suppress(PlanError):
+                yield replan(replace(job, spec=replace(job.spec, cluster=cluster)))
 
 
 def _phase(number: int, case: Case) -> Phase:

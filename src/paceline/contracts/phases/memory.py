@@ -22,11 +22,8 @@ def optimise_memory(case: Case) -> dict[str, Any]:
     """The plan's memory by part, the gap where there is one, and what would close it."""
     plan, layout = case.plan, case.plan.layout
     memory = plan.estimate.memory
-    whole = available_of(case)
-    available = int(whole * (1 - case.job.spec.plan.head_room))
+    available = int(available_of(case) * (1 - case.job.spec.plan.head_room))
     gap = max(0, memory.known_bytes - available)
-    if not case.feasible:
-        gap = max(gap, case.required.memory_bytes - whole)
     return {
         "requiredMemory": format_bytes(memory.known_bytes),
         "availableMemory": format_bytes(available),

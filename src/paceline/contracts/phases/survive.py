@@ -2,19 +2,11 @@
 
 from typing import Any
 
-from paceline.contracts.operate import METRICS, health_checks
+from paceline.contracts.operate import METRICS, STATE_SOURCES, health_checks
 from paceline.contracts.phases.case import Case
 from paceline.job.evaluate import kept_every, num_best
 from paceline.launch.default_alerts import alerts, silence_s
 from paceline.units import format_bytes, format_count, format_seconds
-
-_SOURCES = {
-    "auto": "other ranks, from snapshots in memory or from the newest valid checkpoint",
-    "replica": "ranks that hold the same, else from the newest valid checkpoint",
-    "memory": "snapshots in memory, else from the newest valid checkpoint",
-    "checkpoint": "the newest valid checkpoint",
-}
-"""`recovery.state` -> where a lost rank's state is from."""
 
 
 def survive_faults(case: Case) -> dict[str, Any]:
@@ -27,7 +19,7 @@ def survive_faults(case: Case) -> dict[str, Any]:
     return {
         "appliesTo": case.applies_to,
         "strategy": "sharded checkpoints written in the background; on a failure the workers that "
-        f"live stay, and lost ranks get their state from {_SOURCES[spec.recovery.state]}",
+        f"live stay, and lost ranks get their state from {STATE_SOURCES[spec.recovery.state]}",
         "checkpointFrequency": f"every {every} steps{period}",
         "checkpointFrequencySteps": every,
         "advisedFrequencySteps": None if best is None else best.every_steps,

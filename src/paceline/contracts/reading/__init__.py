@@ -105,9 +105,12 @@ def parse_contract(
         for key, line in job.lines.items()
         if line == 0  # what --set gave keeps its place; the others have no line in the contract
     }
+    asked, train = made.length, job.spec.train
+    holds = asked and (asked.steps, asked.global_batch) == (train.steps, train.global_batch)
+    length = asked if holds else job.length
     return Contract(
         kind=kind,
-        job=replace(job, lines=places),
+        job=replace(job, lines=places, length=length),
         notes=tuple(made.notes),
         findings=tuple(check_training_plan(value, source)) if kind == "004" else (),
     )

@@ -1,11 +1,13 @@
 """The engineer's input context as a job."""
 
+import re
 from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any
 
 from paceline import units
 from paceline.contracts.reading.translation import ContractText, Translation
+from paceline.job.length import Length, SourceSize
 
 KEYS: Mapping[str, Mapping[str, str]] = {
     "modelConfig": {"path": "text", "size": "text", "framework": "text"},
@@ -43,32 +45,46 @@ _ASSUMED_STEPS = 1000
 _BYTES_PER_TOKEN = 4.0
 """Of English text with a vocabulary of about 100,000: a guess, tokenizers differ by half."""
 
+_NODE, _NODES = "ranks of a node", "nodes"
+"""Degrees that a strategy names without a number."""
+
 _STRATEGIES: Mapping[str, Mapping[str, object]] = {
     "auto": {},
     "data": {"tensor": 1, "pipeline": 1, "context": 1},
-    "data-parallelism": {"tensor": 1, "pipeline": 1, "context": 1},
-    "data-parallel": {"tensor": 1, "pipeline": 1, "context": 1},
     "ddp": {"sharding": "none", "tensor": 1, "pipeline": 1, "context": 1},
-    "zero-1": {"sharding": "zero1"},
-    "zero-2": {"sharding": "zero2"},
-    "zero-3": {"sharding": "full"},
-    "fsdp": {"sharding": "full"},
-    "full-shard": {"sharding": "full"},
-    "hsdp": {"sharding": "hybrid"},
-    "hybrid-shard": {"sharding": "hybrid"},
-    "model": {},
-    "model-parallelism": {},
-    "tensor": {},
-    "tensor-parallelism": {},
-    "pipeline": {},
-    "pipeline-parallelism": {},
-    "hybrid": {},
-    "3d": {},
-    "hybrid-3d-parallelism": {},
+    "zero-1": {"sharding": "zero1", "tensor": 1, "pipeline": 1},
+    "zero-2": {"sharding": "zero2", "tensor": 1, "pipeline": 1},
+    "zero-3": {"sharding": "full", "tensor": 1, "pipeline": 1},
+    "fsdp": {"sharding": "full", "tensor": 1, "pipeline": 1},
+    "hsdp": {"sharding": "hybrid", "tensor": 1, "pipeline": 1},
+    "tensor": {"tensor": _NODE, "pipeline": 1},
+    "pipeline": {"tensor": 1, "pipeline": _NODES},
+    "hybrid-3d": {"tensor": _NODE, "pipeline": _NODES},
 }
-"""Strategy -> what it fixes of the layout. Those that name no degree fix nothing."""
+"""Strategy -> what it fixes of the layout."""
 
-_NAMES_NO_DEGREE = {name for name, fixed in _STRATEGIES.items() if not fixed} - {"auto"}
+_OTHER_NAMES = {
+    "data-parallel": "data",
+    "full-shard": "fsdp",
+    "hybrid-shard": "hsdp",
+    "model": "tensor",
+    "hybrid": "hybrid-3d",
+    "3d": "hybrid-3d",
+}
+
+_NOT_HERE = {
+    "local-sgd": "ranks that average weights every few steps are another algorithm with another "
+    "result: no engine that Paceline knows runs it",
+    "diloco": "an outer optimizer over replicas that train alone is another algorithm with another "
+    "result (arXiv:2311.08105): torchft has it, Paceline does not run it",
+    "parameter-server": "asynchronous workers around a parameter server are not reproducible, and "
+    "no engine that Paceline knows runs them: TensorFlow's ParameterServerStrategy does",
+    "asynchronous": "updates that do not wait for each other are not reproducible, and no engine "
+    "that Paceline knows runs them",
+    "decentralized": "gossip between neighbours is another algorithm with another result: no "
+    "engine that Paceline knows runs it",
+}
+"""What the contract's prose names and nothing here trains with -> why."""
 
 
 def job_of_input_context(contract: ContractText, overrides: Sequence[str]) -> Translation:
@@ -84,8 +100,9 @@ def job_of_input_context(contract: ContractText, overrides: Sequence[str]) -> Tr
     made.set("name", "contract")
     _model(made, model, overrides)
     seq_len = _data(made, data, overrides)
-    ranks = _cluster(made, cluster, overrides)
-    _train(made, train, data, seq_len, ranks)
+    nodes, per_node = _cluster(made, cluster, overrides)
+    _train(made, train, data, seq_len, nodes * per_node)
+    _strategy(made, train, nodes, per_node)
     return made
 
 
@@ -110,8 +127,16 @@ def _model(made: Translation, model: Mapping[str, Any], overrides: Sequence[str]
         made.set("model", {})
         return
     path, size = model.get("path"), model.get("size")
-    if path is not None:
-        made.set("model", _model_at(made, path))
+    found = None if path is None else _model_at(made, path)
+    config = (found or {}).get("hf_config")
+    if size is not None and config is not None and not (made.contract.folder / config).is_file():
+        made.note(
+            f"modelConfig.path {path} is not on this machine: the model is one of {size} in size, "
+            "with the usual shape"
+        )
+        found = None
+    if found is not None:
+        made.set("model", found)
         if size is not None:
             made.note(f"modelConfig.size {size} is not used: the path says the model exactly")
     elif size is not None:
@@ -159,7 +184,9 @@ def _data(made: Translation, data: Mapping[str, Any], overrides: Sequence[str]) 
     return int(seq_len)
 
 
-def _cluster(made: Translation, cluster: Mapping[str, Any], overrides: Sequence[str]) -> int:
+def _cluster(
+    made: Translation, cluster: Mapping[str, Any], overrides: Sequence[str]
+) -> tuple[int, int]:
     kind = cluster.get("gpuType")
     if kind is not None:
         made.set("cluster.accelerator", kind)
@@ -190,7 +217,7 @@ def _cluster(made: Translation, cluster: Mapping[str, Any], overrides: Sequence[
         size = made.read("clusterConfig.gpuMemory", memory, units.parse_bytes, "80GB")
         if size is not None:
             made.set("cluster.memory", memory)
-    return (nodes or 1) * (per_node or 8)
+    return nodes or 1, per_node or 8
 
 
 def _train(
@@ -210,7 +237,6 @@ def _train(
             made.set(f"train.{name}", train[key])
     steps = train.get("steps") or _steps(made, train, data, seq_len, batch)
     made.set("train.steps", steps)
-    _strategy(made, train)
 
 
 def _steps(
@@ -227,6 +253,10 @@ def _steps(
         made.note("trainingConfig.epochs is missing: 1 assumed")
     samples = num_bytes / _BYTES_PER_TOKEN / seq_len
     steps: int = max(1, ceil((epochs or 1) * samples / batch))
+    source = SourceSize(name="dataConfig", samples=max(1, round(samples)))
+    made.length = Length(
+        steps=steps, global_batch=batch, epochs=float(epochs or 1), sources=(source,)
+    )
     made.note(
         f"{size} of text are {units.format_count(num_bytes / _BYTES_PER_TOKEN)} tokens at "
         f"{_BYTES_PER_TOKEN:g} bytes a token (a guess): {steps} steps"
@@ -234,33 +264,30 @@ def _steps(
     return steps
 
 
-def _strategy(made: Translation, train: Mapping[str, Any]) -> None:
+def _strategy(made: Translation, train: Mapping[str, Any], nodes: int, per_node: int) -> None:
     asked = train.get("parallelismStrategy")
     if asked is None:
         return
-    name = asked.strip().lower().replace("_", "-").replace(" ", "-")
-    name = name if name in _STRATEGIES else name.replace("zero", "zero-")
+    key = "trainingConfig.parallelismStrategy"
+    name = re.sub(r"[ _-]+", "-", asked.strip().lower()).removesuffix("-parallelism")
+    name = re.sub(r"^zero(?=[123]$)", "zero-", name)
+    name = _OTHER_NAMES.get(name, name)
     if name not in _STRATEGIES:
+        why = next((why for word, why in _NOT_HERE.items() if name.startswith(word)), None)
         made.wrong(
-            "trainingConfig.parallelismStrategy",
-            f"`trainingConfig.parallelismStrategy` is {asked!r}, which is not known",
+            key,
+            f"`{key}` is {asked!r}, which is not "
+            + ("known" if why is None else f"available: {why}"),
             f"choose one of {', '.join(_STRATEGIES)}",
         )
         return
-    if name in _NAMES_NO_DEGREE:
+    degrees = {_NODE: max(2, per_node), _NODES: nodes if nodes > 1 else 2}
+    fixed = {field: degrees.get(str(value), value) for field, value in _STRATEGIES[name].items()}
+    if fixed != _STRATEGIES[name]:
+        named = " and ".join(f"{field} {value}" for field, value in fixed.items() if value != 1)
         made.note(
-            f"trainingConfig.parallelismStrategy {asked} names no degrees: the plan chooses them; "
-            "fix one with --set, such as --set layout.tensor=8"
+            f"{key} {asked} names no degrees: {named}; change one with --set, such as "
+            "--set layout.tensor=4"
         )
-    for field, value in _STRATEGIES[name].items():
-        if field in layout_fields():
-            made.set(f"layout.{field}", value)
-
-
-def layout_fields() -> set[str]:
-    """Fields that a job can fix of its layout."""
-    from dataclasses import fields
-
-    from paceline.job.job import LayoutSpec
-
-    return {field.name for field in fields(LayoutSpec)}
+    for field, value in fixed.items():
+        made.set(f"layout.{field}", value)

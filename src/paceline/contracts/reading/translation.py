@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import Problem, did_you_mean
+from paceline.job.length import Length
 
 _KINDS: Mapping[str, tuple[type, ...]] = {
     "text": (str,),
@@ -39,6 +40,9 @@ class Translation:
     contract: ContractText
     job: dict[str, Any] = field(default_factory=dict)
     """Sections of a job file."""
+
+    length: Length | None = None
+    """What the contract's epochs and bytes make of the run."""
 
     notes: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)

@@ -8,7 +8,7 @@ Macs through MLX.
 
 from typing import Any
 
-from paceline.contracts.operate import health_checks, launch_command
+from paceline.contracts.operate import health_checks, launch_command, recovery
 from paceline.job import Job
 from paceline.launch.default_alerts import alerts
 from paceline.plan.advice.learning_rate import scale_learning_rate
@@ -134,8 +134,8 @@ def _checkpoints(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
     good = view.goodput
     best = view.checkpoints
     return {
-        "approach": "sharded, copied to the host and written in the background; all ranks restart "
-        "from the newest valid one",
+        "approach": "sharded, copied to the host and written in the background; on a failure "
+        + recovery(job.spec.recovery),
         "async": True,
         "compression": "none",
         "storage": "runs/<run>/checkpoints on storage that every node sees",
@@ -230,11 +230,13 @@ def _chunking(plan: Plan, job: Job) -> dict[str, Any]:
     samples = job.spec.train.steps * plan.layout.global_batch
     return {
         "enabled": False,
+        "withdrawn": True,
         "chunk_size": CHUNK_SAMPLES,
         "samples": samples,
         "num_chunks": -(-samples // CHUNK_SAMPLES),
-        "reason": "samples are a pure function of seed, step and slot, so a run resumes at any "
-        "step without chunks",
+        "reason": "chunks of 50,000 samples were promised so that a run that fails can be resumed; "
+        "here every step is such a point: samples are a pure function of seed, step and slot, a "
+        "checkpoint holds the step, and the resumed run has the same numbers",
     }
 
 

@@ -8,7 +8,7 @@ parallelism).
 from dataclasses import asdict
 from typing import Any
 
-from paceline.contracts.operate import METRICS, health_checks
+from paceline.contracts.operate import METRICS, health_checks, init_method, recovery
 from paceline.job import Job
 from paceline.job.evaluate import kept_every, num_best
 from paceline.launch.default_alerts import alerts
@@ -105,7 +105,7 @@ def _distributed(plan: Plan) -> dict[str, Any]:
         "strategy": strategy_of(plan.layout),
         "worldSize": plan.layout.num_ranks,
         "backend": plan.cluster.backend,
-        "initMethod": "env://",
+        "initMethod": init_method(plan),
         "strategyDetail": plan.layout_name,
         "degrees": degrees_of(plan.layout),
         "microBatchSize": plan.layout.micro_batch,
@@ -165,12 +165,8 @@ def _checkpoints(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
 def _faults(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
     good = view.goodput
     return {
-        "elasticTraining": False,
-        "recoveryStrategy": (
-            "all workers are ended and started again from the newest valid checkpoint, "
-            f"{job.spec.recovery.max_restarts} times in a row at most without a finished step; the "
-            "number of ranks stays, and can be changed by hand when a run is resumed"
-        ),
+        "elasticTraining": job.spec.recovery.shrink,
+        "recoveryStrategy": recovery(job.spec.recovery),
         "healthChecks": [asdict(check) for check in health_checks(plan)],
         "expectedFailuresPerDay": None if good is None else 24 * good.failures_per_hour,
         "expectedUsefulShare": None if good is None else good.useful,
