@@ -2,57 +2,14 @@
 
 import ast
 import json
+from collections.abc import Mapping
 
 from paceline.adapt.result import Left, Refusal
 from paceline.adapt.roles import Roles
 from paceline.adapt.script import Script
+from paceline.catalog.load import read_shipped
 
-_OWN_DISTRIBUTION = {
-    "torch.distributed": (
-        "uses torch.distributed already",
-        "start it with torchrun, or `paceline run --script SCRIPT --nproc N`",
-    ),
-    "torch.nn.parallel.DistributedDataParallel": (
-        "uses DistributedDataParallel already",
-        "start it with torchrun, or `paceline run --script SCRIPT --nproc N`",
-    ),
-    "accelerate": (
-        "uses Accelerate already",
-        "start it with `accelerate launch`",
-    ),
-    "lightning": (
-        "Lightning owns the loop",
-        "give its Trainer devices=N and strategy='ddp' or 'fsdp'",
-    ),
-    "pytorch_lightning": (
-        "Lightning owns the loop",
-        "give its Trainer devices=N and strategy='ddp' or 'fsdp'",
-    ),
-    "transformers.Trainer": (
-        "the Hugging Face Trainer owns the loop",
-        "it is distributed by its launcher: torchrun --nproc-per-node N SCRIPT",
-    ),
-    "transformers.Seq2SeqTrainer": (
-        "the Hugging Face Trainer owns the loop",
-        "it is distributed by its launcher: torchrun --nproc-per-node N SCRIPT",
-    ),
-    "trl": (
-        "a TRL trainer owns the loop",
-        "it is distributed by its launcher: accelerate launch SCRIPT",
-    ),
-    "deepspeed": ("uses DeepSpeed already", "start it with `deepspeed SCRIPT`, or torchrun"),
-    "horovod": (
-        "uses Horovod already",
-        "start it with horovodrun; or take Horovod out and adapt it",
-    ),
-    "ray.train": ("Ray Train starts it already", "set num_workers in its ScalingConfig"),
-    "fairscale": ("uses FairScale already", "start it with torchrun"),
-    "colossalai": ("uses ColossalAI already", "start it with `colossalai run`"),
-    "paceline.runtime": (
-        "uses Paceline's runtime already",
-        "start it with `paceline run job.yaml`",
-    ),
-}
+_OWN_DISTRIBUTION: Mapping[str, list[str]] = read_shipped("software.toml")["adapt"]["distributed"]
 """What is imported -> what the script is, and how it is started on several devices."""
 
 _OTHER_FRAMEWORKS = ("tensorflow", "keras", "jax", "mlx", "flax")

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from paceline.catalog.load import read_shipped
 from paceline.job import Job
 from paceline.job.asked import fields_of, settings_asked
 from paceline.job.data_fields import WITH_ANSWERS, objective_of
@@ -59,56 +60,8 @@ _NEVER_DONE: Mapping[str, Any] = {
 """Values that ask for nothing: files that do not carry the key keep to them."""
 
 _WITHOUT: Mapping[str, tuple[str, str]] = {
-    "cluster.rendezvous_port": (
-        "the port is said where the ranks are started",
-        "the engine's usual port, or what its launch script takes from the environment",
-    ),
-    "model.pretrained": ("the model has its sizes", "drawn weights, as model.weights: drawn asks"),
-    "model.revision": ("only sizes are taken from there", "the sizes are this revision's"),
-    "model.tokenizer": ("nothing in these files makes tokens of text", "tokens as the engine's"),
-    "model.chat_template": (
-        "no conversation is written as text",
-        "what the engine reads, as it is",
-    ),
-    "data": ("no rows are read, and nothing is prepared", "what the engine reads, as it is"),
-    "data.held_out": ("nothing is evaluated while it trains", "nothing is held out by this share"),
-    "train.bucket": ("nothing in these files sets it", "buckets as the engine has them"),
-    "train.static_graph": (
-        "DDP (torch 2.13) fails with it where micro-batches are accumulated: it is not promised",
-        "every step's graph is looked at, as ever: the same numbers",
-    ),
-    "train.loss_chunk": (
-        "the engine computes its loss in its own way",
-        "the engine's own loss, and the memory that its logits take",
-    ),
-    "train.router_loss": (
-        "the engine has a balancing loss of its own, or none",
-        "whatever the engine adds for routed experts",
-    ),
-    "train.max_refused_steps": (
-        "the ranks take no vote on a step",
-        "whatever the engine does with losses that are not finite, however many there are",
-    ),
-    "train.powersgd_rank": ("gradients are not sent so", "as if it were not there"),
-    "train.powersgd_start": ("gradients are not sent so", "as if it were not there"),
-    "checkpoint.keep_every": ("nothing chooses checkpoints by their step", "as without it"),
-    "checkpoint.keep_best": ("there is no held-out loss to choose by", "as without it"),
-    "checkpoint": ("nothing here copies checkpoints in the background", "as without it"),
-    "evaluate.patience": ("nothing ends the run early", "all of its steps"),
-    "evaluate": (
-        "nothing is evaluated while it trains",
-        "no held-out loss: evaluate the checkpoints afterwards",
-    ),
-    "recovery": (
-        "Paceline's agents do it, and these files start none",
-        "what the engine itself does when a rank fails",
-    ),
-    "drill": ("faults are injected by Paceline's own workers", "nothing is broken on purpose"),
-    "alerts": (
-        "Paceline's controller judges them, and these files start none",
-        "the rules over the record of a run: `paceline alerts RUN`",
-    ),
-    "metrics": ("the ranks print their losses and write no event files", "what is printed"),
+    key: (why, nearest)
+    for key, (why, nearest) in read_shipped("not_carried.toml")["without"].items()
 }
 """Key or section -> why files lack it, and what comes nearest."""
 

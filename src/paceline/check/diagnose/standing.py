@@ -8,81 +8,14 @@ what is a cause of its own and yet often follows from a nearer one. Sources: the
 from collections.abc import Mapping
 
 from paceline.catalog.failure import Effect, Failure
+from paceline.catalog.load import read_shipped
 
-SYMPTOMS = frozenset(
-    {
-        "nccl-system-error",
-        "nccl-connect-refused",
-        "rendezvous-c10d-timeout",
-        "rendezvous-timeout-few-nodes",
-        "rendezvous-closed",
-        "store-clients-timeout",
-        "ray-worker-died",
-        "watchdog-thread-stuck",
-        "elastic-no-restart-on-node-loss",
-        "monitored-barrier-names-rank",
-        "horovod-stalled",
-        "jax-coordination-timeout",
-        "dataloader-worker-killed",
-        "sigterm-preempted",
-        "segfault-exit-11",
-        "sigbus-exit-7",
-        "host-oom-sigkill",
-        "gloo-loopback-fullmesh",
-        "rank0-preprocess-timeout",
-        "ib-wc-retry-exceeded",
-        "k8s-master-dns-not-ready",
-        "mlx-jaccl-peer-loss",
-        "dataloader-timeout",
-        "weights-only-load",
-    }
-)
+_ROWS = read_shipped("standing.toml")
+SYMPTOMS = frozenset(_ROWS["symptoms"]["names"].split())
 """Causes where nothing nearer is seen. An exception of the program is nearer."""
 
 YIELDS: Mapping[str, frozenset[str]] = {
-    "ds-batch-size-mismatch": frozenset({"ds-config-before-dist-init"}),
-    "dns-unresolvable-master": frozenset({"ipv6-bracket-master-addr", "k8s-master-dns-not-ready"}),
-    "rendezvous-c10d-timeout": frozenset(
-        {"dns-unresolvable-master", "ipv6-bracket-master-addr", "port-in-use"}
-    ),
-    "cuda-oom": frozenset({"nccl-cuda-oom", "cuda-oom-fragmentation", "missing-set-device"}),
-    "host-oom-sigkill": frozenset({"slurm-oom-kill", "ray-memory-monitor-kill"}),
-    "sigterm-preempted": frozenset(
-        {"slurm-oom-kill", "host-oom-sigkill", "segfault-exit-11", "sigbus-exit-7"}
-    ),
-    "ray-worker-died": frozenset({"ray-memory-monitor-kill", "host-oom-sigkill"}),
-    "dataloader-worker-killed": frozenset({"shm-too-small", "host-oom-sigkill", "slurm-oom-kill"}),
-    "sigbus-exit-7": frozenset({"shm-too-small", "dataloader-worker-killed"}),
-    "nccl-cuda-oom": frozenset({"nvls-multicast-failure", "shm-too-small"}),
-    "nccl-connect-refused": frozenset({"nccl-wrong-interface", "port-in-use"}),
-    "segfault-exit-11": frozenset({"dataloader-worker-killed"}),
-    "too-many-open-files": frozenset(),
-    "ib-wc-retry-exceeded": frozenset({"ib-wc-local-prot"}),
-    "monitored-barrier-names-rank": frozenset({"collective-mismatch"}),
-    "mlx-jaccl-peer-loss": frozenset({"mlx-ring-connect"}),
-    "illegal-memory-access": frozenset(
-        {
-            "cublas-or-assert",
-            "xid-48-double-bit-ecc",
-            "xid-79-fallen-off-bus",
-            "gpu-ecc-uncorrectable",
-        }
-    ),
-    "gpu-ecc-uncorrectable": frozenset(
-        {
-            "xid-48-double-bit-ecc",
-            "xid-94-contained-ecc",
-            "xid-95-uncontained-ecc",
-            "xid-140-ecc-unrecovered",
-        }
-    ),
-    "xid-13-sm-exception": frozenset({"xid-48-double-bit-ecc", "xid-79-fallen-off-bus"}),
-    "xid-31-mmu-fault": frozenset({"xid-13-sm-exception", "xid-48-double-bit-ecc"}),
-    "xid-109-ctxsw-timeout": frozenset({"xid-13-sm-exception", "xid-31-mmu-fault"}),
-    "disk-full-checkpoint": frozenset({"shm-too-small"}),
-    "nan-loss-undetected": frozenset({"fp16-loss-scale-collapse", "nan-first-step-stack"}),
-    "gloo-size-mismatch": frozenset({"collective-mismatch"}),
-    "container-lost-gpu": frozenset({"driver-library-mismatch"}),
+    name: frozenset(nearer.split()) for name, nearer in _ROWS["yields"].items()
 }
 """Failure -> those that are nearer to the cause when both are seen, whichever came first."""
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import isclose, sqrt
 from typing import Any
 
+from paceline.catalog.load import read_shipped
 from paceline.contracts.reading.engineer import ASSUMED_ACCELERATOR, is_set
 from paceline.contracts.reading.translation import MOST, ContractText, Translation
 from paceline.errors import Problem
@@ -195,65 +196,8 @@ def _base(batch: object) -> tuple[float, int]:
     return BASE_RATE, BASE_BATCH
 
 
-_FALSE: tuple[tuple[str, str, str], ...] = (
-    (
-        "mlx.launch --gpus",
-        "mlx.launch has no --gpus, --nodes or --node-rank",
-        "`mlx.launch -n 4 train.py`; on several machines --hostfile hosts.json --backend ring",
-    ),
-    (
-        "all_reduce_grads",
-        "MLX has no all_reduce_grads",
-        "mlx.nn.average_gradients(grads)",
-    ),
-    (
-        "mlx.metal.device_memory",
-        "MLX has no mlx.metal.device_memory",
-        "mx.get_active_memory() and mx.get_peak_memory()",
-    ),
-    (
-        "Using network InfiniBand",
-        "NCCL never prints `Using network InfiniBand`, so this check can never pass",
-        "look for `Using network IB`, and for `via NET/IB/.../GDRDMA` on each channel",
-    ),
-    (
-        "NET/IB/GDR enabled",
-        "NCCL never prints `NET/IB/GDR enabled`",
-        "look for `GPU Direct RDMA Enabled for HCA`, and for `via NET/IB/.../GDRDMA`",
-    ),
-    (
-        '"NCCL_IB_DISABLE": "0"',
-        "NCCL_IB_DISABLE=0 is the default and enables nothing",
-        "leave it out",
-    ),
-    (
-        '"NCCL_NET_GDR_LEVEL": "5"',
-        "NCCL_NET_GDR_LEVEL=5 is a legacy number that means SYS, which can be slower",
-        "leave it out: NCCL finds the level itself",
-    ),
-    (
-        '"NCCL_BUFFSIZE": "8388608"',
-        "NCCL_BUFFSIZE of 8 MiB is twice the default and takes GPU memory for every channel",
-        "leave it out unless a measurement says otherwise",
-    ),
-    (
-        '"NCCL_NTHREADS": "4"',
-        "NCCL_NTHREADS is 64, 128, 256 or 512",
-        "leave it out",
-    ),
-    (
-        '"compression": "gzip"',
-        "gzip makes weights 1.08 (float32) to 1.26 times (bf16) smaller, at some MB/s",
-        'set compression to "none"',
-    ),
-    (
-        "150s for 4800",
-        (
-            "150 s is the recovery time of a checkpoint-free system on 4,800 NPUs "
-            "(arXiv:2509.03047), no target for writing or reading a checkpoint"
-        ),
-        "state a target for your own state size and storage",
-    ),
+_FALSE: tuple[tuple[str, str, str], ...] = tuple(
+    (row["text"], row["wrong"], row["write"]) for row in read_shipped("untrue.toml").values()
 )
 """Text in the plan -> what is wrong with it, and what to write."""
 
