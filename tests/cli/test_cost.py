@@ -62,3 +62,19 @@ def test_serving_on_a_card_without_a_price_says_so():
     done = run("--accelerator", "TPU7x", "--requests-per-day", "10", "--latency", "1s")
     assert done.exit_code == 0, done.output
     assert "the catalog has no price of 1 x TPU7x" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("--tokens-per-s", "0.2"), "0.2 comes to 0; write more than that"),
+        (("--ranks", "99999999999"), "is not in the range"),
+        (("--mfu", "nan"), "--mfu"),
+        (("--params", "inf"), "--params"),
+    ],
+)
+def test_a_number_that_no_run_has_is_refused(words, what):
+    size = ("--params", "7B", "--tokens", "1T", "--accelerator", "H100", "--ranks", "64")
+    result = run(*size, *words)
+    assert result.exit_code == 2
+    assert what in result.output

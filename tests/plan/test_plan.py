@@ -554,6 +554,16 @@ def test_offloading_and_checkpoints_take_the_time_of_the_card_s_own_host_link():
     assert old_s > 1.5 * new_s  # the host's cores take as long
 
 
+def test_a_declared_network_and_memory_are_shown_beside_what_the_catalog_has():
+    network = "cluster.network=100Gb/s Ethernet"
+    plan = plan_of(JOB, "cluster.nodes=2", network, "cluster.memory=160 GiB")
+    told = {each.field: each.reason for each in plan.decisions}
+    assert "latency is infiniband-edr's, with RDMA: words after" in told["cluster.network"]
+    assert told["cluster.memory"] == "as declared; the catalog's H100-SXM has 79.6 GiB"
+    usual = {each.field for each in plan_of(JOB, "cluster.memory=70 GiB").decisions}
+    assert "cluster.memory" not in usual
+
+
 def test_what_the_hosts_cannot_hold_does_not_fit():
     what = refused_of(LARGE, "cluster.nodes=1").what
     assert "a node needs 4.43 TiB of 2 TiB (assumed" in what

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.options import PathName, json_option
+from paceline.cli.options import PathName, force_option, json_option
 from paceline.cli.output_file import write_new
 from paceline.report.table import format_table
 from paceline.units import format_count
@@ -36,7 +36,7 @@ _KINDS = ("accelerators", "links", "prices", "models")
     type=PathName(path_type=Path),
     help="Write a commented catalog file to start from.",
 )
-@click.option("--force", is_flag=True, help="With --write: write over a file that is there.")
+@force_option
 @json_option
 def command(
     kind: str | None,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _OTHER_LOADS = (10_000.0, 100_000.0, 1_000_000.0)
 """Requests a day that serving is shown at besides the ones asked for."""
 
-_POSITIVE = FiniteRange(min=0, min_open=True)
+_REQUESTS = FiniteRange(min=0, max=1e12, min_open=True)
 _SHARE = FiniteRange(min=0, max=1, min_open=True)
 
 
@@ -36,7 +36,7 @@ def _read(
         except (ValueError, OverflowError) as error:
             raise click.BadParameter(str(error)) from error
         if number <= 0:
-            raise click.BadParameter(f"{text} is not above zero")
+            raise click.BadParameter(f"{text} comes to {number:g}; write more than that")
         return number
 
     return read
@@ -48,7 +48,7 @@ def _read(
 @click.option("--params", callback=_read(units.parse_count), help="Without a job: 7B.")
 @click.option("--tokens", callback=_read(units.parse_count), help="Trained on in all: 1T.")
 @click.option("--accelerator", metavar="NAME", help="From the catalog: H100-SXM.")
-@click.option("--ranks", type=click.IntRange(min=1), help="Accelerators.")
+@click.option("--ranks", type=click.IntRange(min=1, max=10_000_000), help="Accelerators.")
 @click.option("--mfu", type=_SHARE, help="Share of the peak that trains: 0.4. Left out, assumed.")
 @click.option(
     "--tokens-per-s", callback=_read(units.parse_count), help="Measured, of all ranks together."
@@ -65,7 +65,7 @@ def _read(
 )
 @click.option("--send", callback=_read(units.parse_bytes), help="Bytes sent out once: 140GB.")
 @click.option("--provider", multiple=True, metavar="NAME", help="This one only; may be repeated.")
-@click.option("--requests-per-day", type=_POSITIVE, help="Serving instead: requests a day.")
+@click.option("--requests-per-day", type=_REQUESTS, help="Serving instead: requests a day.")
 @click.option("--latency", callback=_read(units.parse_seconds), help="Serving: of one request.")
 @click.option(
     "--concurrency",

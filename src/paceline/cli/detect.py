@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.options import PathName, json_option
+from paceline.cli.options import PathName, force_option, json_option
 from paceline.cli.output_file import write_new
 from paceline.report.table import format_table
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     type=PathName(path_type=Path),
     help="Write the `cluster:` section of a job file that says the same.",
 )
-@click.option("--force", is_flag=True, help="With --write: write over a file that is there.")
+@force_option
 @click.option(
     "--file",
     "file",

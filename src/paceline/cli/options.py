@@ -59,6 +59,13 @@ def runs_option(function: _F) -> _F:
     )(function)
 
 
+def force_option(function: _F) -> _F:
+    """`--force`, beside a `--write` of this verb."""
+    return click.option(
+        "--force", is_flag=True, help="With --write: write over a file that is there."
+    )(function)
+
+
 def json_option(function: _F) -> _F:
     """`--json`, for machines."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)

@@ -97,13 +97,25 @@ def _cluster_decisions(job: Job, cluster: Cluster) -> Iterator[Decision]:
                 else "every one of this machine"
             )
         yield Decision(field="cluster.per_node", value=str(cluster.ranks_per_node), reason=reason)
-    if spec.network == "auto" and cluster.num_nodes > 1 and not cluster.is_local:
-        gigabits = (cluster.network_bytes_per_s or 0) * 8 / 1e9
+    known = load_accelerators().get(cluster.accelerator)
+    usual = known.memory_bytes if known is not None else None
+    if spec.memory != "auto" and usual is not None and spec.memory > usual:
         yield Decision(
-            field="cluster.network",
-            value=f"{gigabits:.4g} Gb/s a node",
-            reason=f"usual for {cluster.accelerator}",
+            field="cluster.memory",
+            value=f"{format_bytes(cluster.memory_bytes)} a rank",
+            reason=f"as declared; the catalog's {cluster.accelerator} has {format_bytes(usual)}",
         )
+    if cluster.num_nodes > 1 and not cluster.is_local:
+        gigabits = (cluster.network_bytes_per_s or 0) * 8 / 1e9
+        reason = f"usual for {cluster.accelerator}"
+        if spec.network != "auto":
+            rdma = "with" if cluster.uses_rdma else "without"
+            reason = (
+                f"as declared; latency is {cluster.network_link}'s, {rdma} RDMA: words after the "
+                "rate are not read. Of another network: `network` of the accelerator in "
+                "paceline-catalog.toml"
+            )
+        yield Decision(field="cluster.network", value=f"{gigabits:.4g} Gb/s a node", reason=reason)
 
 
 def _unknown_card(cluster: Cluster) -> Iterator[Decision]:
