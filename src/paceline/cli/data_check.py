@@ -178,7 +178,7 @@ def _of_paths(
     asked = Asked(
         files=[_shown(file) for file in files],
         eval_files=[_shown(file) for file in eval_files],
-        tokenizer=_tokenizer(tokenizer) if tokenizer is not None else None,
+        tokenizer=read_tokenizer_named(tokenizer) if tokenizer is not None else None,
         seq_len=seq_len,
         **options,
     )
@@ -242,7 +242,7 @@ def _recipes(job: "Job") -> tuple[dict[str, Any], bool]:
     return {"tokenizer": tokenizer, "recipes": by_file}, pack == "windows"
 
 
-def _tokenizer(named: str) -> Any:
+def read_tokenizer_named(named: str) -> Any:
     """A tokenizer by its folder or file: read as a job's is."""
     from paceline.job import parse_job
     from paceline.prepare.tokenizer import read_tokenizer
