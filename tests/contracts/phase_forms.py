@@ -182,7 +182,6 @@ class MinimumRequirements(TypedDict):
     minMemoryPerGPUBytes: int
     minBandwidthBytesPerSecond: float | None
     minStorageBytes: int
-    chosen: bool
     basis: str
 
 
