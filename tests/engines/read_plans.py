@@ -137,44 +137,97 @@ def torchtitan(folder: Path, ranks: int) -> dict[str, Any]:
     }
 
 
-def megatron(folder: Path, ranks: int) -> dict[str, Any]:
-    """By Megatron-LM's parser and its own checks, MEGATRON_PATH in PYTHONPATH."""
-    from megatron.core import num_microbatches_calculator as micro_batches
-    from megatron.training import arguments
+_FIELDS = {
+    "norm_epsilon": "layernorm_epsilon",
+    "num_experts": "num_moe_experts",
+    "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
+    "swiglu": "gated_linear_unit",
+}
+"""Flags of Megatron-LM -> fields of Megatron Core, where the names differ (arguments.py, 0.16.1,
+`core_transformer_config_from_args`)."""
 
-    lines = (folder / "arguments.txt").read_text().splitlines()
-    words = " ".join(line for line in lines if not line.startswith("#")).split()
-    with (
-        patch.object(sys, "argv", ["pretrain_gpt.py", *words, "--mock-data"]),
-        patch.dict(os.environ, WORLD_SIZE=str(ranks), RANK="0", CUDA_DEVICE_MAX_CONNECTIONS="1"),
-        patch.object(arguments, "get_device_arch_version", return_value=9),
-    ):
-        args = arguments.validate_args(arguments.parse_args())
+
+def megatron(folder: Path, ranks: int) -> dict[str, Any]:
+    """By megatron-core: its TransformerConfig, OptimizerConfig, groups of ranks and calculator of
+    micro-batches. Megatron-LM's parser is in no package; tests/render/megatron_flags.txt has its
+    flags."""
+    import dataclasses
+
+    import torch
+    from megatron.core import num_microbatches_calculator as micro_batches
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.parallel_state import RankGenerator
+    from megatron.core.transformer.enums import AttnBackend
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    words: dict[str, Any] = {}
+    for line in (folder / "arguments.txt").read_text().splitlines():
+        flag, _, text = line.removeprefix("--").partition(" ")
+        if line.startswith("--"):
+            flag = flag.replace("-", "_")
+            words[_FIELDS.get(flag, flag)] = _value(text)
+
+    def fields_of(kind: type) -> dict[str, Any]:
+        names = {each.name for each in dataclasses.fields(kind)}
+        return {name: value for name, value in words.items() if name in names}
+
+    core = fields_of(TransformerConfig)
+    core["attention_backend"] = AttnBackend[core.get("attention_backend", "auto")]
+    core |= {
+        "add_bias_linear": "disable_bias_linear" not in words,
+        "activation_func": torch.nn.functional.silu
+        if core.get("gated_linear_unit")
+        else torch.nn.functional.gelu,
+        "pipeline_dtype": torch.bfloat16,
+    }
+    config = TransformerConfig(**core)
+    # Transformer Engine, whose version is asked, needs GPUs.
+    with patch("megatron.core.optimizer.optimizer_config.is_te_min_version", return_value=True):
+        optimizer = OptimizerConfig(**fields_of(OptimizerConfig))
+    tensor, pipeline = config.tensor_model_parallel_size, config.pipeline_model_parallel_size
+    context, expert = config.context_parallel_size, config.expert_model_parallel_size
+    data = ranks // (tensor * pipeline * context)
+    order = "tp-cp-ep-dp-pp"
+    dense = RankGenerator(tensor, 1, data, pipeline, context, order)
+    experts_tensor = config.expert_tensor_parallel_size
+    experts_data = ranks // (experts_tensor * expert * pipeline)
+    routed = RankGenerator(experts_tensor, expert, experts_data, pipeline, 1, order)
+    assert dense.world_size == routed.world_size == ranks
+    sharers = len(dense.get_ranks("dp-cp")[0])
     micro_batches.init_num_microbatches_calculator(
-        0, None, args.global_batch_size, args.micro_batch_size, args.data_parallel_size, False
+        0, None, words["global_batch_size"], words["micro_batch_size"], data, False
     )
     accumulation = micro_batches.get_num_microbatches()
     micro_batches.destroy_num_microbatches_calculator()
-    parts = args.pipeline_model_parallel_layout
-    chunks = args.virtual_pipeline_model_parallel_size or 1
+    parts = config.pipeline_model_parallel_layout
     if parts is not None:
-        chunks = parts.virtual_pipeline_model_parallel_size
+        parts.validate_layer_layout(config.num_layers, None)
+    chunks = parts.virtual_pipeline_model_parallel_size if parts is not None else None
     return {
-        "data": args.data_parallel_size,
-        "sharding": "zero1"
-        if args.use_distributed_optimizer
-        and args.data_parallel_size * args.context_parallel_size > 1
-        else "none",
-        "micro_batch": args.micro_batch_size,
+        "data": len(dense.get_ranks("dp")[0]),
+        "sharding": "zero1" if optimizer.use_distributed_optimizer and sharers > 1 else "none",
+        "micro_batch": words["micro_batch_size"],
         "accumulation": accumulation,
-        "tensor": args.tensor_model_parallel_size,
-        "context": args.context_parallel_size,
-        "expert": args.expert_model_parallel_size,
-        "pipeline": args.pipeline_model_parallel_size,
-        "chunks": chunks,
-        "recompute": args.recompute_granularity or "none",
-        "offload": "cpu" if args.optimizer_cpu_offload else "none",
+        "tensor": tensor,
+        "context": context,
+        "expert": expert,
+        "pipeline": pipeline,
+        "chunks": chunks or config.virtual_pipeline_model_parallel_size or 1,
+        "recompute": config.recompute_granularity or "none",
+        "offload": "cpu" if optimizer.optimizer_cpu_offload else "none",
     }
+
+
+def _value(text: str) -> Any:
+    """What a flag's text is."""
+    if not text:
+        return True
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 READERS = {

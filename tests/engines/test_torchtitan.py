@@ -46,19 +46,21 @@ print(json.dumps({
 
 @pytest.mark.engine(validated="torchtitan's parser and config, the model built on the meta device")
 @pytest.mark.parametrize(
-    "layout",
+    ("layout", "preset"),
     [
-        THREE_WAYS,
-        FULL,
-        {"sharding": "hybrid", "shard": 8, "data": 32},
-        {"sharding": "full", "context": 2, "tensor": 2},
-        {"pipeline": 4, "schedule": "zero-bubble", "recompute": "full"},
+        (THREE_WAYS, "llama-3-8b"),
+        (FULL, "llama-3-8b"),
+        ({"sharding": "hybrid", "shard": 8, "data": 32}, "llama-3-8b"),
+        ({"sharding": "full", "context": 2, "tensor": 2}, "llama-3-8b"),
+        ({"pipeline": 4, "schedule": "zero-bubble", "recompute": "full"}, "llama-3-8b"),
+        ({"expert": 8, "tensor": 2, "sharding": "full"}, "qwen3-30b-a3b"),
+        ({"tensor": 2, "sharding": "full"}, "qwen3-0.6b"),
     ],
-    ids=["three-ways", "fsdp", "hsdp", "context", "zero-bubble"],
+    ids=["three-ways", "fsdp", "hsdp", "context", "zero-bubble", "experts", "qwen"],
 )
-def test_torchtitan_builds_the_plans_model_and_mesh(python_with, tmp_path, layout):
+def test_torchtitan_builds_the_plans_model_and_mesh(python_with, tmp_path, layout, preset):
     python = python_with("torchtitan", "torch")
-    plan, job = planned(**titan(layout=layout))
+    plan, job = planned(**titan(layout=layout, model={"preset": preset}))
     write_files(render_job("torchtitan", plan, job).files, tmp_path)
     done = subprocess.run(
         [python, "-W", "ignore", "-c", READ], cwd=tmp_path, capture_output=True, text=True

@@ -77,6 +77,7 @@ def test_experts_are_those_of_qwen3_and_have_their_ranks(check_golden):
     assert what(found) == set()
     named = settings_of(found.files)
     assert (named["expert_parallel_degree"], named["num_experts"]) == (8, 128)
+    assert named["disable_cuda_graphs"] is True
     assert (named["theta"], named["head_dim"], named["top_k"]) == (1e6, 128, 8)
     check_golden("torchtitan/experts", found)
 

@@ -144,8 +144,8 @@ def _config(plan: Plan, job: Job) -> str:
         f"            max_norm={clip},",
         f'            mixed_precision_param="{_narrow(plan)}",',
         f"            enable_cpu_offload={layout.offload != 'none'},",
-        # They do not support pipelines (0.3.0).
-        f"            disable_cuda_graphs={layout.pipeline > 1},",
+        # They support neither pipelines nor this exchange among expert ranks (trainer.py, 0.3.0).
+        f"            disable_cuda_graphs={layout.pipeline > 1 or layout.expert > 1},",
         "        ),",
         *_parallelism(plan),
         "        checkpoint=CheckpointManager.Config(",

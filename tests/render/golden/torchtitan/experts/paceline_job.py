@@ -118,7 +118,7 @@ def job() -> Trainer.Config:
             max_norm=1.0,
             mixed_precision_param="bfloat16",
             enable_cpu_offload=False,
-            disable_cuda_graphs=False,
+            disable_cuda_graphs=True,
         ),
         parallelism=ParallelismConfig(
             data_parallel_replicate_degree=1,
