@@ -9,28 +9,13 @@ from paceline.check.lint.names import (
     DATALOADER,
 )
 from paceline.check.lint.values import ALIKE, DATA, Value
+from paceline.check.lint.words import words_of
 
 if TYPE_CHECKING:
     from paceline.check.lint.walk import Walk
 
 
-PASSED_ON = frozenset(
-    {
-        "tqdm.tqdm",
-        "tqdm.auto.tqdm",
-        "tqdm.notebook.tqdm",
-        "tqdm.rich.tqdm",
-        "rich.progress.track",
-        "builtins.iter",
-        "builtins.list",
-        "builtins.tuple",
-        "builtins.reversed",
-        "itertools.islice",
-        "itertools.cycle",
-        "itertools.chain",
-        "builtins.sorted",
-    }
-)
+PASSED_ON = words_of("python", "passed_on")
 """Calls that iterate over what they are given, in some order."""
 
 

@@ -14,21 +14,9 @@ from paceline.check.lint.configs.scene import GPU, Scene
 from paceline.check.lint.configs.shell import Word, commands_of
 from paceline.check.lint.configs.variables import Variable
 from paceline.check.lint.context import Context
+from paceline.check.lint.words import words_of
 
-KINDS = {
-    "PyTorchJob",
-    "TFJob",
-    "MPIJob",
-    "TrainJob",
-    "TrainingRuntime",
-    "ClusterTrainingRuntime",
-    "JobSet",
-    "Job",
-    "StatefulSet",
-    "Pod",
-    "RayJob",
-    "RayCluster",
-}
+KINDS = words_of("kubernetes", "training_kinds")
 """Kinds that start training processes, or may."""
 
 _GPU = re.compile(r"^(nvidia\.com/(gpu|mig-.*)|amd\.com/gpu|gpu\.intel\.com/.*|habana\.ai/gaudi)$")

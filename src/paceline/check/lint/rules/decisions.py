@@ -21,6 +21,7 @@ from paceline.check.lint.values import (
     UNKNOWN,
     Value,
 )
+from paceline.check.lint.words import words_of
 
 
 def check_filesystem_branches(program: Program, context: Context) -> Iterator[Finding]:
@@ -267,20 +268,7 @@ def both_sides(program: Program, call: Call, guard: Guard) -> bool:
     return False
 
 
-SHARED_FAILURES = frozenset(
-    {
-        "StopIteration",
-        "KeyboardInterrupt",
-        "ImportError",
-        "ModuleNotFoundError",
-        "AttributeError",
-        "TypeError",
-        "NotImplementedError",
-        "SystemExit",
-        "KeyError",
-        "NameError",
-    }
-)
+SHARED_FAILURES = words_of("python", "shared_failures")
 """Exceptions that come from the program or its user and meet all ranks alike."""
 
 
