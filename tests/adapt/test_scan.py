@@ -261,6 +261,24 @@ def test_s0_1_a_line_of_a_notebook_keeps_its_place():
     assert places == ((2, 1), (2, 2), (3, 1), (3, 2))
 
 
+def test_s0_1_a_notebook_in_another_language_is_named(tmp_path):
+    made = json.loads(notebook("x <- 1"))
+    made["metadata"] = {"kernelspec": {"language": "R"}}
+    (tmp_path / "plot.ipynb").write_text(json.dumps(made))
+    (unread,) = scanned(tmp_path, code=2)["unread"]
+    assert unread["what"] == "a notebook in R, not in Python"
+
+
+def test_s0_1_files_of_here_and_of_elsewhere_are_shown_together(tmp_path):
+    for folder in ("here", "there"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "train.py").write_text(PLAIN)
+    there = str(tmp_path / "there/train.py")
+    done = run_command("scan", "train.py", there, folder=tmp_path / "here")
+    names = [line.split()[0] for line in done.stdout.splitlines()[3:]]
+    assert (done.returncode, sorted(names)) == (0, sorted(["train.py", there]))
+
+
 def test_s0_1_what_starts_a_program_is_named_with_its_line(tmp_path):
     (tmp_path / "train.py").write_text(PLAIN)
     (tmp_path / "go.sh").write_text("#!/bin/bash\nset -e\ntorchrun --nproc-per-node 4 train.py\n")

@@ -16,7 +16,7 @@ from tests.command import run_command
 from tests.preflight.machines import CONTAINER, H100, MAC, text
 
 import paceline
-from paceline.check.preflight.doctor import Asked, Interpreter, check_machine, wheels_wanted
+from paceline.check.preflight.doctor import Asked, Interpreter, check_machine, torch_to_install
 from paceline.check.preflight.packages import find_lacks
 from paceline.check.preflight.result import Status
 from paceline.record.requirements import Requirements, find_requirements, read_requirements
@@ -191,14 +191,32 @@ def test_s0_20_a_mac_and_gpus_that_were_hidden_on_purpose_are_judged_as_cpus():
 
 @pytest.mark.parametrize(
     ("driver", "wheels"),
-    [("550.54.15", "cu126"), ("580.65.06", "cu130"), ("470.57.02", "cu118")],
+    [
+        *(("550.54.15", "cu126"), ("580.65.06", "cu130"), ("470.57.02", "cu118")),
+        ("390.157", "cu118"),  # runs none of them: not the newest
+    ],
 )
 def test_s0_20_the_torch_to_install_is_one_that_the_driver_runs(driver, wheels):
     kernel = NODE.gpu.kernel_driver.replace("550.54.15", driver)
+    index = ["--index-url", f"https://download.pytorch.org/whl/{wheels}"]
     facts = replace(on_gpu(kernel_driver=kernel), torch_build=TorchBuild(version="2.11.0+cpu"))
-    results = looked(facts=facts)
-    assert wheels_wanted(results, facts) == f"https://download.pytorch.org/whl/{wheels}"
-    assert wheels_wanted(looked(), NODE) is None
+    again = ["--force-reinstall", "torch", *index]
+    assert torch_to_install(looked(facts=facts), facts, []) == again
+    missing = replace(facts, torch_build=None)
+    results = looked(facts=missing, torch=None)
+    assert torch_to_install(results, missing, []) == ["torch", *index]
+
+
+def test_s0_20_torch_is_installed_once_and_only_where_it_is_wrong(tmp_path):
+    assert torch_to_install(looked(), NODE, []) == []
+    old = looked(torch=on_torch(architectures=("sm_70",)))
+    assert torch_to_install(old, NODE, []) == [], "another build may lack the card as well"
+    facts = replace(NODE, torch_build=None)
+    (tmp_path / "requirements.txt").write_text("torch>=2.11\n")
+    asked = read_requirements([tmp_path / "requirements.txt"])
+    lacks = find_lacks(asked, {})
+    results = looked(facts=facts, torch=None, requirements=asked)
+    assert torch_to_install(results, facts, lacks) == []
 
 
 def test_s0_20_a_card_on_the_bus_is_found_without_its_driver(tmp_path):
@@ -291,6 +309,42 @@ def test_s0_20_paths_are_told_and_addresses_with_a_name_are_looked_up(tmp_path):
     read = read_requirements([tmp_path / "requirements.txt"])
     assert [where for where, _ in read.troubles] == ["requirements.txt:1", "requirements.txt:2"]
     assert [lack.spec for lack in find_lacks(read, {})] == ["peft", "trl @ https://x/trl.whl"]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("pyproject.toml", b'[project]\ndependencies = "numpy"', "have to be a list"),
+        ("pyproject.toml", b"project = [", "it is not toml"),
+        ("pyproject.toml", b"tool.poetry.name = 'x'", "Poetry's own table"),
+        ("requirements.txt", b"\xe9\xff", "it is no utf-8 text"),
+        ("requirements.txt", b"-r gone.txt\n", "no such file"),
+    ],
+)
+def test_s0_20_a_file_that_cannot_be_used_is_named_with_the_reason(tmp_path, name, data, said):
+    (tmp_path / name).write_bytes(data)
+    ((_, why),) = read_requirements([tmp_path / name]).troubles
+    assert said in why
+    done = run_command("doctor", "--no-torch", "-r", name, folder=tmp_path)
+    assert (done.returncode, "T022" in done.stderr) == (2, True)
+
+
+def test_s0_20_what_powershell_writes_and_odd_tables_are_read(tmp_path):
+    (tmp_path / "requirements.txt").write_text("numpy\r\n", encoding="utf-16")
+    (tmp_path / "pyproject.toml").write_text("tool = 3\nproject = 4\n")
+    read = read_requirements(find_requirements(tmp_path))
+    assert ([str(each.requirement) for each in read.wanted], read.troubles) == (["numpy"], [])
+
+
+def test_s0_20_a_password_in_an_index_is_not_printed(tmp_path):
+    (tmp_path / "requirements.txt").write_text(
+        "--index-url https://me:hunter2@host/simple\ngit+https://hunter2@host/x\nno-such-of-ours\n"
+    )
+    words = ["doctor", "--no-torch", "--fix"]
+    for more in ([], ["--json"]):
+        done = run_command(*words, *more, folder=tmp_path)
+        assert "hunter2" not in done.stdout + done.stderr
+        assert "https://***@host/simple" in done.stdout
 
 
 def test_s0_20_a_line_that_is_no_requirement_ends_with_its_place(tmp_path):

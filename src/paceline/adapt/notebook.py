@@ -27,14 +27,18 @@ def read_notebook(text: str) -> tuple[str, tuple[tuple[int, int], ...]]:
         Unreadable: It is no notebook.
     """
     try:
-        cells = json.loads(text)["cells"]
+        data = json.loads(text)
+        language = data.get("metadata", {}).get("kernelspec", {}).get("language", "python")
+        cells = data["cells"]
         sources = [
             (number, "".join(cell["source"]))
             for number, cell in enumerate(cells, 1)
             if cell["cell_type"] == "code"
         ]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Unreadable(f"it is no notebook that can be read: {error!r}", None) from error
+    if language != "python":
+        raise Unreadable(f"a notebook in {language}, not in Python", None)
     lines: list[str] = []
     places: list[tuple[int, int]] = []
     for number, source in sources:

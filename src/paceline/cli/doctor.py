@@ -133,7 +133,7 @@ def command(
                 "fit": not found.fails,
                 "results": [asdict(each) for each in found.results],
                 "requirements": requirements.files,
-                "pip": [shlex.join(each) for each in found.pip],
+                "pip": [_shown(each) for each in found.pip],
                 "installed": installed,
             }
             click.echo(json.dumps(data, indent=2))
@@ -189,13 +189,13 @@ def _look(requirements: "Requirements", asked: "Asked", folder: Path, asks_torch
         DEFAULT_PORT,
         Interpreter,
         check_machine,
-        wheels_wanted,
+        torch_to_install,
     )
     from paceline.check.preflight.look import look_at_machine
     from paceline.check.preflight.packages import find_lacks
     from paceline.topology.node.probe_packages import find_installed
 
-    folders = [folder, Path.home() / ".cache", Path(tempfile.gettempdir())]
+    folders = [folder, Path(os.path.expanduser("~/.cache")), Path(tempfile.gettempdir())]
     gathered = look_at_machine(
         folders, asked.named_ports or (DEFAULT_PORT,), asks_torch=asks_torch, on_note=say
     )
@@ -209,15 +209,13 @@ def _look(requirements: "Requirements", asked: "Asked", folder: Path, asks_torch
     lacks = find_lacks(requirements, find_installed())
     results = check_machine(gathered, asked, python, requirements, lacks)
     facts = gathered.nodes[0].facts
-    wheels = wheels_wanted(results, facts) if facts is not None else None
+    torch = torch_to_install(results, facts, lacks) if facts is not None else []
     pip = []
     if lacks:
         specs = dict.fromkeys(lack.spec for lack in lacks)
         pip.append([*_installer(), *specs, *requirements.options])
-    if wheels is not None:
-        pip.append([*_installer(), "--force-reinstall", "torch", "--index-url", wheels])
-    elif any(each.name == "torch" and each.evidence == "not installed" for each in results):
-        pip.append([*_installer(), "torch"])
+    if torch:
+        pip.append([*_installer(), *torch])
     return _Found(results, pip)
 
 
@@ -231,8 +229,14 @@ def _installer() -> list[str]:
 
 
 def _commands(pip: list[list[str]]) -> str:
-    lines = [shlex.join(each) for each in pip]
+    lines = [_shown(each) for each in pip]
     return "\n".join(["these commands help:", *lines]) if lines else "nothing that pip can install"
+
+
+def _shown(words: list[str]) -> str:
+    from paceline.record.requirements import without_secrets
+
+    return without_secrets(shlex.join(words))
 
 
 def _agrees(pip: list[list[str]]) -> bool:
@@ -251,13 +255,15 @@ def _install(pip: list[list[str]]) -> None:
     from paceline.errors import JobError
 
     for words in pip:
-        say(shlex.join(words))
+        say(_shown(words))
         # Its standard output is not ours: --json prints one document.
-        code = subprocess.run(words, stdout=sys.stderr, check=False).returncode
+        # pip reads ${NAME} in a requirements file; on a command line nobody would.
+        given = [os.path.expandvars(word) if "${" in word else word for word in words]
+        code = subprocess.run(given, stdout=sys.stderr, check=False).returncode
         if code:
             raise JobError.of(
                 code="T023",
-                what=f"{shlex.join(words)} ended with {code}",
+                what=f"{_shown(words)} ended with {code}",
                 where="--fix",
                 fix="read what it printed above; in an environment that the system owns, make one "
                 "of your own: python -m venv .venv",

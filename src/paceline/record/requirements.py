@@ -4,6 +4,7 @@ Leaves out what is installed (`topology/node/probe_packages.py`) and whether it 
 (`check/preflight/packages.py`).
 """
 
+import codecs
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -93,7 +94,10 @@ def _read_file(
         return
     seen.add(path.resolve())
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        data = path.read_bytes()
+        # As `pip freeze >` leaves it in PowerShell.
+        is_utf_16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        text = data.decode("utf-16" if is_utf_16 else "utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
         made.troubles.append((name, (why or str(error)).lower()))
@@ -139,6 +143,7 @@ def _add(words: str, where: str, made: Requirements, *, needed: bool, constraint
         made.wanted.append(Wanted(Requirement(words), where, needed, constraint))
     except InvalidRequirement as error:
         if re.match(r"[\w+]+://|[.~/]|[\w.-]+[/\\]|.*\.(whl|zip|tar\.gz)$", words):
+            words = without_secrets(words)
             why = f"{words} is a path or an address without a name, so it cannot be looked up"
         else:
             why = f"{words!r} is no requirement: {str(error).splitlines()[0]}"
@@ -154,7 +159,8 @@ def _read_project(path: Path, made: Requirements, extras: Sequence[str]) -> None
         return
     project = data.get("project")
     if not isinstance(project, dict):
-        if "poetry" in data.get("tool", {}):
+        tool = data.get("tool")
+        if isinstance(tool, dict) and "poetry" in tool:
             why = "its packages are in Poetry's own table; poetry export -f requirements.txt"
             made.troubles.append((path.name, f"{why} writes them as a file that is read"))
         return
@@ -163,21 +169,36 @@ def _read_project(path: Path, made: Requirements, extras: Sequence[str]) -> None
     made.python = asked if isinstance(asked, str) else None
     _add_each(project.get("dependencies", []), path.name, project, made, set())
     for extra in extras:
-        if extra in project.get("optional-dependencies", {}):
+        if extra in _groups(project):
             where = f"{path.name} [{extra}]"
-            group = project["optional-dependencies"][extra]
-            _add_each(group, where, project, made, {extra})
+            _add_each(_groups(project)[extra], where, project, made, {extra})
+
+
+def _groups(project: dict[str, Any]) -> dict[str, Any]:
+    found = project.get("optional-dependencies")
+    return found if isinstance(found, dict) else {}
 
 
 def _add_each(
     group: Any, where: str, project: dict[str, Any], made: Requirements, seen: set[str]
 ) -> None:
     """A group's requirements; `name[extra]` of the project itself stands for that extra's."""
+    if not isinstance(group, list):
+        made.troubles.append((where, f"its dependencies are {group!r}, and have to be a list"))
+        return
     own = canonicalize_name(str(project.get("name", "")))
-    for words in group if isinstance(group, list) else []:
+    for words in group:
         before = len(made.wanted)
         _add(str(words), where, made, needed=True, constraint=False)
         if len(made.wanted) > before and canonicalize_name(made.wanted[-1].requirement.name) == own:
             for extra in made.wanted.pop().requirement.extras - seen:
-                inner = project.get("optional-dependencies", {}).get(extra, [])
-                _add_each(inner, where, project, made, seen | {extra})
+                _add_each(_groups(project).get(extra, []), where, project, made, seen | {extra})
+
+
+def without_secrets(words: str) -> str:
+    """The words, without the user and the password that an address in them may hold.
+
+    >>> without_secrets("--index-url https://me:token@host/simple")
+    '--index-url https://***@host/simple'
+    """
+    return re.sub(r"://[^/@\s]+@", "://***@", words)

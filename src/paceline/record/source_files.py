@@ -10,6 +10,9 @@ from paceline.errors import JobError
 MOST_BYTES = 4 * 2**20
 """Far above any program or manifest; CRDs and generated data are larger."""
 
+_MOST_NOTEBOOK_BYTES = 16 * MOST_BYTES
+"""Notebooks hold their pictures."""
+
 PASSED_OVER = {
     ".git",
     ".hg",
@@ -150,9 +153,10 @@ def _read(path: Path, sources: Sources, *, is_named: bool) -> None:
             sources.troubles.append((name, "not a file: a pipe or a device is not read"))
             return
         size = path.stat().st_size
-        if size > MOST_BYTES:
+        most = _MOST_NOTEBOOK_BYTES if path.suffix == NOTEBOOK else MOST_BYTES
+        if size > most:
             if is_named or path.suffix in (".py", NOTEBOOK):
-                sources.troubles.append((name, f"{size} bytes: more than is read ({MOST_BYTES})"))
+                sources.troubles.append((name, f"{size} bytes: more than is read ({most})"))
             return
         data = path.read_bytes()
     except OSError as error:

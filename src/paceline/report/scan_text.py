@@ -38,7 +38,8 @@ def format_scan(scanned: Scanned, num_unread: int, *, details: bool) -> Iterator
         return
     shown = [each for each in scanned.files if _has_parts(each.parts)]
     shown.sort(key=lambda each: not each.parts.trains)
-    folder = commonpath([each.path for each in shown]) if shown else ""
+    alike = len({each.path.startswith("/") for each in shown}) == 1
+    folder = commonpath([each.path for each in shown]) if alike else ""
     rows: list[tuple[str, ...]] = [("file", "framework", "loops at", "wrapping", "adapt")]
     rows += [_row(each, folder) for each in shown]
     if shown:
@@ -65,7 +66,7 @@ def _row(file: ScannedFile, folder: str) -> tuple[str, ...]:
     more = f" +{len(places) - _MOST_LINES}" if len(places) > _MOST_LINES else ""
     wraps = dict.fromkeys(each.what.rpartition(".")[2] for each in parts.wrapping)
     return (
-        file.path.removeprefix(folder).removeprefix("/") or file.path,
+        file.path.removeprefix(f"{folder}/") if folder else file.path,
         _framework(parts),
         ", ".join(places[:_MOST_LINES]) + more or "-",
         ", ".join(_SHORT.get(each, each) for each in list(wraps)[:_MOST_WRAPS]) or "-",

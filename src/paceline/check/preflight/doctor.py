@@ -106,16 +106,22 @@ def need_of_machine(facts: NodeFacts) -> Need:
     )
 
 
-def wheels_wanted(results: Sequence[Result], facts: NodeFacts) -> str | None:
-    """Where a torch is that this machine's driver runs; None where torch is not what fails."""
+def torch_to_install(
+    results: Sequence[Result], facts: NodeFacts, lacks: Sequence[Lack]
+) -> list[str]:
+    """Words for pip that give a torch which this machine's driver runs; none where it has one, and
+    where the requirements bring it."""
     loaded, _ = read_kernel_driver(facts.gpu.kernel_driver)
-    wrong = [
-        each
+    index = ["--index-url", wheels_for(loaded)] if loaded else []
+    if facts.torch_build is None:
+        asked = any(lack.wanted.requirement.name == "torch" for lack in lacks)
+        fails = any(each.name == "torch" and each.status is Status.FAIL for each in results)
+        return ["torch", *index] if fails and not asked else []
+    wrong = any(
+        each.status is Status.FAIL and (each.name == "nccl" or "torch is for CUDA" in each.evidence)
         for each in results
-        if each.status is Status.FAIL
-        and (each.name in ("nccl", "architectures") or "torch is for CUDA" in each.evidence)
-    ]
-    return wheels_for(loaded) if wrong and loaded else None
+    )
+    return ["--force-reinstall", "torch", *index] if wrong and index else []
 
 
 def _python(node: str, python: Interpreter, requirements: Requirements) -> Iterator[Result]:

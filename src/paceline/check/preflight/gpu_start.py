@@ -24,13 +24,14 @@ pytorch.org/get-started of 2.9 to 2.11, and its previous versions for CUDA 11 (u
 
 
 def wheels_for(driver: str | None) -> str:
-    """The address of PyTorch's wheels that a loaded driver runs; the newest where it is unknown.
+    """The address of PyTorch's wheels that a loaded driver runs; the newest where it is unknown,
+    the oldest for a driver that runs none.
 
     >>> wheels_for("550.54.15")
     'https://download.pytorch.org/whl/cu126'
     """
     known = [major for major, least in LEAST_DRIVERS.items() if driver and _parts(driver) >= least]
-    major = max(known, default=max(_WHEELS)) if driver else max(_WHEELS)
+    major = max(known, default=min(_WHEELS)) if driver else max(_WHEELS)
     return f"https://download.pytorch.org/whl/{_WHEELS[major]}"
 
 
