@@ -236,7 +236,7 @@ def test_s0_17_broken_empty_and_odd_rows_are_named_by_file_and_line(tmp_path):
     data = checked("a.jsonl", code=1)
     assert {line for _, _, line, _ in findings(data, "broken-rows")} == {2, 4, 5}
     assert findings(data, "empty-rows")[0][2] == 6
-    assert "text holds" in findings(data, "mixed-types")[0][3]
+    assert "`text` holds" in findings(data, "mixed-types")[0][3]
     assert data["rows"] == 3
 
 
@@ -352,3 +352,36 @@ def test_the_page_and_the_text_hold_every_finding(tmp_path):
     assert "hold a Hugging Face token" in page
     assert "a.jsonl:4" in page
     assert "hf_aaa" not in page + result.stdout
+
+
+def test_reasons_for_broken_rows_count_together_against_their_limit(tmp_path):
+    lines = [json.dumps(row) for row in texts(300)]
+    (tmp_path / "a.jsonl").write_text("\n".join([*lines, "{a", "[1]", '{"a": "b', ""]))
+    assert checked("a.jsonl", code=0)["errors"] == 0  # 3 of 303
+    (tmp_path / "a.jsonl").write_text("\n".join([*lines, "{a", "[1]", "[1]", '{"a": "b', ""]))
+    assert {each[0] for each in findings(checked("a.jsonl", code=1), "broken-rows")} == {"error"}
+
+
+def test_a_json_value_a_column_named_twice_and_an_empty_name_are_not_passed_over(tmp_path):
+    (tmp_path / "a.json").write_text('{"text": "one row"}')
+    assert "no list of rows" in findings(checked("a.json", code=1), "broken-files")[0][3]
+    (tmp_path / "a.csv").write_text("a,a\n1,2\n")
+    assert "column a twice" in findings(checked("a.csv", code=1), "broken-rows")[0][3]
+    result = CliRunner().invoke(command, ["check", ""])
+    assert result.exit_code == 2
+    assert "it is empty" in result.output
+
+
+def test_the_answer_is_printed_where_it_cannot_be_kept(tmp_path, monkeypatch):
+    write_rows(tmp_path / "d" / "a.jsonl", texts(2))
+    write_rows(tmp_path / "d" / "b.jsonl", texts(2, first=50))
+    paths = ("d/a.jsonl", "d/b.jsonl")
+
+    def unreadable(files, cache):
+        raise JobError.of(code="D002", what="b cannot be read", where="b", fix="")
+
+    monkeypatch.setattr("paceline.prepare.checked.contents_of", unreadable)
+    result = CliRunner().invoke(command, ["check", *paths], standalone_mode=False)
+    assert result.return_value == 0
+    assert "note: the result is not kept for plan and preflight: b cannot be read" in result.stderr
+    assert "4 rows" in result.stdout

@@ -32,8 +32,8 @@ CHECKS: Mapping[str, _Check] = {
     # `data prepare` refuses a source with more.
     "empty-rows": _Check("{count} of {of} are empty ({share}): {detail}", 0.5),
     "schema": _Check("{count} of {of} break the schema ({share}): {detail}", 0),
-    "nulls": _Check("column {detail} is null or empty in {count} of {of} ({share})", None),
-    "columns": _Check("column {detail} is missing in {count} of {of} ({share})", None),
+    "nulls": _Check("column `{detail}` is null or empty in {count} of {of} ({share})", None),
+    "columns": _Check("column `{detail}` is missing in {count} of {of} ({share})", None),
     "mixed-types": _Check("column {detail}", None),
     "exact-duplicates": _Check("{count} of {of} repeat the text of another ({share})", None),
     "near-duplicates": _Check("{count} of {of} are nearly the text of another ({share})", None),
@@ -48,6 +48,9 @@ CHECKS: Mapping[str, _Check] = {
     "gates": _Check("{detail}", 0),
 }
 """Check, which `--limit` takes -> how it is judged. Its failure is `data-CHECK` in the catalog."""
+
+_TOGETHER = ("broken-rows", "empty-rows")
+"""Checks whose limit is of all reasons together: a row has one of them."""
 
 _IMBALANCE = 10.0
 """Rows of the most frequent class for one of the rarest, above which it is said (a guess)."""
@@ -105,10 +108,12 @@ def judge_data(
     ):
         listed = sorted(details.items(), key=lambda each: -each[1].count)
         hidden += len(listed[_MOST_OF_A_CHECK:])
+        whole = sum(seen.count for seen in details.values())
+        total = max(rows + (whole if check == "broken-rows" else 0), 1)
+        limit = own[check]
         for detail, seen in listed[:_MOST_OF_A_CHECK]:
-            total = max(rows + (seen.count if check == "broken-rows" else 0), 1)
-            limit = own[check]
-            is_error = limit is not None and seen.count / total > limit
+            count = whole if check in _TOGETHER else seen.count
+            is_error = limit is not None and count / total > limit
             found.append(_finding(check, detail, seen, total, is_error=is_error, path=path))
     if quality is not None:
         found += _of_report(quality, rows, own["gates"])
@@ -139,7 +144,7 @@ def _of_rows(survey: Survey, seq_len: int | None, windows: bool) -> Iterator[_De
     for name, kinds in survey.columns.items():
         if len({"number" if kind in ("int", "float") else kind for kind in kinds}) > 1:
             counts = " and ".join(f"{seen.count:,} x {kind}" for kind, seen in kinds.items())
-            mixed[f"{name} holds {counts}"] = min(kinds.values(), key=lambda seen: seen.count)
+            mixed[f"`{name}` holds {counts}"] = min(kinds.values(), key=lambda seen: seen.count)
     yield "mixed-types", mixed
 
 
@@ -155,7 +160,7 @@ def _of_classes(survey: Survey, labels: Sequence[str], path: str) -> Iterator[_D
     if len(classes) > 1 and ratio is not None and ratio > _IMBALANCE:
         (most, many), *_, (least, few) = classes.items()
         said = f"{most} has {many:,} rows and {least} has {few:,}: {ratio:.1f} to 1"
-        yield "imbalance", {f"of column {survey.label}, {said}": Seen(few, [(path, 0)])}
+        yield "imbalance", {f"of column `{survey.label}`, {said}": Seen(few, [(path, 0)])}
 
 
 def imbalance_of(classes: Mapping[str, int] | None) -> float | None:

@@ -13,6 +13,7 @@ import click
 from paceline.cli.options import FiniteRange, PathName, json_option, set_option
 from paceline.cli.output_file import check_can_write
 from paceline.cli.screen import Screen, say
+from paceline.errors import JobError, did_you_mean
 from paceline.units import format_bytes
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("paths", metavar="[PATH]...", nargs=-1)
+@click.argument("paths", metavar="[PATH]...", nargs=-1, type=PathName())
 @click.option(
     "--job",
     "job_file",
@@ -30,7 +31,14 @@ if TYPE_CHECKING:
     help="Check this job's data, as the job reads them, instead of PATH.",
 )
 @set_option
-@click.option("--eval", "evals", multiple=True, metavar="PATH", help="Look for leakage from PATH.")
+@click.option(
+    "--eval",
+    "evals",
+    multiple=True,
+    metavar="PATH",
+    type=PathName(),
+    help="Look for leakage from PATH.",
+)
 @click.option("--schema", type=PathName(path_type=Path), help="JSON Schema of a row, JSON or YAML.")
 @click.option("--columns", metavar="A,B", help="Columns that are compared. Left out, the texts.")
 @click.option("--label", metavar="COLUMN", help="Column of the classes. Left out, label or labels.")
@@ -115,7 +123,7 @@ def check(
         else _of_job(job_file, overrides, evals, tokenizer, seq_len, options)
     )
     for name in scene.others:
-        say(f"note: {name} holds no rows and is not checked")
+        say(f"note: {name} is not checked: name it beside its folder to check it too")
     began = time.monotonic()
     found = survey(scene.asked, _show(sum(map(_size, scene.asked.files))))
     verdict = judge_data(
@@ -137,7 +145,10 @@ def check(
     }
     if keep and not any("://" in file for file in (*scene.asked.files, *scene.asked.eval_files)):
         files = scene.asked.files, scene.asked.eval_files
-        kept["contents"] = keep_checked(scene.folder, *files, kept).contents
+        try:
+            kept["contents"] = keep_checked(scene.folder, *files, kept).contents
+        except JobError as error:  # the answer is worth more than its memory
+            say(f"note: the result is not kept for plan and preflight: {error.problems[0].what}")
     from paceline.report.data_check import data_check_json, format_data_check, render_data_page
 
     data = data_check_json(scene.asked, found, verdict, quality, seconds=time.monotonic() - began)
@@ -262,8 +273,6 @@ def read_tokenizer_named(named: str) -> Any:
 
 
 def _check_sides(asked: "Asked") -> None:
-    from paceline.errors import JobError
-
     for file in asked.eval_files:
         if file in asked.files:
             raise JobError.of(
@@ -276,7 +285,6 @@ def _check_sides(asked: "Asked") -> None:
 
 def _limits(given: tuple[str, ...]) -> dict[str, float]:
     from paceline.check.data import CHECKS
-    from paceline.errors import did_you_mean
 
     found: dict[str, float] = {}
     for each in given:

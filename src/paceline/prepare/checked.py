@@ -84,7 +84,7 @@ def keep_checked(
             code="D015",
             what=f"the result cannot be kept in {kept}: {error.strerror}",
             where=str(kept),
-            fix="make the folder writable, or --no-keep",
+            fix="make the folder writable, or give --no-keep",
         ) from None
     return found
 

@@ -179,6 +179,10 @@ def _table(stream: IO[bytes], delimiter: str) -> Iterator[Row | Broken]:
     csv.field_size_limit(_MOST_OF_A_FIELD)
     with io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline="") as text:
         rows = csv.DictReader(text, delimiter=delimiter, strict=True)
+        names = rows.fieldnames or ()
+        if len(set(names)) < len(names):
+            twice = next(name for place, name in enumerate(names) if name in names[:place])
+            yield Broken(1, f"the header names column {twice} twice: the last one counts")
         while True:
             try:
                 values = next(rows)

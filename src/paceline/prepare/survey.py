@@ -218,6 +218,9 @@ class _Reader:
             if form == "bin":
                 self._read_tokens(number, file)
                 return
+            if form == "text" and file.endswith(".json"):
+                self._survey.note("broken-files", "it holds JSON that is no list of rows", file, 0)
+                return
             for batch in self._batches(file, form):
                 last = batch.numbers[-1]
                 self._take(number, file, batch)
