@@ -17,6 +17,7 @@ Way = Literal[
     "bucket_copies",
     "autocasts",
     "crosses_apart",
+    "groups_experts",
     "gathers_head",
     "keeps_sums",
     "sums_experts",

@@ -28,11 +28,13 @@ Column = Any
 _TILE_ROWS, _TILE_COLUMNS = 128, 256
 """Size of the tile that one multiprocessor computes. Source: cuBLAS on Hopper."""
 
-_NUM_OPS = 30
-"""Operations of one block's forward pass. A guess for Megatron's unfused layer of 2021."""
+_NUM_OPS, _BACKWARD_OPS = 30, 1.6
+"""Operations of one block's forward pass, and of its backward pass for each of those. A guess for
+Megatron's unfused layer of 2021; `paceline prove` counts 29 and 49 of our decoder with FSDP2."""
 
-_BACKWARD_OPS = 1.6
-"""Operations of the backward pass for each of the forward pass. Source: as above."""
+AUTOCAST_OPS = 10
+"""Added to the forward pass by autocast's casts of matrices, inputs and gradients. Counted as well:
+38 and 68 operations."""
 
 _UNFUSED_SHARE = 0.62
 """Rate of attention's batched products as a share of large matrices'. Ours, set by hand
@@ -127,11 +129,10 @@ def block_times(block: Block, work: Work, rates: Rates) -> BlockTimes:
     cheap = _elementwise_s(block, work, rates)
     device_forward = forward + attention + cheap
     device_backward = inputs + weight + attention_back + 2 * cheap
-    num_ops = _NUM_OPS + rates.routed_ops * (np.asarray(block.experts) > 0)
-    host = rates.host_s * num_ops * (np.asarray(block.hidden) > 0)
+    launch, launch_back = launch_times(block, rates)
     return BlockTimes(
-        forward=np.maximum(device_forward, host),
-        backward=np.maximum(device_backward, _BACKWARD_OPS * host),
+        forward=np.maximum(device_forward, launch),
+        backward=np.maximum(device_backward, launch_back),
         selective=again
         + np.where(np.asarray(rates.is_flash) > 0, rates.selective_attention, 1.0) * attention
         + _cheap_again(rates) * cheap,
@@ -139,6 +140,13 @@ def block_times(block: Block, work: Work, rates: Rates) -> BlockTimes:
         attention=attention,
         attention_backward=attention_back,
     )
+
+
+def launch_times(block: Block, rates: Rates, more_ops: Value = 0.0) -> tuple[Column, Column]:
+    """Seconds in which the host launches a block's forward and its backward pass."""
+    num_ops = _NUM_OPS + more_ops + rates.routed_ops * (np.asarray(block.experts) > 0)
+    forward = rates.host_s * num_ops * (np.asarray(block.hidden) > 0)
+    return forward, _BACKWARD_OPS * forward
 
 
 def _again(matrix: Matrix, second_share: Value, rates: Rates) -> Value:

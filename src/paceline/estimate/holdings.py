@@ -125,6 +125,11 @@ def _root_moment_bytes(engine: Engine, optimizer: str, profile: ModelProfile) ->
     return embedding * MOMENT_BYTES["adamw"] + (1 - embedding) * usual
 
 
+_CLIP_BYTES = 12.0
+"""Our own runtime reads each gradient for the norm, and reads and writes it to scale it: two
+kernels of their own (`runtime/strategy/gradients.py`). Other engines' clipping is in `step_s`."""
+
+
 def traffic_of(
     engine: Engine,
     cluster: Cluster,
@@ -148,12 +153,13 @@ def traffic_of(
     gradient = 4.0 if wide else engine.gradient_bytes
     moments = MOMENT_BYTES[optimizer]
     updated = 2 * master + weights if master else 2 * weights
+    clipped = _CLIP_BYTES if "autocasts" in engine.ways else 0.0
     return Traffic(
         weight_bytes=4.0 if wide else 2.0,
         element_bytes=4.0 if wide else 2.0,
         reduce_bytes=4.0 if wide else engine.reduce_bytes,
         sharded_bytes=4.0 if wide else engine.sharded_bytes,
-        optimizer_bytes=gradient + updated + 2 * moments,
+        optimizer_bytes=gradient + updated + 2 * moments + clipped,
         is_muon=float(optimizer == "muon"),
         crossing_bytes=gradient + weights,
         host_bytes_per_s=cluster.copy_bytes_per_s,
@@ -215,10 +221,16 @@ def _kernels(
         cast = runtime_kernels("bf16-autocast", fused_norm=fused)
         sharded = runtime_kernels("bf16-sharded", fused_norm=fused)
         is_sharded = (layouts.shard > 1) & (layouts.sharding > 0) | has_adapter
-        names = ("stream_bytes", "norm_bytes", "attention_casts", "ffn_casts")
+        # Between tensor ranks what enters several matrices is cast once, before it crosses.
+        is_once = is_sharded | (layouts.tensor > 1)
         columns = {
-            name: np.where(is_sharded, getattr(sharded, name), getattr(cast, name))
-            for name in names
+            name: np.where(narrow, getattr(sharded, name), getattr(cast, name))
+            for name, narrow in (
+                ("stream_bytes", is_sharded),
+                ("norm_bytes", is_sharded),
+                ("attention_casts", is_once),
+                ("ffn_casts", is_once),
+            )
         }
         return replace(cast, **columns)
     size = 4 if wide else 2

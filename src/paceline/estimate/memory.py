@@ -216,6 +216,7 @@ def _fullest_moment(
     tokens = t.micro_batch * model.seq_len / t.context
     stream = np.where(t.sequence_parallel, t.tensor, 1)
     # What crosses between tensor ranks is whole: in a pipeline also what a stage gave and receives.
+    crossing_bytes = h.ways.crosses_apart * h.kernels.compute_bytes * (1 - 1 / stream)
     whole = h.ways.crosses_apart * h.kernels.stream_bytes * (1 - 1 / stream)
     kept = working = peak = later = np.asarray(0.0)
     is_staged = bool(np.any(t.pipeline > 1))
@@ -231,7 +232,7 @@ def _fullest_moment(
         others = h.ways.gathers_context * (t.context - 1) * (t.context_kind != _ULYSSES)
         widths = block.kv_heads * (block.head_dim + block.value_dim)
         inside = saved.peak + others * h.kernels.compute_bytes * widths
-        crossing = _CROSSING_TENSORS * whole * block.hidden
+        crossing = _CROSSING_TENSORS * crossing_bytes * block.hidden
         peak = np.maximum(peak, (inside / t.tensor + crossing) * (mine > 0))
     outside = outside_bytes(model.head_inputs, model.head_outputs, h.kernels)
     held_head: Column = np.asarray(1.0)

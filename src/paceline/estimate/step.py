@@ -28,8 +28,16 @@ from paceline.estimate.collectives import (
     dispatch_s,
     p2p_s,
 )
-from paceline.estimate.compute import BlockTimes, Work, block_times, head_times
-from paceline.estimate.crossings import crossing_of, split_loss_s
+from paceline.estimate.compute import (
+    AUTOCAST_OPS,
+    BlockTimes,
+    Work,
+    block_times,
+    head_times,
+    launch_times,
+)
+from paceline.estimate.copies import autocasts, copied_parameters_s, own_loss_s
+from paceline.estimate.crossings import crossing_of
 from paceline.estimate.given import Model, Traffic
 from paceline.estimate.muon import muon_s
 from paceline.estimate.rates import Rates
@@ -161,15 +169,18 @@ def _experts(t: Layouts, traffic: Traffic) -> RoutedSplit:
 
 def _head_s(model: Model, t: Layouts, rates: Rates, traffic: Traffic) -> Column:
     """Output matrix and loss, forward and backward, of one micro-batch."""
+
+    def seconds(layouts: Layouts) -> Column:
+        work = _work(model, layouts, traffic)
+        both = sum(head_times(model.head_inputs, model.head_outputs, work, rates))
+        return both + own_loss_s(model, work, rates, traffic)
+
+    own = model.num_head_parameters / t.tensor
+    copied = sum(copied_parameters_s(own, model, t, rates, traffic))
     if np.ndim(model.seq_len) > 0:
-        work = _work(model, t, traffic)
-        whole = sum(head_times(model.head_inputs, model.head_outputs, work, rates))
-        return whole + split_loss_s(model, work, rates, traffic)
+        return seconds(t) + copied
     rows, places = distinct(t, _COMPUTE_COLUMNS)
-    work = _work(model, t.take(rows), traffic)
-    each = sum(head_times(model.head_inputs, model.head_outputs, work, rates))
-    each = each + split_loss_s(model, work, rates, traffic)
-    return np.broadcast_to(each, len(rows))[places]
+    return np.broadcast_to(seconds(t.take(rows)), len(rows))[places] + copied
 
 
 _COMPUTE_COLUMNS = (
@@ -199,6 +210,13 @@ def _block_seconds(
     times = _times(block, model, t, rates, traffic)
     restored = _restore_s(block, model, t, rates, traffic)
     crossing = crossing_of(block, model, work, t, rates, traffic)
+    # While ranks wait for each other's tokens the host launches on.
+    waits = crossing.each_pass * (1 - rates.tensor_overlap)
+    launch, launch_back = launch_times(block, rates, AUTOCAST_OPS * autocasts(model, t, traffic))
+    times = times._replace(
+        forward=np.maximum(times.forward, launch - waits),
+        backward=np.maximum(times.backward, launch_back - waits),
+    )
     exchange = _expert_s(block, work, t, rates)
     summed = _expert_sums_s(block, t, rates, traffic)
     forward = Pass(times.forward, crossing.each_pass, exchange / 2, restored, crossing.selective)

@@ -18,6 +18,8 @@ from torch.nn.parallel import distributed
 
 from paceline.runtime._torch_private import (
     BATCH_P2P,
+    BUCKET_CONFIG,
+    BUCKET_LIMITS,
     DDP_START,
     IS_TRACING,
     PROPAGATE,
@@ -37,6 +39,8 @@ def dry_run(*, is_cuda: bool) -> Iterator[None]:
             stack.enter_context(each)
         if is_cuda:
             stack.enter_context(patch.object(F, "rms_norm", _fused_rms_norm))
+            attention = _without_dropout(F.scaled_dot_product_attention)
+            stack.enter_context(patch.object(F, "scaled_dot_product_attention", attention))
         else:
             for owner, name in ((schedules, BATCH_P2P), (dist, "batch_isend_irecv")):
                 stack.enter_context(patch.object(owner, name, _holding(getattr(owner, name))))
@@ -72,10 +76,13 @@ def _replica_patches() -> Iterator[Any]:
     for name in DDP_START:
         yield patch.object(distributed, name, lambda *_, **__: None)
     yield patch.object(replica.Replica, "_some_rank_has_unused", _has_unused)
-    # Its buckets are then as torch makes them at first: from the last parameter on, as settled.
+    # Its buckets are then as torch makes them at first, but as large as settled ones: from the
+    # last parameter on. Torch's own first ones are one that holds all, sent when all is computed.
     yield patch.object(replica.Replica, "_settle_buckets", lambda _: None)
     original_order = distributed.DistributedDataParallel._build_params_for_reducer
     yield patch.object(replica.Replica, "_build_params_for_reducer", original_order)
+    config = getattr(distributed, BUCKET_CONFIG)
+    yield patch.object(config, BUCKET_LIMITS, lambda self, **_: ([self.bucket_bytes_cap], []))
     yield patch.object(shard, "_look_for_unused", lambda *_: True)  # pretended ranks agree
     yield patch.object(hooks, "sum_narrow", _sum_narrow)
     original = hooks.set_reduction
@@ -166,6 +173,17 @@ class _Sent:
         """The tensors stay even then."""
         done: bool = self._work.wait()
         return done
+
+
+def _without_dropout(attend: Any) -> Any:
+    """Flash attention on CUDA drops scores inside its kernel. On a CPU torch has no such kernel:
+    with dropout it would write all scores to memory."""
+
+    def call(*args: Any, dropout_p: float = 0.0, **kwargs: Any) -> Tensor:
+        out: Tensor = attend(*args, **kwargs)
+        return out
+
+    return call
 
 
 class _FusedRMSNorm(torch.autograd.Function):

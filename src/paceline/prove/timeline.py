@@ -5,8 +5,9 @@ in. A collective begins when it is issued, its stream is free and what it sends 
 wait where the traced code reads its result. Stages wait for each other's sends.
 
 As FSDP2 does on CUDA: gathers do not wait for compute but for the copy out of the gather before,
-what follows a reduction of gradients runs on its stream, and a second reduction waits for the
-first. (Read in torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, 2.13.)
+what follows a reduction of gradients runs on its stream, and a second reduce-scatter waits for the
+first; DDP's all-reduces follow each other on theirs. (Read in torch 2.13,
+distributed/fsdp/_fully_shard/_fsdp_collectives.py and csrc/distributed/c10d/reducer.cpp.)
 
 One rank of each stage is simulated. What it receives from a rank that is not, such as another
 context rank of a ring, arrives when its own send of the same turn does: such ranks do alike work.
@@ -167,14 +168,14 @@ class _Rank:
         ready = max(self._host, self._kernels)
         if what.kind == "all-gather" and self._just_copied_in:
             ready = max(self._host, self._copies, self._copied_out.get(key, 0.0))
-        if what.kind in _REDUCTIONS and what.is_overlapped:
+        if what.kind == "reduce-scatter" and what.is_overlapped:
             self._kernels = max(self._kernels, self._reduced.get(key, 0.0))
             ready = max(ready, self._kernels)
         stream = (*key, -1) if what.kind == "receive" else key
         start = max(self._streams.get(stream, 0.0), ready)
         end = start if what.kind == "receive" else start + seconds
         self._streams[stream] = end
-        if what.kind in _REDUCTIONS and what.is_overlapped:
+        if what.kind == "reduce-scatter" and what.is_overlapped:
             self._reduced[key] = end
         place = 0
         if what.kind == "send":

@@ -41,8 +41,10 @@ diagonal
 _FREE_OPS = frozenset(getattr(_aten, name) for name in _FREE.split())
 """Operations that touch no element."""
 
-_PARAMETER_READS = frozenset((_aten.embedding, _aten.embedding_dense_backward))
-"""Operations that read a few rows of their largest input."""
+_PARAMETER_READS = frozenset(
+    (_aten.embedding, _aten.embedding_dense_backward, _aten.nll_loss_forward)
+)
+"""Operations that read a few values of their largest input."""
 
 
 @dataclass(slots=True)
@@ -57,7 +59,9 @@ class Operation:
     matmul: tuple[int, int, int, int] | None
     """Rows, inner, columns and how many of them in one kernel."""
 
-    is_attention: bool
+    attention_len: int
+    """Tokens that attention sees at once; 0 of other operations."""
+
     is_backward: bool
     """Of attention's two kernels, the second."""
 
@@ -174,7 +178,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for each in outs:
             if _has_memory(each):
                 self._entry(each.untyped_storage())
-        if packet in _FREE_OPS:
+        if packet in _FREE_OPS or func.namespace == "profiler":  # FSDP2 names what it does
             return
         ins = _tensors((args, kwargs)) if kwargs else _tensors(args)
         if self._pending:
@@ -291,6 +295,8 @@ def _describe(
     if packet in _PARAMETER_READS:
         largest = max(map(_size, (*ins, *outs)))
         read, written = read + written - largest, _size(ins[-1])
+    elif name == "all_gather_copy_in":  # into this rank's part of a buffer for all
+        read = written = sum(map(_size, _tensors(args[0])))
     elif not outs:  # in place over lists: what is written has been read
         written = read * 3 // 4
     return Operation(
@@ -298,7 +304,7 @@ def _describe(
         flops=count,
         num_bytes=read + written,
         matmul=_product(packet, ins) if count else None,
-        is_attention=packet in flops.ATTENTION,
+        attention_len=ins[0].shape[-2] if packet in flops.ATTENTION else 0,
         is_backward=name.endswith("backward"),
         on_copy_stream=func.namespace == "fsdp" and name == "all_gather_copy_in",
     )

@@ -338,6 +338,9 @@ DDP_START = ("_verify_param_shape_across_processes", "_sync_module_states")
 """Names in `torch.nn.parallel.distributed` of what DDP does once, when it is built: it compares
 shapes and sends weights."""
 
+BUCKET_CONFIG, BUCKET_LIMITS = "_BucketCapacityConfig", "compute_bucket_size_limits"
+"""Names of what says how large DDP's buckets are: as they are built, and after the first step."""
+
 REBUILD_BUCKETS = "_rebuild_buckets"
 """Name of the reducer's method that sorts buckets anew after a first backward pass."""
 

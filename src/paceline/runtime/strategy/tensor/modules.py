@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor, nn, rsqrt
+from torch import Tensor, float32, get_autocast_dtype, is_autocast_enabled, nn, rsqrt
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
@@ -48,6 +48,7 @@ class Crossings:
 
     def enter(self, hidden_BSH: Tensor) -> Tensor:
         """The whole tensor, for ranks that each compute a part with it."""
+        hidden_BSH = _as_computed(hidden_BSH)
         if self.tokens_split:
             return gather_from(hidden_BSH, self.group)
         if self.random is not None:
@@ -76,11 +77,21 @@ class Crossings:
 
     def end(self, hidden_BSH: Tensor) -> Tensor:
         """The whole tensor after the last block, for a head of which each rank has a part."""
+        hidden_BSH = _as_computed(hidden_BSH)
         if not self.tokens_split:
             return copy_to(hidden_BSH, self.group)
         if self.random is not None:
             self.random.leave(hidden_BSH)
         return gather_from(hidden_BSH, self.group)
+
+
+def _as_computed(hidden_BSH: Tensor) -> Tensor:
+    """In the type that autocast multiplies in: the matrices behind a crossing cast to it, so that
+    it and its gradient cross in half the bytes and are cast once."""
+    device = hidden_BSH.device.type
+    if hidden_BSH.dtype != float32 or not is_autocast_enabled(device):
+        return hidden_BSH
+    return hidden_BSH.to(get_autocast_dtype(device))
 
 
 def swap_class(module: nn.Module, kind: type, **facts: Any) -> None:
