@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from paceline.catalog import Catalog, find_accelerator, find_prices, load_catalog
+from paceline.catalog.efficiencies import load_efficiencies, with_measured
 from paceline.catalog.load import load_accelerators
 from paceline.catalog.price import PRICE_COLUMNS
 from paceline.catalog.user import CATALOG_FILE, catalog_example, find_catalog_file, merge_catalog
@@ -57,6 +58,17 @@ def test_a_new_accelerator_may_be_like_another_and_leaves_its_spellings_to_it():
 def test_a_new_accelerator_may_be_like_one_of_the_same_file():
     text = '[accelerators.A]\nlike = "L4"\nnum_per_node = 2\n[accelerators.B]\nlike = "A"\n'
     assert merge(text).accelerators["B"].num_per_node == 2
+
+
+def test_an_accelerator_like_another_reaches_what_its_family_reaches():
+    text = '[accelerators.A]\nlike = "A100-80"\n[accelerators.B]\nlike = "A"\n'
+    rows = merge(text + "[efficiencies.A]\nstep_s = 0.5\n").efficiencies
+    assert rows == {"A": {"family": "A100", "step_s": 0.5}, "B": {"family": "A100"}}
+    shipped = load_efficiencies()
+    ours = with_measured(shipped, rows, accelerator="B")
+    assert ours.matmul_of("B", "bf16") == shipped.matmul_of("A100-80", "bf16")
+    assert not ours.has_hopper_kernels("B")
+    assert ours.of_accelerator(ours.sustained, "B") == shipped.sustained["A100"]
 
 
 def test_a_price_replaces_those_of_the_same_provider_and_accelerator():

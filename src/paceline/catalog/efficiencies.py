@@ -110,7 +110,8 @@ def with_measured(
     """The constants with those of a user's file instead: its tables `[efficiencies.ACCELERATOR]`.
 
     A table may have `matmul.PRECISION` (any of share, short_k, wave, launch_s, memory_share),
-    `sustained`, `attention_half_len`, and any key of `[attention]` and `[step]`.
+    `sustained`, `attention_half_len`, and any key of `[attention]` and `[step]`; `family` is there
+    for an accelerator that is `like` another.
 
     Args:
         base: What is shipped.
@@ -119,8 +120,10 @@ def with_measured(
             for it too.
     """
     row = rows.get(accelerator, {})
-    names = ("matmul", "sustained", "attention_half_len", "attention", "step")
+    names = ("matmul", "family", "sustained", "attention_half_len", "attention", "step")
     tables: dict[str, dict[str, Any]] = {name: dict(getattr(base, name)) for name in names}
+    tables["family"] |= {accelerator: row["family"]} if "family" in row else {}
+    base = replace(base, family=tables["family"])
     own = dict(base.matmul.get(accelerator, {}))
     for kind, values in row.get("matmul", {}).items():
         usual = base.matmul_of(accelerator, kind)

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from paceline.catalog._rows import Key, laid_over, no_such, read_row, text, unknown_key
 from paceline.catalog.accelerator import ACCELERATOR_KEYS, Accelerator, make_accelerator
+from paceline.catalog.efficiencies import load_efficiencies
 from paceline.catalog.efficiency_keys import check_efficiencies
 from paceline.catalog.link import LINK_KEYS, Link, make_link
 from paceline.catalog.load import (
@@ -132,7 +133,7 @@ def merge_catalog(tables: Mapping[str, Any], path: Path) -> Catalog:
             *prices,
             *(p for p in listed if (p.provider, p.accelerator) not in replaced),
         ),
-        efficiencies=_by_name(efficiencies, names),
+        efficiencies=_with_families(_by_name(efficiencies, names), merge.likes),
         source=path,
         changed=frozenset(
             {f"links.{name}" for name in new_links} | {f"accelerators.{name}" for name in new}
@@ -156,6 +157,8 @@ class _Merge:
         self._spellings = spellings
         self._file = file
         self._problems = problems
+        self.likes: dict[str, str] = {}
+        """Name of a row -> the row that it is like."""
 
     def rows(
         self,
@@ -204,6 +207,7 @@ class _Merge:
         like = row["like"]
         found = known.get(like.strip().lower()) if isinstance(like, str) else None
         if found is not None:
+            self.likes[name] = found
             return raw[found]
         code = "T001" if self._table == "accelerators" else "T004"
         spellings = {**self._spellings, **{each: each for each in raw}}
@@ -249,6 +253,18 @@ def _by_name(
     """The rows under the catalog's names: `[efficiencies.h100]` is of H100-SXM."""
     known = {spelling.lower(): name for spelling, name in spellings.items()}
     return {known[name.lower()]: row for name, row in rows.items()}
+
+
+def _with_families(
+    rows: Mapping[str, Mapping[str, Any]], likes: Mapping[str, str]
+) -> dict[str, Mapping[str, Any]]:
+    """An accelerator like another reaches what that one's family reaches."""
+    shipped, found = load_efficiencies(), dict(rows)
+    families: dict[str, str] = {}
+    for name, like in likes.items():
+        families[name] = families.get(like, shipped.family_of(like))
+        found[name] = {"family": families[name], **found.get(name, {})}
+    return found
 
 
 def _missing_links(

@@ -157,8 +157,9 @@ def _overview(catalog: "Catalog") -> Iterator[str]:
         own = sum(price.source == catalog.source.name for price in catalog.prices)
         if own:
             yield f"adds          {own} prices"
-        if catalog.efficiencies:
-            yield f"efficiencies  {', '.join(catalog.efficiencies)}"
+        measured = [name for name, row in catalog.efficiencies.items() if set(row) != {"family"}]
+        if measured:
+            yield f"efficiencies  {', '.join(measured)}"
     yield ""
     yield "paceline catalog accelerators | links | prices | models, and a name for all its numbers"
 
