@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.check.resume import Fit, Verdict, judge_foreign, judge_ours
+from paceline.errors import Problem
 from paceline.parallel import Layout
 from paceline.record.checkpoints import Manifest
 from paceline.record.foreign_checkpoints import ForeignCheckpoint
@@ -26,11 +27,13 @@ def layout(data: int = 2, tensor: int = 1, pipeline: int = 1) -> Layout:
 
 
 def verdict(kind: Any, engine: str, wanted: Layout, **facts: Any) -> Verdict:
-    config = facts.pop("job_config", None)
+    config, damage = facts.pop("job_config", None), facts.pop("damage", ())
     found = ForeignCheckpoint(
         kind=kind, path=AT, root=AT.parent, holds_optimizer=True, step=100, **facts
     )
-    return judge_foreign(found, engine=engine, layout=wanted, job="my job.yaml", config=config)
+    return judge_foreign(
+        found, engine=engine, layout=wanted, job="my job.yaml", config=config, damage=damage
+    )
 
 
 def test_zero_is_read_by_as_many_ranks_as_wrote_it():
@@ -99,18 +102,35 @@ def test_another_programs_checkpoint_gives_a_job_of_ours_its_weights():
     said = verdict("deepspeed", "paceline", layout(), degrees={"data": 4, "tensor": 1})
     assert said.fit is Fit.CONVERTIBLE
     assert said.keeps.startswith("weights alone")
-    first, second, third = (shlex.split(command) for command in said.commands)
-    assert first[1] == str(AT.parent / "zero_to_fp32.py")
-    assert second[:3] == ["paceline", "checkpoint", "convert"]
-    assert second[3] == first[3]
-    assert third == ["paceline", "run", "my job.yaml", "--from", f"{second[4]}/step-00000000"]
+    first, second = (shlex.split(command) for command in said.commands)
+    assert first == ["paceline", "checkpoint", "convert", str(AT), "start"]
+    assert second == ["paceline", "run", "my job.yaml", "--from", "start/step-00000000"]
 
 
-@pytest.mark.parametrize("kind", ["megatron", "dcp", "weights", "accelerate", "trainer"])
-def test_what_has_no_safetensors_is_refused_with_a_way_to_them(kind):
+def test_what_deepspeeds_tensor_ranks_cut_up_is_made_universal_first():
+    said = verdict("deepspeed", "paceline", layout(), degrees={"data": 4, "tensor": 2})
+    first, second, _ = (shlex.split(command) for command in said.commands)
+    assert first[:3] == ["python", "-m", "deepspeed.checkpoint.ds_to_universal"]
+    assert second[3] == first[-1]
+
+
+@pytest.mark.parametrize("kind", ["megatron", "dcp"])
+def test_s3_8_what_convert_reads_gives_a_job_of_ours_its_weights(kind):
+    assert verdict(kind, "paceline", layout()).fit is Fit.CONVERTIBLE
+
+
+@pytest.mark.parametrize("kind", ["weights", "accelerate", "trainer", "adapter"])
+def test_what_has_no_weights_to_read_is_refused_with_the_reason(kind):
     said = verdict(kind, "paceline", layout())
     assert said.fit is Fit.NOT
-    assert len(said.why) == 2
+    assert said.why
+
+
+def test_s0_18_what_is_cut_off_is_never_convertible():
+    damage = Problem(code="M012", what="it ends early", where="x", fix="download it again")
+    said = verdict("weights", "paceline", layout(), is_safetensors=True, damage=[damage])
+    assert said.fit is Fit.NOT
+    assert "M012: it ends early; download it again" in said.why
 
 
 def test_weights_alone_are_no_training_state_of_any_program():

@@ -169,7 +169,7 @@ def test_pickled_weights_become_safetensors_and_nothing_in_them_is_run(tmp_path)
     assert all(torch.equal(found[name], shared) for name in state)
     for content in (print, "text", [1]):
         torch.save(content, folder / "pytorch_model.bin")
-        with pytest.raises(CheckpointError, match="could not be converted"):
+        with pytest.raises(CheckpointError, match=r"C015.*builtins\.print|C012.*has no weights"):
             export.convert(replace(want, out=str(tmp_path / "other")))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from paceline.errors import PacelineError, Problem
 from paceline.parallel import Layout
 from paceline.record.checkpoints import Manifest
-from paceline.record.foreign_checkpoints import ForeignCheckpoint
+from paceline.record.foreign_checkpoints import NAMES, ForeignCheckpoint
 from paceline.units import counted
 
 
@@ -49,21 +49,12 @@ class Verdict:
     """To run before, in this order."""
 
 
-_NAMES = {
-    "deepspeed": "DeepSpeed",
-    "megatron": "Megatron-LM",
-    "trainer": "a Hugging Face Trainer's checkpoint",
-    "accelerate": "Accelerate's save_state",
-    "weights": "weights of Hugging Face",
-    "dcp": "torch.distributed.checkpoint",
-}
 _READS = {
     "deepspeed": ("deepspeed", "megatron-deepspeed"),
     "megatron": ("megatron", "megatron-2021", "megatron-bridge"),
     "trainer": ("accelerate",),
     "accelerate": ("accelerate",),
     "dcp": ("torchtitan", "fsdp1"),
-    "weights": (),
 }
 """Kind -> engines of the catalog that read it as a training state."""
 
@@ -141,6 +132,7 @@ def judge_foreign(
     layout: Layout,
     job: str,
     config: Mapping[str, Any] | None = None,
+    damage: Sequence[Problem] = (),
 ) -> Verdict:
     """Whether a job goes on from what another program wrote.
 
@@ -150,6 +142,7 @@ def judge_foreign(
         layout: Of the job's plan.
         job: The job file, as commands name it.
         config: The config.json of the job's model, where it has one.
+        damage: What is wrong with its files.
     """
     about = _About(found, engine, layout, job)
     if found.missing:
@@ -157,10 +150,12 @@ def judge_foreign(
         return about.say(
             Fit.NOT, why=[f"it is not whole: {lost} is not there; take an earlier one"]
         )
+    if damage:
+        return about.say(Fit.NOT, why=[f"{each.code}: {each.what}; {each.fix}" for each in damage])
     differing = _differing(found.config, config)
     if differing:
         return about.say(Fit.NOT, why=differing)
-    if engine in _READS[found.kind]:
+    if engine in _READS.get(found.kind, ()):
         if found.kind == "deepspeed":
             return _for_deepspeed(about)
         if found.kind == "megatron":
@@ -182,15 +177,11 @@ class _About:
         self, fit: Fit, *, keeps: str = "", why: Sequence[str] = (), commands: Sequence[str] = ()
     ) -> Verdict:
         found = self.found
-        degrees = ", ".join(f"{name} {size}" for name, size in sorted(found.degrees.items()))
-        form = f" ({found.form})" if found.form else ""
-        step = f", step {found.step}" if found.step is not None else ""
-        wrote = f"{_NAMES[found.kind]}{form}{step}" + (f", {degrees}" if degrees else "")
         ranks = counted(self.layout.num_ranks, "rank")
         return Verdict(
             fit=fit,
             checkpoint=str(found.path),
-            wrote=wrote,
+            wrote=found.wrote,
             wants=f"{self.engine}, {ranks}: {_degrees(self.layout)}",
             keeps=keeps,
             why=tuple(why),
@@ -219,7 +210,6 @@ def _for_deepspeed(about: _About) -> Verdict:
         return about.say(
             Fit.COMPATIBLE, keeps=_ALL, why=["without ZeRO every rank reads all of it"]
         )
-    universal = f"{found.path}_universal"
     return about.say(
         Fit.CONVERTIBLE,
         keeps=_ALL,
@@ -227,12 +217,7 @@ def _for_deepspeed(about: _About) -> Verdict:
             f"{'; '.join(changed)}: its files are for as many ranks as wrote them",
             'then set "checkpoint": {"load_universal": true} in DeepSpeed\'s config',
         ],
-        commands=[
-            _line(
-                *("python", "-m", "deepspeed.checkpoint.ds_to_universal"),
-                *("--input_folder", str(found.path), "--output_folder", universal),
-            )
-        ],
+        commands=[_to_universal(found, f"{found.path}_universal")],
     )
 
 
@@ -292,40 +277,41 @@ def _for_megatron(about: _About) -> Verdict:
 def _as_weights(about: _About) -> Verdict:
     """Another program's training state is of no use; its weights may be."""
     found, engine = about.found, about.engine
-    why = [f"{engine} does not read {_NAMES[found.kind]} as a training state"]
+    why = [f"{engine} does not read {NAMES[found.kind]} as a training state"]
     if found.kind == "weights":
         why = ["weights are no training state: there is no optimizer and no step"]
     if engine != "paceline":
         if found.kind in ("weights", "trainer") and found.config is not None:
             why.append(f"to begin with them, your program has from_pretrained({str(found.path)!r})")
         return about.say(Fit.NOT, why=why)
-    commands = []
-    source = str(found.path)
-    if found.kind == "deepspeed" and found.form != "universal":
-        source = f"{found.root}-weights"
-        script = found.root / "zero_to_fp32.py"
-        commands.append(
-            _line("python", str(script), str(found.root), source, "--safe_serialization")
-        )
-    elif not found.is_safetensors:
-        why.append(_NO_WAY[found.kind])
+    form, path = found.source
+    if found.kind == "adapter":
+        why = ["an adapter alone is no model: name it in the job, train.adapter.start"]
         return about.say(Fit.NOT, why=why)
+    if form is None:
+        return about.say(Fit.NOT, why=[*why, "no file of weights is in it that convert reads"])
+    if found.kind == "deepspeed" and _is_cut(found):
+        source = f"{found.path}_universal"
+        commands = [_to_universal(found, source)]
+    else:
+        source, commands = str(path), []
     commands += [
-        _line("paceline", "checkpoint", "convert", source, _START, "--from", "safetensors"),
+        _line("paceline", "checkpoint", "convert", source, _START),
         _line("paceline", "run", about.job, "--from", f"{_START}/step-00000000"),
     ]
     return about.say(Fit.CONVERTIBLE, keeps=_WEIGHTS, why=why, commands=commands)
 
 
-_NO_WAY = {
-    "megatron": "export it first: Megatron-Bridge, examples/conversion/convert_checkpoints.py "
-    "export --hf-model NAME --megatron-path PATH --hf-path OUT",
-    "deepspeed": "zero_to_fp32.py reads the checkpoint that it was made of, not the universal one",
-    "trainer": "it has no safetensors: save the model with safe_serialization=True",
-    "accelerate": "it has no safetensors: accelerate merge-weights PATH OUT makes them of shards",
-    "weights": "they are pickled: load and save them again with safe_serialization=True",
-    "dcp": "only the program that wrote it knows what its tensors are: let it export safetensors",
-}
+def _is_cut(found: ForeignCheckpoint) -> bool:
+    """Whether DeepSpeed's tensor or pipeline ranks have parts that only it can join."""
+    return found.form != "universal" and (
+        "model" in found.degrees or found.degrees.get("tensor", 1) > 1
+    )
+
+
+def _to_universal(found: ForeignCheckpoint, target: str) -> str:
+    module = ("python", "-m", "deepspeed.checkpoint.ds_to_universal")
+    return _line(*module, "--input_folder", str(found.path), "--output_folder", target)
 
 
 def _differing(theirs: Mapping[str, Any] | None, ours: Mapping[str, Any] | None) -> list[str]:

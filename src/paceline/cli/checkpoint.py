@@ -2,10 +2,10 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -14,19 +14,33 @@ from paceline.report.table import format_table
 from paceline.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
+    from paceline.launch.look import Looked
     from paceline.record.checkpoints import Manifest
     from paceline.record.conversion import Form
+    from paceline.record.foreign_checkpoints import ForeignCheckpoint
     from paceline.record.remote import Copy, Remote
 
 _path = click.argument("path", metavar="PATH")
+_key = click.option(
+    "--key",
+    metavar="NAME",
+    help="Where the weights are in a file of torch or a folder of torch.distributed.checkpoint "
+    "that has several tables of tensors, such as `ema`.",
+)
+_FORMS = (*("paceline", "safetensors", "torch", "dcp", "adapter", "deepspeed", "megatron", "gguf"),)
+_KEYED = ("torch", "dcp", "deepspeed")
+"""Forms that --key is of."""
 
 
 @click.group(invoke_without_command=False)
 def command() -> None:
-    """List, look into, verify and convert checkpoints.
+    """List, look into, verify and convert checkpoints, of Paceline and of others.
 
     PATH is a run's folder, a folder of checkpoints, or one checkpoint; for `ls` and `verify` also a
-    place where copies are kept, such as s3://bucket/prefix.
+    place where copies are kept, such as s3://bucket/prefix. `inspect`, `verify` and `convert` also
+    take what other programs write: a Hugging Face model, a peft adapter, a .pt, .pth, .bin or
+    .safetensors file, a folder of torch.distributed.checkpoint, DeepSpeed, Megatron-LM, Accelerate
+    or Trainer. Pickles are read without running anything in them.
 
     \b
     Examples:
@@ -34,6 +48,7 @@ def command() -> None:
       paceline checkpoint inspect runs/tiny-lm-20261121-101500 --tensors
       paceline checkpoint verify runs/*/
       paceline checkpoint convert runs/tiny-lm-20261121-101500 out --to safetensors
+      paceline checkpoint verify Qwen2.5-0.5B --infer "The capital of France is" --expect Paris
     """
 
 
@@ -62,20 +77,30 @@ def ls(path: str, as_json: bool) -> None:
 @command.command("inspect")
 @_path
 @click.option("--tensors", is_flag=True, help="One line for each tensor.")
+@_key
 @json_option
-def inspect(path: str, tensors: bool, as_json: bool) -> None:
-    """Show what a checkpoint holds; of a run, the newest. No data file is read.
+def inspect(path: str, tensors: bool, key: str | None, as_json: bool) -> None:
+    """Show what a checkpoint holds: whose it is, layout, types, parameters, memory.
+
+    Of a run or a folder of steps, the newest. No value of a tensor is read.
 
     \b
     Examples:
       paceline checkpoint inspect runs/tiny-lm-20261121-101500
       paceline checkpoint inspect runs/tiny-lm-20261121-101500/checkpoints/step-00000050 --tensors
+      paceline checkpoint inspect /ckpt/global_step100
     """
     from paceline.errors import CheckpointError, Problem
+    from paceline.launch.other import find_other
     from paceline.record.checkpoints import read_manifest
     from paceline.record.find_checkpoints import one_checkpoint_at
     from paceline.record.tensors import read_tensors
 
+    other = find_other(Path(path))
+    if other is not None:
+        _show_other(other, key, tensors=tensors, as_json=as_json)
+        return
+    _refuse_key(key, path)
     folder = one_checkpoint_at(Path(path))
     manifest = read_manifest(folder)
     if isinstance(manifest, Problem):
@@ -95,31 +120,71 @@ def inspect(path: str, tensors: bool, as_json: bool) -> None:
     if table:
         click.echo(f"{'holds':<12}{model} tensors of the model, {len(table) - model} of the rest")
     if tensors:
-        rows = [
-            (each["name"], each["dtype"] or "value", "x".join(map(str, each["size"])) or "-")
-            for each in listed
-        ]
-        click.echo(format_table([("TENSOR", "TYPE", "SIZE"), *rows]))
+        _list_tensors((name, each.dtype, each.size) for name, each in sorted(table.items()))
 
 
 @command.command("verify")
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@click.option(
+    "--infer",
+    "prompt",
+    metavar="PROMPT",
+    help="Also load a Hugging Face model or a peft adapter with transformers, and continue PROMPT.",
+)
+@click.option("--expect", metavar="TEXT", help="With --infer: what has to be in the answer.")
+@click.option(
+    "--tokens",
+    type=click.IntRange(min=1),
+    default=32,
+    show_default=True,
+    help="With --infer: how many to write at most.",
+)
+@_key
 @json_option
-def verify(paths: tuple[str, ...], as_json: bool) -> int:
-    """Read every byte of checkpoints and compare it with what was written.
+@click.pass_context
+def verify(
+    context: click.Context,
+    paths: tuple[str, ...],
+    prompt: str | None,
+    expect: str | None,
+    tokens: int,
+    key: str | None,
+    as_json: bool,
+) -> int:
+    """Check checkpoints: all files there, no byte changed, every value a number.
 
-    A damaged one names its file and its tensors.
+    Paceline's own are compared byte by byte with what was written; a damaged tensor is named. Other
+    programs keep no hashes. Of theirs the headers are compared with the files' sizes, the index
+    with the files, names and shapes with config.json, the tokenizer with the embedding, an adapter
+    with its base, and every value is read.
 
     \b
     Examples:
       paceline checkpoint verify runs/tiny-lm-20261121-101500
       paceline checkpoint verify s3://bucket/runs/tiny-lm
+      paceline checkpoint verify my-adapter
+      paceline checkpoint verify Qwen2.5-0.5B --infer "The capital of France is" --expect Paris
 
     \b
     Exit codes: 0 all are whole; 1 some are damaged; 5 none is whole; 2 there is nothing at PATH.
     """
+    from paceline.launch.other import find_other
+
+    unused = [name for name in ("expect", "tokens") if _is_given(context, name)]
+    if unused and prompt is None:
+        raise click.UsageError(f"--{unused[0]} needs --infer PROMPT")
     results = []
     for path in paths:
+        other = None if _is_url(path) else find_other(Path(path))
+        if other is not None:
+            results.append(_verified_other(other, prompt, expect, tokens, key))
+            continue
+        _refuse_key(key, path)
+        if prompt is not None:
+            raise click.UsageError(
+                f"--infer: {path} is no folder that transformers loads: make one of it, "
+                f"paceline export {path} OUT"
+            )
         results += _verified_remote(path) if _is_url(path) else _verified_local(Path(path))
     if as_json:
         click.echo(json.dumps(results, indent=2))
@@ -129,6 +194,11 @@ def verify(paths: tuple[str, ...], as_json: bool) -> int:
             click.echo(f"{'whole  ' if each['whole'] else 'DAMAGED'}  {each['path']}  {size}")
             for problem in each["problems"]:
                 click.echo(f"  {problem['code']}: {problem['what']}")
+                if "checked" in each:
+                    click.echo(f"    where: {problem['where']}\n    fix: {problem['fix']}")
+            for name in ("checked", "not checked", "answer"):
+                for line in each.get(name.replace(" ", "_"), ()):
+                    click.echo(f"  {name}: {line}")
     whole = sum(each["whole"] for each in results)
     return 0 if whole == len(results) else (1 if whole else 5)
 
@@ -139,21 +209,22 @@ def verify(paths: tuple[str, ...], as_json: bool) -> int:
 @click.option(
     "--to",
     "form",
-    type=click.Choice(["safetensors", "torch", "paceline"]),
+    type=click.Choice(["safetensors", "torch", "dcp", "paceline"]),
     default="paceline",
     show_default=True,
-    help="safetensors: a folder as Hugging Face has it. torch: one .pt file. paceline: a "
-    "checkpoint in folder OUT.",
+    help="safetensors: a folder as Hugging Face has it. torch: one .pt file. dcp: a folder of "
+    "torch.distributed.checkpoint. paceline: a checkpoint in folder OUT.",
 )
 @click.option(
     "--from",
     "source_form",
-    type=click.Choice(["paceline", "safetensors", "torch", "gguf"]),
-    default="paceline",
+    type=click.Choice(["auto", *_FORMS]),
+    default="auto",
     show_default=True,
-    help="What PATH is. torch: a folder with pytorch_model*.bin; nothing in them is run. gguf: one "
-    "file, whose weights are written as float32.",
+    help="What PATH is; auto looks. torch: .pt, .pth and .bin. dcp: torch.distributed.checkpoint. "
+    "adapter: of peft. gguf: one file, whose weights are written as float32.",
 )
+@_key
 @click.option(
     "--max-shard-size",
     default="5GB",
@@ -171,14 +242,18 @@ def verify(paths: tuple[str, ...], as_json: bool) -> int:
 @click.option(
     "--merge",
     is_flag=True,
-    help="With --to safetensors: add a run's adapters to the weights they were trained beside.",
+    help="With --to safetensors: add the adapters of a run or of peft to the weights they were "
+    "trained beside.",
 )
 @json_option
+@click.pass_context
 def convert(
+    context: click.Context,
     path: str,
     out: Path,
     form: "Form",
-    source_form: "Form",
+    source_form: "Form | Literal['auto']",
+    key: str | None,
     max_shard_size: str,
     ranks: int,
     merge: bool,
@@ -186,45 +261,43 @@ def convert(
 ) -> None:
     """Write a checkpoint in another form into OUT, and prove that it is the same.
 
-    What was written is read again, and the SHA-256 of its state compared with the source's. Weights
-    of Hugging Face become step 0, to be put into a new run's checkpoints/ folder.
+    What was written is read again, and the SHA-256 of its state compared with the source's: over
+    names, types, shapes and values, in any order. OUT appears when it is whole. Of other programs
+    the weights are taken, not the optimizer; with --to paceline they become step 0, which
+    `paceline run JOB --from OUT/step-00000000` begins with.
 
     \b
     Examples:
       paceline checkpoint convert runs/tiny-lm-20261121-101500 exported --to safetensors
       paceline checkpoint convert runs/my-lora merged --to safetensors --merge
       paceline checkpoint convert runs/tiny-lm-20261121-101500 weights.pt --to torch
-      paceline checkpoint convert Qwen2.5-0.5B start --from safetensors
-      paceline checkpoint convert old-model new-model --from torch --to safetensors
-      paceline checkpoint convert model.Q4_1.gguf model --from gguf --to safetensors
+      paceline checkpoint convert Qwen2.5-0.5B start
+      paceline checkpoint convert old-model new-model --to safetensors
+      paceline checkpoint convert /ckpt/global_step100 model --to safetensors
+      paceline checkpoint convert /ckpt/iter_0001000 model --to safetensors
+      paceline checkpoint convert my-adapter merged --to safetensors --merge
+      paceline checkpoint convert model.Q4_1.gguf model --to safetensors
       paceline checkpoint convert runs/tiny-lm-20261121-101500 resharded --ranks 8
     """
-    from paceline.errors import JobError, Problem
+    from paceline.errors import JobError
     from paceline.launch.convert import convert as convert_there
-    from paceline.launch.convert import verified_facts, with_known_config
+    from paceline.launch.convert import find_source, verified_facts, with_known_config
     from paceline.record.conversion import Conversion
-    from paceline.record.find_checkpoints import one_checkpoint_at
 
     try:
         limit = parse_bytes(max_shard_size)
     except ValueError as error:
         raise click.UsageError(f"--max-shard-size: {error}") from None
-    if merge and (form, source_form) != ("safetensors", "paceline"):
-        raise click.UsageError("--merge is of a run's adapters, and needs --to safetensors")
-    facts: dict[str, Any] = {}
-    source, step = Path(path), 0
-    if source_form == "paceline":
-        source = one_checkpoint_at(source)
-        step, facts = verified_facts(source)
-    elif not source.exists():
-        problem = Problem(
+    if not Path(path).exists():
+        raise JobError.of(
             code="C011",
             what=f"there is nothing at {path}",
             where="PATH",
-            fix="give a folder with .safetensors files or pytorch_model*.bin, one such file, or a "
-            ".gguf file",
+            fix="give a run, a checkpoint, or a file or folder of weights",
         )
-        raise JobError(problem)
+    found_form, source = find_source(Path(path), None if source_form == "auto" else source_form)
+    _refuse_unused(context, found_form)
+    step, facts = verified_facts(source) if found_form == "paceline" else (0, {})
     if out.exists() and (out.is_file() or any(out.iterdir())):
         raise JobError.of(
             code="R002",
@@ -235,7 +308,8 @@ def convert(
     asked = Conversion(
         source=str(source.resolve()),
         out=str(out.resolve()),
-        source_form=source_form,
+        source_form=found_form,
+        key=key,
         form=form,
         max_shard_bytes=limit,
         ranks=ranks,
@@ -255,6 +329,109 @@ def convert(
     seconds = time.perf_counter() - start
     click.echo(f"size      {format_bytes(done.num_bytes)}, {done.tensors} values, {seconds:.1f} s")
     click.echo(f"SHA-256   {done.before} before, {done.after} after: the same")
+
+
+_ONLY = {"max_shard_size": "safetensors", "ranks": "paceline", "merge": "safetensors"}
+"""Options of `convert` and the form of OUT that they are of."""
+
+
+def _refuse_unused(context: click.Context, source_form: str) -> None:
+    """
+    Raises:
+        UsageError: An option of `convert` was given that would have no effect.
+    """
+    form, path = context.params["form"], context.params["path"]
+    for name, needed in _ONLY.items():
+        if _is_given(context, name) and form != needed:
+            raise click.UsageError(f"--{name.replace('_', '-')} needs --to {needed}")
+    if source_form not in _KEYED:
+        _refuse_key(context.params["key"], path)
+    if context.params["merge"] and source_form not in ("paceline", "adapter"):
+        raise click.UsageError(f"--merge is of adapters of a run or of peft, and {path} has none")
+    if source_form == "adapter" and form == "paceline":
+        raise click.UsageError(
+            "an adapter is no whole model: name it in the job, train.adapter.start, or give "
+            "--to safetensors --merge"
+        )
+
+
+def _is_given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+
+
+def _refuse_key(key: str | None, path: str) -> None:
+    if key is not None:
+        raise click.UsageError(
+            f"--key is of files of torch and torch.distributed.checkpoint, which {path} is not"
+        )
+
+
+def _show_other(
+    other: "ForeignCheckpoint", key: str | None, *, tensors: bool, as_json: bool
+) -> None:
+    """
+    Raises:
+        CheckpointError: It is damaged.
+    """
+    from paceline.errors import CheckpointError
+    from paceline.launch.look import look
+
+    found = look(other, key=key)
+    if found.problems:
+        raise CheckpointError(*found.problems)
+    if as_json:
+        click.echo(json.dumps(asdict(found), indent=2))
+        return
+    for name, value in _other_facts(found).items():
+        click.echo(f"{name:<12}{value}")
+    if tensors:
+        _list_tensors((each.name, each.dtype, each.shape) for each in found.tensors)
+
+
+def _other_facts(found: "Looked") -> dict[str, str]:
+    types = ", ".join(f"{size:,} {dtype}" for dtype, size in found.dtypes.items())
+    training = f"{format_bytes(found.train_bytes)} with AdamW (16 bytes a parameter), without"
+    facts = {
+        "checkpoint": found.path,
+        "written by": found.wrote,
+        "model": found.model or "",
+        "adapter of": found.base or "",
+        "holds": f"{len(found.tensors)} tensors, {found.num_params:,} parameters: {types}",
+        "memory": f"{format_bytes(found.num_bytes)} to load",
+        "to train": f"{training} activations" if found.base is None else "",
+        "optimizer": "there is one; only its own program reads it" if found.holds_optimizer else "",
+        "tokenizer": "there is one" if found.tokenizer else "none",
+        "note": "; ".join(found.notes),
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def _list_tensors(rows: Iterable[tuple[str, str, Sequence[int]]]) -> None:
+    shown = [
+        (name, dtype or "value", "x".join(map(str, size)) or "-") for name, dtype, size in rows
+    ]
+    click.echo(format_table([("TENSOR", "TYPE", "SIZE"), *shown]))
+
+
+def _verified_other(
+    other: "ForeignCheckpoint", prompt: str | None, expect: str | None, tokens: int, key: str | None
+) -> dict[str, Any]:
+    from paceline.launch.look import infer, look
+
+    found = look(other, key=key, scan=True)
+    if prompt is not None and not found.problems:
+        found = infer(other, found, prompt, expect, tokens=tokens)
+    return {
+        "path": found.path,
+        "whole": not found.problems,
+        "num_bytes": found.num_bytes,
+        "problems": [asdict(problem) for problem in found.problems],
+        "damaged_tensors": {},
+        "wrote": found.wrote,
+        "checked": [*found.checked],
+        "not_checked": [*found.skipped],
+        "answer": [] if found.answer is None else [found.answer],
+    }
 
 
 def _is_url(path: str) -> bool:

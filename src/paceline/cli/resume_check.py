@@ -138,6 +138,7 @@ def _of_foreign(
     found: "ForeignCheckpoint", job_file: Path, overrides: tuple[str, ...]
 ) -> "Verdict":
     from paceline.check.resume import judge_foreign
+    from paceline.launch.other import damage_in
     from paceline.profile.resolve import written_config
 
     job, plan = _planned(job_file, overrides)
@@ -147,6 +148,7 @@ def _of_foreign(
         layout=plan.layout,
         job=str(job_file),
         config=written_config(job),
+        damage=damage_in(found),
     )
 
 

@@ -15,7 +15,7 @@ from paceline.job.train import AdapterSpec
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 """What peft calls them."""
 
-_NOT_READ = ("rank_pattern", "alpha_pattern", "modules_to_save", "layers_to_transform", "lora_bias")
+NOT_READ = ("rank_pattern", "alpha_pattern", "modules_to_save", "layers_to_transform", "lora_bias")
 """Settings of peft that ours has none of: an adapter that sets one is another than is trained."""
 
 
@@ -123,7 +123,7 @@ def _pairs(spec: AdapterSpec, config: Mapping[str, Any]) -> Iterator[tuple[str, 
     yield "alpha", alpha_of(spec), config.get("lora_alpha")
     is_rslora = bool(config.get("use_rslora"))
     yield "scaling", spec.scaling, "rslora" if is_rslora else "classic"
-    yield from ((name, None, config.get(name) or None) for name in _NOT_READ)
+    yield from ((name, None, config.get(name) or None) for name in NOT_READ)
 
 
 def _kind(config: Mapping[str, Any]) -> str:

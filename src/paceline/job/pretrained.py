@@ -103,9 +103,9 @@ def find_pretrained(job: Job) -> Pretrained | None:
     return Pretrained(
         folder=folder,
         name=str(folder) if commit is None else job.spec.model.pretrained,
-        weights=_find_weights(folder, where),
+        weights=weight_files(folder, where),
         config=_read_config(folder, where),
-        tokenizer=folder if any((folder / name).exists() for name in _TOKENIZERS) else None,
+        tokenizer=tokenizer_in(folder),
         commit=commit,
         where=where,
         start=start_files(job),
@@ -207,6 +207,40 @@ def files_beside(folder: Path) -> tuple[str, ...]:
     return tuple(str(path) for name in _BESIDE for path in sorted(folder.glob(name)))
 
 
+def weight_files(folder: Path, where: str) -> tuple[Path, ...]:
+    """The safetensors files of a folder: `model.safetensors`, those that its index names, or all
+    of them. In the order in which `from_pretrained` looks.
+
+    Raises:
+        JobError: `M012`, there is none, or one that the index names is not there.
+    """
+    single = folder / "model.safetensors"
+    if single.exists():
+        return (single,)
+    if (folder / INDEX).exists():
+        return _indexed(folder, where)
+    found = tuple(sorted(folder.glob("*.safetensors")))
+    found = tuple(path for path in found if path.name != "adapter_model.safetensors")
+    if not found:
+        raise _no_weights(folder, where)
+    return found
+
+
+def tokenizer_in(folder: Path) -> Path | None:
+    """The folder, where it has a tokenizer's files."""
+    return folder if any((folder / name).exists() for name in _TOKENIZERS) else None
+
+
+def folder_of(name: str, beside: Path) -> Path | None:
+    """The folder of a model on this machine: a path from here or from `beside`, or the main
+    revision in the Hugging Face cache; None where it is neither."""
+    model = hub_cache() / f"models--{name.replace('/', '--')}"
+    main = model / "refs/main"
+    commit = main.read_text(encoding="utf-8").strip() if main.is_file() else "main"
+    tried = (Path(name), beside / name, model / "snapshots" / commit)
+    return next((each for each in tried if name and each.is_dir()), None)
+
+
 def hub_cache() -> Path:
     """The folder where Hugging Face's libraries keep models, by their environment variables."""
     if named := os.environ.get("HF_HUB_CACHE"):
@@ -276,21 +310,6 @@ def _find_in_cache(job: Job, name: str) -> tuple[Path, str]:
 def _read_config(folder: Path, where: str) -> Mapping[str, Any]:
     fix = "give a folder as `save_pretrained` writes it, with a config.json"
     return read_hf_config(folder / "config.json", where=where, fix=fix).values
-
-
-def _find_weights(folder: Path, where: str) -> tuple[Path, ...]:
-    """The safetensors files of a folder: `model.safetensors`, those that its index names, or all
-    of them. In the order in which `from_pretrained` looks."""
-    single = folder / "model.safetensors"
-    if single.exists():
-        return (single,)
-    if (folder / INDEX).exists():
-        return _indexed(folder, where)
-    found = tuple(sorted(folder.glob("*.safetensors")))
-    found = tuple(path for path in found if path.name != "adapter_model.safetensors")
-    if not found:
-        raise _no_weights(folder, where)
-    return found
 
 
 def _indexed(folder: Path, where: str) -> tuple[Path, ...]:

@@ -85,7 +85,15 @@ def _read_header(path: Path) -> list[StoredTensor]:
         tensors.append(
             StoredTensor(name=name, path=path, dtype=entry["dtype"], shape=shape, start=start)
         )
+    last = max((each.start + bytes_of(each) for each in tensors), default=8 + length)
+    if last != size:
+        raise ValueError(f"it has {size} bytes, and its tensors end at {last}")
     return tensors
+
+
+def bytes_of(each: StoredTensor) -> int:
+    """Bytes of a tensor's values."""
+    return prod(each.shape) * BYTES[each.dtype]
 
 
 def _damaged(path: Path, reason: str, where: str) -> JobError:

@@ -1,20 +1,30 @@
 """Convert a checkpoint in a helper process, as torch is imported in `runtime/` alone."""
 
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import CheckpointError, JobError, PacelineError, Problem, RunError
 from paceline.job import Job
-from paceline.job.adapters import alpha_of
+from paceline.job.adapters import CONFIG, NOT_READ, alpha_of
 from paceline.job.packages import need_package
-from paceline.job.pretrained import files_beside, find_pretrained, loads_weights
+from paceline.job.pretrained import (
+    files_beside,
+    find_pretrained,
+    folder_of,
+    loads_weights,
+    weight_files,
+)
 from paceline.launch.helper import NoAnswer, ask
+from paceline.launch.other import damage_in, find_other, no_weights
 from paceline.profile.resolve import written_config
 from paceline.record.checkpoints import read_manifest, verify_checkpoint
 from paceline.record.conversion import AdapterFacts, Conversion, Converted, Form
+from paceline.record.find_checkpoints import one_checkpoint_at
 from paceline.record.run import open_run
 
 _NEEDS: Mapping[Form, tuple[str, ...]] = {
@@ -22,12 +32,17 @@ _NEEDS: Mapping[Form, tuple[str, ...]] = {
     "safetensors": ("safetensors",),
     "torch": (),
     "gguf": ("transformers", "gguf"),
+    "adapter": ("safetensors",),
+    "dcp": (),
+    "deepspeed": (),
+    "megatron": (),
 }
 """Packages that read or write a form, besides torch."""
 
 
 def convert(asked: Conversion) -> Converted:
-    """What was written, proved to be the same.
+    """What was written, proved to be the same. OUT gets its name when that is so, and is not there
+    otherwise.
 
     Raises:
         JobError: `R010`, a package is missing.
@@ -35,17 +50,46 @@ def convert(asked: Conversion) -> Converted:
         RunError: `C012`, its process failed.
     """
     need_packages(asked.source_form, asked.form)
+    with unfinished(Path(asked.out)) as out:
+        try:
+            done = ask("checkpoint.export", replace(asked, out=str(out)), Converted)
+        except NoAnswer as error:
+            what = f"could not be converted: the process {error}"
+            raise RunError(_problem(asked, "C012", what)) from None
+        if done.problem is not None:
+            raise CheckpointError(done.problem)
+        if done.before != done.after:
+            what = (
+                f"reads back as another state: digest {done.before[:12]} became {done.after[:12]}"
+            )
+            raise CheckpointError(_problem(asked, "C013", what))
+    files = tuple(each.replace(str(out), asked.out, 1) for each in done.files)
+    return replace(done, files=files)
+
+
+@contextmanager
+def unfinished(out: Path) -> Iterator[Path]:
+    """A path beside another for what is being written: it becomes the other when all is well, and
+    is removed otherwise."""
+    path = out.resolve().with_name(f".{out.name}.unfinished")
     try:
-        done = ask("checkpoint.export", asked, Converted)
-    except NoAnswer as error:
-        what = f"could not be converted: the process {error}"
-        raise RunError(_problem(asked, "C012", what)) from None
-    if done.problem is not None:
-        raise CheckpointError(done.problem)
-    if done.before != done.after:
-        what = f"reads back as another state: digest {done.before[:12]} became {done.after[:12]}"
-        raise CheckpointError(_problem(asked, "C013", what))
-    return done
+        _remove(path)  # of a command that was killed
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield path
+        path.replace(out)  # an empty folder may be there
+    except OSError as error:
+        raise JobError.of(
+            code="R002",
+            what=f"{out} cannot be written: {error.strerror or error}",
+            where="OUT",
+            fix="give a path that you may write to, on a disk with room",
+        ) from None
+    finally:
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True) if path.is_file() else shutil.rmtree(path, ignore_errors=True)
 
 
 def need_packages(*forms: Form) -> None:
@@ -76,6 +120,39 @@ def verified_facts(checkpoint: Path) -> tuple[int, dict[str, Any]]:
     return manifest.step, facts
 
 
+def find_source(path: Path, named: Form | None = None) -> tuple[Form, Path]:
+    """The form of what is to be converted, and where it is.
+
+    Args:
+        path: As it was given.
+        named: What somebody says it is; None looks.
+
+    Raises:
+        JobError: `C011`, there is no checkpoint.
+        CheckpointError: `M012`, it has no weights, or files are missing or damaged; `C012`, it is
+            not what it is said to be.
+    """
+    if "gguf" in (named, path.suffix.removeprefix(".")):
+        return "gguf", path
+    found = find_other(path)
+    if found is None and named in (None, "paceline"):
+        return "paceline", one_checkpoint_at(path)
+    if found is None or named not in (None, found.source[0]):
+        raise CheckpointError.of(
+            code="C012",
+            what=f"{path} is not what --from {named} reads"
+            + (f": it is {found.wrote}" if found is not None else ""),
+            where="--from",
+            fix="leave --from out: what PATH is shows in its files",
+        )
+    if damage := damage_in(found):
+        raise CheckpointError(*damage)
+    form, source = found.source
+    if form is None:
+        raise CheckpointError(no_weights(found))
+    return form, source
+
+
 def with_known_config(asked: Conversion) -> Conversion:
     """With the model's config.json: the source's own, or that of the run it lies in."""
     source = Path(asked.source)
@@ -85,6 +162,10 @@ def with_known_config(asked: Conversion) -> Conversion:
     if asked.source_form != "paceline" and own.is_file():
         config: dict[str, Any] = json.loads(own.read_text(encoding="utf-8"))
         return replace(asked, config=config, beside=files_beside(own.parent))
+    if asked.source_form == "adapter":
+        return _with_base(asked, source)
+    if asked.source_form != "paceline":
+        return asked
     try:
         job = open_run(source.parent.parent).job()
         known = written_config(job)
@@ -121,6 +202,38 @@ def _adapters(job: Job, config: Mapping[str, Any] | None) -> AdapterFacts | None
         weights=() if found is None else tuple(map(str, found.weights)),
         quantised=spec.kind == "qlora",
     )
+
+
+def _with_base(asked: Conversion, adapter: Path) -> Conversion:
+    """What peft's own folder needs: its settings beside it, or its base to merge it into."""
+    settings = adapter / CONFIG
+    if not asked.merge:
+        return replace(asked, beside=(str(settings), *files_beside(adapter)))
+    config: dict[str, Any] = json.loads(settings.read_text(encoding="utf-8"))
+    named = str(config.get("base_model_name_or_path") or "")
+    base = folder_of(named, adapter)
+    unlike = [name for name in NOT_READ if config.get(name)]
+    if base is None or unlike or config.get("peft_type") != "LORA":
+        why = f"its base {named or '(unnamed)'} is not on this machine"
+        if base is not None:
+            why = f"its adapter_config.json sets {', '.join(unlike) or config.get('peft_type')}"
+        raise JobError.of(
+            code="C012",
+            what=f"{adapter} cannot be merged here: {why}",
+            where="--merge",
+            fix="merge it with peft: PeftModel.from_pretrained(base, PATH).merge_and_unload()",
+        )
+    known: dict[str, Any] = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    facts = AdapterFacts(
+        rank=config["r"],
+        alpha=config["lora_alpha"],
+        dropout=0.0,
+        rslora=bool(config.get("use_rslora")),
+        model_type=str(known["model_type"]),
+        base=named,
+        weights=tuple(map(str, weight_files(base, "--merge"))),
+    )
+    return replace(asked, config=known, beside=files_beside(base), adapters=facts)
 
 
 def _problem(asked: Conversion, code: str, what: str) -> Problem:

@@ -9,7 +9,6 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -20,7 +19,7 @@ from paceline.job import Job
 from paceline.job.data_fields import is_prepared
 from paceline.job.pretrained import Pretrained, find_pretrained, loads_weights
 from paceline.job.sources import find_tokenizer
-from paceline.launch.convert import convert, verified_facts, with_known_config
+from paceline.launch.convert import convert, unfinished, verified_facts, with_known_config
 from paceline.launch.helper import NoAnswer, ask
 from paceline.prepare import find_prepared
 from paceline.prepare.turns import end_of_turn
@@ -152,7 +151,7 @@ def export(asked: Export, card: Callable[[Exported], str], *, check: bool = True
         CheckpointError: `C012`, it cannot be written; `C013`, it is not the run's model.
     """
     base = None if asked.pretrained is None else asked.pretrained.folder
-    with _unfinished(asked.out) as folder:
+    with unfinished(asked.out) as folder:
         done = convert(replace(asked.conversion, out=str(folder)))
         _write_tokenizer(asked.job, folder)
         _pad_classifier(folder)
@@ -177,26 +176,6 @@ def export(asked: Export, card: Callable[[Exported], str], *, check: bool = True
         names = sorted(path.name for path in folder.iterdir())
     files = tuple(str(asked.out / name) for name in names)
     return replace(exported, converted=replace(done, files=files))
-
-
-@contextmanager
-def _unfinished(out: Path) -> Iterator[Path]:
-    """A folder beside another, which becomes it when all is well and is removed otherwise."""
-    folder = out.resolve().with_name(f".{out.name}.unfinished")
-    try:
-        shutil.rmtree(folder, ignore_errors=True)  # of an export that was killed
-        folder.mkdir(parents=True)
-        yield folder
-        folder.replace(out)  # an empty folder may be there
-    except OSError as error:
-        raise JobError.of(
-            code="R002",
-            what=f"{out} cannot be written: {error.strerror or error}",
-            where="OUT",
-            fix="give a folder that you may write to, on a disk with room",
-        ) from None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _own_program(run: RunFolder, checkpoint: Path, why: str) -> JobError:

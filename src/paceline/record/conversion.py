@@ -7,8 +7,10 @@ from typing import Any, Literal
 
 from paceline.errors import Problem
 
-Form = Literal["paceline", "safetensors", "torch", "gguf"]
-"""`gguf` is read only."""
+Form = Literal[
+    "paceline", "safetensors", "torch", "gguf", "dcp", "adapter", "deepspeed", "megatron"
+]
+"""The last two and `gguf` are read only; `adapter` is a folder of peft."""
 
 DType = Literal["float32", "bfloat16", "float16"]
 
@@ -39,10 +41,13 @@ class Conversion:
     """One conversion. Paths are absolute."""
 
     source: str
-    """A checkpoint folder of ours, verified; or a folder or file of safetensors."""
+    """A checkpoint folder of ours, verified; or a folder or file of another program."""
 
     out: str
     """A folder; for `torch` a file."""
+
+    key: str | None = None
+    """Where in files of torch the weights are; None finds it."""
 
     source_form: Form
     form: Form
@@ -95,6 +100,50 @@ class Converted:
 
     problem: Problem | None = None
     """Why nothing was written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What is to be seen of another program's checkpoint."""
+
+    path: str
+    form: Form
+    key: str | None = None
+    scan: bool = False
+    """Whether every value is read, and compared with what is known of the model."""
+
+    config: Mapping[str, Any] | None = None
+    """config.json beside it; of an adapter's base."""
+
+    tokenizer: str | None = None
+    """Its folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldTensor:
+    """One tensor of a checkpoint."""
+
+    name: str
+    dtype: str
+    """As torch names it: `bfloat16`."""
+
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What a checkpoint holds."""
+
+    tensors: tuple[HeldTensor, ...] = ()
+    notes: tuple[str, ...] = ()
+    config: Mapping[str, Any] | None = None
+    """config.json of the model; where there is none, what the checkpoint itself tells."""
+
+    checked: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+    """What was not checked, with the reason."""
+
+    problems: tuple[Problem, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

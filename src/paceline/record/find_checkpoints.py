@@ -4,6 +4,7 @@ from pathlib import Path
 
 from paceline.errors import JobError
 from paceline.record.checkpoints import COMMIT, MANIFEST, list_checkpoints
+from paceline.record.tensors import TENSORS
 
 
 def checkpoints_at(path: Path) -> list[Path]:
@@ -78,4 +79,4 @@ def is_checkpoint(path: Path) -> bool:
 
 def is_ours(path: Path) -> bool:
     """Whether a folder is a checkpoint that Paceline wrote, or began to write."""
-    return (path / MANIFEST).exists() or (path / COMMIT).exists()
+    return any((path / name).exists() for name in (MANIFEST, COMMIT, TENSORS))

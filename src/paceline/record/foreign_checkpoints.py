@@ -6,6 +6,8 @@
     Accelerate   random_states_0.pkl, optimizer.bin or optimizer_0/
     weights      config.json, model*.safetensors or pytorch_model*.bin
     DCP          .metadata, *.distcp
+    adapter      adapter_config.json, adapter_model.safetensors or .bin (peft)
+    file         one file: .safetensors, or .pt, .pth, .bin, .ckpt of torch.save
 
 Names of files are read, and of pickles the numbers and words that follow a name; nothing of a
 pickle is executed. Leaves out whether the bytes are whole: none of these formats says.
@@ -22,7 +24,30 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-Kind = Literal["deepspeed", "megatron", "trainer", "accelerate", "weights", "dcp"]
+from paceline.record.conversion import Form
+
+Kind = Literal[
+    "deepspeed", "megatron", "trainer", "accelerate", "weights", "dcp", "adapter", "file"
+]
+
+NAMES: Mapping[Kind, str] = {
+    "deepspeed": "DeepSpeed",
+    "megatron": "Megatron-LM",
+    "trainer": "a Hugging Face Trainer's checkpoint",
+    "accelerate": "Accelerate's save_state",
+    "weights": "weights of Hugging Face",
+    "dcp": "torch.distributed.checkpoint",
+    "adapter": "a peft adapter",
+    "file": "one file of weights",
+}
+"""As a person reads them."""
+
+_FSDP = "pytorch_model_fsdp_0"
+"""Folder of Accelerate's and Trainer's sharded weights. Source: accelerate 1.15,
+utils/fsdp_utils.py, `save_fsdp_model`."""
+
+TORCH_FILES = (".pt", ".pth", ".bin", ".ckpt")
+"""Endings of what `torch.save` writes."""
 
 _ZERO_FILE = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_(optim|model)_states\.pt$")
 _MODEL_FILE = re.compile(r"mp_rank_(\d+)_model_states\.pt$")
@@ -60,15 +85,44 @@ class ForeignCheckpoint:
     """Files that must be there, by the names of the others."""
 
     config: Mapping[str, Any] | None = None
-    """config.json of the model beside it."""
+    """config.json of the model beside it; adapter_config.json of an adapter."""
+
+    @property
+    def wrote(self) -> str:
+        """What it is and in which layout it was written, for a person."""
+        degrees = ", ".join(f"{name} {size}" for name, size in sorted(self.degrees.items()))
+        form = f" ({self.form})" if self.form else ""
+        step = f", step {self.step}" if self.step is not None else ""
+        return f"{NAMES[self.kind]}{form}{step}" + (f", {degrees}" if degrees else "")
+
+    @property
+    def source(self) -> tuple[Form | None, Path]:
+        """How its weights are kept, and where; None where it has none that are read."""
+        if self.kind in ("deepspeed", "megatron", "adapter", "dcp"):
+            return self.kind, self.path
+        if self.kind == "file":
+            return ("torch" if self.path.suffix in TORCH_FILES else "safetensors"), self.path
+        if self.is_safetensors:
+            return "safetensors", self.path
+        if (self.path / _FSDP / ".metadata").is_file():
+            return "dcp", self.path / _FSDP
+        return ("torch" if any(self.path.glob("pytorch_model*.bin")) else None), self.path
 
 
 def find_foreign(path: Path) -> ForeignCheckpoint | None:
-    """The checkpoint that a folder is, or the newest one in it; None for others.
+    """The checkpoint that a folder or file is, or the newest one in a folder; None for others.
 
     Raises:
         OSError: The folder cannot be read.
     """
+    if path.is_file() and path.suffix in (".safetensors", *TORCH_FILES):
+        return ForeignCheckpoint(
+            kind="file",
+            path=path,
+            root=path,
+            is_safetensors=path.suffix == ".safetensors",
+            config=_config(path.parent),
+        )
     if not path.is_dir():
         return None
     steps = [(step, each) for each in path.iterdir() if (step := _step(each.name)) is not None]
@@ -79,7 +133,7 @@ def find_foreign(path: Path) -> ForeignCheckpoint | None:
 
 def _one(path: Path) -> ForeignCheckpoint | None:
     names = sorted(each.name for each in path.iterdir())
-    for look in (_trainer, _accelerate, _deepspeed, _megatron, _weights, _dcp):
+    for look in (_trainer, _accelerate, _deepspeed, _megatron, _adapter, _weights, _dcp):
         found = look(path, names)
         if found is not None:
             return found
@@ -213,17 +267,31 @@ def _megatron(path: Path, names: Sequence[str]) -> ForeignCheckpoint | None:
     )
 
 
+def _adapter(path: Path, names: Sequence[str]) -> ForeignCheckpoint | None:
+    if "adapter_config.json" not in names or _has_safetensors(names):
+        return None
+    has_weights = any(name in names for name in ("adapter_model.safetensors", "adapter_model.bin"))
+    return ForeignCheckpoint(
+        kind="adapter",
+        path=path,
+        root=path,
+        missing=[] if has_weights else ["adapter_model.safetensors"],
+        config=_json(path / "adapter_config.json"),
+    )
+
+
 def _weights(path: Path, names: Sequence[str]) -> ForeignCheckpoint | None:
     is_safetensors = _has_safetensors(names)
     is_pickled = any(re.fullmatch(r"pytorch_model.*\.bin", name) for name in names)
-    if not is_safetensors and not is_pickled:
+    missing = _missing_shards(path, names)
+    if not is_safetensors and not is_pickled and not missing:
         return None
     return ForeignCheckpoint(
         kind="weights",
         path=path,
         root=path,
         is_safetensors=is_safetensors,
-        missing=_missing_shards(path, names),
+        missing=missing,
         config=_config(path),
     )
 

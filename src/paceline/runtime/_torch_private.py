@@ -493,6 +493,21 @@ def storage_info(path: str, offset: int, length: int) -> Any:
     return _StorageInfo(path, offset, length)
 
 
+def table_classes() -> dict[str, Any]:
+    """Every class of torch in a checkpoint's table of contents, by its name in the pickle."""
+    from torch.distributed.checkpoint import metadata
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+    from torch.serialization import _get_layout
+
+    classes = (
+        *(metadata.Metadata, metadata.MetadataIndex, metadata.StorageMeta, torch.Size),
+        *(metadata.TensorStorageMetadata, metadata.BytesStorageMetadata, _StorageInfo),
+        *(metadata.ChunkStorageMetadata, metadata.TensorProperties, metadata._MEM_FORMAT_ENCODING),
+    )
+    found: dict[str, Any] = {f"{each.__module__}.{each.__qualname__}": each for each in classes}
+    return {**found, "torch.serialization._get_layout": _get_layout}
+
+
 # The compiler.
 
 

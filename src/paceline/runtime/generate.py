@@ -21,7 +21,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be generated."""
 
     folder: str
-    """With config.json, weights and, unless tokens are bytes, a tokenizer."""
+    """With config.json and weights, or an adapter of peft."""
+
+    tokenizer: str | None = None
+    """Folder of the tokenizer, unless tokens are bytes; None is the same folder."""
 
     prompts: tuple[Prompt, ...]
     num_tokens: int
@@ -74,7 +77,7 @@ def generate(asked: Request) -> list[Generation]:
         asked.folder, local_files_only=True
     )
     model = model.to(device).eval()
-    words = _Bytes() if asked.is_bytes else _Tokenizer(asked.folder)
+    words = _Bytes() if asked.is_bytes else _Tokenizer(asked.tokenizer or asked.folder)
     found = []
     for prompt in asked.prompts:
         ids = torch.tensor([words.encode(prompt)], device=device)

@@ -2,30 +2,32 @@
 
     python -m paceline.runtime.checkpoint.export < request.json
 
-To Hugging Face safetensors and from them, from Hugging Face's pickled weights and GGUF files, to a
-file of torch, to another number of files. Every conversion is read back, and its digest compared
-with that of the source.
+To Hugging Face safetensors, a file of torch, a folder of torch.distributed.checkpoint and another
+number of files; from all of these, from GGUF files, DeepSpeed and Megatron. Every conversion is
+read back, and its digest compared with that of the source.
 """
 
 import json
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from pickle import UnpicklingError
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict_saver import save
 
-from paceline.errors import CheckpointError, reason_of
-from paceline.job.pretrained import PICKLES, files_beside
+from paceline.errors import CheckpointError, PacelineError, reason_of
+from paceline.job.adapters import WEIGHTS
+from paceline.job.pretrained import files_beside
 from paceline.profile.hf_names import are_built_in, from_hf_name, to_hf_name
 from paceline.profile.runnable import is_built_in
 from paceline.record.conversion import AdapterFacts, Conversion, Converted
@@ -37,17 +39,20 @@ from paceline.runtime.checkpoint.adapter_files import (
     peft_name,
 )
 from paceline.runtime.checkpoint.family_names import as_stored
+from paceline.runtime.checkpoint.readers import read_safetensors, read_weights
 from paceline.runtime.checkpoint.state_files import Load, StateFiles, digest_of, write_state
 from paceline.runtime.state import DATA, MODEL, OPTIMIZER, split_optimizer_name
 
 _INDEX = "model.safetensors.index.json"
+_ONE = ("model.safetensors", WEIGHTS)
+"""The one file of a model, and of adapters."""
+
 _UNREADABLE = (
     OSError,
     ValueError,
     KeyError,
     RuntimeError,
     AttributeError,
-    UnpicklingError,
     EOFError,
 )
 """What readers of a damaged source raise, or of one that holds something else."""
@@ -59,6 +64,8 @@ class _State:
 
     values: Mapping[str, Load]
     notes: tuple[str, ...] = ()
+    config: Mapping[str, Any] | None = None
+    """config.json of the model, where it is known."""
 
 
 def convert(asked: Conversion) -> Converted:
@@ -74,7 +81,9 @@ def convert(asked: Conversion) -> Converted:
                 beside.mkdir(parents=True, exist_ok=True)
                 folder = held.enter_context(TemporaryDirectory(dir=beside, prefix=".gguf-"))
                 asked = _unpacked(asked, Path(folder))
-            state = _READERS[asked.source_form](asked)
+            state = _READERS.get(asked.source_form, _from_others)(asked)
+            if state.config is not None:
+                asked = replace(asked, config=state.config)
             done = _WRITERS[asked.form](asked, state)
     except (*_UNREADABLE, WriteError, ImportError) as error:
         raise _problem(asked, error) from error
@@ -102,46 +111,26 @@ def _from_ours(asked: Conversion) -> _State:
     return _State({name: partial(files.value, name) for name in names})
 
 
-def _from_safetensors(asked: Conversion) -> _State:
-    source = Path(asked.source)
-    paths = [source] if source.is_file() else sorted(source.glob("*.safetensors"))
-    if not paths:
-        raise ValueError("there is no .safetensors file")
-    return _by_our_names(asked, _tensors_in(paths))
+def _from_others(asked: Conversion) -> _State:
+    found = read_weights(asked.source_form, Path(asked.source), asked.key)
+    config = asked.config if asked.config is not None else found.config
+    values: dict[str, Load] = {name: each.load for name, each in found.entries.items()}
+    if asked.source_form == "adapter":
+        if asked.merge:  # by the names of the base's modules
+            prefix = peft_name("")[: -len(".weight")]
+            names = {each: each.removeprefix(prefix).removesuffix(".weight") for each in values}
+            values = {names[each]: load for each, load in values.items()}
+        return _State({MODEL + name: load for name, load in values.items()}, found.notes, config)
+    return _by_our_names(asked, config, values, found.notes)
 
 
 def _tensors_in(paths: Iterable[Path | str]) -> dict[str, Load]:
     """The tensors of safetensors files, read one at a time."""
-    from safetensors import safe_open
-
-    def load(path: Path | str, name: str) -> Tensor:
-        with safe_open(path, framework="pt") as opened:
-            tensor: Tensor = opened.get_tensor(name)
-        return tensor
-
-    values: dict[str, Load] = {}
-    for path in paths:
-        with safe_open(path, framework="pt") as opened:
-            values |= {name: partial(load, path, name) for name in opened.keys()}  # noqa: SIM118
-    return values
-
-
-def _from_torch(asked: Conversion) -> _State:
-    """Pickled weights, mapped into memory. Nothing in them is run."""
-    source = Path(asked.source)
-    paths = [source] if source.is_file() else sorted(source.glob(PICKLES))
-    if not paths:
-        raise ValueError(f"there is no {PICKLES}")
-    values: dict[str, Load] = {}
-    for path in paths:
-        read = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-        values |= {name: partial(_copy, tensor) for name, tensor in read.items()}
-    return _by_our_names(asked, values)
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    """Of its own memory: tied ones share it, which safetensors refuses."""
-    return tensor.clone(memory_format=torch.contiguous_format)
+    return {
+        name: each.load
+        for path in paths
+        for name, each in read_safetensors(Path(path)).entries.items()
+    }
 
 
 def _unpacked(asked: Conversion, folder: Path) -> Conversion:
@@ -169,18 +158,24 @@ def _unpacked(asked: Conversion, folder: Path) -> Conversion:
     )
 
 
-def _by_our_names(asked: Conversion, values: dict[str, Load]) -> _State:
-    config, notes = asked.config or {}, []
-    if config.get("tie_word_embeddings") and "lm_head.weight" in values:
+def _by_our_names(
+    asked: Conversion,
+    config: Mapping[str, Any] | None,
+    values: dict[str, Load],
+    told: Sequence[str],
+) -> _State:
+    known, notes = config or {}, [*told]
+    if known.get("tie_word_embeddings") and "lm_head.weight" in values:
         del values["lm_head.weight"]
         notes.append("lm_head.weight is the embedding, by config.json: it is saved once")
     names = {name: name for name in values}
-    if config and is_built_in(config):
+    if known and is_built_in(known) and asked.form not in ("torch", "dcp"):
         ours = {name: from_hf_name(name) for name in values}
         if all(ours.values()):
             names = {name: str(each) for name, each in ours.items()}
             notes.append("names are those of the built-in decoder, which this model can be")
-    return _State({MODEL + names[name]: each for name, each in values.items()}, tuple(notes))
+    values = {MODEL + names[name]: each for name, each in values.items()}
+    return _State(values, tuple(notes), config)
 
 
 def _to_ours(asked: Conversion, state: _State) -> Converted:
@@ -251,7 +246,7 @@ def _to_safetensors(asked: Conversion, state: _State) -> Converted:
     places: dict[str, str] = {}
     for number, group in enumerate(groups, 1):
         name = (
-            "model.safetensors"
+            _ONE[asked.source_form == "adapter" and not asked.merge]
             if len(groups) == 1
             else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
         )
@@ -265,7 +260,7 @@ def _to_safetensors(asked: Conversion, state: _State) -> Converted:
     if asked.config is not None:
         files.append(out / "config.json")
         files[-1].write_text(json.dumps(_config_of(asked, asked.config), indent=2) + "\n")
-    else:
+    elif asked.source_form != "adapter":
         notes.append("config.json is not written: the model's is not known")
     written = [path for path in files if path.suffix == ".safetensors"]
     files += _copy_beside(asked, out)
@@ -321,20 +316,22 @@ def _natural(name: str) -> list[Any]:
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
-def _to_torch(asked: Conversion, state: _State) -> Converted:
-    model: dict[str, Any] = {}
-    optimizer: dict[str, dict[str, Any]] = {}
+def _tree(state: _State) -> dict[str, dict[str, Any]]:
+    """`model` and `optimizer`, as other programs nest them."""
+    tree: dict[str, dict[str, Any]] = {"model": {}, "optimizer": {}}
     for name, load in state.values.items():
         if name.startswith(OPTIMIZER):
             owner, key, part = split_optimizer_name(name)
-            optimizer.setdefault(owner, {})[key + part] = load()
+            tree["optimizer"].setdefault(owner, {})[key + part] = load()
         else:
-            model[name.removeprefix(MODEL)] = load()
+            tree["model"][name.removeprefix(MODEL)] = load()
+    return tree
+
+
+def _to_torch(asked: Conversion, state: _State) -> Converted:
     out = Path(asked.out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial_file = out.with_name(out.name + ".tmp")
-    torch.save({"step": asked.step, "model": model, "optimizer": optimizer}, partial_file)
-    partial_file.rename(out)
+    torch.save({"step": asked.step, **_tree(state)}, out)
     found = torch.load(out, weights_only=False, mmap=True)
     after: dict[str, Load] = {MODEL + name: partial(_same, v) for name, v in found["model"].items()}
     for owner, values in found["optimizer"].items():
@@ -347,12 +344,37 @@ def _to_torch(asked: Conversion, state: _State) -> Converted:
     )
 
 
+def _to_dcp(asked: Conversion, state: _State) -> Converted:
+    """A folder of torch.distributed.checkpoint as a program of one process writes it."""
+    out = Path(asked.out)
+    with warnings.catch_warnings():  # that there is no process group is as it should be
+        warnings.simplefilter("ignore", UserWarning)
+        save({"step": asked.step, **_tree(state)}, checkpoint_id=out, no_dist=True)
+    written = StateFiles(out)
+    after: dict[str, Load] = {}
+    for name, (first, *rest) in (written.metadata.planner_data or {}).items():
+        if rest:
+            after["/".join((first, *rest))] = partial(written.value, name)
+    files = sorted(out.iterdir())
+    return Converted(
+        files=tuple(map(str, files)),
+        num_bytes=sum(file.stat().st_size for file in files),
+        before=digest_of(state.values),
+        after=digest_of(after),
+    )
+
+
 def _same(value: Any) -> Any:
     return value
 
 
-_READERS = {"paceline": _from_ours, "safetensors": _from_safetensors, "torch": _from_torch}
-_WRITERS = {"paceline": _to_ours, "safetensors": _to_safetensors, "torch": _to_torch}
+_READERS = {"paceline": _from_ours}
+_WRITERS = {
+    "paceline": _to_ours,
+    "safetensors": _to_safetensors,
+    "torch": _to_torch,
+    "dcp": _to_dcp,
+}
 
 
 def main() -> None:
@@ -360,7 +382,7 @@ def main() -> None:
     asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Conversion)
     try:
         done = convert(asked)
-    except CheckpointError as error:
+    except PacelineError as error:
         done = Converted(problem=error.problems[0])
     sys.stdout.buffer.write(b"\n" + msgspec.json.encode(done) + b"\n")
 

@@ -4,7 +4,6 @@ Reads what any layout wrote; holds one whole tensor in memory at a time.
 """
 
 import io
-import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +26,7 @@ from paceline.runtime.checkpoint._files import (
 )
 from paceline.runtime.checkpoint._frames import frame_of, table_of_contents
 from paceline.runtime.checkpoint._share import encode
+from paceline.runtime.checkpoint.pickles import read_table
 from paceline.runtime.digest import line_of, seal_of
 
 Load = Callable[[], Any]
@@ -35,16 +35,14 @@ Load = Callable[[], Any]
 
 @dataclass(frozen=True)
 class StateFiles:
-    """A checkpoint folder that was verified."""
+    """A checkpoint folder of ours that was verified, or the tensors of another program's."""
 
     path: Path
 
     @cached_property
     def metadata(self) -> Metadata:
-        """torch's table of contents: a pickle, of a folder whose hashes were compared before.
-        Whoever can write there can have code run here."""
-        found: Metadata = pickle.loads((self.path / ".metadata").read_bytes())
-        return found
+        """torch's table of contents."""
+        return read_table(self.path)
 
     @property
     def names(self) -> list[str]:

@@ -1,0 +1,151 @@
+"""Look into another program's checkpoint: request on stdin, answer on stdout, both JSON.
+
+    python -m paceline.runtime.checkpoint.look < request.json
+
+What it holds; and where it is asked, whether every value is a number, the shapes are those of the
+model that config.json describes, and the tokenizer loads and stays inside the embedding.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from paceline.errors import JobError, PacelineError, Problem, reason_of
+from paceline.job.safetensors import StoredTensor
+from paceline.profile.fitting import listed
+from paceline.record.conversion import HeldTensor, Look, Seen
+from paceline.runtime.checkpoint.foreign import Entry
+from paceline.runtime.checkpoint.readers import read_weights
+from paceline.runtime.pretrained_names import map_weights
+
+_Said = tuple[list[str], list[str], list[Problem]]
+"""What was checked, what was not and why, and what is wrong."""
+
+
+def look(asked: Look) -> Seen:
+    """What is there, and what is wrong with it."""
+    try:
+        weights = read_weights(asked.form, Path(asked.path), asked.key)
+    except PacelineError as error:
+        return Seen(problems=tuple(error.problems))
+    config = asked.config or weights.config
+    checked, skipped, problems = list[str](), list[str](), list[Problem]()
+    if asked.scan:
+        problems += _scan(asked, weights.entries)
+        checked.append(f"every value of {len(weights.entries)} tensors is a number")
+        if config is not None and asked.form != "adapter":
+            _fit(asked, config, weights.entries, (checked, skipped, problems))
+        if asked.tokenizer is not None:
+            _tokenizer(asked, config or {}, (checked, skipped, problems))
+    held = [
+        HeldTensor(name=name, dtype=str(each.dtype).removeprefix("torch."), shape=each.shape)
+        for name, each in weights.entries.items()
+    ]
+    return Seen(
+        tensors=tuple(held),
+        notes=weights.notes,
+        config=config,
+        checked=tuple(checked),
+        skipped=tuple(skipped),
+        problems=tuple(problems),
+    )
+
+
+def _scan(asked: Look, entries: Mapping[str, Entry]) -> Iterator[Problem]:
+    """`C016`: tensors with values that are NaN or infinite; `M012`: those that cannot be read."""
+    wrong: list[str] = []
+    for name, each in entries.items():
+        try:
+            values = each.load()
+        except Exception as error:  # noqa: BLE001 - a damaged file fails in its library's own way
+            yield Problem(
+                code="M012",
+                what=f"{name} cannot be read: {reason_of(error)}",
+                where=asked.path,
+                fix="copy or download the file again",
+            )
+            continue
+        if values.is_floating_point():
+            values = values.float() if values.element_size() == 1 else values
+            nan, infinite = int(values.isnan().sum()), int(values.isinf().sum())
+            if nan or infinite:
+                wrong.append(f"{name} ({nan} NaN, {infinite} infinite of {values.numel()})")
+    if wrong:
+        yield Problem(
+            code="C016",
+            what=f"{len(wrong)} tensors have values that are no numbers: {listed(wrong)}",
+            where=asked.path,
+            fix="take an earlier checkpoint; `paceline diagnose` finds where a loss became NaN",
+        )
+
+
+def _fit(asked: Look, config: Mapping[str, Any], entries: Mapping[str, Entry], said: _Said) -> None:
+    """Compare names and shapes with the model of transformers that config.json describes."""
+    checked, skipped, problems = said
+    named = (config.get("architectures") or [None])[0]
+    if config.get("quantization_config"):
+        skipped.append("names and shapes: the weights are quantised")
+        return
+    try:
+        import transformers
+
+        fields = {name: value for name, value in config.items() if name != "auto_map"}
+        kind = fields.pop("model_type")
+        with torch.device("meta"):
+            model = getattr(transformers, named)(transformers.AutoConfig.for_model(kind, **fields))
+            model.tie_weights()
+    except Exception as error:  # noqa: BLE001 - whatever transformers says of the config is shown
+        skipped.append(f"names and shapes: transformers cannot build {named}: {reason_of(error)}")
+        return
+    stored = {
+        name: StoredTensor(name=name, path=Path(asked.path), dtype="F32", shape=each.shape, start=0)
+        for name, each in entries.items()
+    }  # types are compared apart: a model may have whole numbers too
+    try:
+        map_weights(model, stored, where=asked.path)
+        checked.append(f"names and shapes are those of {named} with this config.json")
+    except JobError as error:
+        problems += error.problems
+
+
+def _tokenizer(asked: Look, config: Mapping[str, Any], said: _Said) -> None:
+    """`C017`: the tokenizer does not load, or has tokens that the embedding has no row for."""
+    checked, skipped, problems = said
+    fix = "copy the tokenizer's files of the same model beside config.json"
+    try:
+        import transformers
+
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
+            asked.tokenizer, local_files_only=True
+        )
+        largest = max(tokenizer.get_vocab().values())
+    except ImportError as error:
+        skipped.append(f"the tokenizer: {error}")
+        return
+    except Exception as error:  # noqa: BLE001 - whatever the library says of the files is shown
+        what = f"the tokenizer does not load: {reason_of(error)}"
+        problems.append(Problem(code="C017", what=what, where=str(asked.tokenizer), fix=fix))
+        return
+    text = config.get("text_config") or config
+    rows = text.get("vocab_size")
+    if rows is None:
+        checked.append(f"the tokenizer loads; its largest token is {largest}")
+    elif largest >= rows:
+        what = f"the tokenizer has tokens up to {largest}, and the embedding {rows} rows"
+        problems.append(Problem(code="C017", what=what, where=str(asked.tokenizer), fix=fix))
+    else:
+        checked.append(f"the tokenizer loads; its largest token {largest} is below {rows}")
+
+
+def main() -> None:
+    """Entry point of the process."""
+    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Look)
+    sys.stdout.buffer.write(b"\n" + msgspec.json.encode(look(asked)) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,344 @@
+"""Megatron-LM's weights by the names of Hugging Face: Llama, Mistral and Qwen2, and GPT-2.
+
+    torch_dist  iter_*/ as torch.distributed.checkpoint has it, the layers of one kind stacked
+    legacy      iter_*/mp_rank_TT[_PPP]/model_optim_rng.pt, one for each tensor and pipeline rank
+
+Query, key and value of a Megatron model are one matrix, group by group of key heads; gate and up
+are one as well. Any setting or tensor beyond these families is refused by name.
+
+Source: Megatron-LM, core/transformer/attention.py (`SelfAttention.get_query_key_value_tensors`),
+core/transformer/mlp.py (`apply_swiglu_sharded_factory`), tools/checkpoint/schema_core.py.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.errors import CheckpointError
+from paceline.runtime.checkpoint.foreign import Entry, Weights, entry, tensors_of
+from paceline.runtime.checkpoint.pickles import read_pickle
+from paceline.runtime.checkpoint.state_files import StateFiles
+
+_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+_STACKED = re.compile(r"decoder\.layers\.(?!\d)(.+)")
+_NO_WEIGHTS = re.compile(
+    r"(^|\.)(optimizer|rng_state|rerun_state\w*|opt_param_scheduler)|_extra_state"
+)
+
+_SAME = {
+    "self_attention.linear_qkv.layer_norm_": "input_layernorm.",
+    "mlp.linear_fc1.layer_norm_": "pre_mlp_layernorm.",
+}
+"""Transformer Engine's names of the norms that it fuses -> those without it."""
+
+_ROWS = ("linear_proj.weight", "linear_fc2.weight")
+_COLUMNS = ("word_embeddings.weight", "output_layer.weight", "linear_qkv.", "linear_fc1.")
+"""Which of its dimensions tensor ranks share: 1, and 0."""
+
+_LLAMA = {
+    "embedding.word_embeddings.weight": "model.embed_tokens.weight",
+    "decoder.final_layernorm.weight": "model.norm.weight",
+    "output_layer.weight": "lm_head.weight",
+    "input_layernorm.weight": "input_layernorm.weight",
+    "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
+    "self_attention.linear_proj.weight": "self_attn.o_proj.weight",
+    "mlp.linear_fc2.weight": "mlp.down_proj.weight",
+}
+_GPT2 = {
+    "embedding.word_embeddings.weight": "transformer.wte.weight",
+    "embedding.position_embeddings.weight": "transformer.wpe.weight",
+    "decoder.final_layernorm.": "transformer.ln_f.",
+    "input_layernorm.": "ln_1.",
+    "pre_mlp_layernorm.": "ln_2.",
+    "self_attention.linear_proj.": "attn.c_proj.",
+    "mlp.linear_fc1.": "mlp.c_fc.",
+    "mlp.linear_fc2.": "mlp.c_proj.",
+}
+"""GPT-2's matrices have input x output features, so they are turned."""
+
+_LLAMA_LIKE = {
+    "normalization": "RMSNorm",
+    "position_embedding_type": "rope",
+    "swiglu": True,
+    "add_bias_linear": False,
+}
+_GPT2_LIKE = {
+    "normalization": "LayerNorm",
+    "position_embedding_type": "learned_absolute",
+    "swiglu": False,
+    "add_bias_linear": True,
+    "untie_embeddings_and_output_weights": False,
+}
+_PLAIN = {
+    "num_experts": None,
+    "multi_latent_attention": False,
+    "qk_layernorm": False,
+    "rotary_percent": 1.0,
+    "rotary_interleaved": False,
+    "use_rope_scaling": False,
+    "rotary_seq_len_interpolation_factor": None,
+    "apply_layernorm_1p": False,
+    "squared_relu": False,
+    "is_hybrid_model": False,
+    "hybrid_layer_pattern": None,
+    "mtp_num_layers": None,
+    "window_size": None,
+}
+"""Megatron's arguments and the values with which a model is of a family here; absent ones are
+off."""
+
+
+def read_megatron(path: Path, key: str | None = None) -> Weights:
+    """The weights of an `iter_*` folder and the config.json of the model that they are.
+
+    Raises:
+        CheckpointError: `C015`, `M012`: a file cannot be read; `C012`, the model is of another
+            family.
+    """
+    about = partial(CheckpointError.of, code="C012", where=str(path))
+    fix = "export it with Megatron-Bridge: examples/conversion/convert_checkpoints.py export"
+    if key is not None:
+        raise about(what="--key does not apply to Megatron's folders", fix="leave --key out")
+    is_dcp = (path / ".metadata").is_file()
+    args, tensors = _stacked(path) if is_dcp else _of_ranks(path)
+    get = vars(args).get
+    has_bias = bool(get("add_qkv_bias"))
+    likes = {"llama": _LLAMA_LIKE, "gpt2": _GPT2_LIKE}
+    wrong = {name: _differing(get, {**_PLAIN, **like}) for name, like in likes.items()}
+    family = min(wrong, key=lambda name: len(wrong[name]))
+    if wrong[family]:
+        what = f"{path.name} is no Llama, Mistral, Qwen2 or GPT-2: {', '.join(wrong[family])}"
+        raise about(what=what, fix=fix)
+    tensors = {_common(name): each for name, each in tensors.items()}
+    heads, hidden = int(args.num_attention_heads), int(args.hidden_size)
+    groups = int(get("num_query_groups") or heads) if get("group_query_attention") else heads
+    width = int(get("kv_channels") or hidden // heads)
+    entries: dict[str, Entry] = {}
+    for name, each in tensors.items():
+        found = _LAYER.fullmatch(name)
+        inner = found[2] if found else name
+        if family == "llama":
+            parts = _llama(inner, each, groups, heads // groups, width)
+            prefix = f"model.layers.{found[1]}." if found else ""
+        else:
+            parts = _gpt2(inner, each, groups, width)
+            prefix = f"transformer.h.{found[1]}." if found else ""
+        if parts is None:
+            raise about(what=f"{name} has no place in a {family} of Hugging Face", fix=fix)
+        entries |= {prefix + part: value for part, value in parts.items()}
+    layers = int(args.num_layers)
+    lost = [str(n) for n in range(layers) if not any(f".{n}." in name for name in entries)]
+    if lost:
+        raise about(what=f"layers {', '.join(lost[:8])} of {layers} are not there", fix=fix)
+    config = (_llama_config if family == "llama" else _gpt2_config)(args, entries, has_bias)
+    notes = (f"names are those of {config['architectures'][0]}; config.json is from its arguments",)
+    return Weights(entries=entries, notes=notes, config=config)
+
+
+def _differing(get: Callable[..., Any], like: Mapping[str, Any]) -> list[str]:
+    """Settings that are not as a family has them."""
+    return [
+        f"{name} is {value}"
+        for name, wanted in like.items()
+        if (value := get(name, wanted)) != wanted and (value or wanted)
+    ]
+
+
+def _common(name: str) -> str:
+    for fused, plain in _SAME.items():
+        name = name.replace(fused, plain)
+    return name
+
+
+def _stacked(path: Path) -> tuple[Any, dict[str, Entry]]:
+    """Arguments and tensors of torch_dist."""
+    args, files = read_pickle(path / "common.pt").get("args"), StateFiles(path)
+    whole = lru_cache(maxsize=2)(files.value)  # one tensor has a part of every layer
+    entries = {}
+    for name, each in tensors_of(files).items():
+        if _NO_WEIGHTS.search(name):
+            continue
+        found = _STACKED.fullmatch(name)
+        if found is None:
+            entries[name] = each
+            continue
+        for layer in range(each.shape[0]):
+            load = partial(_layer_of, whole, name, layer)
+            inner = f"decoder.layers.{layer}.{found[1]}"
+            entries[inner] = Entry(each.dtype, each.shape[1:], load)
+    return _known(args, path), entries
+
+
+def _layer_of(whole: Callable[[str], Tensor], name: str, layer: int) -> Tensor:
+    return whole(name)[layer].clone()
+
+
+def _of_ranks(path: Path) -> tuple[Any, dict[str, Entry]]:
+    """Arguments and tensors of a legacy folder, those of tensor ranks joined."""
+    stages: dict[int, dict[int, Any]] = {}
+    for folder in sorted(path.glob("mp_rank_*")):
+        tensor, stage = (*map(int, folder.name.split("_")[2:4]), 0)[:2]
+        stages.setdefault(stage, {})[tensor] = read_pickle(folder / "model_optim_rng.pt")
+    args: Any = None
+    entries: dict[str, Entry] = {}
+    layers = 0
+    for _, ranks in sorted(stages.items()):
+        states = [state for _, state in sorted(ranks.items())]
+        args = _known(states[0].get("args"), path)
+        if "model" not in states[0]:
+            raise CheckpointError.of(
+                code="C012",
+                what=f"{path.name} has virtual pipeline stages (model0, model1)",
+                where=str(path),
+                fix="save it as torch_dist, whose names do not depend on the stages",
+            )
+        mine = 0
+        for name in states[0]["model"]:
+            if _NO_WEIGHTS.search(name):
+                continue
+            found = _LAYER.fullmatch(name)
+            mine = max(mine, int(found[1]) + 1 if found else 0)
+            outer = f"decoder.layers.{layers + int(found[1])}.{found[2]}" if found else name
+            parts = [state["model"][name] for state in states]
+            if outer == "output_layer.weight" and not args.untie_embeddings_and_output_weights:
+                continue  # the last stage's copy of the embedding
+            entries[outer] = _joined(name, parts, halves=bool(args.swiglu))
+        layers += mine
+    return args, entries
+
+
+def _known(args: Any, path: Path) -> Any:
+    if args is None or not hasattr(args, "num_layers"):
+        raise CheckpointError.of(
+            code="C012",
+            what=f"{path.name} does not tell the arguments of its model",
+            where=str(path),
+            fix="give a folder that Megatron-LM's own training wrote",
+        )
+    return args
+
+
+def _joined(name: str, parts: Sequence[Tensor], *, halves: bool) -> Entry:
+    first = parts[0]
+    if len(parts) == 1:
+        return entry(first)
+    dim = 1 if name.endswith(_ROWS) else 0 if any(each in name for each in _COLUMNS) else None
+    if "layer_norm" in name:
+        dim = None  # fused into linear_qkv and linear_fc1
+    if dim is None:
+        return entry(first)
+    shape = list(first.shape)
+    shape[dim] *= len(parts)
+    is_gated = halves and "linear_fc1." in name
+
+    def load() -> Tensor:
+        if not is_gated:
+            return torch.cat(list(parts), dim)
+        gates, ups = zip(*(part.chunk(2) for part in parts), strict=True)
+        return torch.cat([*gates, *ups])
+
+    return Entry(first.dtype, tuple(shape), load)
+
+
+def _llama(
+    name: str, each: Entry, groups: int, queries: int, width: int
+) -> dict[str, Entry] | None:
+    if name in _LLAMA:
+        return {_LLAMA[name]: each}
+    kind = name.rpartition(".")[2]
+    if name.startswith("self_attention.linear_qkv."):
+        sizes = {"q_proj": queries, "k_proj": 1, "v_proj": 1}
+        starts = {"q_proj": 0, "k_proj": queries, "v_proj": queries + 1}
+        rest = each.shape[1:]
+        return {
+            f"self_attn.{part}.{kind}": Entry(
+                each.dtype,
+                (groups * size * width, *rest),
+                partial(_heads, each, groups, slice(starts[part], starts[part] + size), width),
+            )
+            for part, size in sizes.items()
+        }
+    if name == "mlp.linear_fc1.weight":
+        half = (each.shape[0] // 2, each.shape[1])
+        return {
+            f"mlp.{part}.weight": Entry(each.dtype, half, partial(_half, each, number))
+            for number, part in enumerate(("gate_proj", "up_proj"))
+        }
+    return None
+
+
+def _heads(each: Entry, groups: int, part: slice, width: int) -> Tensor:
+    """Query, key or value out of groups of heads: (group, heads of it + 2, width) rows."""
+    whole, rest = each.load(), each.shape[1:]
+    return whole.view(groups, -1, width, *rest)[:, part].reshape(-1, *rest).contiguous()
+
+
+def _half(each: Entry, number: int) -> Tensor:
+    return each.load().chunk(2)[number].clone()
+
+
+def _gpt2(name: str, each: Entry, groups: int, width: int) -> dict[str, Entry] | None:
+    is_matrix = len(each.shape) == 2 and "embedding" not in name
+    shape = each.shape[::-1] if is_matrix else each.shape
+    if name.startswith("self_attention.linear_qkv."):
+
+        def fused() -> Tensor:
+            parts = [_heads(each, groups, slice(n, n + 1), width) for n in range(3)]
+            whole = torch.cat(parts)
+            return whole.T.contiguous() if is_matrix else whole
+
+        return {f"attn.c_attn.{name.rpartition('.')[2]}": Entry(each.dtype, shape, fused)}
+    for ours, theirs in _GPT2.items():
+        if name.startswith(ours):
+            load = (lambda: each.load().T.contiguous()) if is_matrix else each.load
+            return {theirs + name.removeprefix(ours): Entry(each.dtype, shape, load)}
+    return None
+
+
+def _dtype(entries: Mapping[str, Entry]) -> str:
+    return str(next(iter(entries.values())).dtype).removeprefix("torch.")
+
+
+def _llama_config(args: Any, entries: Mapping[str, Entry], has_bias: bool) -> dict[str, Any]:
+    heads = int(args.num_attention_heads)
+    groups = args.num_query_groups if getattr(args, "group_query_attention", False) else heads
+    return {
+        "architectures": ["Qwen2ForCausalLM" if has_bias else "LlamaForCausalLM"],
+        "model_type": "qwen2" if has_bias else "llama",
+        "hidden_size": args.hidden_size,
+        "intermediate_size": args.ffn_hidden_size,
+        "num_hidden_layers": args.num_layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "head_dim": getattr(args, "kv_channels", None) or args.hidden_size // heads,
+        "vocab_size": entries["model.embed_tokens.weight"].shape[0],
+        "max_position_embeddings": args.max_position_embeddings,
+        "rms_norm_eps": getattr(args, "norm_epsilon", 1e-5),
+        "rope_theta": float(getattr(args, "rotary_base", 10000)),
+        "tie_word_embeddings": not args.untie_embeddings_and_output_weights,
+        "hidden_act": "silu",
+        "dtype": _dtype(entries),
+    }
+
+
+def _gpt2_config(args: Any, entries: Mapping[str, Entry], has_bias: bool) -> dict[str, Any]:
+    tanh = getattr(args, "openai_gelu", False) or getattr(args, "bias_gelu_fusion", True)
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "n_embd": args.hidden_size,
+        "n_inner": args.ffn_hidden_size,
+        "n_layer": args.num_layers,
+        "n_head": args.num_attention_heads,
+        "vocab_size": entries["transformer.wte.weight"].shape[0],
+        "n_positions": entries["transformer.wpe.weight"].shape[0],
+        "layer_norm_epsilon": getattr(args, "norm_epsilon", 1e-5),
+        "activation_function": "gelu_new" if tanh else "gelu",
+        "tie_word_embeddings": True,
+        "dtype": _dtype(entries),
+    }

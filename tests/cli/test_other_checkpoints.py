@@ -1,0 +1,427 @@
+"""`paceline checkpoint` on what other programs write (S0-18, S3-8)."""
+
+import importlib
+import io
+import json
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from tests.cli.test_checkpoint import call
+
+from paceline.cli.checkpoint import command
+from paceline.errors import CheckpointError, JobError, PacelineError
+from paceline.launch.helper import ask
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+from safetensors.torch import load_file, save_file  # noqa: E402
+from tests.cli import other_checkpoints as other  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of peft and transformers, which we do not write
+
+
+def here(module, request, kind):
+    """What a helper process answers, without the seconds that its imports take."""
+    done = io.BytesIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(msgspec.json.encode(request))))
+        patch.setattr("sys.stdout", io.TextIOWrapper(done, write_through=True))
+        importlib.import_module(f"paceline.runtime.{module}").main()
+        return msgspec.json.decode(done.getvalue().splitlines()[-1], type=kind)
+
+
+@pytest.fixture(autouse=True)
+def no_processes(monkeypatch):
+    for asks in ("look", "convert"):
+        monkeypatch.setattr(f"paceline.launch.{asks}.ask", here)
+
+
+@pytest.fixture
+def processes(no_processes, monkeypatch):
+    """As people run it."""
+    for asks in ("look", "convert"):
+        monkeypatch.setattr(f"paceline.launch.{asks}.ask", ask)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A Llama of transformers, and its weights."""
+    folder = tmp_path_factory.mktemp("made") / "llama"
+    return folder, other.state_of(other.llama(folder))
+
+
+@pytest.fixture
+def folder(made, tmp_path):
+    return Path(shutil.copytree(made[0], tmp_path / "llama"))
+
+
+def printed(*args):
+    """Exit code and what --json prints, without what transformers writes beside it."""
+    done = CliRunner().invoke(command, [*map(str, args), "--json"], standalone_mode=False)
+    if done.exception is not None:
+        raise done.exception
+    return done.return_value or 0, json.loads(done.stdout)
+
+
+def seen(path, *args):
+    return printed("inspect", path, *args)[1]
+
+
+def problems(path, *args):
+    """Codes and texts that verify prints."""
+    code, (result,) = printed("verify", path, *args)
+    assert (code == 0) == result["whole"]
+    return result["problems"]
+
+
+def weights_in(folder):
+    return {
+        name: each
+        for file in folder.glob("*.safetensors")
+        for name, each in load_file(file).items()
+    }
+
+
+def assert_same(found, wanted):
+    assert found.keys() == wanted.keys()
+    for name, each in wanted.items():
+        assert torch.equal(found[name].to(each.dtype), each), name
+
+
+def converted(source, out, *args):
+    done = printed("convert", source, out, *args)[1]
+    assert done["before"] == done["after"] != ""
+    assert not list(out.parent.glob(".*unfinished"))
+    return done
+
+
+def test_s0_18_a_hugging_face_folder_is_inspected_and_verified_whole(made, processes):
+    path, state = made
+    facts = seen(path)
+    assert facts["wrote"] == "weights of Hugging Face"
+    assert (facts["model"], facts["tokenizer"]) == ("LlamaForCausalLM", True)
+    assert facts["num_params"] == facts["dtypes"]["float32"] == other.num_parameters(state)
+    assert facts["num_bytes"] == 4 * facts["num_params"]
+    assert facts["train_bytes"] == 16 * facts["num_params"]
+    code, told = call("verify", path)
+    assert code == 0
+    assert "names and shapes are those of LlamaForCausalLM" in told
+    assert "its largest token 15 is below 16" in told
+    assert "every value of 21 tensors is a number" in told
+
+
+def test_s0_18_a_sharded_folder_without_a_shard_is_named_and_refused_by_every_command(tmp_path):
+    other.llama(tmp_path / "m", shard="2KB")
+    assert not problems(tmp_path / "m")
+    lost = sorted((tmp_path / "m").glob("*.safetensors"))[1]
+    lost.unlink()
+    (problem,) = problems(tmp_path / "m")
+    assert (problem["code"], lost.name in problem["what"]) == ("M012", True)
+    with pytest.raises(CheckpointError, match=lost.name):
+        call("inspect", tmp_path / "m")
+    with pytest.raises(CheckpointError, match=lost.name):
+        call("convert", tmp_path / "m", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_s0_18_an_index_that_puts_a_tensor_into_another_file_is_named(tmp_path):
+    other.llama(tmp_path, shard="2KB")
+    index = tmp_path / "model.safetensors.index.json"
+    told = json.loads(index.read_text())
+    files = sorted(set(told["weight_map"].values()))
+    told["weight_map"]["model.norm.weight"] = next(
+        file for file in files if file != told["weight_map"]["model.norm.weight"]
+    )
+    index.write_text(json.dumps(told))
+    (problem,) = problems(tmp_path)
+    assert "model.norm.weight" in problem["what"]
+
+
+@pytest.mark.parametrize("change", [-100, 8])
+def test_s0_18_a_file_that_is_cut_off_or_too_long_is_damaged(folder, change):
+    file = folder / "model.safetensors"
+    os.truncate(file, file.stat().st_size + change)
+    (problem,) = problems(folder)
+    assert problem["code"] == "M012"
+    assert "model.safetensors" in problem["what"]
+    assert "again" in problem["fix"]
+
+
+def edited(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_s0_18_values_that_are_no_numbers_are_counted_by_tensor(folder):
+    def spoil(tensors):
+        tensors["model.norm.weight"][:2] = float("nan")
+        tensors["model.norm.weight"][3] = float("inf")
+
+    edited(folder, spoil)
+    (problem,) = problems(folder)
+    assert problem["code"] == "C016"
+    assert "model.norm.weight (2 NaN, 1 infinite of 8)" in problem["what"]
+
+
+def test_s0_18_tensors_of_other_shapes_than_config_json_has_are_listed(folder):
+    def cut(tensors):
+        del tensors["model.norm.weight"]
+        tensors["lm_head.weight"] = torch.zeros(12, 8)
+
+    edited(folder, cut)
+    told = " ".join(each["what"] for each in problems(folder))
+    assert "model.norm.weight" in told
+    assert "lm_head.weight (12 x 8, not 16 x 8)" in told
+
+
+def test_s0_18_weights_of_another_type_than_config_json_says_are_a_problem(folder):
+    edited(folder, lambda tensors: tensors.update({n: t.half() for n, t in tensors.items()}))
+    (problem,) = problems(folder)
+    assert problem["code"] == "C019"
+    assert "float32, and most of the weights are float16" in problem["what"]
+
+
+def test_s0_18_a_tokenizer_that_is_larger_than_the_embedding_or_broken_is_a_problem(folder):
+    other.tokenizer(folder, [*other.WORDS, "extra", "more"])
+    (problem,) = problems(folder)
+    assert problem["code"] == "C017"
+    assert "tokens up to 17, and the embedding 16 rows" in problem["what"]
+    (folder / "tokenizer.json").write_text("{")
+    (problem,) = problems(folder)
+    assert "the tokenizer does not load" in problem["what"]
+
+
+def test_s0_18_the_model_answers_a_prompt_and_the_answer_is_compared(folder):
+    code, (result,) = printed("verify", folder, "--infer", "a b", "--tokens", "2")
+    (answer,) = result["answer"]
+    assert (code, len(answer.split())) == (0, 2)
+    assert not problems(folder, "--infer", "a b", "--tokens", "2", "--expect", answer.split()[0])
+    (problem,) = problems(folder, "--infer", "a b", "--expect", "Paris")
+    assert problem["code"] == "C018"
+    assert "has no 'Paris' in it" in problem["what"]
+
+
+def test_s0_18_an_adapter_is_inspected_compared_with_its_base_and_merged(folder, tmp_path):
+    model = other.adapter(tmp_path / "lora", folder)
+    facts = seen(tmp_path / "lora")
+    assert (facts["kind"], facts["base"]) == ("adapter", str(folder))
+    assert not problems(tmp_path / "lora", "--infer", "a b", "--tokens", "1")
+    converted(tmp_path / "lora", tmp_path / "merged", "--to", "safetensors", "--merge")
+    wanted = other.state_of(model.merge_and_unload())
+    found = weights_in(tmp_path / "merged")
+    for name, each in wanted.items():
+        torch.testing.assert_close(found[name], each, rtol=1e-5, atol=1e-6)
+    assert not problems(tmp_path / "merged")
+
+
+def test_s0_18_an_adapter_of_another_base_is_a_problem(folder, tmp_path):
+    other.adapter(tmp_path / "lora", folder)
+    tensors = load_file(tmp_path / "lora/adapter_model.safetensors")
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    tensors[name] = torch.zeros(2, 12)
+    save_file(tensors, tmp_path / "lora/adapter_model.safetensors")
+    (problem,) = problems(tmp_path / "lora")
+    assert "layers.0.self_attn.q_proj (8 x 12, the base has 8 x 8)" in problem["what"]
+    shutil.rmtree(folder)
+    assert f"{folder} is not on this machine" in call("verify", tmp_path / "lora")[1]
+
+
+class Bomb:
+    def __reduce__(self):
+        return (os.system, (f"touch {os.environ['BOMB']}",))
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_s0_18_a_pickle_that_would_run_code_is_refused_by_its_name(tmp_path, monkeypatch, is_zip):
+    monkeypatch.setenv("BOMB", str(tmp_path / "went-off"))
+    state = {"a": torch.ones(2), "b": Bomb()}
+    torch.save(state, tmp_path / "x.pt", _use_new_zipfile_serialization=is_zip)
+    (problem,) = problems(tmp_path / "x.pt")
+    assert (problem["code"], "posix.system" in problem["what"]) == ("C015", True)
+    out = tmp_path / "out"
+    for verb, args in (("inspect", []), ("convert", [out, "--to", "safetensors"])):
+        with pytest.raises(CheckpointError, match=r"C015.*posix\.system"):
+            call(verb, tmp_path / "x.pt", *args)
+    assert not (tmp_path / "went-off").exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_s0_18_a_table_of_dcp_that_would_run_code_is_refused_by_its_name(tmp_path, monkeypatch):
+    import pickle
+
+    monkeypatch.setenv("BOMB", str(tmp_path / "went-off"))
+    other.as_dcp(tmp_path / "x", {"model": {"a": torch.ones(2)}})
+    (tmp_path / "x/.metadata").write_bytes(pickle.dumps(Bomb()))
+    (problem,) = problems(tmp_path / "x")
+    assert (problem["code"], "posix.system" in problem["what"]) == ("C015", True)
+    assert not (tmp_path / "went-off").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("x.pt", b"hello, I am text", "torch.save did not write it"),
+        ("x.bin", b"", "torch.save did not write it"),
+        ("x.safetensors", b"nothing like it", "not a whole safetensors file"),
+    ],
+)
+def test_s0_18_a_file_of_something_else_is_named_with_the_fix(tmp_path, name, content, says):
+    (tmp_path / name).write_bytes(content)
+    (problem,) = problems(tmp_path / name)
+    assert (problem["code"], says in problem["what"]) == ("M012", True)
+    assert "again" in problem["fix"]
+
+
+def test_s0_18_a_torch_file_that_is_cut_off_is_damaged(made, tmp_path):
+    torch.save(made[1], tmp_path / "x.pth")
+    os.truncate(tmp_path / "x.pth", 3000)
+    (problem,) = problems(tmp_path / "x.pth")
+    assert problem["code"] == "M012"
+
+
+def test_s0_18_an_empty_folder_and_one_that_may_not_be_read_say_so(tmp_path, monkeypatch):
+    with pytest.raises(JobError, match="C011: there is no checkpoint at"):
+        call("verify", tmp_path)
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(JobError, match=r"C011: .* cannot be read: Permission denied"):
+        call("inspect", tmp_path)
+
+
+def test_s0_18_the_weights_in_a_trainers_file_are_found_and_several_tables_are_asked_for(tmp_path):
+    weights, moments = {"module.a": torch.ones(2)}, {"state": {0: {"exp_avg": torch.ones(2)}}}
+    torch.save({"model": weights, "optimizer": moments, "epoch": 3}, tmp_path / "x.pt")
+    facts = seen(tmp_path / "x.pt")
+    assert [each["name"] for each in facts["tensors"]] == ["a"]
+    assert "left out: optimizer" in " ".join(facts["notes"])
+    torch.save({"net": weights, "ema": {"a": torch.zeros(3)}}, tmp_path / "y.pt")
+    with pytest.raises(CheckpointError, match=r"2 tables of tensors: net, ema"):
+        call("inspect", tmp_path / "y.pt")
+    assert seen(tmp_path / "y.pt", "--key", "ema")["num_params"] == 3
+    with pytest.raises(CheckpointError, match="no tensors under emo"):
+        call("inspect", tmp_path / "y.pt", "--key", "emo")
+
+
+def test_s3_8_weights_go_round_through_every_form_and_come_back(made, tmp_path):
+    path, state = made
+    converted(path, tmp_path / "a.pt", "--to", "torch")
+    shutil.copy(path / "config.json", tmp_path)
+    converted(tmp_path / "a.pt", tmp_path / "b", "--to", "dcp")
+    shutil.copy(path / "config.json", tmp_path / "b")
+    assert seen(tmp_path / "b")["kind"] == "dcp"
+    converted(tmp_path / "b", tmp_path / "c")
+    (ours,) = (tmp_path / "c").glob("step-*")
+    assert call("verify", ours)[0] == 0
+    converted(ours, tmp_path / "d", "--to", "dcp")
+    converted(ours, tmp_path / "e", "--to", "safetensors")
+    converted(tmp_path / "b", tmp_path / "f", "--to", "safetensors")
+    assert_same(weights_in(tmp_path / "f"), state)
+    assert not problems(tmp_path / "f")
+    assert_same(torch.load(tmp_path / "a.pt")["model"], state)
+
+
+def test_s3_8_a_folder_of_dcp_without_one_of_its_files_is_refused(made, tmp_path):
+    other.as_dcp(tmp_path / "x", {"model": made[1], "optimizer": {"m": torch.ones(2)}})
+    assert not problems(tmp_path / "x")
+    file = tmp_path / "x/__0_0.distcp"
+    os.truncate(file, file.stat().st_size - 50)
+    (problem,) = problems(tmp_path / "x")
+    assert "__0_0.distcp ends after" in problem["what"]
+    file.unlink()
+    with pytest.raises(PacelineError):
+        call("convert", tmp_path / "x", tmp_path / "out", "--to", "torch")
+    assert not list(tmp_path.glob("*out*"))
+
+
+@pytest.mark.parametrize(("stage", "ranks"), [(1, 2), (2, 3), (3, 1), (3, 3)])
+def test_s3_8_zero_becomes_full_weights_of_hugging_face(made, tmp_path, stage, ranks):
+    path, state = made
+    step = other.zero(tmp_path / "ds", state, stage=stage, ranks=ranks)
+    facts = seen(tmp_path / "ds")
+    assert facts["wrote"].startswith(f"DeepSpeed (ZeRO-{'3' if stage == 3 else '1 or 2'}), step 7")
+    assert (facts["degrees"]["data"], facts["num_params"]) == (ranks, other.num_parameters(state))
+    shutil.copy(path / "config.json", step)
+    converted(tmp_path / "ds", tmp_path / "out", "--to", "safetensors")
+    assert_same(weights_in(tmp_path / "out"), state)
+    assert not problems(tmp_path / "out")
+    os.remove(step / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    with pytest.raises(PacelineError, match=r"M012"):
+        call("convert", tmp_path / "ds", tmp_path / "other", "--to", "safetensors")
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_s3_8_a_universal_checkpoint_becomes_full_weights(made, tmp_path, flat):
+    folder = other.universal(tmp_path / "global_step9_universal", made[1], flat=flat)
+    assert seen(folder)["form"] == "deepspeed"
+    converted(folder, tmp_path / "out.pt", "--to", "torch")
+    assert_same(torch.load(tmp_path / "out.pt")["model"], made[1])
+    shutil.rmtree(folder / "zero/model.norm.weight")
+    with pytest.raises(CheckpointError, match=r"no fp32\.pt of model\.norm\.weight"):
+        call("convert", folder, tmp_path / "new.pt", "--to", "torch")
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(0, 0), (1, 1), (2, 1), (1, 2), (2, 2)])
+def test_s3_8_a_megatron_llama_becomes_one_of_hugging_face(made, tmp_path, tensor, pipeline):
+    path, state = made
+    root = tmp_path / "mega"
+    if tensor:
+        other.legacy(root, state, tensor=tensor, pipeline=pipeline)
+    else:
+        other.torch_dist(root, state)
+    assert seen(root)["wrote"].startswith("Megatron-LM")
+    assert seen(root)["num_params"] == other.num_parameters(state)
+    converted(root, tmp_path / "out", "--to", "safetensors")
+    assert_same(weights_in(tmp_path / "out"), state)
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    truth = transformers.AutoModelForCausalLM.from_pretrained(path)
+    tokens = torch.arange(16)[None]
+    torch.testing.assert_close(model(tokens).logits, truth(tokens).logits)
+
+
+def test_s3_8_a_megatron_model_of_another_family_is_refused_by_name(made, tmp_path):
+    root = tmp_path / "mega"
+    other.torch_dist(root, made[1], num_experts=8)
+    with pytest.raises(CheckpointError, match=r"C012.*num_experts is 8"):
+        call("convert", root, tmp_path / "out", "--to", "safetensors")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--to", "torch", "--ranks", "2"], "--ranks needs --to paceline"),
+        (["--to", "safetensors", "--merge"], "--merge is of adapters"),
+        (["--to", "safetensors", "--key", "model"], "--key is of files of torch"),
+        (["--max-shard-size", "1GB"], "--max-shard-size needs --to safetensors"),
+    ],
+)
+def test_s3_8_an_option_that_would_have_no_effect_is_refused(made, tmp_path, args, says):
+    import click
+
+    with pytest.raises(click.UsageError, match=says):
+        call("convert", made[0], tmp_path / "out", *args)
+
+
+def test_s3_8_what_is_said_to_be_another_form_is_refused_and_out_is_not_written_over(
+    made, tmp_path
+):
+    with pytest.raises(CheckpointError, match="is not what --from torch reads"):
+        call("convert", made[0], tmp_path / "out", "--from", "torch")
+    (tmp_path / "mine.pt").write_text("mine")
+    with pytest.raises(JobError, match="R002"):
+        call("convert", made[0], tmp_path / "mine.pt", "--to", "torch")
+    assert (tmp_path / "mine.pt").read_text() == "mine"
