@@ -47,7 +47,7 @@ def test_estimate_and_simulated_step_agree(name):
     model = ModelRequest(decoder=resolve_decoder(job))
     asked = request(LAYOUTS[name], model=model, seq_len=4096, is_cuda=True, rates=case.rates)
     terms = price_one(LAYOUTS[name], case).terms
-    estimated_s = sum(terms.values()) - terms["fixed"] - terms["stragglers"]  # no part of a proof
+    estimated_s = sum(terms.values()) - terms["stragglers"]  # no part of a proof
     assert prove(asked).simulated.step_s == pytest.approx(estimated_s, rel=0.08)
 
 

@@ -186,6 +186,10 @@ class Simulated:
     launch_s: float
     """Of the same: waiting for the host to launch kernels."""
 
+    fixed_s: float
+    """Of each step, whatever its size: data, logging, synchronisation. No rank issues it: it is the
+    planner's."""
+
     stage: int
     """The one these numbers are of."""
 

@@ -86,7 +86,7 @@ def prove(request: Request, on_progress: Callable[[str], None] = lambda _: None)
         layout=layout,
         world_size=layout.num_ranks,
         stages=tuple(stages),
-        simulated=None if times is None else _slowest(times),
+        simulated=None if times is None else _slowest(request, times),
         untimed=untimed,
         seconds=time.perf_counter() - started,
         notes=tuple(_notes(request)),
@@ -312,17 +312,20 @@ def _simulated(
     return times, ""
 
 
-def _slowest(times: list[RankTime]) -> Simulated:
+def _slowest(request: Request, times: list[RankTime]) -> Simulated:
+    assert request.rates is not None, "without rates there are no times"
+    fixed_s = float(request.rates.step_s)
     end = max(each.end_s for each in times)
     stage = max(range(len(times)), key=lambda index: times[index].compute_s)
     busiest = times[stage]
     return Simulated(
-        step_s=end,
+        step_s=end + fixed_s,
         compute_s=busiest.compute_s,
         communication_s=busiest.communication_s,
         exposed_s=busiest.exposed_s,
         bubble_s=busiest.bubble_s + end - busiest.end_s,
         launch_s=busiest.launch_s,
+        fixed_s=fixed_s,
         stage=stage,
     )
 

@@ -125,7 +125,7 @@ def _time(proof: Proof, compared: Compared) -> Iterator[str]:
             "",
             f"compute {format_seconds(simulated.compute_s)}, communication exposed "
             f"{format_seconds(simulated.exposed_s)} and hidden {format_seconds(hidden)}"
-            f"{bubble}{host}",
+            f"{bubble}{host}, fixed {format_seconds(simulated.fixed_s)}",
         )
     stage = proof.fullest
     total = sum(stage.flops.values())
