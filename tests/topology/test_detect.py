@@ -207,7 +207,16 @@ def test_a_card_whose_memory_nvidia_smi_does_not_say_is_seen(line: str, section:
     assert [problem.code for problem in found.problems] == ([] if is_known else ["T007"])
     if not is_known:
         assert "set cluster.memory" in found.problems[0].fix
-        assert "unknown memory each" in "\n".join(format_detected(found))
+    said = "2 TiB each, not reported" if "memory" in section else ""
+    said = said or ("22.5 GiB each, not reported" if is_known else "unknown memory each")
+    assert said in "\n".join(format_detected(found))
+
+
+def test_gpus_that_cannot_be_seen_are_a_problem_and_not_a_machine_without_any():
+    here = replace(HERE, why_no_gpus="nvidia-smi: exit code 15: GPU is lost")
+    (problem,) = detect(Probes(system="Linux"), here).problems
+    assert problem.code == "T006"
+    assert "GPU is lost" in problem.what
 
 
 def test_a_card_without_a_memory_of_its_own_is_seen_through_nvml(monkeypatch: pytest.MonkeyPatch):

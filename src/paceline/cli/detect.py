@@ -143,8 +143,10 @@ def _accelerators(found: "Detected") -> Iterator[str]:
         told = f"{known} in the catalog" if known else "not in the catalog"
         if len(kinds) > 1 and known is None:
             told = "not all of one kind"
-        size = "unknown memory" if memory is None else format_bytes(memory)
-        yield f"{count} x {name}, {size} each ({told})"
+        known_bytes = found.gpu_memory_bytes if memory is None else memory
+        size = "unknown memory" if known_bytes is None else format_bytes(known_bytes)
+        note = ", not reported" if memory is None and known_bytes is not None else ""
+        yield f"{count} x {name}, {size} each{note} ({told})"
 
 
 def _joined(topology: "GpuTopology") -> Iterator[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from paceline.catalog import Catalog, built_in_catalog
 from paceline.errors import Problem
-from paceline.topology.find import catalog_name, memory_of_gpus, memory_problem
+from paceline.topology.find import catalog_name, memory_of_gpus, memory_problem, unseen_gpus
 from paceline.topology.machine import Machine
 from paceline.topology.probe import Look, Probes
 from paceline.topology.read_amd import read_rocm_json, read_rocm_table, read_rocm_topology
@@ -20,6 +20,8 @@ from paceline.units import format_bytes
 
 _NEAR = 0.03
 """Memory this near to the catalog's is the catalog's: drivers keep back a little."""
+
+_WHERE = "paceline detect"
 
 _WORDS = {
     "infiniband": "InfiniBand",
@@ -88,6 +90,8 @@ def detect(probes: Probes, machine: Machine, catalog: Catalog | None = None) -> 
     known = catalog.accelerators[accelerator] if accelerator is not None else None
     memory = memory_of_gpus(gpus, known, machine.memory_bytes)
     problems = [_different(kinds)] if len(kinds) > 1 else []
+    if not gpus and machine.why_no_gpus is not None:
+        problems.append(unseen_gpus(machine.why_no_gpus, _WHERE, "set cluster.accelerator to cpu"))
     if gpus and memory is None and not problems:
         problems.append(memory_problem(gpus, "cluster.memory"))
     return Detected(
@@ -120,7 +124,7 @@ def _different(kinds: Counter[str]) -> Problem:
     return Problem(
         code="T003",
         what=f"this machine has different GPUs: {listed}",
-        where="paceline detect",
+        where=_WHERE,
         fix="set CUDA_VISIBLE_DEVICES to the numbers of one kind",
     )
 

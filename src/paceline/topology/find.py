@@ -82,13 +82,18 @@ def check_gpus_seen(machine: Machine, where: str, on_cpus: str) -> None:
         JobError: `T006`, with the reason.
     """
     if machine.why_no_gpus is not None:
-        raise JobError.of(
-            code="T006",
-            what=f"this machine's GPUs cannot be used: {machine.why_no_gpus}",
-            where=where,
-            fix="run `nvidia-smi -L`, which must list every GPU, and look at CUDA_VISIBLE_DEVICES; "
-            f"to train on CPUs, {on_cpus}",
-        )
+        raise JobError(unseen_gpus(machine.why_no_gpus, where, on_cpus))
+
+
+def unseen_gpus(why: str, where: str, on_cpus: str) -> Problem:
+    """The problem of GPUs that are here and cannot be seen."""
+    return Problem(
+        code="T006",
+        what=f"this machine's GPUs cannot be used: {why}",
+        where=where,
+        fix="run `nvidia-smi -L`, which must list every GPU, and look at CUDA_VISIBLE_DEVICES; "
+        f"to train on CPUs, {on_cpus}",
+    )
 
 
 def _check_one_kind(asked: str, catalog: Catalog, where: str) -> None:
