@@ -4,6 +4,7 @@ import pytest
 
 from paceline.control.alerts import EVENTS, Rules, check_names, is_firing, rules_of
 from paceline.job.alerts import AlertSpec, AlertsSpec, ConditionSpec, PlateauSpec
+from paceline.launch.default_alerts import alerts
 from paceline.record.events import AlertFired, AlertOver
 from paceline.record.samples import Sample
 
@@ -199,3 +200,9 @@ def test_a_metric_may_be_named_as_other_tools_and_the_file_name_it():
 def test_no_alert_is_about_alerts():
     assert "WorkerLost" in EVENTS
     assert "AlertFired" not in EVENTS
+
+
+def test_s3_6_gradients_of_zero_and_a_collapsed_loss_scale_are_alerts_of_every_run():
+    rules = {rule.name: rule for rule in alerts(None)}
+    assert judged(rules["no-gradient"], 0.3, 0.0, 0.0, 0.0, 0.0, 0.2) == "...F.o"
+    assert judged(rules["loss-scale-low"], 4.0, 2.0, 1.0, 0.5, 2.0) == "...Fo"

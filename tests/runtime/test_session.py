@@ -93,7 +93,7 @@ def train_in_fp16(rank: int, world: int, folder: Path, *steps: int) -> Any:
 
 
 @pytest.mark.ranks
-def test_an_fp16_run_goes_on_with_its_loss_scale_and_ends_with_the_same_bits(tmp_path):
+def test_s3_6_an_fp16_run_goes_on_with_its_loss_scale_and_ends_with_the_same_bits(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     for folder in (one, two):
         Scene(folder)
@@ -101,6 +101,9 @@ def test_an_fp16_run_goes_on_with_its_loss_scale_and_ends_with_the_same_bits(tmp
     ((digest_again, scale_again, refused_again),) = run_ranks(train_in_fp16, 1, two, 5, 9)
     assert scale["scale"] < 2.0**26
     assert refused
+    lines = read_metrics(one / "run" / "metrics.jsonl")
+    assert lines[-1].loss_scale == scale["scale"]
+    assert len({line.loss_scale for line in lines}) > 1
     assert refused_again == refused
     assert (digest_again, scale_again) == (digest, scale)
 

@@ -9,6 +9,13 @@ _LEAST_SILENCE_S = 300.0
 _SILENT_STEPS = 10
 """No evaluation, save or recovery should take longer. A guess."""
 
+_NO_GRADIENT, _NO_GRADIENT_STEPS = 1e-30, 3
+"""Below what any gradient of use has; an exact 0 is what a detached loss gives."""
+
+_LOW_SCALE = 1.0
+"""DeepSpeed's `min_loss_scale` (docs, fp16 options): below it the loss is made smaller, and fp16
+gains nothing."""
+
 _SLOW = 0.8
 """Share of the planned rate below which somebody should look, where the plan has no range."""
 
@@ -61,6 +68,22 @@ def _of_every_run(limit_s: float) -> Iterator[AlertSpec]:
         not_finite=True,
         severity="critical",
         action="look at train/grad_norm before it; lower the learning rate or lengthen the warm-up",
+    )
+    yield AlertSpec(
+        name="no-gradient",
+        metric="train/grad_norm",
+        below=_NO_GRADIENT,
+        steps=_NO_GRADIENT_STEPS,
+        severity="critical",
+        action="nothing is learned: look for a loss that is detached from the model, for frozen "
+        "weights, or for fp16 gradients that became 0 (train.precision: bf16)",
+    )
+    yield AlertSpec(
+        name="loss-scale-low",
+        metric="train/loss_scale",
+        below=_LOW_SCALE,
+        action="gradients overflow in fp16 again and again: lower the learning rate, or "
+        "train.precision: bf16",
     )
     yield AlertSpec(
         name="straggler",

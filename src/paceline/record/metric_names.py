@@ -41,6 +41,7 @@ _ROWS = (
     _step("train/accuracy", "accuracy", "share", "Right answers in the step, where it has any."),
     _step("train/grad_norm", "grad_norm", "", "Global norm of the gradient before clipping."),
     _step("train/learning_rate", "learning_rate", "", "Learning rate of the step."),
+    _step("train/loss_scale", "loss_scale", "", "fp16's factor on the loss of the next step."),
     _other("eval/loss", "", "Mean evaluation loss; with several sources also `eval/loss/SOURCE`."),
     _other("eval/accuracy", "share", "Right answers in the evaluation, where it has any."),
     _step("speed/tokens_per_s", "tokens_per_s", "tokens/s", "Tokens of all ranks in a second."),

@@ -36,6 +36,11 @@ class StepMetrics:
     """Global norm of the gradient before clipping; None when it is not finite."""
 
     learning_rate: float | None = None
+
+    loss_scale: float | None = None
+    """fp16 only: what the next step's loss is multiplied by. Halved by each step whose gradients
+    overflow; None with other precisions."""
+
     tokens_per_s: float | None = None
     """Over all ranks, in this step, save and evaluation left out. For a program of your own that
     does not count tokens, samples per second."""

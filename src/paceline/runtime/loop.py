@@ -450,6 +450,7 @@ class Loop:
             loss=step.loss,
             grad_norm=step.grad_norm,
             learning_rate=step.learning_rate,
+            loss_scale=None if (scaler := self._here.state.scaler) is None else scaler.factor,
             tokens_per_s=self._units_per_step / step.seconds,
             step_s=step.seconds,
             data_s=step.times.data_s,
