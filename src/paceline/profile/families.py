@@ -34,6 +34,9 @@ class Family(NamedTuple):
     trains: str
     """The class of transformers whose parameters are counted: `...For` this."""
 
+    run: Mapping[str, Any]
+    """How our own runtime takes it: `run` of its row."""
+
 
 _DECODERS = {"gated": profile_gated, "latent": profile_latent, "plain": profile_plain}
 _ENCODERS = {
@@ -45,10 +48,10 @@ _ENCODERS = {
 
 
 def _family(name: str, row: Mapping[str, Any]) -> Family:
-    form, trains = row["form"], row.get("trains", "CausalLM")
+    form, trains, run = row["form"], row.get("trains", "CausalLM"), row.get("run", {})
     if form in _ENCODERS:
-        return Family(partial(_ENCODERS[form], name=name), trains)
-    return Family(partial(_DECODERS[form], name=name, row=row), trains)
+        return Family(partial(_ENCODERS[form], name=name), trains, run)
+    return Family(partial(_DECODERS[form], name=name, row=row), trains, run)
 
 
 FAMILIES: Mapping[str, Family] = {

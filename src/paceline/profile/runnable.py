@@ -24,29 +24,6 @@ SPLIT = frozenset(FAMILIES) & frozenset(HUGGING_FACE)
 other, give the same bits as the model: tests/runtime/test_pipeline.py. A family that looks at its
 embeddings again later would not."""
 
-_ONE_ATTENTION = frozenset(("falcon", "gpt_neo", "gptj"))
-"""Of these, those with one fixed attention in transformers, so that samples cannot be split."""
-
-_EXPERTS = frozenset(("deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"))
-"""`model_type`s whose routed experts can be shared among ranks: `expert.PROVEN`."""
-
-_DROPOUTS = {"gpt2": ("attn_pdrop", 0.1), "gptj": ("attn_pdrop", 0.0)}
-"""Where a family says dropout of attention's weights otherwise than as `attention_dropout`, 0, and
-transformers' default. A ring has no form for it."""
-
-_CAPPED = ("gemma2",)
-"""Families whose scores are capped, which a ring has no form for either."""
-
-_POSITIONS = {
-    "gpt2": (("n_positions", "n_ctx", "max_position_embeddings"), 1024),
-    "gpt_neo": (("max_position_embeddings",), 2048),
-    "gptj": (("n_positions", "max_position_embeddings"), 2048),
-    "mpt": (("max_seq_len",), 2048),
-    "opt": (("max_position_embeddings",), 2048),
-}
-"""Families with a table of positions that ends: its fields, and transformers' default. Source: the
-configuration classes of transformers 5.23. Rotary positions and Bloom's ALiBi have no end."""
-
 _BYTES = 256
 """Values of a byte, which is what the built-in trainer reads as tokens."""
 
@@ -81,18 +58,19 @@ def splits_of(config: Mapping[str, Any], seq_len: int, *, built_in: bool | None 
     kind = _kind(config)
     if is_built_in(config) if built_in is None else built_in:
         return Splits(expert=False)
-    name, default = _DROPOUTS.get(kind, ("attention_dropout", 0.0))
+    run = FAMILIES[kind].run if kind in FAMILIES else {}
+    name, default = run.get("dropout", ("attention_dropout", 0.0))
     dropout = config.get(name)
     window = config.get("sliding_window")
     has_window = isinstance(window, int) and 0 < window < seq_len
     is_plain = not (default if dropout is None else dropout) and not has_window
     contexts: tuple[Literal["ring", "ulysses"], ...] = ()
-    if kind in SPLIT - _ONE_ATTENTION:
-        contexts = ("ring", "ulysses") if is_plain and kind not in _CAPPED else ("ulysses",)
+    if kind in SPLIT and "one_attention" not in run:
+        contexts = ("ring", "ulysses") if is_plain and "capped" not in run else ("ulysses",)
     return Splits(
         tensor=kind in SPLIT and not (kind == "falcon" and config.get("alibi")),
         pipeline=kind in SPLIT,
-        expert=kind in _EXPERTS,
+        expert="shares_experts" in run,
         context_kinds=contexts,
     )
 
@@ -117,8 +95,9 @@ def reasons_against_running(config: Mapping[str, Any], seq_len: int) -> Iterator
     vocab = config.get("vocab_size")
     if isinstance(vocab, int) and vocab < _BYTES:
         yield f"vocab_size is {vocab}, and the built-in trainer reads bytes, of {_BYTES} values"
-    names, default = _POSITIONS.get(kind, ((), None))
-    positions = next((config[name] for name in names if config.get(name)), default)
+    run = FAMILIES[kind].run
+    given = (config[name] for name in run.get("ends", ()) if config.get(name))
+    positions = next(given, run.get("ends_default"))
     if positions is not None and seq_len > positions:
         yield f"data.seq_len is {seq_len}, and it has {positions} positions"
 
@@ -132,7 +111,7 @@ def packs(config: Mapping[str, Any]) -> bool:
     (False, True)
     """
     kind = _kind(config)
-    return kind in BUILT_IN or kind in SPLIT - _ONE_ATTENTION
+    return kind in BUILT_IN or (kind in SPLIT and "one_attention" not in FAMILIES[kind].run)
 
 
 def is_built_in(config: Mapping[str, Any]) -> bool:
