@@ -155,6 +155,7 @@ def test_megatron_on_ray_needs_no_ray_to_be_shown(tmp_path):
     starts = shown(tmp_path, "--on", "ray")["starts"]
     assert [each["host"] for each in starts] == ["RAY-NODE-0", "RAY-NODE-1"]
     assert all("paceline.launch.ray_step" in each["command"] for each in starts)
+    assert all("--gpus=8" in each["command"] for each in starts)
 
 
 @pytest.mark.parametrize("api", ["trainjob", "pytorchjob"])
@@ -169,6 +170,23 @@ def test_megatron_on_kubernetes_is_started_by_every_pod(tmp_path, api):
     assert "export RUN_ID=out\n" in program["start.sh"]  # another run has checkpoints of its own
     assert "['bash', '/job/start.sh']" in str(objects[-1])
     assert "status.podIP" in str(objects)
+
+
+def test_paths_that_no_pod_has_are_named(tmp_path):
+    places = {"image": "registry/megatron:1", "claim": "shared"}
+    done = run(tmp_path, "--on", "kubernetes", "--dry-run", kubernetes=places)
+    assert (
+        "left out: /shared/Megatron-LM, /shared/corpus_text_document, /shared/llama-3 in the pods"
+        in done.stdout
+    )
+    inside = {
+        "engine_path": "/workspace/Megatron-LM",
+        "model": {"preset": "llama-3-8b", "tokenizer": "/workspace/llama-3"},
+        "data": {"path": "/workspace/corpus_text_document", "seq_len": 8192},
+    }
+    done = run(tmp_path, "--on", "kubernetes", "--dry-run", kubernetes=places, **inside)
+    assert done.returncode == 0
+    assert "in the pods" not in done.stdout
 
 
 def test_a_rayjob_starts_no_other_engine(tmp_path):

@@ -175,7 +175,10 @@ def starts_of(script: "Script", run: "RunFolder", place: str) -> list[dict[str, 
 def format_starts(starts: Sequence[Mapping[str, object]]) -> list[str]:
     """For people."""
     texts = [f"==> {each['host']}, started by <==\n{each['shown']}" for each in starts]
-    return [*texts, "HEAD-ADDRESS is the first node's, looked up when the run starts."]
+    note = "HEAD-ADDRESS is the first node's, looked up when the run starts."
+    if any("RAY-NODE" in str(each["host"]) for each in starts):
+        note += " So are Ray's nodes; where none has GPUs, --cpus takes the place of --gpus."
+    return [*texts, note]
 
 
 def nodes_of(program: "Script", run: "RunFolder", place: str) -> "ProgramNodes | None":

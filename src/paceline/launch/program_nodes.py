@@ -118,7 +118,10 @@ def planned_nodes(script: Script, place: str) -> ProgramNodes:
         names = [host for host, _ in find_hosts(script)][: spec.nodes]
     else:
         names = [f"{place.upper()}-NODE-{node}" for node in range(spec.nodes)]
-    return ProgramNodes(names=tuple(names), way=_way(script, place), head="HEAD-ADDRESS")
+    way = _way(script, place)
+    if isinstance(way, ray.Through):  # as of a cluster that has GPUs
+        way = replace(way, gpus=float(spec.processes))
+    return ProgramNodes(names=tuple(names), way=way, head="HEAD-ADDRESS")
 
 
 def find_nodes(

@@ -6,6 +6,7 @@ runs in `/workspace`, which is the claim for checkpoints or the pod's own disk.
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from paceline.job import Job
@@ -133,6 +134,14 @@ def image_of(job: Job) -> str:
     return job.spec.kubernetes.image or PLACEHOLDER
 
 
+def _paths_of(job: Job) -> list[str]:
+    """Absolute paths that another engine's program reads."""
+    spec = job.spec
+    paths = [spec.data.path] if isinstance(spec.data.path, str) else spec.data.path or []
+    named = [spec.engine_path, spec.model.tokenizer, *paths] if spec.engine != "paceline" else []
+    return sorted({path for path in named if path is not None and path.startswith("/")})
+
+
 def pod_gaps(plan: Plan, job: Job) -> Iterator[Gap]:
     """What pods do not get as the plan or the job has it."""
     spec, name = job.spec.kubernetes, job.spec.name
@@ -171,6 +180,15 @@ def pod_gaps(plan: Plan, job: Job) -> Iterator[Gap]:
             "by a name of its own",
             nearest="NCCL over TCP on the pods' network",
             fix="kubernetes.rdma_resource, and kubernetes.network where it is SR-IOV",
+        )
+    absent = [path for path in _paths_of(job) if not Path(path).is_relative_to(WORKSPACE)]
+    if absent:
+        yield Gap(
+            what=f"{', '.join(absent)} in the pods",
+            where="kubernetes.claim",
+            why=f"of your storage a pod has {WORKSPACE} alone, where kubernetes.claim is mounted",
+            nearest="what the image has there; launch.sh ends where it has nothing",
+            fix=f"paths below {WORKSPACE}, on the claim, or the files in the image",
         )
     if spec.claim is None:
         yield Gap(
