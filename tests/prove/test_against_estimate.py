@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.prove.cases import SHAPE, layout, request, tensor
+from tests.prove.cases import MIXTRAL, SHAPE, layout, request, tensor
 
 from paceline.estimate import case_of, price_one
 from paceline.job import parse_job
@@ -90,3 +90,13 @@ def test_ddp_reduces_bucket_by_bucket_as_real_ranks_do():
     (stage,) = prove(asked).stages
     sums = [each for each in stage.collectives if each.kind == "all-reduce"]
     assert sum(each.count for each in sums if each.phase == "backward") > 1
+
+
+def test_tensor_ranks_that_share_the_experts_multiply_each_with_its_own_rows():
+    """A proof multiplied all rows on every rank: those of other ranks' experts too."""
+
+    def flops(of: int) -> float:
+        asked = request(layout(tensor=of), model=ModelRequest(config=MIXTRAL))
+        return sum(prove(asked).stages[0].flops.values())
+
+    assert flops(2) == pytest.approx(flops(1) / 2, rel=0.02)  # routers are whole on both

@@ -23,7 +23,8 @@ def operation_seconds(rates: Rates | None) -> Callable[[Operation], float]:
 def _seconds(operation: Operation, rates: Rates) -> float:
     by_memory = operation.num_bytes / float(rates.memory_bytes_per_s)
     if length := operation.attention_len:
-        rate = float(rates.attention_flops_per_s) * length / (length + rates.attention_half_len)
+        half_len = float(rates.attention_half_len)
+        rate = float(rates.attention_flops_per_s) * length / (length + half_len)
         rate *= float(rates.attention_backward) if operation.is_backward else 1.0
         return max(operation.flops / rate, by_memory)
     if operation.matmul is not None:

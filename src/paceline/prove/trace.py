@@ -7,7 +7,7 @@ Leaves out: what a kernel allocates inside itself and gives back before it retur
 """
 
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -100,6 +100,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace()
         self.places = Places()
+        self.routed_share = 1.0
+        """Of a grouped product's rows, those of experts on this rank: a kernel stops
+        at the last one's, and fake tensors do not say where that is."""
+
         self._round = round_to
         self._live: dict[int, list[Any]] = {}
         self._pending: dict[int, int] = {}
@@ -188,7 +192,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         index = self._known.get(key)
         if index is None:
             index = self._known[key] = len(self.trace.operations)
-            self.trace.operations.append(_describe(func, packet, args, kwargs, out, ins, outs))
+            operation = _describe(func, packet, args, kwargs, out, ins, outs)
+            if packet is GROUPED_MM:
+                operation = _of_own_rows(operation, self.routed_share, is_sum=ins[1].dim() == 2)
+            self.trace.operations.append(operation)
         self.trace.events.append((OP, index, 0))
         if func.namespace == "fsdp":
             self._mark_fsdp(packet.__name__, outs, ins)
@@ -308,6 +315,15 @@ def _describe(
         is_backward=name.endswith("backward"),
         on_copy_stream=func.namespace == "fsdp" and name == "all_gather_copy_in",
     )
+
+
+def _of_own_rows(whole: Operation, share: float, *, is_sum: bool) -> Operation:
+    """A grouped product of a share of its rows, which it gives or, for a gradient, sums over."""
+    assert whole.matmul is not None, "it is a product"
+    rows, inner, columns, count = whole.matmul
+    rows, inner = (rows, round(inner * share)) if is_sum else (round(rows * share), inner)
+    flops_of_share = round(whole.flops * share)
+    return replace(whole, flops=flops_of_share, matmul=(rows, inner, columns, count))
 
 
 def _size(tensor: Tensor) -> int:

@@ -96,6 +96,8 @@ def trace_step(
     precision: Any = request.precision
     meshes = strategy.make_meshes(layout, "cpu")  # it looks at values, so no fake tensors yet
     tracer = Tracer(round_to=CUDA_ROUNDING if request.is_cuda else 1)
+    if layout.expert == 1:  # tensor ranks share the experts: `strategy/tensor/modules.py`
+        tracer.routed_share = 1 / layout.tensor
     pretended = FakeTensorMode(allow_non_fake_inputs=True) if is_fake else nullcontext()
     # Hooks on the parameters themselves sum gradients that are not sharded: those must be there.
     needs_memory = layout.shard_degree == 1
