@@ -229,6 +229,62 @@ def legacy(root: Path, state: dict[str, torch.Tensor], *, tensor: int, pipeline:
     return folder
 
 
+def gpt2(folder: Path) -> Any:
+    """A GPT-2 of transformers."""
+    import transformers
+
+    torch.manual_seed(3)
+    config = transformers.GPT2Config(vocab_size=16, n_positions=32, n_embd=8, n_layer=2, n_head=4)
+    model = transformers.GPT2LMHeadModel(config)
+    for name, each in model.named_parameters():  # transformers begins with zero biases
+        if name.endswith("bias"):
+            torch.nn.init.normal_(each)
+    model.save_pretrained(folder)
+    return model
+
+
+def legacy_gpt2(root: Path, state: dict[str, torch.Tensor]) -> Path:
+    """A GPT-2 in Megatron-core's names without Transformer Engine (schema_core.py,
+    `CoreLocalSchema`): query, key and value head by head, matrices of output x input features."""
+    made = {
+        "embedding.word_embeddings.weight": state["transformer.wte.weight"],
+        "embedding.position_embeddings.weight": state["transformer.wpe.weight"],
+    }
+    names = {
+        "ln_1": "input_layernorm",
+        "ln_2": "pre_mlp_layernorm",
+        "attn.c_proj": "self_attention.linear_proj",
+        "mlp.c_fc": "mlp.linear_fc1",
+        "mlp.c_proj": "mlp.linear_fc2",
+    }
+    for kind in ("weight", "bias"):
+        made[f"decoder.final_layernorm.{kind}"] = state[f"transformer.ln_f.{kind}"]
+        for layer in range(2):
+            has, to = f"transformer.h.{layer}.", f"decoder.layers.{layer}."
+            for theirs, ours in names.items():
+                each = state[f"{has}{theirs}.{kind}"]
+                made[f"{to}{ours}.{kind}"] = each.T.contiguous() if each.dim() == 2 else each
+            fused = state[f"{has}attn.c_attn.{kind}"].T  # (query, key, value) x (head, width)
+            rows = fused.reshape(3, 4, 2, *fused.shape[1:]).transpose(0, 1)
+            made[f"{to}self_attention.linear_qkv.{kind}"] = rows.reshape(fused.shape).contiguous()
+    args = arguments(
+        ffn_hidden_size=32,
+        group_query_attention=False,
+        num_query_groups=1,
+        normalization="LayerNorm",
+        position_embedding_type="learned_absolute",
+        swiglu=False,
+        add_bias_linear=True,
+        norm_epsilon=1e-5,
+        untie_embeddings_and_output_weights=False,
+    )
+    (root / "iter_0000005/mp_rank_00").mkdir(parents=True)
+    saved = {"args": args, "iteration": 5, "model": made}
+    torch.save(saved, root / "iter_0000005/mp_rank_00/model_optim_rng.pt")
+    (root / "latest_checkpointed_iteration.txt").write_text("5")
+    return root
+
+
 def _part(name: str, each: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
     if "norm" in name:
         return each.clone()

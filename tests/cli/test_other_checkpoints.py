@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from tests.cli.test_checkpoint import call
 
 from paceline.cli.checkpoint import command
+from paceline.cli.resume_check import _verdict as verdict_of
 from paceline.errors import CheckpointError, JobError, PacelineError
 from paceline.launch.helper import ask
 
@@ -60,6 +61,13 @@ def made(tmp_path_factory):
 @pytest.fixture
 def folder(made, tmp_path):
     return Path(shutil.copytree(made[0], tmp_path / "llama"))
+
+
+JOB = """
+data: {seq_len: 32}
+cluster: {nodes: 1, per_node: 1, accelerator: A100-80GB}
+train: {global_batch: 2, steps: 2}
+"""
 
 
 def printed(*args):
@@ -390,6 +398,39 @@ def test_s3_8_a_megatron_llama_becomes_one_of_hugging_face(made, tmp_path, tenso
     truth = transformers.AutoModelForCausalLM.from_pretrained(path)
     tokens = torch.arange(16)[None]
     torch.testing.assert_close(model(tokens).logits, truth(tokens).logits)
+
+
+def test_s3_8_a_megatron_gpt_2_becomes_one_of_hugging_face(tmp_path):
+    import transformers
+
+    truth = other.gpt2(tmp_path / "gpt2")
+    root = other.legacy_gpt2(tmp_path / "mega", other.state_of(truth))
+    converted(root, tmp_path / "out", "--to", "safetensors")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    tokens = torch.arange(16)[None]
+    torch.testing.assert_close(model(tokens).logits, truth.eval()(tokens).logits)
+
+
+def test_s3_8_accelerates_sharded_weights_are_read(made, tmp_path):
+    folder = tmp_path / "state"
+    other.as_dcp(folder / "pytorch_model_fsdp_0", {"model": made[1]})
+    (folder / "random_states_0.pkl").touch()
+    facts = seen(folder)
+    assert (facts["kind"], facts["form"]) == ("accelerate", "dcp")
+    converted(folder, tmp_path / "out.pt", "--to", "torch")
+    assert_same(torch.load(tmp_path / "out.pt")["model"], made[1])
+
+
+def test_s0_18_the_check_before_a_resume_reads_the_headers(folder, tmp_path):
+    job = tmp_path / "job.yaml"
+    job.write_text(f"model: {{hf_config: {folder / 'config.json'}, weights: drawn}}\n" + JOB)
+    args = (folder, job, (), None, None)
+    assert verdict_of(*args).fit == "convertible"
+    file = folder / "model.safetensors"
+    os.truncate(file, file.stat().st_size - 100)
+    said = verdict_of(*args)
+    assert said.fit == "not"
+    assert "M012: model.safetensors is not a whole safetensors file" in said.why[0]
 
 
 def test_s3_8_a_megatron_model_of_another_family_is_refused_by_name(made, tmp_path):

@@ -28,7 +28,7 @@ _key = click.option(
     "that has several tables of tensors, such as `ema`.",
 )
 _FORMS = (*("paceline", "safetensors", "torch", "dcp", "adapter", "deepspeed", "megatron", "gguf"),)
-_KEYED = ("torch", "dcp", "deepspeed")
+_KEYED = ("torch", "dcp")
 """Forms that --key is of."""
 
 
@@ -376,6 +376,7 @@ def _show_other(
     from paceline.errors import CheckpointError
     from paceline.launch.look import look
 
+    _refuse_key(key if other.source[0] not in _KEYED else None, str(other.path))
     found = look(other, key=key)
     if found.problems:
         raise CheckpointError(*found.problems)
@@ -418,6 +419,7 @@ def _verified_other(
 ) -> dict[str, Any]:
     from paceline.launch.look import infer, look
 
+    _refuse_key(key if other.source[0] not in _KEYED else None, str(other.path))
     found = look(other, key=key, scan=True)
     if prompt is not None and not found.problems:
         found = infer(other, found, prompt, expect, tokens=tokens)

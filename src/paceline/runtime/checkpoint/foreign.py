@@ -186,7 +186,7 @@ def tensors_of(files: StateFiles) -> dict[str, Entry]:
     return entries
 
 
-def read_deepspeed(path: Path, key: str | None = None) -> Weights:
+def read_deepspeed(path: Path) -> Weights:
     """The weights of a DeepSpeed step: float32, as the optimizer keeps them, where ZeRO has cut
     them up. Source: DeepSpeed 0.19.6, utils/zero_to_fp32.py and checkpoint/ds_to_universal.py.
 
@@ -211,7 +211,7 @@ def read_deepspeed(path: Path, key: str | None = None) -> Weights:
         side = read_pickle(models[0]) if models and not split else {}
         entries, stage = _universal(path / "zero", side), 0
     elif own and (not ranks or "zero_stage" not in ranks[0]["optimizer_state_dict"]):
-        return read_files(own, key or "module")
+        return read_files(own, "module")
     elif not ranks or not models:
         raise _cut_off(path, f"*_{'optim' if models else 'model'}_states.pt are not there")
     else:

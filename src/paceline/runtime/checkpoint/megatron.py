@@ -93,7 +93,7 @@ _PLAIN = {
 off."""
 
 
-def read_megatron(path: Path, key: str | None = None) -> Weights:
+def read_megatron(path: Path) -> Weights:
     """The weights of an `iter_*` folder and the config.json of the model that they are.
 
     Raises:
@@ -102,8 +102,6 @@ def read_megatron(path: Path, key: str | None = None) -> Weights:
     """
     about = partial(CheckpointError.of, code="C012", where=str(path))
     fix = "export it with Megatron-Bridge: examples/conversion/convert_checkpoints.py export"
-    if key is not None:
-        raise about(what="--key does not apply to Megatron's folders", fix="leave --key out")
     is_dcp = (path / ".metadata").is_file()
     args, tensors = _stacked(path) if is_dcp else _of_ranks(path)
     get = vars(args).get

@@ -51,10 +51,12 @@ def read_weights(form: Form, path: Path, key: str | None = None) -> Weights:
     Raises:
         PacelineError: They cannot be read, with the file and the reason.
     """
-    return _READERS[form](path, key)
+    if form == "dcp":
+        return read_dcp(path, key)
+    return _read_torch(path, key) if form == "torch" else _READERS[form](path)
 
 
-def read_safetensors(path: Path, key: str | None = None) -> Weights:
+def read_safetensors(path: Path) -> Weights:
     """The weights in a file, or in those of a folder that `from_pretrained` reads.
 
     Raises:
@@ -89,19 +91,17 @@ def _read_torch(path: Path, key: str | None) -> Weights:
     return read_files(paths, key)
 
 
-def _read_adapter(path: Path, key: str | None) -> Weights:
+def _read_adapter(path: Path) -> Weights:
     file = path / WEIGHTS
-    return read_safetensors(file) if file.is_file() else read_files([path / ADAPTER_PICKLE], key)
+    return read_safetensors(file) if file.is_file() else read_files([path / ADAPTER_PICKLE])
 
 
 ADAPTER_PICKLE = "adapter_model.bin"
 """What peft called its file before safetensors."""
 
-_READERS: Mapping[Form, Callable[[Path, str | None], Weights]] = {
+_READERS: Mapping[Form, Callable[[Path], Weights]] = {
     "safetensors": read_safetensors,
-    "torch": _read_torch,
     "adapter": _read_adapter,
-    "dcp": read_dcp,
     "deepspeed": read_deepspeed,
     "megatron": read_megatron,
 }
