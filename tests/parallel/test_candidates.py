@@ -348,7 +348,7 @@ def test_choices_that_go_together_are_no_problem():
         ),
         (
             "L008",
-            "chunks 4 does not divide the 3 blocks of a stage",
+            "pipeline 2 x 4 chunks is 8 stages, and the model has",
             "set layout.chunks to 3",
             ("layout.pipeline=2", "layout.chunks=4"),
         ),
@@ -502,6 +502,13 @@ def test_chunks_without_a_pipeline_are_a_contradiction():
 
 def test_more_blocks_between_recomputed_ones_than_there_are_is_refused():
     assert only(8, "layout.recompute_every=7").fix == "set layout.recompute_every to 6 or less"
+
+
+def test_a_number_of_chunks_that_was_refused_is_not_suggested():
+    """Of 5 blocks on 2 stages, 3 chunks did not divide 3, and were to be set to 3."""
+    problem = only(8, "model.decoder.layers=5", "layout.pipeline=2", "layout.chunks=3")
+    assert "6 stages, and the model has 5 blocks" in problem.what
+    assert problem.fix.startswith("leave layout.chunks out")
 
 
 def test_a_number_of_stages_that_is_suggested_works():

@@ -231,20 +231,24 @@ def check_chunks(job: Job, space: Space) -> Iterator[Problem]:
         )
     if pipeline == "auto":
         return
-    on_stage = -(-space.profile.num_blocks // pipeline)
-    if pipeline * chunks > space.profile.num_blocks or (
-        on_stage % chunks
-        and (fixed.schedule == "auto" or SCHEDULE_FACTS[fixed.schedule].chunks != "any")
-    ):
-        good = [n for n in divisors(on_stage) if n > 1]
+    count = space.profile.num_blocks
+    on_stage = -(-count // pipeline)
+    takes_any = fixed.schedule != "auto" and SCHEDULE_FACTS[fixed.schedule].chunks == "any"
+    is_too_many = pipeline * chunks > count
+    if is_too_many or (on_stage % chunks and not takes_any):
+        good = [n for n in divisors(on_stage) if n > 1 and pipeline * n <= count]
+        blocks = f"{count} blocks / pipeline {pipeline}"
         yield Problem(
             code="L008",
-            what=f"layout.chunks {chunks} does not divide the {on_stage} blocks of a stage "
-            f"({space.profile.num_blocks} blocks / pipeline {pipeline})",
+            what=f"pipeline {pipeline} x {chunks} chunks is {pipeline * chunks} stages, and the "
+            f"model has {count} blocks: a stage needs one at least"
+            if is_too_many
+            else f"layout.chunks {chunks} does not divide the {on_stage} blocks of a stage "
+            f"({blocks})",
             where=job.where("layout.chunks"),
             fix=f"set layout.chunks to {_nearest(chunks, good)}"
             if good
-            else "leave layout.chunks out: a stage has one block",
+            else f"leave layout.chunks out: no other number goes with {blocks}",
         )
 
 
