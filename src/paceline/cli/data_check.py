@@ -102,7 +102,7 @@ def check(
     from paceline.prepare.checked import keep_checked
     from paceline.prepare.quality_report import read_quality_report
     from paceline.prepare.schema import read_schema
-    from paceline.prepare.survey import survey
+    from paceline.prepare.survey import size_of, survey
 
     own_limits = _limits(limits)
     if bool(paths) == (job_file is not None):
@@ -125,7 +125,9 @@ def check(
     for name in scene.others:
         say(f"note: {name} is not checked: name it beside its folder to check it too")
     began = time.monotonic()
-    found = survey(scene.asked, _show(sum(map(_size, scene.asked.files))))
+    found = survey(
+        scene.asked, _show(sum(map(size_of, (*scene.asked.files, *scene.asked.eval_files))))
+    )
     verdict = judge_data(
         found,
         limits=own_limits,
@@ -159,6 +161,10 @@ def check(
     else:
         click.echo("\n".join(format_data_check(data)))
     return 1 if verdict.errors else 0
+
+
+_LONG_S = 10.0
+"""After so long reading, comparing takes a while too (a guess)."""
 
 
 class _Scene(NamedTuple):
@@ -310,10 +316,6 @@ def _shown(file: str) -> str:
     return file if near.startswith("..") else near
 
 
-def _size(file: str) -> int:
-    return os.stat(file).st_size if "://" not in file else 0
-
-
 def _show(num_bytes: int) -> "Callable[[Step], None]":
     screen, began = Screen(), time.monotonic()
 
@@ -326,5 +328,7 @@ def _show(num_bytes: int) -> "Callable[[Step], None]":
             )
         if step.files_done == step.num_files:
             screen.end_live()
+            if time.monotonic() - began > _LONG_S:
+                screen.line("comparing   every row with its like")
 
     return show

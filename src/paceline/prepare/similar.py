@@ -24,10 +24,10 @@ from paceline.prepare.words import Hashes, Ints, mixed, shingles_of
 BANDS, ROWS = 14, 8
 """Source: FineWeb, arXiv:2406.17557, section 3.4: 112 hashes as 14 buckets of 8."""
 
-_AT_ONCE = 1 << 22
-"""Hashes of a band that are sorted at once, a guess: 64 MiB with their rows."""
+_AT_ONCE = 1 << 20
+"""Hashes of a band that are sorted at once, a guess: 16 MiB with their rows."""
 
-_PAIRS_AT_ONCE = 1 << 17
+_PAIRS_AT_ONCE = 1 << 14
 _MOST_ROUNDS = 32
 """Texts of one bucket that the others of it are compared with, a guess; each round takes the first
 of those that are like none before it."""
@@ -195,9 +195,10 @@ class Fingerprints:
         found.not_compared += len(rows)
 
     def _similarity(self, first: Ints, second: Ints) -> NDArray[np.float64]:
-        kept = np.memmap(self._folder / "bytes", np.uint8, "r").reshape(-1, BANDS * ROWS)
         shares = [np.zeros(0)]
         for at in range(0, len(first), _PAIRS_AT_ONCE):
+            # Mapped anew, so that its pages leave the process again.
+            kept = np.memmap(self._folder / "bytes", np.uint8, "r").reshape(-1, BANDS * ROWS)
             each = slice(at, at + _PAIRS_AT_ONCE)
             shares.append((kept[first[each]] == kept[second[each]]).mean(axis=1))
         return (np.concatenate(shares) - _CHANCE) / (1 - _CHANCE)
@@ -205,12 +206,12 @@ class Fingerprints:
     def _runs(self, name: str, is_done: NDArray[np.bool_] | None) -> Iterator[tuple[Ints, Ints]]:
         """Rows with equal hashes beside each other, ascending, and where each run begins; a range
         of hashes at a time. Rows that are alone, done or of hash 0 are left out."""
-        column = self._column(name)
-        bits = max(0, (len(column) - 1) // _AT_ONCE).bit_length()
+        bits = max(0, (self.num_rows - 1) // _AT_ONCE).bit_length()
         for part in range(1 << bits):
             rows, keys = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)]
-            for at in range(0, len(column), _AT_ONCE):
-                block = column[at : at + _AT_ONCE]
+            for at in range(0, self.num_rows, _AT_ONCE):
+                path = self._folder / name  # read and not mapped: pages of it would count as ours
+                block = np.fromfile(path, np.uint64, _AT_ONCE, offset=8 * at)
                 wanted = block != 0
                 if bits:
                     wanted &= block >> np.uint64(64 - bits) == part
@@ -218,7 +219,7 @@ class Fingerprints:
                     wanted &= ~is_done[at : at + _AT_ONCE]
                 here = np.flatnonzero(wanted)
                 rows.append(here + at)
-                keys.append(np.asarray(block[here]))
+                keys.append(block[here])
             of_part, key = np.concatenate(rows), np.concatenate(keys)
             if not len(key):
                 continue

@@ -165,7 +165,7 @@ class _Reader:
         self._report = report
         self._kept = Fingerprints(folder, near=asked.near is not None)
         self._files = [*asked.files, *asked.eval_files]
-        self._survey = Survey(num_bytes=sum(map(_size_of, self._files)))
+        self._survey = Survey(num_bytes=sum(map(size_of, self._files)))
         self._done_bytes = 0
         self._shapes: dict[tuple[str, ...], Seen] = {}
         self._classes: Counter[str] = Counter()
@@ -182,7 +182,7 @@ class _Reader:
                 if number == len(self._asked.files):
                     found.rows = self._kept.num_rows
                 self._read(number, file)
-                self._done_bytes += _size_of(file)
+                self._done_bytes += size_of(file)
                 self._report(Step(number + 1, len(self._files), self._done_bytes))
             if not self._asked.eval_files:
                 found.rows = self._kept.num_rows
@@ -212,7 +212,7 @@ class _Reader:
                     self._survey.note("columns", name, file, number, seen.count)
 
     def _read(self, number: int, file: str) -> None:
-        last = 0
+        last = inside = 0
         try:
             form = form_of(file)
             if form == "bin":
@@ -224,7 +224,9 @@ class _Reader:
             for batch in self._batches(file, form):
                 last = batch.numbers[-1]
                 self._take(number, file, batch)
-                self._report(Step(number, len(self._files), self._done_bytes))
+                inside += batch.size
+                done = self._done_bytes + min(inside, size_of(file))
+                self._report(Step(number, len(self._files), done))
         except JobError as error:
             (problem, *_) = error.problems
             if problem.code not in ("D002", "D021"):
@@ -273,9 +275,8 @@ class _Reader:
         for at, text in zip(batch.numbers, texts, strict=True):
             if not text.strip():
                 self._survey.note("empty-rows", "no text", file, at)
-                continue
-            for check, kind in find_private(text):
-                self._survey.note(check, kind, file, at)
+        for place, check, kind in find_private(texts):
+            self._survey.note(check, kind, file, batch.numbers[place])
         words = words_of(texts)
         self._measure_texts(file, batch.numbers, texts, words)
         self._measure_lengths(file, batch, texts)
@@ -483,7 +484,8 @@ def _reason(error: BaseException) -> str:
     return str(error).partition(" (byte")[0] or type(error).__name__
 
 
-def _size_of(file: str) -> int:
+def size_of(file: str) -> int:
+    """Bytes of a file as it is stored; 0 of a URL."""
     try:
         return 0 if "://" in file else os.stat(file).st_size
     except OSError:  # said when it is opened
