@@ -175,6 +175,7 @@ def test_s0_18_values_that_are_no_numbers_are_counted_by_tensor(folder):
 
     edited(folder, spoil)
     (problem,) = problems(folder)
+    assert "is a number" not in call("verify", folder)[1]
     assert problem["code"] == "C016"
     assert "model.norm.weight (2 NaN, 1 infinite of 8)" in problem["what"]
 
@@ -220,7 +221,7 @@ def test_s0_18_the_model_answers_a_prompt_and_the_answer_is_compared(folder):
 def test_s0_18_an_adapter_is_inspected_compared_with_its_base_and_merged(folder, tmp_path):
     model = other.adapter(tmp_path / "lora", folder)
     facts = seen(tmp_path / "lora")
-    assert (facts["kind"], facts["base"]) == ("adapter", str(folder))
+    assert (facts["wrote"], facts["base"]) == ("a peft adapter (LORA, rank 2)", str(folder))
     assert not problems(tmp_path / "lora", "--infer", "a b", "--tokens", "1")
     converted(tmp_path / "lora", tmp_path / "merged", "--to", "safetensors", "--merge")
     wanted = other.state_of(model.merge_and_unload())
@@ -359,7 +360,8 @@ def test_s3_8_zero_becomes_full_weights_of_hugging_face(made, tmp_path, stage, r
     facts = seen(tmp_path / "ds")
     assert facts["wrote"].startswith(f"DeepSpeed (ZeRO-{'3' if stage == 3 else '1 or 2'}), step 7")
     assert (facts["degrees"]["data"], facts["num_params"]) == (ranks, other.num_parameters(state))
-    shutil.copy(path / "config.json", step)
+    shutil.copy(path / "config.json", tmp_path / "ds")  # where a Trainer has it
+    assert not problems(tmp_path / "ds")
     converted(tmp_path / "ds", tmp_path / "out", "--to", "safetensors")
     assert_same(weights_in(tmp_path / "out"), state)
     assert not problems(tmp_path / "out")

@@ -156,7 +156,11 @@ def find_source(path: Path, named: Form | None = None) -> tuple[Form, Path]:
 def with_known_config(asked: Conversion) -> Conversion:
     """With the model's config.json: the source's own, or that of the run it lies in."""
     source = Path(asked.source)
-    own = (source if source.is_dir() else source.parent) / "config.json"
+    folders = [source if source.is_dir() else source.parent]
+    if asked.source_form in ("deepspeed", "dcp"):  # a Trainer's or Accelerate's has them inside
+        folders.append(source.parent)
+    own = next((each for each in folders if (each / "config.json").is_file()), folders[0])
+    own /= "config.json"
     if asked.source_form == "gguf":
         return asked  # the file itself has it
     if asked.source_form != "paceline" and own.is_file():

@@ -251,6 +251,8 @@ def _folder(found: ForeignCheckpoint) -> Path:
 
 def _types(found: ForeignCheckpoint, seen: Seen) -> Iterator[Problem]:
     """`C019`: most of the weights are of another type than config.json says."""
+    if found.kind not in ("weights", "trainer"):
+        return  # of ZeRO the float32 weights are read, whatever the model is trained in
     told = (found.config or {}).get("dtype") or (found.config or {}).get("torch_dtype")
     sizes: Counter[str] = Counter()
     for each in seen.tensors:

@@ -212,6 +212,7 @@ def _deepspeed_step(path: Path, root: Path) -> ForeignCheckpoint | None:
         degrees=degrees,
         form="universal" if "zero" in names and (path / "zero").is_dir() else form,
         holds_optimizer=bool(optimizer) or form == "no ZeRO",
+        config=_config(root),
         missing=[
             f"zero_pp_rank_{rank}_mp_rank_{other:02}_optim_states.pt"
             for rank, other in sorted(lost)
@@ -270,13 +271,15 @@ def _megatron(path: Path, names: Sequence[str]) -> ForeignCheckpoint | None:
 def _adapter(path: Path, names: Sequence[str]) -> ForeignCheckpoint | None:
     if "adapter_config.json" not in names or _has_safetensors(names):
         return None
+    told = _json(path / "adapter_config.json")
     has_weights = any(name in names for name in ("adapter_model.safetensors", "adapter_model.bin"))
     return ForeignCheckpoint(
         kind="adapter",
         path=path,
         root=path,
         missing=[] if has_weights else ["adapter_model.safetensors"],
-        config=_json(path / "adapter_config.json"),
+        form=f"{told.get('peft_type')}, rank {told.get('r')}",
+        config=told,
     )
 
 

@@ -9,7 +9,7 @@ Leaves out optimizers: no two programs lay them out alike. Megatron is `megatron
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from math import ceil, prod
 from pathlib import Path
@@ -52,9 +52,6 @@ class Weights:
 
     config: Mapping[str, Any] | None = None
     """config.json of the model, where the checkpoint itself tells."""
-
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """What else it tells of the model."""
 
 
 def read_files(paths: Sequence[Path], key: str | None = None) -> Weights:

@@ -36,7 +36,8 @@ def look(asked: Look) -> Seen:
     checked, skipped, problems = list[str](), list[str](), list[Problem]()
     if asked.scan:
         problems += _scan(asked, weights.entries)
-        checked.append(f"every value of {len(weights.entries)} tensors is a number")
+        if not problems:
+            checked.append(f"every value of {len(weights.entries)} tensors is a number")
         if config is not None and asked.form != "adapter":
             _fit(asked, config, weights.entries, (checked, skipped, problems))
         if asked.tokenizer is not None:
