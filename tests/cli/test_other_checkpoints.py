@@ -371,6 +371,13 @@ def test_s3_8_zero_becomes_full_weights_of_hugging_face(made, tmp_path, stage, r
     assert not (tmp_path / "other").exists()
 
 
+def test_s0_18_a_file_of_zero_that_has_something_else_in_it_is_a_problem(made, tmp_path):
+    step = other.zero(tmp_path / "ds", made[1], stage=2, ranks=2)
+    torch.save({"a": torch.ones(2)}, step / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    (problem,) = problems(tmp_path / "ds")
+    assert "global_step7 is not what its files' names say: KeyError" in problem["what"]
+
+
 @pytest.mark.parametrize("flat", [False, True])
 def test_s3_8_a_universal_checkpoint_becomes_full_weights(made, tmp_path, flat):
     folder = other.universal(tmp_path / "global_step9_universal", made[1], flat=flat)

@@ -32,6 +32,10 @@ def look(asked: Look) -> Seen:
         weights = read_weights(asked.form, Path(asked.path), asked.key)
     except PacelineError as error:
         return Seen(problems=tuple(error.problems))
+    except Exception as error:  # noqa: BLE001 - a file that has something else than its name says
+        what = f"{Path(asked.path).name} is not what its files' names say: {reason_of(error)}"
+        fix = "copy or download the files again, or take an earlier step"
+        return Seen(problems=(Problem(code="M012", what=what, where=asked.path, fix=fix),))
     config = asked.config or weights.config
     checked, skipped, problems = list[str](), list[str](), list[Problem]()
     if asked.scan:
