@@ -30,7 +30,8 @@ def checkpoints_at(path: Path) -> list[Path]:
         code="C011",
         what=what,
         where="PATH",
-        fix="give a run's folder, its checkpoints/ folder, or one step-N folder in it",
+        fix="give a run's folder, its checkpoints/ folder, one step-N folder in it, or a folder or "
+        "file of weights (docs/guides/checkpoints.md)",
     )
 
 
