@@ -219,6 +219,7 @@ class ResourceAssessment(TypedDict):
     storageSystem: StorageSystem
     computationalRequirements: dict[str, float | str | None]
     bottlenecks: list[Bottleneck]
+    dataQuality: str | None
     deploymentOptions: list[str]
     estimatedCost: str | None
     estimatedCostUSD: float | None

@@ -99,3 +99,24 @@ def test_a_check_of_paths_beside_the_job_is_known_too_and_no_keep_keeps_nothing(
     assert find_checked(load_job(job)) is None
     CliRunner().invoke(data, words, standalone_mode=False)
     assert find_checked(load_job(job)) is not None
+
+
+def test_s4_22_phase_1_has_a_gate_for_a_failed_quality_report_until_it_is_kept(job, tmp_path):
+    def gates() -> list[tuple[str, str]]:
+        found = json.loads(planned("--phases", "--json").stdout)["gates"]
+        return [
+            (gate["status"], gate["summary"])
+            for gate in found
+            if gate["name"] == "Data Quality Review"
+        ]
+
+    assert gates() == []
+    for is_kept, status in ((False, "failed"), (True, "passed")):
+        (tmp_path / "report.json").write_text(
+            json.dumps({"gates": [{"name": "reviewed", "passed": is_kept}]})
+        )
+        check("--quality-report", "report.json")
+        ((found, summary),) = gates()
+        assert found == status
+        assert ("reviewed is not kept" in summary) is not is_kept
+    assert "0 findings" in json.loads(planned("--phases", "--only", "1").stdout)["dataQuality"]

@@ -9,6 +9,7 @@ that Jaccard similarity would (b-bit minwise hashing, arXiv:0910.3349). Leaves o
 meaning.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -196,11 +197,20 @@ class Fingerprints:
 
     def _similarity(self, first: Ints, second: Ints) -> NDArray[np.float64]:
         shares = [np.zeros(0)]
-        for at in range(0, len(first), _PAIRS_AT_ONCE):
-            # Mapped anew, so that its pages leave the process again.
-            kept = np.memmap(self._folder / "bytes", np.uint8, "r").reshape(-1, BANDS * ROWS)
-            each = slice(at, at + _PAIRS_AT_ONCE)
-            shares.append((kept[first[each]] == kept[second[each]]).mean(axis=1))
+        width = BANDS * ROWS
+        with (self._folder / "bytes").open("rb", buffering=0) as file:
+            for at in range(0, len(first), _PAIRS_AT_ONCE):
+                # Read and not mapped: the kernel would map 64 KiB around each row.
+                left, right = (
+                    np.frombuffer(
+                        b"".join([os.pread(file.fileno(), width, width * row) for row in rows]),
+                        np.uint8,
+                    ).reshape(-1, width)
+                    for rows in (
+                        each[at : at + _PAIRS_AT_ONCE].tolist() for each in (first, second)
+                    )
+                )
+                shares.append((left == right).mean(axis=1))
         return (np.concatenate(shares) - _CHANCE) / (1 - _CHANCE)
 
     def _runs(self, name: str, is_done: NDArray[np.bool_] | None) -> Iterator[tuple[Ints, Ints]]:

@@ -8,6 +8,7 @@ from paceline.contracts.phases.memory import optimise_memory
 from paceline.contracts.phases.split import choose_strategy
 from paceline.errors import Problem
 from paceline.plan.limits import affordable_steps
+from paceline.prepare.checked import find_checked
 from paceline.units import format_bytes, format_seconds
 
 GATE_EXIT_CODE = 3
@@ -32,6 +33,7 @@ def exit_code(gates: tuple[Gate, ...], *, yes: bool = False, fail_on_gate: bool 
 
 def _gates(case: Case) -> Iterator[Gate]:
     yield _resources(case)
+    yield from _data_quality(case)
     if not case.feasible:
         yield _memory(case)
         return
@@ -48,6 +50,20 @@ def _gates(case: Case) -> Iterator[Gate]:
     yield _budget(case)
     yield from _deadline(case)
     yield Gate(phase=16, name="Approve launch", status="review", summary="start it, or not")
+
+
+def _data_quality(case: Case) -> Iterator[Gate]:
+    """What `paceline data check` found, with the gates of another program's report."""
+    checked = find_checked(case.job)
+    if checked is not None:
+        is_old = checked.has_changed
+        worst = f": {checked.worst}" if checked.errors and not is_old else ""
+        yield Gate(
+            phase=1,
+            name="Data Quality Review",
+            status="review" if is_old else "failed" if checked.errors else "passed",
+            summary=f"the data: {checked}{worst}",
+        )
 
 
 def _resources(case: Case) -> Gate:

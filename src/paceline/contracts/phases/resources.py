@@ -9,6 +9,7 @@ from paceline.estimate.cost import training_flops
 from paceline.parallel.recomputes import WHOLE_BLOCKS
 from paceline.parallel.stages import is_v_shaped, stages_of_rank
 from paceline.plan import Plan
+from paceline.prepare.checked import checked_text
 from paceline.units import format_bytes, format_count, format_flops_per_s, format_seconds
 
 _NARROW = 0.1
@@ -43,6 +44,7 @@ def assess_resources(case: Case) -> dict[str, Any]:
         },
         "computationalRequirements": _compute(case),
         "bottlenecks": bottlenecks_of(case),
+        "dataQuality": checked_text(case.job),
         "deploymentOptions": [
             f"{cost.provider} {cost.instance} x {cost.num_instances}, {cost.way}: "
             f"${cost.usd:,.0f} ({cost.as_of})"
