@@ -51,6 +51,61 @@ def test_an_error_ends_with_1_and_shows_the_line_with_a_caret(folder):
     assert "fix:" in text
 
 
+HF, SK, AWS = f"hf_{'a1' * 12}", f"sk-proj-{'b2' * 12}", f"AKIA{'C3' * 8}"
+WANDB, PASSWORD = "0a1b" * 10, "hunter2hunter2"
+HOLDING = {
+    "train.py": f'import os\n\nos.environ["WANDB_API_KEY"] = "{WANDB}"\n',
+    "login.py": f'import wandb\nimport torch\nwandb.login(key="{WANDB}")\n',
+    "broken.py": f'def (:\n\ntoken = "{HF}"\n',
+    "launch.sh": f"#!/bin/bash\n\nexport HF_TOKEN={HF}\n",
+    ".env": f"A=1\nB=2\nDB_PASSWORD={PASSWORD}\n",
+    ".env.prod": f"A=1\nB=2\nOPENAI={SK}\n",
+    "conf.yaml": f"a: 1\nb: 2\nurl: postgres://u:{PASSWORD}@db/x\n",
+    "conf.json": f'{{"a": 1,\n\n"id": "{AWS}"}}',
+    "conf.toml": f'a = 1\nb = 2\ntracking_password = "{PASSWORD}"\n',
+    "id.conf": "\n\n-----BEGIN PRIVATE KEY-----\n",
+    "a.ipynb": '{"cells": [{"source": [\n"a",\n"api_key = \\"' + PASSWORD + '\\"\\n"]}]}',
+    "Dockerfile": f"FROM x\nRUN true\nENV HF_TOKEN={HF}\n",
+}
+
+
+@pytest.mark.parametrize("name", HOLDING)
+def test_s0_25_a_secret_is_found_in_any_file_on_its_line_and_is_never_shown(folder, name):
+    (folder / name).write_text(HOLDING[name])
+    result = lint(".", expect=2 if name == "broken.py" else 1)
+    assert f"{name}:3: error: " in result.stdout
+    assert "[secret-in-file]" in result.stdout
+    for options in ((), ("--json",), ("--sarif",)):
+        shown = lint(".", *options)
+        for secret in (HF, SK, AWS, WANDB, PASSWORD):
+            assert secret not in shown.stdout + shown.stderr
+
+
+def test_s0_25_what_refers_to_a_secret_or_stands_for_one_is_none(folder):
+    (folder / "train.py").write_text(
+        'import os\n\ntoken = os.environ["HF_TOKEN"]\npad_token = "<pad>"\n'
+        'url = f"postgres://{user}:{password}@host/db"\napi_key = key\n'
+        'def load(token: str = "", api_key: str | None = None): ...\n'
+    )
+    (folder / "launch.sh").write_text("export HF_TOKEN=$(cat ~/.token)\nrun --token $HF_TOKEN\n")
+    (folder / "run.sh").write_text("sky launch --secret HF_TOKEN\n")
+    (folder / "conf.yaml").write_text("eos_token: </s>\napi_key: ${WANDB_API_KEY}\n")
+    (folder / "job.yaml").write_text(
+        "model: {decoder: {layers: 2, hidden: 64, heads: 2}}\ntrain: {global_batch: 8}\n"
+        "kubernetes: {secrets: {HF_TOKEN: hf/token}}\n"
+    )
+    assert "secret-in-file" not in lint(".", "--json").stdout.replace('"files"', "")
+
+
+def test_s0_25_a_file_that_git_ignores_may_hold_secrets_and_a_tracked_one_may_not(folder):
+    subprocess.run(["git", "init", "-q"], check=True)
+    (folder / ".gitignore").write_text(".env\n")
+    (folder / ".env").write_text(HOLDING[".env"])
+    lint(".", expect=0)
+    subprocess.run(["git", "add", "-f", ".env"], check=True)
+    lint(".", expect=1)
+
+
 def test_a_file_without_findings_ends_with_0(folder):
     (folder / "train.py").write_text(GOOD)
     assert "1 file: nothing found" in lint("train.py", expect=0).stdout
@@ -521,7 +576,10 @@ def test_an_accelerator_and_facts_that_nobody_knows_are_said_and_passed_over(fol
 
 def test_a_named_file_of_no_known_kind_is_said(folder):
     (folder / "notes.md").write_text("words\n")
-    assert "notes.md: no kind of file that lint knows (not linted)" in lint("notes.md").stderr
+    assert (
+        "notes.md: no kind of file that lint knows (searched for secrets only)"
+        in lint("notes.md").stderr
+    )
     assert lint(".").stderr == ""
 
 

@@ -76,7 +76,8 @@ def command(
     PATH is a file or a folder. Read are Python programs (PyTorch, Accelerate, Trainer, Lightning,
     DeepSpeed, Ray, TensorFlow, MLX), shell and batch scripts, Accelerate's YAML, DeepSpeed's JSON,
     Kubernetes manifests, torchtitan's TOML, environment files, Dockerfiles, TF_CONFIG, hostfiles
-    and Paceline's job file: each by itself, and what they say together. Nothing is run.
+    and Paceline's job file: each by itself, and what they say together. Nothing is run. In these and
+    in notebooks, keys and passwords are found, unless git ignores the file; none is shown.
 
     A comment `# paceline: ignore[id] reason` on the line answers a finding; `paceline explain ID`
     says why it matters.
@@ -96,12 +97,16 @@ def command(
     from paceline.check.finding import Severity
     from paceline.check.lint.lint import Unread, lint_files
     from paceline.cli.standard_streams import reader_may_leave
-    from paceline.record.source_files import read_sources
+    from paceline.record.source_files import is_git_ignored, read_sources
 
     _check_options(as_json, as_sarif, shows_fix, writes)
     left_out = _left_out(ignored)
     sources = read_sources(paths)
-    linted = lint_files(sources.files, _context(gpu, nodes, gpus_per_node, context_file))
+    linted = lint_files(
+        sources.files,
+        _context(gpu, nodes, gpus_per_node, context_file),
+        may_hold_secrets=lambda name: is_git_ignored(sources.paths[name]),
+    )
     unread = [Unread(path=path, line=None, what=what) for path, what in sources.troubles]
     unread += linted.unread
     rank = list(Severity)
@@ -127,7 +132,9 @@ def _say_unread(unread: "list[Unread]", linted: "Linted", sources: "Sources") ->
     said = {one.path for one in unread} | set(linted.kinds)
     for path in sources.named:
         if path not in said:
-            click.echo(f"{path}: no kind of file that lint knows (not linted)", err=True)
+            click.echo(
+                f"{path}: no kind of file that lint knows (searched for secrets only)", err=True
+            )
 
 
 def _check_options(as_json: bool, as_sarif: bool, shows_fix: bool, writes: bool) -> None:

@@ -39,7 +39,7 @@ _NUMBER = re.compile(r"[0-9]{1,6}(\.[0-9]+)?")
 
 _VALUE = r"""(?P<value>"[^"]*"|'[^']*'|[^\s"';,&|)}\]]+)"""
 _GIVEN = re.compile(
-    r"""(?<!\$)(?<!\$\{)(?<![\w.-])(?P<name>[\w.-]+)["']?(?:\s*:\s*|\s*=(?!=)\s*)(?="""
+    r"""(?<!\$)(?<!\$\{)(?<![\w.-])(?P<name>[\w.-]+)["']?\]?(?:\s*:\s*|\s*=(?!=)\s*)(?="""
     + _VALUE
     + ")"
 )
@@ -70,17 +70,30 @@ _COMMANDS = (
 )
 """What well known commands take for a secret; their own documentation."""
 
+_LOGIN_CALL = re.compile(
+    r"\b(?:wandb|huggingface_hub|hf_hub)\.login\(\s*(?:key\s*=\s*)?"
+    r"""(?P<value>"[^"]{6,}"|'[^']{6,}')"""
+)
+"""Calls that take one without naming it: docs.wandb.ai, huggingface.co/docs/huggingface_hub."""
 
-def find_in_text(text: str) -> str | None:
-    """What kind of secret a line of text holds, if any: `NAME=value`, a flag, a command."""
-    for form in (_GIVEN, _DEFAULT, _FLAG, _SET):
+
+def find_in_text(text: str, *, only_quoted: bool = False) -> str | None:
+    """What kind of secret a line of text holds, if any: `NAME=value`, a flag, a command.
+
+    Args:
+        text: One line.
+        only_quoted: It is a program's, where an unquoted word is a variable.
+    """
+    for form in (_GIVEN,) if only_quoted else (_GIVEN, _DEFAULT, _FLAG, _SET):
         for match in form.finditer(text):
+            if only_quoted and not _QUOTED.fullmatch(match["value"]):
+                continue
             kind = find_under_name(match["name"], match["value"])
             if kind is not None:
                 return kind
-    for form in _COMMANDS:
+    for form in (_LOGIN_CALL,) if only_quoted else (_LOGIN_CALL, *_COMMANDS):
         for match in form.finditer(text):
-            if not _is_harmless(match["value"], "PASSWORD"):
+            if not is_harmless(match["value"]):
                 return "a secret that a command is given"
     return None
 
@@ -109,7 +122,7 @@ def find_in_code(lines: str) -> str | None:
         word = _secret_word(name) or ("KEY" if _LOGS_IN & set(_words_of(name)) else None)
         if word is None:
             continue
-        if any(not _is_harmless(each, word) for each in values):
+        if any(not is_harmless(each, word) for each in values):
             return f"a quoted value near `{name[:60]}`"
     return None
 
@@ -128,7 +141,9 @@ def find_under_name(name: str, value: str) -> str | None:
     'the value of `DB_PASSWORD`, which is named like a secret'
     """
     word = _secret_word(name)
-    if word is None or _is_harmless(value, word):
+    if word is None or is_harmless(value, word):
+        return None
+    if _secret_word(value) and re.fullmatch("[A-Z_]+", value):  # `--secret HF_TOKEN`: another name
         return None
     return f"the value of `{name.lstrip('-')[:60]}`, which is named like a secret"
 
@@ -154,7 +169,7 @@ def _secret_word(name: str) -> str | None:
     return last if last == "KEY" and (loud or before in _SECRET_KEYS) else None
 
 
-def _is_harmless(value: str, word: str) -> bool:
+def is_harmless(value: str, word: str = "PASSWORD") -> bool:
     """Whether a value only refers to a secret, stands for one, or is none."""
     plain = value.strip().strip("\"'")
     if not plain or _STANDS_FOR.fullmatch(plain):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from paceline.errors import Problem
-from paceline.job.secret_names import find_in_text, find_under_name, flag_name
+from paceline.job.secret_names import find_in_text, find_under_name, flag_name, is_harmless
 
 _Path = tuple[str | int, ...]
 
@@ -37,7 +37,7 @@ _FORMS: Mapping[str, re.Pattern[str]] = {
     # RFC 7519: two parts of JSON, which begin with {" in base64.
     "a signed token (JWT)": re.compile(r"\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\."),
     # RFC 3986, section 3.2.1
-    "a password in a URL": re.compile(r"://[^\s/:@]+:[^\s/@$]{3,}@"),
+    "a password in a URL": re.compile(r"://[^\s/:@]+:(?P<value>[^\s/@$]{3,})@"),
 }
 """What it is -> what it looks like."""
 
@@ -109,9 +109,38 @@ def find_issued(text: str) -> Iterator[str]:
     """
     for name, hints in _HINTS.items():
         if any(hint in text for hint in hints):
-            found = (match[0] for match in _FORMS[name].finditer(text))
-            if any(not secret.endswith("EXAMPLE") for secret in found):
+            if any(_is_issued(match) for match in _FORMS[name].finditer(text)):
                 yield name
+
+
+def _is_issued(match: re.Match[str]) -> bool:
+    """Whether it is no example, and no place of a password in a URL: `user:{password}@`."""
+    value = match.groupdict().get("value")
+    return not match[0].endswith("EXAMPLE") and (value is None or not is_harmless(value))
+
+
+_LONGEST_LINE = 20_000
+"""Characters. Longer lines (pictures in notebooks, minified JSON) are searched for issued forms."""
+
+
+def find_in_lines(text: str, *, in_code: bool = False) -> Iterator[tuple[int, str]]:
+    """Line, from 1, and kind of every secret in a file's text.
+
+    Args:
+        text: The whole file. A notebook's quotes may be escaped, as JSON does it.
+        in_code: The file is a program: under a secret's name, only quoted text is one.
+
+    >>> list(find_in_lines('token = key\\napi_key = "hunter2hunter2"', in_code=True))
+    [(2, 'the value of `api_key`, which is named like a secret')]
+    """
+    issued = {name: _FORMS[name] for name in find_issued(text)}
+    for number, line in enumerate(text.split("\n"), start=1):
+        forms = (name for name, form in issued.items() if any(map(_is_issued, form.finditer(line))))
+        kind = next(forms, None)
+        if kind is None and len(line) <= _LONGEST_LINE:
+            kind = find_in_text(line.replace('\\"', '"'), only_quoted=in_code)
+        if kind is not None:
+            yield number, kind
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:

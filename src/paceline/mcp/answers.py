@@ -87,7 +87,7 @@ class Answers:
         """
         from paceline.check.lint.context import context_from_facts
         from paceline.check.lint.lint import Unread, lint_files, linted_data
-        from paceline.record.source_files import read_sources
+        from paceline.record.source_files import is_git_ignored, read_sources
 
         sources = read_sources([self._relative(each) for each in paths])
         inside = {
@@ -100,7 +100,13 @@ class Answers:
             raise _nothing("paths, or files with their texts")
         given = {"gpu": gpu, "nodes": nodes, "gpus_per_node": gpus_per_node}
         facts = {name: value for name, value in given.items() if value is not None}
-        linted = lint_files(inside, context_from_facts(facts))
+        linted = lint_files(
+            inside,
+            context_from_facts(facts),
+            may_hold_secrets=lambda name: (
+                name in sources.paths and is_git_ignored(sources.paths[name])
+            ),
+        )
         unread = [Unread(path=path, line=None, what=what) for path, what in sources.troubles]
         return bounded(linted_data(linted, linted.findings, [*unread, *linted.unread]))
 

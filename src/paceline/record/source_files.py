@@ -1,6 +1,7 @@
 """The files that `lint` and `scan` are pointed at: folders walked through, each file read once."""
 
 import os
+import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,9 @@ MOST_BYTES = 4 * 2**20
 
 _MOST_NOTEBOOK_BYTES = 16 * MOST_BYTES
 """Notebooks hold their pictures."""
+
+_GIT_S = 10.0
+"""Longest wait for git, which answers in milliseconds."""
 
 PASSED_OVER = {
     ".git",
@@ -36,8 +40,10 @@ PASSED_OVER = {
 }
 """Folders of tools and of what they made; named themselves they are read."""
 
+NOTEBOOK = ".ipynb"
 ENDINGS = {
     ".py",
+    NOTEBOOK,
     ".yaml",
     ".yml",
     ".json",
@@ -50,7 +56,6 @@ ENDINGS = {
     ".env",
     ".conf",
 }
-NOTEBOOK = ".ipynb"
 NAMES = {"dockerfile", "containerfile", "hostfile", "machinefile", ".env", ".deepspeed_env"}
 
 
@@ -74,7 +79,7 @@ def read_sources(paths: Sequence[Path], *, verb: str = "lint") -> Sources:
 
     Args:
         paths: Files and folders.
-        verb: Of the command that reads them. Notebooks are read for `scan` alone.
+        verb: Of the command that reads them. For messages.
 
     Raises:
         JobError: A path does not exist (`V020`).
@@ -95,15 +100,25 @@ def read_sources(paths: Sequence[Path], *, verb: str = "lint") -> Sources:
                 where=f"paceline {verb}",
                 fix="name files or folders that exist",
             )
-        endings = ENDINGS | ({NOTEBOOK} if verb == "scan" else set())
-        for each in _below(path, seen, sources, endings) if is_folder else [path]:
+        for each in _below(path, seen, sources) if is_folder else [path]:
             _read(each, sources, is_named=not is_folder)
     return sources
 
 
-def _below(
-    folder: Path, seen: set[tuple[int, int]], sources: Sources, endings: set[str]
-) -> Iterator[Path]:
+def is_git_ignored(path: Path) -> bool:
+    """Whether git is told to leave this file out of every commit; False without git or a repository.
+    Tracked files are never ignored."""
+    command = ("git", "-c", "core.fsmonitor=false", "check-ignore", "-q", "--", path.name)
+    try:
+        done = subprocess.run(
+            command, cwd=path.resolve().parent, capture_output=True, timeout=_GIT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+def _below(folder: Path, seen: set[tuple[int, int]], sources: Sources) -> Iterator[Path]:
     """Files of a folder in order; a folder that links lead to twice is walked through once."""
     try:
         status = folder.stat()
@@ -124,16 +139,14 @@ def _below(
             continue
         if is_folder:
             if entry.name not in PASSED_OVER and not os.path.exists(path / "pyvenv.cfg"):
-                yield from _below(
-                    path, seen, sources, endings
-                )  # says so where it may not be opened
-        elif is_file and _may_be_source(path, endings):
+                yield from _below(path, seen, sources)  # says so where it may not be opened
+        elif is_file and _may_be_source(path):
             yield path
 
 
-def _may_be_source(path: Path, endings: set[str]) -> bool:
+def _may_be_source(path: Path) -> bool:
     name = path.name.lower()
-    if path.suffix.lower() in endings or name in NAMES or name.startswith("dockerfile"):
+    if path.suffix.lower() in ENDINGS or name in NAMES or name.startswith(("dockerfile", ".env.")):
         return True
     if path.suffix:
         return False

@@ -12,6 +12,7 @@ from typing import cast
 from paceline.catalog.load import read_shipped
 from paceline.errors import JobError, Problem, did_you_mean
 from paceline.job import Job
+from paceline.job.secrets import find_in_lines
 from paceline.plan import Plan
 from paceline.profile import ModuleFacts, resolve_decoder, resolve_profile
 from paceline.render.carried import left_out
@@ -80,13 +81,29 @@ def render_job(name: str, plan: Plan, job: Job, *, own_program: bool = True) -> 
             Where not, the files run as they are: what only such a program could do is refused.
 
     Raises:
-        JobError: `H001`, there is no such engine; or the job cannot be written into its files.
+        JobError: `H001`, there is no such engine; `J013`, a file would hold a secret; or the
+            job cannot be written into its files.
         RenderError: `H002`, the engine cannot express the plan; one problem for each part.
     """
     module = cast(EngineModule, importlib.import_module(find(name).module))
     gaps = _gaps(module, plan, job, own_program=own_program)
     RenderError.raise_for(_refusals(name, gaps, job))
-    return Rendered(files=module.render(plan, job), gaps=gaps)
+    files = module.render(plan, job)
+    JobError.raise_for(_secrets_in(files))
+    return Rendered(files=files, gaps=gaps)
+
+
+def _secrets_in(files: Files) -> Iterator[Problem]:
+    """`J013` for each line that would hold a secret, wherever it came from."""
+    for name, text in files.items():
+        for line, kind in find_in_lines(text, in_code=name.endswith(".py")):
+            yield Problem(
+                code="J013",
+                what=f"{name} line {line} would hold {kind}",
+                where="paceline render",
+                fix="take it out of the job file or the file it comes from, and put it into the "
+                "environment of the machines that need it",
+            )
 
 
 def renderer_of(engine: str) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from paceline.catalog.failure import load_failures
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.lint import Linted
+from paceline.job.secrets import find_secret
 
 _WIDTH = 110
 """Letters of a source line that are shown."""
@@ -15,6 +16,8 @@ def finding_lines(finding: Finding, texts: Mapping[str, str]) -> Iterator[str]:
     """One finding: where, what, the source line with a caret, the fix."""
     yield f"{finding.where}: {finding.severity.value}: {finding.what}  [{_names(finding)}]"
     source = _line(texts, finding.where.path, finding.where.line)
+    if source is not None and find_secret(source):
+        source = None  # is on no screen and in no log of a CI
     if source is not None and finding.where.line is not None and source.strip():
         yield from _shown(source, finding.where.line, finding.where.column)
     for one in finding.evidence:

@@ -1,7 +1,7 @@
 """`lint`: what will go wrong in these files. They are handed over as bytes; nothing is opened."""
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from paceline.check.lint.context import Context, context_from_launch, merged
 from paceline.check.lint.imports import Files
 from paceline.check.lint.program import Program, read_program
 from paceline.check.lint.rules import RULES
+from paceline.check.lint.secrets import check_secrets_in
 from paceline.check.lint.source import Unreadable
 from paceline.check.lint.suppress import apply_suppressions, suppressions_in
 
@@ -96,12 +97,24 @@ def lint(sources: Mapping[str, bytes], context: Context) -> list[Finding]:
     return lint_files(sources, context).findings
 
 
-def lint_files(sources: Mapping[str, bytes], context: Context) -> Linted:
-    """The same with everything else that reading them gave. Nothing is raised for a broken file."""
+def lint_files(
+    sources: Mapping[str, bytes],
+    context: Context,
+    *,
+    may_hold_secrets: Callable[[str], bool] = lambda path: False,
+) -> Linted:
+    """The same with everything else that reading them gave. Nothing is raised for a broken file.
+
+    Args:
+        sources: Path -> what the file holds.
+        context: What is known besides.
+        may_hold_secrets: Whether a path is of a file that git ignores. Asked where one is found.
+    """
     unread: list[Unread] = []
     programs: list[Program] = []
     configs: list[Config] = []
     texts: dict[str, str] = {}
+    secrets: list[Finding] = []
     files = Files({path: text for path, text in sources.items() if is_python(path, text)})
     for path, source in sources.items():
         if not source.strip():
@@ -109,20 +122,27 @@ def lint_files(sources: Mapping[str, bytes], context: Context) -> Linted:
         if b"\0" in source[:8192]:
             unread.append(Unread(path=path, line=None, what="a binary file"))
             continue
+        text = source.decode(errors="replace").removeprefix("\ufeff")
+        in_code = path.endswith(".ipynb") or is_python(path, source)
+        here = list(check_secrets_in(path, text, in_code=in_code))
         try:
-            if is_python(path, source):
+            if path.endswith(".ipynb"):  # its cells are no program: searched for secrets alone
+                texts[path] = text
+            elif is_python(path, source):
                 programs.append(read_program(path, source, files))
                 texts[path] = programs[-1].text
             else:
-                texts[path] = source.decode(errors="replace").removeprefix("\ufeff")
-                config = read_config(path, texts[path])
+                texts[path] = text
+                config = read_config(path, text)
                 if config is not None:
                     configs.append(config)
+                    here = [] if config.kind == "job" else here  # J013, which knows its `secrets`
         except Unreadable as error:
             unread.append(Unread(path=path, line=error.line, what=str(error)))
         except UnreadableConfig as error:
             unread.append(Unread(path=path, line=error.line, what=error.what))
-    findings = list(_findings(programs, configs, context))
+        secrets += here if here and not may_hold_secrets(path) else []
+    findings = [*_findings(programs, configs, context), *secrets]
     trees = {one.path: one.tree for one in programs}
     given = [
         one
@@ -134,7 +154,9 @@ def lint_files(sources: Mapping[str, bytes], context: Context) -> Linted:
         findings=in_reading_order(stay),
         answered=in_reading_order(answered),
         unread=unread,
-        kinds={one.path: "python" for one in programs} | {one.path: one.kind for one in configs},
+        kinds={one.path: "python" for one in programs}
+        | {one.path: one.kind for one in configs}
+        | {path: "notebook" for path in texts if path.endswith(".ipynb")},
     )
 
 
