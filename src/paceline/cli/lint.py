@@ -76,8 +76,8 @@ def command(
     PATH is a file or a folder. Read are Python programs (PyTorch, Accelerate, Trainer, Lightning,
     DeepSpeed, Ray, TensorFlow, MLX), shell and batch scripts, Accelerate's YAML, DeepSpeed's JSON,
     Kubernetes manifests, torchtitan's TOML, environment files, Dockerfiles, TF_CONFIG, hostfiles
-    and Paceline's job file: each by itself, and what they say together. Nothing is run. In these and
-    in notebooks, keys and passwords are found, unless git ignores the file; none is shown.
+    and Paceline's job file: each by itself, and what they say together. Nothing is run. In all
+    of these and in notebooks, keys and passwords are found, unless git ignores the file.
 
     A comment `# paceline: ignore[id] reason` on the line answers a finding; `paceline explain ID`
     says why it matters.

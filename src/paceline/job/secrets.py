@@ -108,9 +108,10 @@ def find_issued(text: str) -> Iterator[str]:
     ['a Hugging Face token']
     """
     for name, hints in _HINTS.items():
-        if any(hint in text for hint in hints):
-            if any(_is_issued(match) for match in _FORMS[name].finditer(text)):
-                yield name
+        if any(hint in text for hint in hints) and any(
+            map(_is_issued, _FORMS[name].finditer(text))
+        ):
+            yield name
 
 
 def _is_issued(match: re.Match[str]) -> bool:

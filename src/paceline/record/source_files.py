@@ -106,7 +106,7 @@ def read_sources(paths: Sequence[Path], *, verb: str = "lint") -> Sources:
 
 
 def is_git_ignored(path: Path) -> bool:
-    """Whether git is told to leave this file out of every commit; False without git or a repository.
+    """Whether git is told to leave this file out of commits; False without git or a repository.
     Tracked files are never ignored."""
     command = ("git", "-c", "core.fsmonitor=false", "check-ignore", "-q", "--", path.name)
     try:
