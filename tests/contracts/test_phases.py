@@ -167,12 +167,9 @@ def test_nothing_outdated_is_advised():
 def test_every_script_is_one_that_bash_can_read(tmp_path: Path, overrides: tuple[str, ...]):
     made = phased(*overrides)
     launch = next(phase.output for phase in made.phases if phase.number == 13)
-    scripts = [
-        made.files["launch-script.sh"],
-        launch["validationScript"],
-        launch["debuggingScript"],
-    ]
-    for script in scripts:
+    assert made.files["validate.sh"] == launch["validationScript"]
+    assert made.files["debug.sh"] == launch["debuggingScript"]
+    for script in (made.files[f"{name}.sh"] for name in ("launch-script", "validate", "debug")):
         read = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True)
         assert read.returncode == 0, read.stderr
 
@@ -193,6 +190,54 @@ def test_the_validation_script_says_what_failed(tmp_path: Path):
     ran = subprocess.run(["bash", str(script)], cwd=tmp_path, text=True, capture_output=True)
     assert ran.returncode == 1
     assert "FAIL accelerators: expected 8" in ran.stderr
+
+
+def ran_with(folder: Path, script: str, **commands: str) -> subprocess.CompletedProcess[str]:
+    """A script of the phases, with these commands in place of the machine's."""
+    (folder / "runs").mkdir()
+    for name, text in {script: phased().files[script], **commands}.items():
+        (folder / name).write_text(text if name == script else f"#!/bin/bash\n{text}\n")
+        (folder / name).chmod(0o755)
+    path = {"PATH": f"{folder}:/usr/bin:/bin"}
+    return subprocess.run(
+        ["bash", script], cwd=folder, env=path, text=True, capture_output=True, check=False
+    )
+
+
+DF = "echo 'Filesystem 1024-blocks Used Available Capacity Mounted'; echo \"x 1 1 {} 1% $2\""
+READY = {
+    "nvidia-smi": "seq 0 7",
+    "cat": "echo '4: ACTIVE'; echo '4: ACTIVE'",
+    "df": DF.format(10**12),
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "failed"),
+    [
+        ({}, None),
+        ({"nvidia-smi": "seq 0 17"}, "accelerators: expected 8, got: 18"),
+        ({"nvidia-smi": "echo 'No devices were found'"}, "accelerators: expected 8, got: 0"),
+        ({"cat": "echo '4: ACTIVE'; echo '1: DOWN'"}, "network ports: expected 4: ACTIVE, got: 1:"),
+        ({"df": DF.format(9)}, "shared memory: expected at least 1073741824, got: 9216"),
+        ({"df": "echo 'df: 99999999999999: no such folder'"}, "checkpoint storage: expected at l"),
+    ],
+)
+def test_s2_12_the_validation_script_compares_numbers_as_numbers_and_states_whole(
+    tmp_path: Path, changed: dict[str, str], failed: str | None
+):
+    found = ran_with(tmp_path, "validate.sh", **(READY | changed))
+    assert found.returncode == (failed is not None), found.stderr
+    assert f"FAIL {failed}" in found.stderr if failed else found.stderr == ""
+
+
+def test_s2_12_the_debugging_script_ends_as_the_launch_ends(tmp_path: Path):
+    (tmp_path / "launch-script.sh").write_text("echo Using network IB; exit 7\n")
+    found = ran_with(tmp_path, "debug.sh", **{"nvidia-smi": "echo topology of $*"})
+    assert found.returncode == 7
+    assert "topology of topo -m" in found.stdout
+    assert "1 Using network IB" in found.stdout
+    assert (tmp_path / "debug.log").read_text() == "Using network IB\n"
 
 
 def test_a_plan_that_fits_passes_its_gates_but_for_the_reviews():

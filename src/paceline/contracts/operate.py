@@ -16,6 +16,9 @@ METRICS = tuple(
 """Every field of a line of `metrics.jsonl` (docs/reference/metrics.md) but those of scripts."""
 
 
+_FREE_BYTES = "df -Pk {} | awk 'NR == 2 {{ printf \"%.0f\\n\", $4 * 1024 }}'"
+"""On Linux and macOS alike: POSIX's own columns of df."""
+
 STATE_SOURCES = {
     "auto": "other ranks, from snapshots in memory or from the newest valid checkpoint",
     "replica": "ranks that hold the same, else from the newest valid checkpoint",
@@ -53,7 +56,7 @@ class HealthCheck:
     name: str
     command: str
     expect: str
-    """What its output must be, or contain."""
+    """What its output must be, or `at least N`."""
 
     when: Literal["before the start", "every minute"]
 
@@ -66,7 +69,7 @@ def health_checks(plan: Plan) -> tuple[HealthCheck, ...]:
         found += [
             HealthCheck(
                 name="accelerators",
-                command="nvidia-smi --query-gpu=index --format=csv,noheader | wc -l",
+                command="nvidia-smi --query-gpu=index --format=csv,noheader | grep -c '^[0-9]'",
                 expect=str(cluster.ranks_per_node),
                 when="before the start",
             ),
@@ -96,20 +99,23 @@ def health_checks(plan: Plan) -> tuple[HealthCheck, ...]:
                 when="before the start",
             )
         )
-    found += [
-        HealthCheck(
-            name="shared memory",
-            command="df --output=avail -B1 /dev/shm | tail -1",
-            expect="at least 1073741824",
-            when="before the start",
-        ),
+    else:
+        found.append(
+            HealthCheck(
+                name="shared memory",
+                command=_FREE_BYTES.format("/dev/shm"),  # noqa: S108 - it is looked at, not used
+                expect="at least 1073741824",
+                when="before the start",
+            )
+        )
+    found.append(
         HealthCheck(
             name="checkpoint storage",
-            command="test -w runs && df --output=avail -B1 runs | tail -1",
+            command=f"test -w runs && {_FREE_BYTES.format('runs')}",
             expect=f"at least {3 * plan.estimate.num_checkpoint_bytes}",
             when="before the start",
-        ),
-    ]
+        )
+    )
     return tuple(found)
 
 

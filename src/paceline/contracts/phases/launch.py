@@ -17,6 +17,12 @@ _SLURM = "paceline render job.yaml --for slurm --out launch"
 
 _RANK_VARIABLES = "RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR"
 
+_BESIDE_THE_LAUNCH = (
+    "#!/usr/bin/env bash",
+    "set -uo pipefail",
+    'cd "$(dirname "$0")" || exit 2',
+)
+
 
 def plan_launch(case: Case) -> dict[str, Any]:
     """Scripts that start, check and debug the run on the plan's nodes."""
@@ -45,7 +51,7 @@ def plan_launch(case: Case) -> dict[str, Any]:
             "interface": "the default route's; set NCCL_SOCKET_IFNAME only where that is wrong",
         },
         "validationScript": validation_script(case),
-        "debuggingScript": _debugging(case),
+        "debuggingScript": debugging_script(case),
         "instructions": _instructions(case),
     }
 
@@ -78,14 +84,15 @@ def launch_script(case: Case) -> str:
 def validation_script(case: Case) -> str:
     """A bash script that runs the health checks of one node and says which failed."""
     lines = [
-        "#!/usr/bin/env bash",
-        "set -uo pipefail",
+        *_BESIDE_THE_LAUNCH,
         "failed=0",
         "check() {  # name, what is expected, command",
-        '  local got; got="$(bash -c "$3" 2>&1)"',
+        '  local got least; got="$(bash -c "$3" | sed "s/^ *//; s/ *$//")"',
         '  case "$2" in',
-        '    "at least "*) [ "${got//[!0-9]/}" -ge "${2#at least }" ] 2>/dev/null && return ;;',
-        '    *) [[ "$got" == *"$2"* ]] && return ;;',
+        '    "at least "*)',
+        '      least="${2#at least }"',
+        '      [[ "$got" =~ ^[0-9]+$ ]] && (( 10#$got >= least )) && return ;;',
+        '    *) [[ "$got" == "$2" ]] && return ;;',
         "  esac",
         '  echo "FAIL $1: expected $2, got: $got" >&2; failed=1',
         "}",
@@ -102,8 +109,9 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
 
 
-def _debugging(case: Case) -> str:
-    lines = ["#!/usr/bin/env bash", "set -uo pipefail"]
+def debugging_script(case: Case) -> str:
+    """A bash script that starts the ranks with what shows a fault, and ends as they end."""
+    lines = [*_BESIDE_THE_LAUNCH]
     if case.plan.cluster.backend == "nccl":
         # DETAIL undoes the recovery of `paceline run` (control/environment.py).
         level = "INFO" if case.plan.engine == "paceline" else "DETAIL"
@@ -113,11 +121,11 @@ def _debugging(case: Case) -> str:
         ]
     lines += [
         f'for name in {_RANK_VARIABLES}; do echo "$name=${{!name:-not set}}"; done',
-        'bash "$(dirname "$0")/launch-script.sh" "$@" 2>&1 | tee debug.log',
+        'bash launch-script.sh "$@" 2>&1 | tee debug.log; status=$?',
     ]
     if case.plan.cluster.backend == "nccl":
         lines.append("grep -o 'Using network [A-Za-z]*' debug.log | sort | uniq -c")
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, 'exit "$status"', ""])
 
 
 def _instructions(case: Case) -> list[str]:
@@ -129,7 +137,7 @@ def _instructions(case: Case) -> list[str]:
     if cluster.num_nodes == 1:
         return ["bash launch-script.sh on the node"]
     return [
-        "run the validation script on every node; none may print FAIL",
+        "bash validate.sh on every node; none may print FAIL",
         (
             "HEAD_ADDRESS=<first node> RUN_ID=<name> bash launch-script.sh on every node, within "
             "ten minutes of each other"

@@ -218,6 +218,8 @@ def _documents(case: Case, phases: tuple[Phase, ...], gates: tuple[Gate, ...]) -
     }
     if case.feasible:
         found["launch-script.sh"] = launch.launch_script(case)
+        found["validate.sh"] = launch.validation_script(case)
+        found["debug.sh"] = launch.debugging_script(case)
     return found
 
 

@@ -75,7 +75,7 @@ def plan_validation(case: Case) -> dict[str, Any]:
             },
             {
                 "name": "no step is finished",
-                "how": "the debugging script of phase 13; logs/ of each rank",
+                "how": "bash debug.sh; logs/ of each rank",
                 "passes": f"every rank finishes a step within {format_seconds(silence_s(plan))}",
             },
         ],
