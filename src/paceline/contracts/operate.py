@@ -103,7 +103,7 @@ def health_checks(plan: Plan) -> tuple[HealthCheck, ...]:
         found.append(
             HealthCheck(
                 name="shared memory",
-                command=_FREE_BYTES.format("/dev/shm"),  # noqa: S108 - it is looked at, not used
+                command=_FREE_BYTES.format("/dev/shm"),
                 expect="at least 1073741824",
                 when="before the start",
             )
