@@ -42,6 +42,9 @@ class Symptom:
     log: tuple[re.Pattern[str], ...] = ()
     """Lines of it that no failure owns."""
 
+    words: tuple[re.Pattern[str], ...] = ()
+    """How people tell of it."""
+
     causes: tuple[LikelyCause, ...]
     """The most frequent first."""
 

@@ -27,8 +27,9 @@ def command(logs: tuple[str, ...], is_unique: bool, runs: Path, as_json: bool) -
 
     LOG is a log of any launcher and framework, with many ranks between each other or one file for
     each (rank-3.log, attempt_0/3/stderr.log); a folder of logs; a run's id or folder; or - for
-    standard input. Also: stacks of py-spy, gdb and faulthandler, dumps of PyTorch's flight
-    recorder, NCCL_DEBUG=INFO output, dmesg, and what kubectl describe, squeue and ray status print.
+    standard input; or a sentence in quotes that says what you see. Also: stacks of py-spy, gdb and
+    faulthandler, dumps of PyTorch's flight recorder, NCCL_DEBUG=INFO output, dmesg, and what
+    kubectl describe, squeue and ray status print.
 
     Shown are the cause, the first rank that has it (the launcher often names a victim), the lines
     that show it, why, the fix, and what it is not. Where what is seen has several well-known
@@ -41,6 +42,7 @@ def command(logs: tuple[str, ...], is_unique: bool, runs: Path, as_json: bool) -
       paceline diagnose runs/my-job-20261121-101500
       paceline diagnose slurm-4711.out node*/dmesg.txt
       kubectl logs -l job-name=train --prefix --tail=-1 | paceline diagnose -
+      paceline diagnose "training hangs, GPU utilization 0%, no error"
       paceline diagnose --unique logs/
       paceline diagnose --json train.log
 

@@ -44,7 +44,7 @@ def find_logs(names: Iterable[str], runs: Path) -> list[Log]:
     """Every log that the names mean, as yet unread.
 
     Args:
-        names: Files, folders, ids or folders of runs; `-` is standard input.
+        names: Files, folders, ids or folders of runs; `-` is standard input; a sentence is itself.
         runs: The folder of all runs.
 
     Raises:
@@ -56,6 +56,9 @@ def find_logs(names: Iterable[str], runs: Path) -> list[Log]:
             found.append(Log(name="-", blocks=_blocks_of_input()))
             continue
         path = Path(name)
+        if " " in name and not os.path.lexists(path) and "/" not in name:
+            found.append(Log(name="words", blocks=[name.encode()]))
+            continue
         if not os.path.lexists(path) and os.path.isdir(runs / name):
             path = runs / name
         _check_can_be_read(path, name)

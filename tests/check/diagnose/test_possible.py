@@ -121,3 +121,44 @@ def test_horovods_shut_down_follows_from_the_rank_that_failed_and_is_no_exceptio
     assert "user-exception" not in {each.id for each in diagnosis.causes}
     assert [each.id for each in diagnosis.consequences] == ["child-failed-no-traceback"]
     assert not [each for each in diagnose_text(shut_down).causes if each.confidence == "certain"]
+
+
+@pytest.mark.parametrize(
+    ("words", "first", "among"),
+    [
+        (
+            "training hangs, GPU utilization 0%, no error",
+            "rank0-preprocess-timeout",
+            "rank-divergent-decision",
+        ),
+        ("training hangs at the end of the epoch", "uneven-inputs-hang", "rank-divergent-decision"),
+        ("loss is nan after 200 steps", "lr-scaled-no-warmup", "nan-loss-undetected"),
+        ("loss is nan with fp16", "fp16-loss-scale-collapse", "mixed-precision-loss-scaling"),
+        ("same order every epoch", "set-epoch-missing", "sampler-missing"),
+        ("every GPU trains on the same data", "sampler-missing", "sampler-missing"),
+    ],
+)
+def test_s3_3_a_symptom_told_in_words_has_the_ranked_causes_of_the_catalog(words, first, among):
+    diagnosis = diagnose_text(words)
+    ids = [cause.id for cause in diagnosis.causes]
+    assert ids[0] == first
+    assert among in ids[:3]
+    assert all(cause.check for cause in diagnosis.causes[:3])
+    assert {cause.confidence for cause in diagnosis.causes} == {Confidence.POSSIBLE}
+
+
+@pytest.mark.parametrize("text", ["step 3 loss 2.31\nstep 4 loss 2.29\n", "hello world, all well"])
+def test_s3_3_a_healthy_log_and_words_of_nothing_known_stay_without_a_cause(text):
+    assert diagnose_text(text).causes == []
+
+
+def test_s3_3_a_full_card_of_fsdp_with_cpu_offload_is_that_first():
+    oom = (
+        "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 12.00 GiB. GPU 0 "
+        "has a total capacity of 79.10 GiB of which 3.00 GiB is free."
+    )
+    config = "FSDP config: sharding FULL_SHARD, cpu_offload={}\n"
+    ids = [cause.id for cause in diagnose_text(config.format("True") + oom).causes]
+    assert ids[0] == "fsdp-cpu-offload-oom"
+    ids = [cause.id for cause in diagnose_text(config.format("False") + oom).causes]
+    assert ids[0] == "cuda-oom"

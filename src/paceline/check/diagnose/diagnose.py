@@ -28,6 +28,8 @@ from paceline.check.diagnose.own_run import is_events, read_own_run
 from paceline.check.diagnose.scan import Scan
 from paceline.check.diagnose.seen import ErrorLine, Found, Seen, Source
 from paceline.check.diagnose.stacks import Stack, compare, has_stacks, read_stacks
+from paceline.check.diagnose.telling import cause
+from paceline.check.diagnose.told import is_told, told_causes
 from paceline.record.log_files import Log
 
 _EVENTS_BYTES = 256 << 20
@@ -47,8 +49,10 @@ def diagnose(logs: Iterable[Log], *, hyperscan: bool = True) -> Diagnosis:
     scan = Scan(hyperscan=hyperscan)
     dumps: list[Dump] = []
     stacks: list[Stack] = []
+    words: list[tuple[str, str]] = []
     for log in logs:
         start, blocks = _peek(log.blocks)
+        words.append((start[:1000].decode("utf-8", "replace"), log.name))
         if is_dump(start):
             dumps += _dump(log, blocks, scan.seen)
             continue
@@ -64,7 +68,12 @@ def diagnose(logs: Iterable[Log], *, hyperscan: bool = True) -> Diagnosis:
         scan.read(log.name, blocks, rank=log.rank, host=log.host)
     name_ranks(scan.seen)
     _conclude(scan.seen, of_newest_generation(dumps), stacks)
-    return judge(scan.seen)
+    diagnosis = judge(scan.seen)
+    is_known = diagnosis.causes or diagnosis.has_failed
+    if is_known or len(words) != 1 or not is_told(words[0][0]):
+        return diagnosis
+    causes = [cause(each, scan.seen) for each in told_causes(*words[0])]
+    return replace(diagnosis, causes=causes, has_failed=bool(causes))
 
 
 def diagnose_text(text: str, name: str = "-") -> Diagnosis:

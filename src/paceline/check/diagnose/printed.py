@@ -8,6 +8,7 @@ from paceline.catalog.failure import Effect, load_failures
 from paceline.check.diagnose.candidate import Candidate, ranks_of
 from paceline.check.diagnose.conclusion import Confidence
 from paceline.check.diagnose.gpus import with_rank_of_gpu
+from paceline.check.diagnose.hang import around
 from paceline.check.diagnose.line import Line
 from paceline.check.diagnose.patterns import benign
 from paceline.check.diagnose.seen import Seen
@@ -123,6 +124,13 @@ def concluded(seen: Seen) -> Iterator[Candidate]:
         )
 
 
+_FSDP = re.compile(r"(?i)fsdp|fully_?shard")
+_OFFLOADS = re.compile(
+    r"(?i)cpu_?offload(?!\w*\W{1,4}(false|none|no\b|0))|offload_params\W{1,4}true"
+)
+"""A run of FSDP that says it offloads to the CPU."""
+
+
 def specialise(candidates: list[Candidate], seen: Seen) -> None:
     """Choose between failures that share their message, by its numbers."""
     by_id = {each.id: each for each in candidates if each.confidence is not Confidence.POSSIBLE}
@@ -138,6 +146,11 @@ def specialise(candidates: list[Candidate], seen: Seen) -> None:
             candidates.append(
                 replace_candidate(by_id["cuda-oom"], "cuda-oom-fragmentation", Confidence.LIKELY)
             )
+        if _FSDP.search(around(seen)) and _OFFLOADS.search(around(seen)):
+            offload = replace_candidate(
+                by_id["cuda-oom"], "fsdp-cpu-offload-oom", Confidence.LIKELY
+            )
+            candidates.append(replace(offload, weight=1))
 
 
 def replace_candidate(of: Candidate, name: str, confidence: Confidence) -> Candidate:

@@ -79,6 +79,12 @@ _EMPTY = frozenset(
 """Words of any line, and of every traceback."""
 
 
+def likeness_to_any(text: str) -> dict[str, float]:
+    """Failure -> how like its texts some words are (BM25), those that print nothing as well."""
+    found = _scores(words_of(text), quiet=True)
+    return {name: score for name, (score, covered) in found.items() if covered >= _LEAST_COVERED}
+
+
 @dataclass(frozen=True, slots=True)
 class _Index:
     counts: Mapping[str, Counter[str]]
@@ -91,11 +97,11 @@ class _Index:
 
 
 @cache
-def _index() -> _Index:
+def _index(quiet: bool) -> _Index:
     counts = {
         failure.id: Counter(_document(failure))
         for failure in load_failures().values()
-        if failure.shows and failure.effect not in _UNSEEN
+        if quiet or (failure.shows and failure.effect not in _UNSEEN)
     }
     num = len(counts)
     holds = Counter(word for each in counts.values() for word in each)
@@ -116,9 +122,9 @@ def _document(failure: Failure) -> list[str]:
     return [word for text in texts for word in words_of(text)]
 
 
-def _scores(words: set[str]) -> dict[str, tuple[float, float]]:
+def _scores(words: set[str], *, quiet: bool = False) -> dict[str, tuple[float, float]]:
     """Failure -> (BM25, share of the weight that it covers)."""
-    index = _index()
+    index = _index(quiet)
     weights = {word: index.rarity.get(word, index.rarest) for word in words}
     whole = sum(weights.values())
     found = {}

@@ -1,0 +1,56 @@
+"""A symptom that a person tells in words ("training hangs, GPU utilization 0%"): its usual causes.
+
+Leaves out logs: a text with a decimal number, a setting (`name=value`) or many lines is none.
+"""
+
+import re
+from collections.abc import Iterator
+
+from paceline.catalog.failure import load_failures
+from paceline.catalog.symptom import load_symptoms
+from paceline.check.diagnose.candidate import Candidate
+from paceline.check.diagnose.conclusion import Confidence
+from paceline.check.diagnose.line import Line
+from paceline.check.diagnose.resemble import likeness_to_any
+
+_MOST = 400
+"""Characters. A convention: three sentences."""
+
+_LOG = re.compile(r"\d\.\d|\w[=:]\S|\d:\d|[{}|\\]|\n.*\n.*\n.*\n")
+
+
+def is_told(text: str) -> bool:
+    """Whether a text reads as a person's words and not as a program's output.
+
+    >>> is_told("loss is nan after 200 steps"), is_told("step 3 loss 2.31")
+    (True, False)
+    """
+    return len(text) <= _MOST and " " in text.strip() and not _LOG.search(text)
+
+
+def told_causes(text: str, source: str) -> Iterator[Candidate]:
+    """The causes of the symptom that the words are of, then failures described in like words."""
+    line = Line(source=source, number=1, raw=text.strip(), message=text.strip())
+    failures, like = load_failures(), likeness_to_any(text)
+    ranked: dict[str, tuple[tuple[float, float, float], str, str | None]] = {}
+    for symptom in load_symptoms().values():
+        if not any(form.search(text) for form in (*symptom.words, *symptom.log)):
+            continue
+        for place, cause in enumerate(symptom.causes):
+            speaks = cause.seen is not None and cause.seen.search(text) is not None
+            if speaks or not cause.only:
+                rank = (-1.0 - speaks, -like.get(cause.id, 0.0), place)
+                ranked.setdefault(cause.id, (rank, symptom.title, cause.check))
+    for name, score in like.items():
+        failure = failures[name]
+        check = failure.during or failure.before
+        ranked.setdefault(name, ((0.0, -score, 0.0), failure.title, check))
+    for name, (_, what, check) in sorted(ranked.items(), key=lambda each: each[1][0]):
+        yield Candidate(
+            id=name,
+            level=6,
+            confidence=Confidence.POSSIBLE,
+            lines=[line],
+            what=what,
+            check=check,
+        )
