@@ -1,6 +1,8 @@
 """The job file: everything wrong at once, each with its line and what to write instead."""
 
+import re
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,6 @@ from paceline import units
 from paceline.errors import JobError, Problem
 from paceline.job import Job, dump_job, job_schema, load_job, parse_job
 from paceline.job.data_fields import check_names_data
-from paceline.job.template import job_template
 
 GOOD = """\
 name: try
@@ -326,8 +327,15 @@ def test_a_fault_is_written_as_rank_and_step():
     assert "write it like `kill rank=1 step=150`" in only(GOOD, "drill.kill=[rank 1]").what
 
 
-def test_the_template_is_a_job(tmp_path: Path):
-    assert parse(job_template()).spec.name == "my-job"
+def test_s0_24_every_option_shown_in_the_job_file_that_init_writes_can_be_set():
+    text = (files("paceline") / "templates" / "job.yaml").read_text()
+    assert parse(text).spec.name == "my-job"
+    shown = [line for line in text.splitlines() if re.match(r"  # \w+: ", line)]
+    assert len(shown) == 4
+    for line in shown:
+        whole = text.replace(line, "  " + line.removeprefix("  # "))
+        other_model = line.startswith(("  # preset", "  # pretrained"))
+        parse(re.sub("  decoder: .*", "", whole) if other_model else whole)
 
 
 def test_the_schema_carries_the_text_under_the_fields():

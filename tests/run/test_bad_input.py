@@ -165,6 +165,8 @@ def test_planning_needs_no_torch(scene):
 def test_the_job_file_that_init_writes_can_be_planned(scene):
     made = scene.paceline("init", "new.yaml")
     assert made.returncode == 0, made.stderr
+    written = (scene.folder / "new.yaml").read_text()
+    assert len(written.splitlines()) <= 36
     refused(scene.paceline("init", "new.yaml"), 2, "J008", "--force")
     (scene.folder / "corpus").symlink_to(scene.folder / "text")
     assert scene.paceline("plan", "new.yaml").returncode == 0

@@ -1,5 +1,6 @@
 """`paceline init`: a commented job file to start from."""
 
+from importlib.resources import files
 from pathlib import Path
 
 import click
@@ -15,14 +16,13 @@ def command(path: Path, force: bool) -> None:
     """Write a commented job file to PATH (job.yaml when left out).
 
     It trains a small language model on your own text files, on two ranks of this machine.
+    `paceline schema` and docs/reference/job-file.md list every field.
 
     \b
     Examples:
       paceline init
       paceline init my-job.yaml && paceline plan my-job.yaml
     """
-    from paceline.job.template import job_template
-
     if path.exists() and not force:
         raise JobError.of(
             code="J008",
@@ -31,7 +31,7 @@ def command(path: Path, force: bool) -> None:
             fix="give another name, or --force to write over it",
         )
     try:
-        path.write_text(job_template(), encoding="utf-8")
+        path.write_bytes((files("paceline") / "templates" / "job.yaml").read_bytes())
     except OSError as error:
         raise JobError.of(
             code="J008",
