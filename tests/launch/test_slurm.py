@@ -135,6 +135,15 @@ def test_a_job_is_submitted_as_the_dry_run_shows_it(scene, slurm):
     assert (placement.place, placement.job_id) == ("slurm", "4711")
 
 
+@pytest.mark.parametrize("place", [("slurm",), ("ssh", "--hosts", "node-a")])
+def test_s2_12_a_dry_run_only_notes_that_the_data_are_not_on_this_machine(scene, place):
+    words = ("run", "job.yaml", "--on", *place, "--set", "data={path: /far/*.txt, seq_len: 32}")
+    done = run(scene, *words, "--dry-run")
+    assert done.stderr.startswith("note: D001")
+    assert "node-a" in done.stdout or "#SBATCH" in done.stdout
+    assert "D001" in run(scene, *words, code=2).stderr.splitlines()[0]
+
+
 def test_a_job_that_slurm_refuses_leaves_nothing_behind(scene, slurm):
     slurm.answer(sbatch={"code": 1, "err": "sbatch: error: invalid partition specified: x\n"})
     done = run(scene, "run", "job.yaml", "--on", "slurm", "--out", "out", code=2)

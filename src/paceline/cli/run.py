@@ -251,6 +251,7 @@ def _start_job(job_file: Path, overrides: tuple[str, ...], asked: "Asked") -> in
         check_and_plan,
         find_data_there,
         find_source,
+        look_at_data_there,
         with_alerts,
         with_hosts_of,
     )
@@ -266,7 +267,7 @@ def _start_job(job_file: Path, overrides: tuple[str, ...], asked: "Asked") -> in
     job = load_job(job_file, overrides, count=count_samples_at(place))
     job = with_alerts(with_hosts_of(job, asked.hosts, place), asked.alerts)
     convert_weights(job)
-    data = find_data_there(job, place, prepare=False)
+    data = look_at_data_there(job, place, dry_run=asked.dry_run)
     plan = check_and_plan(job, place, dry_run=asked.dry_run)
     source = find_source(asked.source, job, place) if asked.source is not None else None
     if plan.engine != "paceline" and place != "kubernetes":

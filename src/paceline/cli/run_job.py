@@ -158,6 +158,23 @@ def find_data_there(job: "Job", place: str, *, prepare: bool = True) -> "Trained
     return find_data(job, show_preparing())
 
 
+def look_at_data_there(job: "Job", place: str, *, dry_run: bool) -> "TrainedOn | None":
+    """What the job trains on, as far as nothing must be prepared. A dry run for other machines only
+    notes that data or tokenizer are not on this one."""
+    from paceline.errors import JobError
+    from paceline.launch.plannable import ABSENT
+
+    try:
+        return find_data_there(job, place, prepare=False)
+    except JobError as error:
+        is_absent = all(each.code in ABSENT for each in error.problems)
+        if not (dry_run and place != "local" and is_absent):
+            raise
+        for problem in error.problems:
+            click.echo(f"note: {problem}", err=True)
+        return None
+
+
 def _refuse_prepared_there(job: "Job", place: str) -> None:
     """
     Raises:

@@ -23,7 +23,7 @@ from paceline.render import RenderError
 from paceline.render import check_files as check_written
 from paceline.topology import find_cluster
 
-_ABSENT = ("D001", "D010")
+ABSENT = ("D001", "D010")
 """Codes of data and tokenizers that are not here: a cluster that the job declares may have them."""
 
 _NOT_INSTALLED = "R010"
@@ -41,9 +41,9 @@ def check_plannable(job: Job) -> list[Problem]:
     refused, named = [*check_asked(job), *check_files(job)], [*check_model(job)]
     found, doubts = _look_at_data(job)
     unnamed = list(check_names_data(job))
-    if unnamed or any(each.code in _ABSENT for each in found):
+    if unnamed or any(each.code in ABSENT for each in found):
         is_elsewhere = not find_cluster(job.spec.cluster, job).is_local
-        named += [each for each in found if is_elsewhere and each.code in _ABSENT]
+        named += [each for each in found if is_elsewhere and each.code in ABSENT]
         refused += [] if is_elsewhere else unnamed
     refused += [each for each in found if each not in named and each not in refused]
     JobError.raise_for(refused)
