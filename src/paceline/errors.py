@@ -9,9 +9,9 @@ EXIT_CODES: dict[int, str] = {
     0: "done",
     1: "`verify` ran, and the layout is not right; `checkpoint verify`, and some are damaged; "
     "`lint` or `data check`, and there are errors; `diagnose`, and no cause is known; `preflight`, "
-    "and a machine is not fit; `doctor`, and a check fails; `sync`, and a host has other files; "
-    "`adapt`, and something is left to you; `run --resume --check`, and the checkpoint "
-    "has to be converted first",
+    "and a machine is not fit; `doctor` or `smoke`, and a check fails; `sync`, and a host has "
+    "other files; `adapt`, and something is left to you; `run --resume --check`, and the "
+    "checkpoint has to be converted first",
     2: "the job file, an option or an input is wrong; nothing was started",
     3: "no layout fits, or the batch does not divide",
     4: "the run failed and could not be recovered",

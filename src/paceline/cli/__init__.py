@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "data": ("paceline.cli.data", "Tokenize a job's data before the run, and show samples."),
     "run": ("paceline.cli.run", "Train: plan, start, watch, recover, report."),
     "verify": ("paceline.cli.verify", "Does the layout compute what one device computes?"),
+    "smoke": ("paceline.cli.smoke", "Try each step of a training pipeline, in under a minute."),
     "lint": ("paceline.cli.lint", "Find what will go wrong in programs and configurations."),
     "diagnose": ("paceline.cli.diagnose", "What went wrong, from logs: the root cause first."),
     "drill": ("paceline.cli.drill", "Break it on purpose, and prove that it comes through."),

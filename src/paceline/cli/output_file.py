@@ -1,5 +1,10 @@
 """Files that a command is asked to write, looked at before its work and not after it."""
 
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from paceline.errors import JobError
@@ -49,3 +54,34 @@ def write_new(path: Path, text: str, *, force: bool) -> None:
         else:
             return
     raise JobError.of(code="T014", what=what, where="--write", fix=fix)
+
+
+@contextmanager
+def kept_folder(keep: Path | None, name: str) -> Iterator[Path]:
+    """The empty folder of `--keep`, or one for a command of this name that is removed at the end.
+
+    Raises:
+        JobError: `R002`, it cannot be written, or has files already.
+    """
+    try:
+        if keep is None:
+            temporary = tempfile.TemporaryDirectory(prefix=f"paceline-{name}-")
+        else:
+            keep.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=keep):
+                pass
+            if any(keep.iterdir()):
+                raise FileExistsError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+    except OSError as error:
+        raise JobError.of(
+            code="R002",
+            what=f"{keep or 'the folder for temporary files'} cannot be used: "
+            f"{(error.strerror or str(error)).lower()}",
+            where="TMPDIR" if keep is None else "--keep",
+            fix="name a new or empty folder that you may write to",
+        ) from None
+    if keep is not None:
+        yield keep.absolute()
+        return
+    with temporary as made:
+        yield Path(made)

@@ -1,11 +1,6 @@
 """`paceline selftest`: what this machine's own GPUs show of a recovery."""
 
-import errno
 import json
-import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from paceline.cli.options import PathName, json_option
+from paceline.cli.output_file import kept_folder
 from paceline.cli.screen import say
-from paceline.errors import JobError
 
 if TYPE_CHECKING:
     from paceline.launch.selftest import Selftest
@@ -57,40 +52,13 @@ def command(ranks: int | None, on_cpu: bool, keep: Path | None, as_json: bool) -
 
     machine = find_local_machine()
     accelerator, num_ranks = choose_ranks(machine, ranks, on_cpu=on_cpu)
-    with _folder(keep) as folder:
+    with kept_folder(keep, "selftest") as folder:
         found = run_selftest(machine, accelerator, num_ranks, folder, say)
     if as_json:
         click.echo(json.dumps({"passed": found.is_passed, **asdict(found)}, indent=2))
     else:
         _show(found)
     return 0 if found.is_passed else 1
-
-
-@contextmanager
-def _folder(keep: Path | None) -> Iterator[Path]:
-    """Where the job and its runs go: what was asked for, or a folder that is removed at the end."""
-    try:
-        if keep is None:
-            temporary = tempfile.TemporaryDirectory(prefix="paceline-selftest-")
-        else:
-            keep.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=keep):
-                pass
-            if any(keep.iterdir()):
-                raise FileExistsError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
-    except OSError as error:
-        raise JobError.of(
-            code="R002",
-            what=f"{keep or 'the folder for temporary files'} cannot be used: "
-            f"{(error.strerror or str(error)).lower()}",
-            where="TMPDIR" if keep is None else "--keep",
-            fix="name a new or empty folder that you may write to",
-        ) from None
-    if keep is not None:
-        yield keep.absolute()
-        return
-    with temporary as name:
-        yield Path(name)
 
 
 def _show(found: "Selftest") -> None:
