@@ -23,6 +23,7 @@ Way = Literal[
     "sums_experts",
     "restores_frozen",
     "fills_first",
+    "launches_ahead",
 ]
 ROUTED_SPLITS: tuple[RoutedSplit, ...] = get_args(RoutedSplit)
 """What tensor ranks divide of the routed experts: nothing, the width of each expert where no expert

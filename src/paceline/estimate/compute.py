@@ -95,6 +95,10 @@ class BlockTimes(NamedTuple):
     """Part of the forward pass: scores and weighted values, which hide a ring's messages."""
 
     attention_backward: Column
+    device_forward: Column
+    """Of the forward pass without waiting for the host."""
+
+    device_backward: Column
 
 
 def matmul_s(rows: Value, inner: Value, columns: Value, rate: MatmulRate) -> Column:
@@ -139,6 +143,8 @@ def block_times(block: Block, work: Work, rates: Rates) -> BlockTimes:
         weight_gradient=weight,
         attention=attention,
         attention_backward=attention_back,
+        device_forward=device_forward,
+        device_backward=device_backward,
     )
 
 
@@ -192,6 +198,8 @@ def _measured_times(costs: MeasuredCosts, work: Work, rates: Rates) -> BlockTime
         weight_gradient=forward,
         attention=np.asarray(0.0),
         attention_backward=np.asarray(0.0),
+        device_forward=forward,
+        device_backward=2 * forward,
     )
 
 

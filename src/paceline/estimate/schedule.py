@@ -18,7 +18,7 @@ and 4 to 32 micro-batches: with F = B = W exactly as here, ZB-V and DualPipe-V u
 micro-batch and rank from it where B is 1.3 times F.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -56,6 +56,49 @@ def idle_share(pipeline: Value, chunks: Value, schedule: Value, weight_share: Va
     in_chunks = (s == _INTERLEAVED) | (s == _ZERO_BUBBLE)
     parts = np.where(s == _DUALPIPE, 2.0, np.where(in_chunks, v, 1.0))
     return (p - 1) / parts * np.where((s == _ZERO_BUBBLE) | (s == _DUALPIPE), late, 1.0)
+
+
+class Launches(NamedTuple):
+    """Seconds of one micro-batch in which the device waits for the host to launch; 0 where the host
+    waits for a message itself, and so launches nothing before it is there."""
+
+    stage: Column
+    """On the stage that sets the pace."""
+
+    average: Column
+    """On a stage, mean over all."""
+
+    first: Column
+    """Before the first stage has sent something."""
+
+
+def bubble_s(
+    turns: Column, average_s: Column, accumulation: Value, forward_share: Column, launches: Launches
+) -> Column:
+    """Seconds that a stage stands still in a step.
+
+    All hosts launch from the start of a step, so each has launched what a message brings before the
+    message comes: idle time is the device's. Filling the pipeline takes its forward passes, and
+    what the first micro-batch waits for; behind it hosts launch on, and where they are slower than
+    the device they are still at it when the fill has been made up for. Draining takes its backward
+    passes, which were launched by then.
+
+    Args:
+        turns: Idle time in micro-batches (`idle_share`).
+        average_s: A micro-batch on a stage, mean over all, with what it waits for launches.
+        accumulation: Micro-batches.
+        forward_share: Of the device's time.
+        launches: Their part of it.
+
+    >>> float(bubble_s(3.0, 2.0, 8, 1 / 3, Launches(0.0, 0.0, 0.0)))
+    6.0
+    >>> float(bubble_s(3.0, 5.0, 8, 1 / 3, Launches(2.0, 2.0, 1.0)))
+    6.0
+    """
+    device = turns * (average_s - launches.average)
+    fill = forward_share * device + launches.first * (np.asarray(turns) > 0)
+    hidden = np.minimum(accumulation * launches.stage, fill)
+    return np.asarray((1 - forward_share) * device + fill - hidden)
 
 
 def bubble_share(layout: Layout, weight_share: float = 1 / 3) -> float:

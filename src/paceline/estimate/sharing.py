@@ -58,6 +58,7 @@ class Ways:
     gathers_head: Value = 0.0
     keeps_sums: Value = 0.0
     sums_experts: Value = 0.0
+    launches_ahead: Value = 0.0
     restores_frozen: Value = 0.0
     fills_first: Value = 0.0
     routed_split: Value = 0.0

@@ -42,7 +42,7 @@ from paceline.estimate.given import Model, Traffic
 from paceline.estimate.muon import muon_s
 from paceline.estimate.rates import Rates
 from paceline.estimate.recompute import Pass, done_again
-from paceline.estimate.schedule import idle_share
+from paceline.estimate.schedule import Launches, bubble_s, idle_share
 from paceline.estimate.sharing import RoutedSplit, Ways, routed_split, shared_of
 from paceline.parallel.schedules import stages_each
 from paceline.parallel.stages import blocks_of_slowest, rank_of_head
@@ -111,7 +111,7 @@ def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -
     slow, last = stage_blocks(model, t)
     has_head = last * whole_block + head >= slow * whole_block
     on_stage = np.where(has_head, last, slow)
-    m = t.accumulation
+    m, chunks = t.accumulation, stages_each(t.schedule, t.chunks)
     terms = {
         name: m * on_stage * mean[name]
         for name in ("compute", "recompute", "tensor", "context", "expert")
@@ -119,11 +119,17 @@ def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -
     terms["compute"] = terms["compute"] + m * np.where(has_head, head, 0.0)
     average = (num_blocks * whole_block + head) / t.pipeline
     share = mean["weight_gradient"] / whole_block
-    idle = idle_share(t.pipeline, t.chunks, t.schedule, share) * average
+    ahead = traffic.ways.launches_ahead
+    launches = Launches(
+        stage=ahead * on_stage * mean["launch"],
+        average=ahead * num_blocks * mean["launch"] / t.pipeline,
+        first=ahead * slow / chunks * mean["launch_forward"],
+    )
+    turns = idle_share(t.pipeline, t.chunks, t.schedule, share)
+    idle = bubble_s(turns, average, m, mean["forward_share"], launches)
     sent = work.element_bytes * work.tokens * model.head_inputs / work.stream
     hop = p2p_s(sent, t.num_ranks(), rates, crossing=t.num_ranks() / t.pipeline)
     hop = hop * (t.pipeline > 1)
-    chunks = stages_each(t.schedule, t.chunks)
     hops = 2 * m * chunks * hop * (1 - rates.pipeline_overlap) + 2 * (t.pipeline - 1) * hop
     terms["pipeline"] = idle + hops
     terms["data"] = _data_s(model, mean, t, rates, traffic, on_stage)
@@ -225,6 +231,8 @@ def _block_seconds(
     compute = times.forward + times.backward + crossing.forward_copies + crossing.backward_copies
     copied_again = np.where(t.recompute > 0, crossing.forward_copies / t.recompute_every, 0.0)
     backward = times.backward + again.compute
+    device = forward._replace(compute=times.device_forward)
+    device_backward = times.device_backward + done_again(device, times, t, rates).compute
     exposed, hidden = _gathered_s(block, times.forward, backward, t, rates, traffic)
     return {
         "compute": compute + rates.contention * hidden + 2 * restored,
@@ -236,6 +244,9 @@ def _block_seconds(
         "weight_gradient": times.weight_gradient,
         "forward": times.forward,
         "backward": backward,
+        "launch": times.forward - times.device_forward + backward - device_backward,
+        "launch_forward": times.forward - times.device_forward,
+        "forward_share": times.device_forward / (times.device_forward + device_backward),
     }
 
 
