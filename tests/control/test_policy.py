@@ -325,3 +325,13 @@ def test_a_run_that_restarts_and_repairs_by_turns_from_one_step_to_another_has_a
         stopped += [note_repair(history, rules, step=14, back_to=10) is not None]
     assert stopped[0] is False
     assert stopped[-1] is True
+
+
+def test_s0_13_a_rank_out_of_memory_ends_this_layout_at_once_where_the_job_asks_to_refit():
+    refits = Rules(max_restarts=5, on_oom="refit")
+    full = crash(kind="MemoryError", is_sound=False)
+    assert judged(History(), full).rung == "replace process"
+    verdict = judged(History(), full, refits)
+    assert (verdict.rung, verdict.cause) == ("stop", "out of memory")
+    assert judged(History(), loss("out of memory"), refits).rung == "stop"
+    assert judged(History(), crash(), refits).rung == "retry"

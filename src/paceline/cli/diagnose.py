@@ -1,6 +1,7 @@
 """`paceline diagnose`: what went wrong, from logs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,7 @@ def command(logs: tuple[str, ...], is_unique: bool, runs: Path, as_json: bool) -
     from paceline.check.diagnose.data import check_read, diagnosis_data
     from paceline.check.diagnose.diagnose import diagnose
     from paceline.cli.standard_streams import reader_may_leave
+    from paceline.launch.refit import OUT_OF_MEMORY, advice_of_run
     from paceline.record.log_files import find_logs
     from paceline.report.diagnose_text import diagnosis_lines
 
@@ -62,6 +64,9 @@ def command(logs: tuple[str, ...], is_unique: bool, runs: Path, as_json: bool) -
         return 0
     diagnosis = diagnose(found)
     check_read(diagnosis, logs)
+    if len(logs) == 1 and diagnosis.causes and diagnosis.causes[0].id in OUT_OF_MEMORY:
+        advice = advice_of_run(logs[0], runs)
+        diagnosis = replace(diagnosis, notes=[*([advice] if advice else []), *diagnosis.notes])
     with reader_may_leave():
         if as_json:
             click.echo(json.dumps(diagnosis_data(diagnosis), indent=2))

@@ -46,7 +46,7 @@ class ProgressView:
         """
         self._job = job
         self._run = run
-        self._plan = plan
+        self.plan = plan
         self._before = before
         self._verbose = verbose
         self._screen = Screen(to_stderr=to_stderr)
@@ -64,15 +64,15 @@ class ProgressView:
         alone."""
         self._is_open = True
         if self._verbose:
-            self._line(f"{format_plan(self._plan)}\n")
+            self._line(f"{format_plan(self.plan)}\n")
         elif self._before is None:
-            self._line("\n".join(plan_summary(self._plan)))
+            self._line("\n".join(plan_summary(self.plan)))
         for event in self._before or ():
             self._note(event)
         layouts = [e.layout for e in self._before or () if isinstance(e, log.RunStarted)]
-        if layouts and layouts[-1] != self._plan.layout.name:
+        if layouts and layouts[-1] != self.plan.layout.name:
             self._line(
-                f"The layout was {layouts[-1]} and is {self._plan.layout.name}: from here on equal "
+                f"The layout was {layouts[-1]} and is {self.plan.layout.name}: from here on equal "
                 "to rounding, no longer to the bit."
             )
         padding = self._run.info().data_padding
@@ -134,8 +134,8 @@ class ProgressView:
         self._line(f"{state.outcome}    {steps}, {restarts}, {took}")
         if state.exactness != "bitwise":
             self._line(
-                "exactness   numeric: some steps were split over fewer ranks, or "
-                "train.deterministic is off; they equal an undisturbed run's to rounding"
+                "exactness   numeric: some steps were split over fewer ranks or in another layout, "
+                "or train.deterministic is off; they equal an undisturbed run's to rounding"
             )
         if self._early is not None and state.outcome == "finished":
             self._line(f"early       {early_text(self._early)}")
@@ -160,7 +160,7 @@ class ProgressView:
     def _line_of_losses(self) -> None:
         if not self._held_out:
             return
-        unit = " nats per token" if self._plan.decoder is not None else ""
+        unit = " nats per token" if self.plan.decoder is not None else ""
         (first_step, first), (last_step, last) = self._held_out[0], self._held_out[-1]
         text = f"eval loss   {loss_text(last)}{unit} after step {last_step}"
         if len(self._held_out) > 1:
@@ -178,7 +178,7 @@ class ProgressView:
             return
         most = most_bytes(record.peak_bytes for record in records)
         seen = "not measured" if most is None else f"{format_bytes(most)} seen at the fullest rank"
-        predicted = self._plan.estimate.memory.total_bytes
+        predicted = self.plan.estimate.memory.total_bytes
         digest = records[0].state_digest
         hashed = "not hashed (recovery.final_digest: false)"
         self._line(f"state       {hashed if digest is None else f'sha256 {digest}'}")

@@ -402,8 +402,10 @@ def _attend(
     from paceline.check.preflight.look import inspection_of
     from paceline.cli.progress import ProgressView
     from paceline.cli.report import try_report
+    from paceline.cli.run_job import check_and_plan
     from paceline.cli.run_outputs import make_and_show, summary
     from paceline.launch.attached import run_attached
+    from paceline.launch.refit import refit
     from paceline.record.events import read_events
 
     inspection, looking = None, asked.looking
@@ -418,16 +420,22 @@ def _attend(
         to_stderr=asked.json,
         verbose=asked.verbose,
     )
-    state = run_attached(
-        job,
-        plan,
-        run,
-        place=place,
-        inspection=inspection,
-        on_event=view.event,
-        on_progress=view.progress,
-        on_note=view.note,
-    )
+    while True:
+        state = run_attached(
+            job,
+            plan,
+            run,
+            place=place,
+            inspection=inspection,
+            on_event=view.event,
+            on_progress=view.progress,
+            on_note=view.note,
+        )
+        again = refit(job, plan, run, state, lambda it: check_and_plan(it, place), view.event)
+        if again is None:
+            break
+        job, plan = again.job, again.plan
+        view.plan = plan
     evaluate = job.spec.evaluate
     if state.outcome == "finished" and (evaluate.prompts is not None or evaluate.tasks):
         make_and_show(run, view.note)

@@ -76,6 +76,7 @@ class Rules:
     """What the job asks for; fields of `recovery` in the job file."""
 
     max_restarts: int
+    on_oom: Literal["stop", "refit"] = "stop"
     poison: Literal["stop", "skip"] = "stop"
     node_strikes: int = 3
     strike_window_s: float = 3600.0
@@ -166,6 +167,8 @@ def judge(
     exit_code = crash.exit_code if crash is not None else RunError.exit_code
     if crash is not None and not crash.retry:
         return Verdict(cause="program", rung="stop", reason=blame, exit_code=exit_code)
+    if rules.on_oom == "refit" and loss.cause == "out of memory":  # it resumes in another layout
+        return Verdict(cause=loss.cause, rung="stop", reason=blame, exit_code=exit_code)
     if crash is not None and reached == 0 and history.failures == 0:
         reason = f"{blame} (before its first step)"
         return Verdict(cause=loss.cause, rung="stop", reason=reason, exit_code=exit_code)

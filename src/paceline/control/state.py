@@ -60,6 +60,7 @@ class Setup:
     evict_stragglers: bool = False
     """Whether a rank that is slower than its peers is replaced when that pays."""
 
+    on_oom: Literal["stop", "refit"] = "stop"
     poison: Literal["stop", "skip"] = "stop"
     """What is done with a batch that no process gets through."""
 
@@ -125,6 +126,7 @@ class Setup:
         """The part that the policy goes by."""
         return Rules(
             max_restarts=self.max_restarts,
+            on_oom=self.on_oom,
             poison=self.poison,
             node_strikes=self.node_strikes,
             strike_window_s=self.strike_window_s,

@@ -387,6 +387,13 @@ class RecoverySpec:
     second on, ends every process and resumes from a checkpoint, unless the processes that live hold
     a whole state."""
 
+    on_oom: Literal["stop", "refit"] = "stop"
+    """What to do when a rank runs out of memory. `stop`: it restarts like any other lost rank; when
+    that does not help, the run stops and names the setting that needs less memory. `refit`: the run
+    changes its layout at once and resumes from the newest checkpoint, at the same global batch: a
+    smaller micro-batch with more accumulation, then recompute, more sharding, offload. From then on
+    it equals an undisturbed run to rounding."""
+
     poison: Literal["stop", "skip"] = "stop"
     """What to do with a batch that two processes raised the same exception at. `stop` the run and
     name its samples, or `skip` its step: no rank applies it, and the record says so."""

@@ -52,7 +52,7 @@ from paceline.record.holding import (
 from paceline.record.run import RunFolder, check_steps_left, write_resolved
 from paceline.record.starts import keep_start
 
-_UNIT_ROUNDOFF = {
+UNIT_ROUNDOFF = {
     "fp32": 2.0**-24,
     "tf32": 2.0**-11,
     "fp16": 2.0**-11,
@@ -296,8 +296,9 @@ def _setup(job: Job, plan: Plan, before: list[AnyEvent]) -> Setup:
         split=plan.layout,
         shrink=job.spec.recovery.shrink,
         replace_timeout_s=job.spec.recovery.replace_timeout,
-        tolerance=rounding_bound(plan.layout.global_batch, _UNIT_ROUNDOFF[plan.precision]),
+        tolerance=rounding_bound(plan.layout.global_batch, UNIT_ROUNDOFF[plan.precision]),
         is_numeric=_was_numeric(before, plan) or not is_deterministic(job, plan),
+        on_oom=job.spec.recovery.on_oom,
         poison=job.spec.recovery.poison,
         node_strikes=job.spec.recovery.node_strikes,
         strike_window_s=job.spec.recovery.strike_window,

@@ -49,6 +49,7 @@ def decisions_of(
         *_interval_decisions(job.spec),
         *_balancing_decision(job, profile),
         *_left_to_program(job),
+        *_on_oom(job),
         *_silent_faults(job, cluster),
     )
 
@@ -278,6 +279,16 @@ def _left_to_program(job: Job) -> Iterator[Decision]:
             reason = f"memory and time are estimated with it; {reason}"
         text = f"{value.kind}, rank {value.rank}" if field == "train.adapter" else str(value)
         yield Decision(field=field, value=text, reason=reason)
+
+
+def _on_oom(job: Job) -> Iterator[Decision]:
+    if job.spec.recovery.on_oom == "refit":
+        yield Decision(
+            field="recovery.on_oom",
+            value="refit",
+            reason="a run that is out of memory resumes in a layout that needs less, at the same "
+            "global batch; from then on it equals an undisturbed run to rounding",
+        )
 
 
 def _silent_faults(job: Job, cluster: Cluster) -> Iterator[Decision]:

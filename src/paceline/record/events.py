@@ -301,6 +301,20 @@ class WorldChanged(Event, frozen=True, kw_only=True, tag=True):
     reason: str
 
 
+class PlanChanged(Event, frozen=True, kw_only=True, tag=True):
+    """A rank ran out of memory, and the run resumes in a layout that needs less, at the same global
+    batch. The job asks for this with `recovery.on_oom: refit`."""
+
+    settings: list[str]
+    """What changed, as `--set` takes it: `layout.micro_batch=2`."""
+
+    layout: str
+    micro_batch: int
+    accumulation: int
+    global_batch: int
+    reason: str
+
+
 class ExactnessChanged(Event, frozen=True, kw_only=True, tag=True):
     """What is promised of the end of the run is another from here on."""
 
@@ -519,6 +533,7 @@ AnyEvent = (
     | StragglerNamed
     | WorkerLost
     | WorldChanged
+    | PlanChanged
     | ExactnessChanged
     | NodeSetAside
     | GpuHealth

@@ -59,6 +59,12 @@ def describe(event: log.AnyEvent) -> str | None:
         case log.WorldChanged():
             ranks = f"{event.num_ranks} rank{'s' if event.num_ranks > 1 else ''}"
             return f"continues with {ranks} ({event.layout}), the same global batch: {event.reason}"
+        case log.PlanChanged():
+            return (
+                f"resumes with {', '.join(event.settings)} ({event.layout}, micro-batch "
+                f"{event.micro_batch} x accumulation {event.accumulation}), the same global batch "
+                f"{event.global_batch}: {event.reason}"
+            )
         case log.ExactnessChanged():
             return f"from here on equal to rounding, no longer to the bit: {event.reason}"
         case log.NodeSetAside():

@@ -66,3 +66,10 @@ def test_damaged_and_later_events_say_nothing():
     diagnosis = diagnose([Log(name="events.jsonl", blocks=[text])])
     assert not diagnosis.causes
     assert diagnosis.facts["run"] == "its end was not written"
+
+
+def test_s0_13_a_rank_that_python_refused_memory_is_out_of_memory_as_the_run_says():
+    how = "out of memory: MemoryError: "
+    detail = 'Traceback (most recent call last):\n  File "mine.py", line 3, in f\nMemoryError\n'
+    cause = told(lost(how=how, detail=detail), ended("failed", f"rank 1: {how}")).causes[0]
+    assert (cause.id, cause.rank) == ("cpu-oom", 1)

@@ -1,0 +1,125 @@
+"""What a run does that is out of memory: resume in the next layout that needs less, or name it.
+
+Leaves out which layouts need less (`plan/refit.py`).
+"""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from paceline.control.state import State
+from paceline.errors import PacelineError
+from paceline.job import Job
+from paceline.launch.attached import UNIT_ROUNDOFF
+from paceline.launch.factory import measure_factory
+from paceline.parallel.shrink import rounding_bound
+from paceline.plan import Plan, plan_job
+from paceline.plan.refit import Refit, next_fit, settings_of
+from paceline.record.events import (
+    AnyEvent,
+    EventLog,
+    ExactnessChanged,
+    PlanChanged,
+    WorkerLost,
+    read_events,
+)
+from paceline.record.run import RunFolder, open_run
+from paceline.units import format_bytes
+
+OUT_OF_MEMORY = frozenset({"cpu-oom", "cuda-oom", "cuda-oom-fragmentation", "host-oom-sigkill"})
+"""Failures of the catalog that a leaner layout helps against."""
+
+
+def refit(
+    job: Job,
+    plan: Plan,
+    run: RunFolder,
+    state: State,
+    make_plan: Callable[[Job], Plan],
+    on_event: Callable[[AnyEvent], None],
+) -> Refit | None:
+    """The job and plan that a run which is out of memory resumes with; None where it is over.
+
+    What changes is in the run's events. Where the run is over for want of memory, `state.reason`
+    gets the setting that needs less, or the settings that were tried.
+
+    Args:
+        job: The job that ran.
+        plan: Its plan.
+        run: The run's folder.
+        state: How the run ended.
+        make_plan: The planner, and whatever else may refuse a job.
+        on_event: Called with every event after it is in the log.
+    """
+    events = read_events(run.events_file)
+    lost = next((each for each in reversed(events) if isinstance(each, WorkerLost)), None)
+    is_cause = lost is not None and f"rank {lost.rank}: {lost.how}" in (state.reason or "")
+    if state.outcome != "failed" or lost is None or not is_cause or lost.cause != "out of memory":
+        return None
+    if job.spec.recovery.on_oom == "stop":
+        advice = _advice(job, plan, run, make_plan)
+        state.reason = f"{state.reason}; {advice}"
+        return None
+    found = next_fit(job, plan, make_plan)
+    if found is None:
+        changed = [each for each in events if isinstance(each, PlanChanged)]
+        tried = ", ".join(setting for each in changed for setting in each.settings) or "none"
+        state.reason = f"{state.reason}; no layout that needs less memory is left; tried: {tried}"
+        return None
+    layout, now, generation = found.plan.layout, time.time(), events[-1].generation
+    log = EventLog(run.events_file)
+    for event in (
+        PlanChanged(
+            at=now,
+            generation=generation,
+            settings=found.settings,
+            layout=layout.name,
+            micro_batch=layout.micro_batch,
+            accumulation=layout.accumulation,
+            global_batch=layout.global_batch,
+            reason=f"rank {lost.rank} ran out of memory after step {lost.last_step}",
+        ),
+        ExactnessChanged(
+            at=now,
+            generation=generation,
+            exactness="numeric",
+            reason="the layout changed",
+            tolerance=rounding_bound(layout.global_batch, UNIT_ROUNDOFF[plan.precision]),
+        ),
+    ):
+        log.write(event)
+        on_event(event)
+    log.close()
+    return found
+
+
+def advice_of_run(name: str, runs: Path) -> str | None:
+    """The command that resumes a run in less memory; None where the name is no run of a job.
+
+    Args:
+        name: Folder or id of a run, or anything else.
+        runs: The folder of all runs.
+    """
+    folder = Path(name) if os.path.lexists(name) else runs / name
+    if not (folder / "run.json").exists():
+        return None
+    try:
+        run = open_run(folder)
+        job, plan = run.job(), run.plan()
+    except PacelineError:
+        return None
+    return _advice(job, plan, run, lambda other: plan_job(other, measure_factory(other)))
+
+
+def _advice(job: Job, plan: Plan, run: RunFolder, make_plan: Callable[[Job], Plan]) -> str:
+    found = next_fit(job, plan, make_plan)
+    if found is None:
+        return "no layout that needs less memory is possible on these ranks"
+    before, after = plan.estimate.memory, found.plan.estimate.memory
+    options = " ".join(f"--set {each}" for each in settings_of(found, job, make_plan))
+    return (
+        f"`{options}` with `paceline run --resume {run.path}` needs about "
+        f"{format_bytes(after.known_bytes)} a rank instead of {format_bytes(before.known_bytes)} "
+        "(estimated); recovery.on_oom: refit does so by itself"
+    )
