@@ -7,6 +7,7 @@ class BackendConfiguration(TypedDict):
     """How the ranks meet."""
 
     initMethod: str
+    backends: dict[str, str]
     timeout: str
     env: dict[str, str]
 

@@ -356,3 +356,12 @@ def test_the_phase_of_faults_says_what_a_run_does():
     fixed = output(8, "recovery.shrink=false", "checkpoint.copy_to=s3://bucket/runs")
     assert fixed["elastic"]["min"] == ranks
     assert fixed["storageLocation"]["backup"] == "s3://bucket/runs"
+
+
+def test_s2_2_the_bucket_sentence_and_the_overhead_are_one_number():
+    given = ("model.preset=gpt2", "layout.sharding=none", "train.global_batch=64")
+    found = output(5, *given)
+    waits = re.search(r"\((.*), estimated\)", found["estimatedCommunicationOverhead"])
+    assert waits is not None
+    assert f": {waits[1]} of the reduction is exposed" in found["gradientBucketing"]
+    assert re.findall(r"[\d.]+ m?s\b", found["gradientBucketing"]) == [waits[1]]

@@ -51,6 +51,7 @@ OUTPUT_SCHEMA = {
         "worldSize": int,
         "backend": str,
         "initMethod": str,
+        "backends": dict,
     },
     "resourceAllocation": {
         "nodeAssignments": list,
@@ -215,3 +216,16 @@ def test_s4_17_chunks_are_withdrawn_with_the_reason():
     chunks = formatted("004", "train.steps=50000")["coordinator_chunking"]
     assert (chunks["enabled"], chunks["withdrawn"]) == (False, True)
     assert "every step is such a point" in chunks["reason"]
+
+
+def test_s2_6_backends_are_used_available_or_not_available_with_the_reason():
+    asked = ("cluster.nodes=2", "ssh.hosts=[trainer@node-a, node-b]")
+    config = formatted("002", *asked)["distributedConfig"]
+    assert config["initMethod"] == "tcp://node-a:29500"
+    assert formatted("002")["distributedConfig"]["initMethod"] == "env://"
+    said = config["backends"]
+    assert said[config["backend"]] == "used by this plan"
+    assert [name for name, each in said.items() if each.startswith("used")] == [config["backend"]]
+    assert said["gloo"] == "available on devices of: any"
+    for name in ("xccl", "mpi", "ucc"):
+        assert said[name].startswith("not available: ")

@@ -4,10 +4,11 @@ and checks on every node, each a command with what it must print."""
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from paceline.job import RecoverySpec
+from paceline.catalog import load_accelerators
+from paceline.job import Job, RecoverySpec
 from paceline.plan import Plan
 from paceline.record.metrics import StepMetrics
-from paceline.render.environment import torchrun_options
+from paceline.render.environment import PORT, torchrun_options
 from paceline.render.mlx import is_mlx, mlx_launch
 
 METRICS = tuple(
@@ -28,11 +29,38 @@ STATE_SOURCES = {
 """`recovery.state` -> where a lost rank's state is from."""
 
 
-def init_method(plan: Plan) -> str:
+def init_method(plan: Plan, job: Job) -> str:
     """How the plan's ranks find each other, as the contracts' key of this name says it."""
     if plan.cluster.backend == "mlx":
         return "mx.distributed.init(), with the host file of mlx.launch"
+    if plan.cluster.num_nodes > 1 and job.spec.ssh.hosts:
+        return f"tcp://{job.spec.ssh.hosts[0].rpartition('@')[2]}:{PORT}"
     return "env://"
+
+
+_NO_BACKENDS = {
+    "xccl": "the catalog has no GPU of Intel (XPU); Gaudi has hccl",
+    "mpi": "PyTorch has it only when it is built from source with an MPI",
+    "ucc": "PyTorch calls it experimental, and no run here was tested with it",
+}
+"""Backend -> why no plan uses it.
+
+Source: "Backends" of docs.pytorch.org/docs/stable/distributed.html.
+"""
+
+
+def backends(plan: Plan) -> dict[str, str]:
+    """Every backend: whether this plan uses it, whose devices it is for, or why it is not there."""
+    vendors: dict[str, set[str]] = {}
+    for each in load_accelerators().values():
+        vendors.setdefault(each.backend, set()).add(each.vendor or "any")
+    known = {
+        name: "used by this plan"
+        if name == plan.cluster.backend
+        else f"available on devices of: {', '.join(sorted(of))}"
+        for name, of in sorted(vendors.items())
+    }
+    return known | {name: f"not available: {why}" for name, why in _NO_BACKENDS.items()}
 
 
 def recovery(recover: RecoverySpec) -> str:

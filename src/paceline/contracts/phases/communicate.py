@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from paceline.contracts.operate import init_method
+from paceline.contracts.operate import backends, init_method
 from paceline.contracts.phases.case import Case
 from paceline.contracts.phases.split import communication_of
 from paceline.plan.advice.buckets import advise_buckets
@@ -28,7 +28,8 @@ def plan_communication(case: Case) -> dict[str, Any]:
         "backend": cluster.backend,
         "optimizations": _optimizations(case),
         "backendConfiguration": {
-            "initMethod": init_method(plan),
+            "initMethod": init_method(plan, case.job),
+            "backends": backends(plan),
             "timeout": "600s: NCCL's default; a silent rank is found earlier by its missing steps"
             if cluster.backend == "nccl"
             else f"{cluster.backend}'s own; a silent rank is found earlier by its missing steps",
@@ -94,7 +95,13 @@ def _buckets(case: Case) -> tuple[int | None, str]:
         bytes_per_s=rate / (cluster.ranks_per_node if cluster.num_nodes > 1 else 1),
         latency_s=_HOP_S,
     )
-    return advice.bucket_cap_mb, advice.reason
+    size = advice.bucket_cap_mb
+    # The advice's own model has another ring than the estimate: its seconds are not the plan's.
+    return size, (
+        ("the default of 25 MiB" if size is None else f"{size} MiB")
+        + f" a bucket: {format_seconds(plan.estimate.terms['data'])} of the reduction is exposed "
+        "(the plan's estimate)"
+    )
 
 
 def synchronise_gradients(case: Case) -> dict[str, Any]:

@@ -8,7 +8,7 @@ parallelism).
 from dataclasses import asdict
 from typing import Any
 
-from paceline.contracts.operate import METRICS, health_checks, init_method, recovery
+from paceline.contracts.operate import METRICS, backends, health_checks, init_method, recovery
 from paceline.job import Job
 from paceline.job.evaluate import kept_every, num_best
 from paceline.launch.default_alerts import alerts
@@ -29,7 +29,7 @@ _SHARDING = {
 def output_of(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
     """The plan in the engineer's words."""
     return {
-        "distributedConfig": _distributed(plan),
+        "distributedConfig": _distributed(plan, job),
         "resourceAllocation": _resources(plan),
         "checkpointStrategy": _checkpoints(plan, job, view),
         "faultTolerance": _faults(plan, job, view),
@@ -100,12 +100,13 @@ def node_assignments(plan: Plan) -> list[dict[str, int]]:
     ]
 
 
-def _distributed(plan: Plan) -> dict[str, Any]:
+def _distributed(plan: Plan, job: Job) -> dict[str, Any]:
     return {
         "strategy": strategy_of(plan.layout),
         "worldSize": plan.layout.num_ranks,
         "backend": plan.cluster.backend,
-        "initMethod": init_method(plan),
+        "initMethod": init_method(plan, job),
+        "backends": backends(plan),
         "strategyDetail": plan.layout_name,
         "degrees": degrees_of(plan.layout),
         "microBatchSize": plan.layout.micro_batch,
