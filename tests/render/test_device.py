@@ -33,7 +33,7 @@ def test_torchrun_says_that_its_example_does_not_know_them(accelerator):
     assert [gap for gap in found.gaps if gap.what.startswith(f"{accelerator} through ")]
 
 
-@pytest.mark.parametrize("layout", [{"sharding": "none"}, {"sharding": "zero1"}])
+@pytest.mark.parametrize("layout", [{"sharding": "none"}, {"sharding": "full"}])
 def test_accelerate_refuses_them_whichever_way_it_shards(layout):
     with pytest.raises(RenderError, match="ranks on M3-Ultra"):
         rendered("accelerate", cluster=MACS, layout=layout)

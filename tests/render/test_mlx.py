@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.render.plans import planned, rendered
 
-from paceline.errors import JobError
+from paceline.errors import JobError, PlanError
 from paceline.render import RenderError
 from paceline.render.mlx import hostfile, mlx_backend, mlx_launch
 
@@ -104,14 +104,31 @@ def test_sharding_with_rdma_lacks_nothing(jaccl):
 
 
 def test_what_mlx_lacks_is_said_or_refused():
-    found = rendered("mlx", **macs(4, sharding="zero2", recompute="selective"))
-    assert [gap.what.split()[0] for gap in found.gaps] == ["ZeRO-2", "reduce-scatter", "recompute"]
-    with pytest.raises(RenderError, match="no loss scaler"):
-        rendered("mlx", **macs(2), train={"precision": "fp16"})
+    for refused in ({"sharding": "zero2"}, {"pipeline": 3}, {"tensor": 3}):
+        with pytest.raises(PlanError, match="which mlx cannot do"):
+            planned(cluster=MACS | {"nodes": 3}, layout=refused)
+    with pytest.raises(PlanError, match="fp16"):
+        planned(**macs(2), train={"precision": "fp16"})
     with pytest.raises(RenderError, match="a Mac has one GPU"):
         rendered("mlx", cluster=MACS | {"per_node": 2}, layout=PLAIN)
     with pytest.raises(RenderError, match="for Macs and CPUs"):
         rendered("mlx", layout=PLAIN | {"sharding": "none"})
+
+
+@pytest.mark.parametrize("engine", ["paceline", "mlx"])
+def test_s4_2_macs_are_planned_with_what_mlx_has(engine):
+    cluster, model = MACS | {"nodes": 3}, {"decoder": {"layers": 80, "hidden": 8192, "heads": 64}}
+    train = {"global_batch": 12, "precision": "bf16"}
+    plan, _ = planned(engine=engine, cluster=cluster, model=model, train=train, layout={})
+    assert plan.engine == "mlx"
+    assert plan.layout.data == plan.layout.num_ranks == 3
+    assert plan.layout.sharding == "full"
+
+
+def test_s4_20_a_rank_on_a_mac_has_the_quality_of_service_of_a_waiting_person():
+    rank = rendered("mlx", **macs(2)).files["rank.sh"]
+    assert 'Darwin ]]; then exec taskpolicy -t 0 -l 0 "$@"' in rank
+    assert rank.index("start() {") < rank.index('start "$@" &')
 
 
 def test_the_hostfile_as_rendered_is_refused_until_it_is_filled_in(check, tmp_path):

@@ -241,7 +241,8 @@ def _not_of_engine(
     job: Job, space: Space, name: str, value: object, has: str, field: str | None = None
 ) -> Problem:
     """`field` is what was written, where `name` only follows from it."""
-    field, engine = field or name, job.spec.engine
+    is_mlx = space.abilities == ABILITIES["mlx"]
+    field, engine = field or name, "mlx" if is_mlx else job.spec.engine
     written = getattr(job.spec.layout, field)
     ours = engine == "paceline"
     if ours and (why := _whole_with(job, space, name)):
@@ -258,7 +259,9 @@ def _not_of_engine(
         what=f"layout.{field} is {written}, which "
         + (f"Paceline's own runtime cannot do: {has}" if ours else f"{engine} cannot do: {has}"),
         where=job.where(f"layout.{field}"),
-        fix=f"leave layout.{field} out, or name an engine that has it: "
+        fix=f"leave layout.{field} out"
+        if is_mlx  # no other engine has Macs
+        else f"leave layout.{field} out, or name an engine that has it: "
         f"{', '.join(others) or 'none is known'}",
     )
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from paceline.catalog import Catalog, find_catalog_file, find_prices, load_catalog
 from paceline.catalog.efficiencies import Efficiencies, load_efficiencies, with_measured
-from paceline.catalog.engines import as_asked, find_engine
+from paceline.catalog.engines import Engine, as_asked, find_engine
 from paceline.choices import Precision
 from paceline.errors import PlanError, Problem
 from paceline.estimate import Case, Estimate, case_of, price, stage_memory
@@ -70,7 +70,7 @@ def plan_job(job: Job, facts: ModuleFacts | None = None, *, must_fit: bool = Tru
     """
     cluster = find_cluster(job.spec.cluster, job)
     profile, decoder = resolve_profile(job, facts), resolve_decoder(job)
-    is_ours = find_engine(job.spec.engine, where=job.where("engine")).name == "paceline"
+    is_ours = engine_of(job, cluster).name == "paceline"
     problems = list(check_building(facts, job, cluster)) if facts and is_ours else []
     if problems and must_fit:
         raise PlanError(*problems)
@@ -212,7 +212,7 @@ def _clashes(job: Job, cluster: Cluster, space: Space) -> list[Problem]:
 
 def space_of(job: Job, cluster: Cluster, profile: ModelProfile) -> Space:
     """Where layouts for a job are looked for: on this machine, what `paceline run` can do."""
-    engine = find_engine(job.spec.engine, where=job.where("engine")).name
+    engine = engine_of(job, cluster).name
     runs_here = cluster.is_local and engine == "paceline"
     abilities = _abilities_here(job) if runs_here else abilities_of(engine)
     if engine == "paceline" and (objective := objective_of(job.spec)) != "next_token":
@@ -230,6 +230,13 @@ def space_of(job: Job, cluster: Cluster, profile: ModelProfile) -> Space:
         fixed=job.spec.layout,
         abilities=abilities,
     )
+
+
+def engine_of(job: Job, cluster: Cluster) -> Engine:
+    """The engine that runs the job's steps. Our own runs on no Mac's GPU: there it is MLX."""
+    found = find_engine(job.spec.engine, where=job.where("engine"))
+    is_mac = cluster.backend == "mlx" and found.name == "paceline"
+    return find_engine("mlx", where="") if is_mac else found
 
 
 def _abilities_here(job: Job) -> Abilities:
@@ -252,7 +259,7 @@ def _abilities_here(job: Job) -> Abilities:
 def _case_of(asked: _Asked) -> Case:
     spec = asked.job.spec
     kind, rank = spec.train.gradient_compression, spec.train.powersgd_rank
-    engine = planned_engine(find_engine(spec.engine, where=asked.job.where("engine")))
+    engine = planned_engine(engine_of(asked.job, asked.cluster))
     engine = as_asked(
         engine,
         attention=spec.train.attention,
@@ -286,7 +293,7 @@ def decide_precision(job: Job, cluster: Cluster) -> Precision:
         return asked
     if cluster.backend == "gloo":
         return "fp32"
-    engine = find_engine(job.spec.engine, where=job.where("engine")).name
+    engine = engine_of(job, cluster).name
     has = abilities_of(engine).precisions
     known = [name for name in cluster.peak_flops_per_s if has is None or name in has]
     if "bf16" in known:

@@ -38,6 +38,16 @@ has 3). Source: apple.com, technical specifications of Mac Studio (2025)."""
 
 HOSTFILE = "hosts.json"
 
+_START = (
+    "# The highest tiers of throughput and latency (taskpolicy(8)): macOS keeps a process of lower",
+    "# quality of service on the efficiency cores, and one slow rank holds up all.",
+    "start() {",
+    '  if [[ "$(uname)" == Darwin ]]; then exec taskpolicy -t 0 -l 0 "$@"; fi',
+    '  exec "$@"',
+    "}",
+)
+"""Starts a program on a Mac with the quality of service of one that a person waits for."""
+
 CARRIES = OF_PROGRAM | {"ssh.hosts"}
 """Settings that the files say, beside the plan."""
 
@@ -156,7 +166,8 @@ def _rank(plan: Plan, job: Job) -> str:
         header(plan, job, "One rank, started by mlx.launch on its Mac: says how it ended."),
         *(export_lines(plan) if is_mlx(plan) else []),
         *(['python="$1"', *_mac_check(plan)] if is_mlx(plan) else []),
-        '"$@" &',
+        *(_START if is_mlx(plan) else ()),
+        'start "$@" &' if is_mlx(plan) else '"$@" &',
         "program=$!",
         "trap 'kill \"$program\"' TERM INT HUP",
         "code=0",
