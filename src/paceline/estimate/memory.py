@@ -63,6 +63,7 @@ Read off traces of `paceline prove`."""
 
 _ZERO2, _FULL, _HYBRID = (code_of("sharding", word) for word in ("zero2", "full", "hybrid"))
 _ULYSSES = code_of("context_kind", "ulysses")
+_GPIPE = code_of("schedule", "gpipe")
 
 
 def memory_parts(
@@ -235,11 +236,12 @@ def _fullest_moment(
         crossing = _CROSSING_TENSORS * crossing_bytes * block.hidden
         peak = np.maximum(peak, (inside / t.tensor + crossing) * (mine > 0))
     outside = outside_bytes(model.head_inputs, model.head_outputs, h.kernels)
+    held: Column = np.asarray(1.0)
     held_head: Column = np.asarray(1.0)
     blocks = tokens * kept
     if is_staged:
         order = (here.stage, t.pipeline, t.chunks, t.accumulation, t.schedule)
-        held: Column = held_micro_batches(*order)
+        held = held_micro_batches(*order)
         put_off: Column = deferred_micro_batches(*order)
         in_v = here.has_head & here.is_v
         if np.any(in_v):
@@ -249,20 +251,27 @@ def _fullest_moment(
         blocks = tokens * (held * kept + put_off * later + given * whole * model.head_inputs)
         # A looped zero-bubble's last rank puts off the head's second half as well.
         held_head = np.where(t.chunks == 2, 1.0, np.maximum(put_off * t.chunks, 1.0))
+        # GPipe takes the loss of every micro-batch before the first goes backward.
+        held_head = np.where(t.schedule == _GPIPE, t.accumulation, held_head)
     # Where the head's input is gathered, a pipeline's stage holds what it gave until its backward
     # pass, and a loss over split logits makes its gradient in one more copy.
     narrow = h.ways.gathers_head * h.kernels.compute_bytes
     kept_outside = outside.kept / stream + narrow * model.head_inputs * (1 - 1 / stream)
     logits = outside.logits + narrow * model.head_outputs * (t.pipeline > 1)
     loss_peak = outside.loss_peak + h.ways.gathers_head * 4 * model.head_outputs * (t.tensor > 1)
-    head = tokens * held_head * (kept_outside + logits / t.tensor)
+    # A backward pass whose second half is put off keeps the gradient of its logits, not the logits.
+    waits = np.where(t.schedule == _GPIPE, logits, h.kernels.compute_bytes * model.head_outputs)
+    logits = logits + (held_head - 1) * waits
+    head = tokens * (held_head * kept_outside + logits / t.tensor)
     at_loss = blocks + here.has_head * (head + tokens * loss_peak / t.tensor)
     if np.any(h.loss_chunk):
         at_loss = blocks + here.has_head * (
             tokens * kept_outside + _chunked_loss_bytes(model, t, h, tokens)
         )
     at_block = blocks + tokens * (working + peak) + _restored(model, t, h)
-    gathered_loss, gathered_head, gathered_block, gathered_root = _gathered(model, t, h, here)
+    gathered_loss, gathered_head, gathered_block, gathered_root = _gathered(
+        model, t, h, here, (held, held_head)
+    )
     most, activations, gathered = at_loss + gathered_loss, at_loss, gathered_loss
     for held_then, gathered_then in (
         (blocks, gathered_head),
@@ -308,7 +317,7 @@ def _held_at_head_of_v(model: Model, t: Layouts, here: _Here) -> Column:
 
 
 def _gathered(
-    model: Model, t: Layouts, h: Holdings, here: _Here
+    model: Model, t: Layouts, h: Holdings, here: _Here, held: tuple[Column, Column]
 ) -> tuple[Column, Column, Column, Column]:
     """Copies of parameters in the type they are multiplied in: at the loss, when the gradient of an
     output matrix that is a unit by itself is reduced, in a block, and when the root's are.
@@ -318,6 +327,8 @@ def _gathered(
     units by themselves: the output matrix is gathered around the loss, the embedding at the end.
     A unit's gradients exist whole in the type of the multiplication, and once more as the input of
     the reduce-scatter. Otherwise: what autocast keeps, or what is gathered for the whole step.
+    Autocast forgets its copies when a micro-batch is through, so each one that waits for its
+    backward pass (`held`, of blocks and of the head) keeps its own.
     """
     shared = here.shared
     own = np.asarray(h.ways.fsdp_throughout) > 0
@@ -346,7 +357,8 @@ def _gathered(
     mine = here.dense + here.routed - root
     once = np.where(shared.keeps_gathered, inside * mine + narrow * root, 0.0)
     casts = (t.sharding < _ZERO2) & np.logical_not(shared.shards_weights)
-    kept = np.where(own, sum(_cast_parameters(model, t, here)), mine)
+    copies = zip(held, _cast_parameters(model, t, here), strict=True)
+    kept = np.where(own, sum(times * each for times, each in copies), mine)
     cast = np.where(casts, h.cast_bytes * trained * kept, 0.0)
     replica = once + cast
     # Our own runtime reduces a unit while all others are still gathered; in a pipeline, at the end.
