@@ -1,8 +1,13 @@
 """What Paceline itself writes: no secrets in it, and nothing that `lint` finds."""
 
+from functools import cache
+
 import pytest
 from tests.render.plans import rendered
 
+from paceline.check.finding import Severity
+from paceline.check.lint.context import Context
+from paceline.check.lint.lint import lint_files
 from paceline.errors import JobError
 from paceline.job.secrets import find_in_lines
 from paceline.render import ENGINES, RenderError
@@ -23,13 +28,17 @@ CHANGES = (
 )
 
 
+@cache
 def files_of(engine):
-    """Of every job above that the engine can express."""
+    """Different files of the jobs above that the engine can express."""
+    found = []
     for changes in CHANGES:
         try:
-            yield rendered(engine, **changes).files
+            files = rendered(engine, **changes).files
         except (JobError, RenderError):
             continue
+        found += [files] if files not in found else []
+    return found
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -51,3 +60,15 @@ def test_s0_25_render_refuses_to_write_a_secret_and_does_not_show_it(monkeypatch
         rendered("torchrun")
     assert "J013: launch.sh line 2 would hold a Hugging Face token" in str(caught.value)
     assert token not in str(caught.value)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_s3_1_lint_finds_nothing_in_what_render_writes(engine):
+    for files in files_of(engine):
+        linted = lint_files({name: text.encode() for name, text in files.items()}, Context())
+        assert linted.unread == []
+        assert [
+            f"{one.where}: {one.id}: {one.what}"
+            for one in linted.findings
+            if one.severity is not Severity.INFO
+        ] == []

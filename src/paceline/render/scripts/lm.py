@@ -14,6 +14,7 @@ from lm_plain import FOLDER, Text, check, learning_rate, read_settings, say_end,
 from lm_plain import digest as _digest
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 __all__ = [
@@ -175,8 +176,13 @@ def optimizer_groups(settings: dict[str, Any], model: nn.Module) -> list[dict[st
 
 
 def digest(state: dict[str, Tensor]) -> str:
-    """SHA-256 of whole tensors by their names."""
-    whole = ((name, each.detach().cpu().contiguous()) for name, each in state.items())
+    """SHA-256 of whole tensors by their names. Sharded ones are gathered one after another, so that
+    an accelerator never holds the whole model."""
+    gathered = (
+        (name, each.full_tensor() if isinstance(each, DTensor) else each)
+        for name, each in state.items()
+    )
+    whole = ((name, each.detach().cpu().contiguous()) for name, each in gathered)
     return _digest(
         (name, tuple(each.shape), each.view(-1).view(torch.uint8).numpy().tobytes())
         for name, each in whole

@@ -20,6 +20,7 @@ from accelerate.utils import (
     DistributedType,
     GradientAccumulationPlugin,
     InitProcessGroupKwargs,
+    broadcast_object_list,
 )
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -42,12 +43,13 @@ def save(accelerator: Accelerator, step: int, keep: int) -> None:
 
 
 def resume(accelerator: Accelerator) -> int:
-    """The step of the newest checkpoint, or 0."""
-    found = sorted(CHECKPOINTS.glob("step-*"))
-    if not found:
+    """The step of the newest checkpoint, or 0. The first process looks: a shared file system may
+    show a new folder to some ranks later than to others."""
+    newest = broadcast_object_list([max(CHECKPOINTS.glob("step-*"), default=None)])[0]
+    if newest is None:
         return 0
-    accelerator.load_state(str(found[-1]))
-    return int(found[-1].name.removeprefix("step-"))
+    accelerator.load_state(str(newest))
+    return int(newest.name.removeprefix("step-"))
 
 
 def recompute(accelerator: Accelerator, model: lm.LanguageModel, layout: dict[str, Any]) -> None:
@@ -117,13 +119,16 @@ def is_sharded(parameter: Tensor) -> bool:
 
 
 def whole_state(accelerator: Accelerator, model: torch.nn.Module) -> dict[str, Tensor]:
-    """Name -> whole parameter, on every rank."""
+    """Name -> parameter; with FSDP2 its shard, which `lm.digest` gathers."""
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         import deepspeed
 
         module = model.module
         with deepspeed.zero.GatheredParameters(list(module.parameters())):
             return {name: each.detach().clone() for name, each in module.named_parameters()}
+    if not isinstance(model, FullyShardedDataParallel):
+        return get_model_state_dict(model)
+    # paceline: ignore[fsdp-full-state-dict-gather] FSDP1 alone: its shards have no names
     return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
 
 

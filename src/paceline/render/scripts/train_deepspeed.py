@@ -31,8 +31,11 @@ def save(engine: Any, step: int, keep: int) -> None:
 
 
 def resume(engine: Any) -> int:
-    """The step of the newest checkpoint, or 0."""
-    if not (CHECKPOINTS / "latest").exists():
+    """The step of the newest checkpoint, or 0. Rank 0 looks: a shared file system may show a new
+    file to some ranks later than to others."""
+    found = [(CHECKPOINTS / "latest").exists()]
+    dist.broadcast_object_list(found, src=0)
+    if not found[0]:
         return 0
     path, state = engine.load_checkpoint(str(CHECKPOINTS))
     if path is None:

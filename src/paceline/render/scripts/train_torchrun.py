@@ -17,7 +17,6 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
     get_model_state_dict,
     get_state_dict,
     set_state_dict,
@@ -77,15 +76,18 @@ def save(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, keep: in
 
 
 def resume(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """The step of the newest checkpoint, or 0."""
-    found = sorted(CHECKPOINTS.glob("step-*"))
-    if not found:
+    """The step of the newest checkpoint, or 0. Rank 0 looks: a shared file system may show a new
+    folder to some ranks later than to others."""
+    found = [max(CHECKPOINTS.glob("step-*"), default=None)]
+    dist.broadcast_object_list(found, src=0)
+    newest = found[0]
+    if newest is None:
         return 0
     weights, moments = get_state_dict(model, optimizer)
     state = {"model": weights, "optimizer": moments}
-    dcp.load(state, checkpoint_id=found[-1])
+    dcp.load(state, checkpoint_id=newest)
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
-    return int(found[-1].name.removeprefix("step-"))
+    return int(newest.name.removeprefix("step-"))
 
 
 def train(settings: dict[str, Any], device: torch.device) -> None:
@@ -127,15 +129,12 @@ def train(settings: dict[str, Any], device: torch.device) -> None:
 def say_end(model: nn.Module) -> None:
     """World size, wrapper, shards and the hash of the whole parameters."""
     sharded = sum(isinstance(each, DTensor) for each in model.parameters())
-    whole: dict[str, Any] = get_model_state_dict(
-        model, options=StateDictOptions(full_state_dict=True)
-    )
     lm.say_end(
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),
         wrapper=type(model).__name__,
         sharded=sharded,
-        sha256=lm.digest(whole),
+        sha256=lm.digest(get_model_state_dict(model)),
     )
 
 

@@ -152,6 +152,8 @@ def _check_images(job: ClusterJob) -> Iterator[Finding]:
         if image is None or text is None or "$" in text or "{{" in text or pods.role == "Launcher":
             continue
         last = text.rsplit("/", 1)[-1]
+        if last.split(":")[0] != last.split(":")[0].lower():
+            continue  # a place for an image: names of images are lower case (OCI distribution spec)
         if "@sha256:" not in text and (":" not in last or last.endswith(":latest")):
             yield found(
                 "nccl-version-mismatch",

@@ -332,6 +332,8 @@ def uneven(value: Value) -> str | None:
     call = value.call
     if isinstance(call, Call) and call.name in SIZED and call.node is node:
         sizes = [one for one in call.args if RANK in one.taints and one.operation is not None]
+        if call.name == "builtins.range" and len(call.args) > 1 and RANK in call.args[0].taints:
+            return None  # begins and ends by the rank: range(rank * n, (rank + 1) * n)
         if any(sizes_by_rank(one) for one in sizes):
             return "size"
     return None
