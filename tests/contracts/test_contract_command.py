@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -130,6 +131,20 @@ def test_contract_list_shows_what_each_needs():
     found = CliRunner().invoke(cli, ["contract", "list"])
     assert "pytorch-trainer" in found.stdout
     assert "torch" in found.stdout
+    assert '"ray[default,train,tune]"' in found.stdout
+
+
+def test_s2_9_a_cluster_that_does_not_answer_is_told_with_rays_token(tmp_path, monkeypatch):
+    def init(**_):
+        raise ConnectionError("no answer")
+
+    fake = SimpleNamespace(init=init, shutdown=lambda: None, __spec__="found")
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    asked = json.dumps({"mode": "cluster", "config": {}})
+    answer = run_skill("ray-distributed-trainer", asked, source="here", folder=tmp_path)
+    assert answer["status"] == "error"
+    assert "no answer (`ray start --head` starts one; one with token" in answer["message"]
+    assert "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN" in answer["message"]
 
 
 def test_text_that_is_no_utf8_is_refused():

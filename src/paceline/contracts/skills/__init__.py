@@ -50,7 +50,7 @@ SKILLS: Mapping[str, Skill] = {
         title="train on Ray's workers, search with ASHA, or look at the cluster",
         spec="paceline.contracts.skills.messages.ray",
         module="paceline.contracts.skills.ray",
-        needs='"ray[train,tune]" torch',
+        needs='"ray[default,train,tune]" torch',
     ),
     "pytorch-trainer": Skill(
         title="train a PyTorch model on one or several processes, epoch by epoch",

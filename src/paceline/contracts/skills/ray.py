@@ -16,6 +16,13 @@ from paceline.errors import JobError, Problem
 
 _PACKAGES = {"pytorch": "torch", "tensorflow": "tensorflow", "xgboost": "xgboost"}
 
+_TOKEN = (
+    "one with token authentication, Ray's default on this machine from 2.59 on and everywhere from "
+    "2.61 on, wants the same RAY_AUTH_MODE=token and RAY_AUTH_TOKEN here as there: "
+    "`ray get-auth-token` prints it"
+)
+"""Source: docs.ray.io, "Ray token authentication" and the notice of its rollout, 2026-11."""
+
 
 def run(request: Request, folder: Path) -> Answer:
     """Do what is asked; a cluster that was started for it ends with it.
@@ -24,7 +31,7 @@ def run(request: Request, folder: Path) -> Answer:
         JobError: `H033`, a path or a combination is wrong; `H032`, a package is missing.
     """
     JobError.raise_for(_check(request, folder))
-    need("ray", '"ray[train,tune]"')
+    need("ray", '"ray[default,train,tune]"')
     if request.trainConfig is not None and request.mode != "cluster":
         package = _PACKAGES[request.trainConfig.framework]
         need(package, package)
@@ -128,7 +135,9 @@ def _connected(request: Request, folder: Path) -> Iterator[str | None]:
     except (ConnectionError, RuntimeError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         where = "here" if address in (None, "auto") else f"at {address}"
-        failure = f"no Ray cluster answers {where}: {first} (`ray start --head` starts one)"
+        failure = (
+            f"no Ray cluster answers {where}: {first} (`ray start --head` starts one; {_TOKEN})"
+        )
     try:
         yield failure
     finally:
