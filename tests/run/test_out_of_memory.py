@@ -24,9 +24,11 @@ def test_s0_13_a_run_that_is_out_of_memory_takes_the_next_layout_and_ends_at_its
     assert run.samples == scene.run("clean").samples
     assert run.finished.exactness == "numeric"
     assert "resumes with layout.micro_batch=2" in run.output
+    assert "changed     layout.micro_batch=2: rank 1 ran out of memory after step 5" in run.output
     assert run.of(log.TrainingStarted)[-1].first_step == 5, "after the checkpoint of step 4"
     status = scene.paceline("status", "run").stdout
     assert "numeric" in status
+    assert "changed     layout.micro_batch=2" in status
 
 
 @pytest.mark.slow

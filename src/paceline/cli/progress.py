@@ -143,7 +143,11 @@ class ProgressView:
             self._line(f"why         {state.reason}")
         if state.outcome == "failed":
             self._line(f"logs        {_short(self._run.logs)}")
-        for text in summarise_alerts(log.read_events(self._run.events_file)):
+        events = log.read_events(self._run.events_file)
+        for event in events:
+            if isinstance(event, log.PlanChanged):
+                self._line(f"changed     {', '.join(event.settings)}: {event.reason}")
+        for text in summarise_alerts(events):
             self._line(f"alerts      {text}")
         self._line_of_losses()
         self._line_of_state(state)

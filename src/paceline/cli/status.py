@@ -68,7 +68,7 @@ def _print_job(found: dict[str, Any], *, as_json: bool) -> None:
 
 def _lines(standing: "Standing") -> list[tuple[str, str]]:
     from paceline.launch.places import PLACES
-    from paceline.record.events import read_events
+    from paceline.record.events import PlanChanged, read_events
     from paceline.record.run import RunFolder
     from paceline.report.alert_text import summarise_alerts
     from paceline.units import format_seconds
@@ -105,6 +105,8 @@ def _lines(standing: "Standing") -> list[tuple[str, str]]:
         lines.append(("MFU", f"{standing.mfu:.1%} measured over the newest steps, {planned}"))
     events = read_events(RunFolder(Path(run.folder)).events_file)
     lines += [("alert", text) for text in summarise_alerts(events)]
+    changed = [each for each in events if isinstance(each, PlanChanged)]
+    lines += [("changed", f"{', '.join(each.settings)}: {each.reason}") for each in changed]
     lines.append(("restarts", str(run.restarts)))
     lines.append(("exactness", run.exactness))
     lines.append(("ran for", format_seconds(standing.ran_s)))
