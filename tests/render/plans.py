@@ -25,7 +25,9 @@ def planned(**changes: Any) -> tuple[Plan, Job]:
 
 
 def job_of(**changes: Any) -> Job:
-    """The job above with sections changed."""
+    """The job above with sections changed; of the tiny model, DDP where nothing else is asked."""
+    if not changes.keys() & {"model", "engine"}:
+        changes["layout"] = {"sharding": "none"} | changes.get("layout", {})
     spec = JOB | {
         name: JOB.get(name, {}) | section if isinstance(section, dict) else section
         for name, section in changes.items()

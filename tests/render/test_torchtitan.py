@@ -227,3 +227,16 @@ def test_rows_and_tokenizer_of_the_job_are_torchtitans_own_where_it_is_the_jobs_
     assert 'dataset=os.environ.get("DATASET", "c4_test")' in text.replace("'", '"')
     assert 'os.environ.get("DATASET_PATH", "/shared/rows")' in text.replace("'", '"')
     assert not {gap.where for gap in found.gaps} & {"data", "model.tokenizer"}
+
+
+def test_a_version_after_the_name_keeps_the_jobs_data_and_another_one_is_a_gap():
+    data = {"path": "/shared/rows", "corpus": None}
+    newest = rendered("torchtitan", **titan(engine="torchtitan 0.3", data=data))
+    assert "data" not in {gap.where for gap in newest.gaps}
+    assert "torchtitan 0.2" in what(rendered("torchtitan", **titan(engine="torchtitan 0.2")))
+
+
+def test_blocks_that_are_to_stay_uncompiled_are_a_gap():
+    wanted = {"train": {"global_batch": 64, "steps": 100, "compile": False}}
+    found = what(rendered("torchtitan", **titan(engine="torchtitan", **wanted)))
+    assert "blocks that are not compiled (train.compile: false)" in found

@@ -54,11 +54,16 @@ def names_data(job: "Job") -> bool:
 def check_names_data(job: "Job") -> Iterator[Problem]:
     """`J007` where the built-in trainer would have nothing to train on.
 
-    A run needs data; a plan for a cluster that is not this machine does not. Another engine, and a
-    program, have data of their own.
+    A run needs data; a plan for a cluster that is not this machine does not. A program has data of
+    its own, and another engine is asked when it is started (`check_has_data`).
     """
-    spec = job.spec
-    if spec.program is None and spec.engine == "paceline" and not names_data(job):
+    if job.spec.engine == "paceline":
+        yield from check_has_data(job)
+
+
+def check_has_data(job: "Job") -> Iterator[Problem]:
+    """`J007` where neither the job nor a program of its own names data."""
+    if job.spec.program is None and not names_data(job):
         yield Problem(
             code="J007",
             what="there is nothing to train on: none of data.path, data.sources and data.corpus "

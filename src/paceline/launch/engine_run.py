@@ -17,6 +17,7 @@ from pathlib import Path
 
 from paceline.errors import Problem, RunError
 from paceline.job import Job, Script, SlurmSpec, SshSpec, make_script
+from paceline.job.data_fields import check_has_data
 from paceline.job.hosts import find_hosts
 from paceline.job.metrics import MetricsSpec
 from paceline.job.places import RaySpec
@@ -171,6 +172,9 @@ def check(
     launcher, cluster = _launcher_of(engine), plan.cluster
     if launcher is None:
         return
+    own_program = own is not None or job.spec.kubernetes.script is not None
+    if not own_program and "data.path" not in launcher.needs:
+        yield from check_has_data(job)
     if place not in PLACES:
         yield Problem(
             code="R015",

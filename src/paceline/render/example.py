@@ -58,7 +58,8 @@ def settings(plan: Plan, job: Job) -> dict[str, Any]:
         "other_model": _other_model(plan),
         "program": spec.program,
         "needs": [gap.what for gap in _needs(job)],
-        "data": {"paths": paths, "seq_len": spec.data.seq_len},
+        "parameters": plan.profile.num_parameters,
+        "data": {"paths": paths, "corpus": spec.data.corpus, "seq_len": spec.data.seq_len},
         "batch": {
             "global": layout.global_batch,
             "micro": layout.micro_batch,

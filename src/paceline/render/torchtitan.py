@@ -19,10 +19,9 @@ from paceline.render.environment import export_lines, meeting_lines, torchrun_op
 from paceline.render.model import rotary_base
 from paceline.render.shell import presence_lines, script
 from paceline.render.text import commented, header
+from paceline.render.torchtitan_gaps import VERSION, is_torchtitan, titan_gaps
 from paceline.render.torchtitan_gaps import model_gaps as model_gaps
-from paceline.render.torchtitan_gaps import titan_gaps
 
-VERSION = "0.3.0"
 MODULE = "paceline_job"
 
 _SCHEDULES = {
@@ -53,7 +52,7 @@ def gaps(plan: Plan, job: Job) -> list[Gap]:
 
 def rows_of(job: Job) -> str | None:
     """Folder of the job's rows; None where its data are text for another engine."""
-    if job.spec.engine != "torchtitan" or not isinstance(job.spec.data.path, str):
+    if not is_torchtitan(job) or not isinstance(job.spec.data.path, str):
         return None
     return str(job.folder / job.spec.data.path)
 
@@ -61,7 +60,7 @@ def rows_of(job: Job) -> str | None:
 def assets_of(job: Job) -> str | None:
     """Folder of the job's tokenizer, which torchtitan reads."""
     named = job.spec.model.tokenizer
-    if job.spec.engine != "torchtitan" or named in ("auto", "bytes"):
+    if not is_torchtitan(job) or named in ("auto", "bytes"):
         return None
     return str((job.folder / named).parent if named.endswith(".json") else job.folder / named)
 

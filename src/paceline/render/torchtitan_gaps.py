@@ -10,6 +10,14 @@ from paceline.render.device import accelerator_refusals, wider_precision
 from paceline.render.engine import ANY_MODEL, Gap
 from paceline.render.model import config_of
 
+VERSION = "0.3.0"
+"""Whose configuration is written."""
+
+
+def is_torchtitan(job: Job) -> bool:
+    """Whether the job is planned for torchtitan, of whichever version."""
+    return job.spec.engine.partition(" ")[0] == "torchtitan"
+
 
 def titan_gaps(plan: Plan, job: Job) -> list[Gap]:
     """All of it; those without a nearest refuse the plan."""
@@ -173,7 +181,24 @@ def _training_gaps(plan: Plan, job: Job) -> Iterator[Gap]:
             why="torchtitan keeps two at least",
             nearest="the newest two",
         )
-    is_ours = spec.engine == "torchtitan"
+    is_ours = is_torchtitan(job)
+    version = spec.engine.partition(" ")[2]
+    if is_ours and version and not VERSION.startswith(version):
+        yield Gap(
+            what=f"torchtitan {version}",
+            where="engine",
+            why=f"the files are for torchtitan {VERSION}, whose configuration is another",
+            nearest=f"torchtitan {VERSION}: memory and time were planned for {version}",
+            fix="engine: torchtitan",
+        )
+    if ("train", "compile") in job.lines and not spec.train.compile and is_ours:
+        yield Gap(
+            what="blocks that are not compiled (train.compile: false)",
+            where="train.compile",
+            why="torchtitan is planned with compiled blocks",
+            nearest="compiled blocks",
+            fix="leave train.compile out",
+        )
     if not (is_ours and isinstance(spec.data.path, str)):
         yield Gap(
             what="the job's data (data.path, data.corpus, data.sources)",

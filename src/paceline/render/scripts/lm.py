@@ -175,6 +175,15 @@ def optimizer_groups(settings: dict[str, Any], model: nn.Module) -> list[dict[st
     ]
 
 
+MOST_HASHED = 1_000_000_000
+"""Parameters that are gathered whole at the end: 4 GB on every rank. A guess."""
+
+
+def digest_of_run(settings: dict[str, Any], gather: Callable[[], dict[str, Tensor]]) -> str | None:
+    """`digest` of what is gathered from all ranks; None of a model that no rank has room for."""
+    return digest(gather()) if settings["parameters"] <= MOST_HASHED else None
+
+
 def digest(state: dict[str, Tensor]) -> str:
     """SHA-256 of whole tensors by their names. Sharded ones are gathered one after another, so that
     an accelerator never holds the whole model."""

@@ -67,7 +67,9 @@ class Text:
         self.seq_len: int = settings["data"]["seq_len"]
         self.batch: dict[str, int] = settings["batch"]
         patterns = settings["data"]["paths"]
-        if patterns is None:  # a text that every Python has
+        if patterns is None and settings["data"]["corpus"] is None:
+            raise SystemExit("train.json names no data: set data.path in the job and render again")
+        if patterns is None:  # a text that every Python has, which was asked for
             library = Path(sysconfig.get_paths()["stdlib"])
             paths = sorted(library.glob("*.py"))[:80]
         else:
@@ -140,7 +142,7 @@ def say_step(step: int, loss: float) -> None:
     _say({"step": step, "loss": loss})
 
 
-def say_end(*, rank: int, world_size: int, wrapper: str, sharded: int, sha256: str) -> None:
+def say_end(*, rank: int, world_size: int, wrapper: str, sharded: int, sha256: str | None) -> None:
     """What proves that the run was what it was asked to be: every rank says it.
 
     Args:
@@ -148,7 +150,8 @@ def say_end(*, rank: int, world_size: int, wrapper: str, sharded: int, sha256: s
         world_size: As the process group counts.
         wrapper: Name of the outermost class around the model.
         sharded: Parameters of which this rank holds a part only.
-        sha256: Of the whole parameters, which must be the same on all ranks.
+        sha256: Of the whole parameters, which must be the same on all ranks; None where they are
+            too many to be gathered.
     """
     _say(
         {

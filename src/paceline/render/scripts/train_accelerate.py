@@ -95,10 +95,10 @@ def train(accelerator: Accelerator, settings: dict[str, Any]) -> None:
             lm.say_step(step + 1, float(total))
         if (step + 1) % settings["checkpoint_every"] == 0:
             save(accelerator, step + 1, settings["keep_checkpoints"])
-    say_end(accelerator, model)
+    say_end(settings, accelerator, model)
 
 
-def say_end(accelerator: Accelerator, model: torch.nn.Module) -> None:
+def say_end(settings: dict[str, Any], accelerator: Accelerator, model: torch.nn.Module) -> None:
     """World size, wrapper, shards and the hash of the whole parameters."""
     lm.say_end(
         rank=accelerator.process_index,
@@ -106,7 +106,7 @@ def say_end(accelerator: Accelerator, model: torch.nn.Module) -> None:
         wrapper=type(model).__name__,
         sharded=sum(is_sharded(each) for each in model.parameters())
         or isinstance(model, FullyShardedDataParallel) * len(list(model.parameters())),
-        sha256=lm.digest(whole_state(accelerator, model)),
+        sha256=lm.digest_of_run(settings, lambda: whole_state(accelerator, model)),
     )
 
 

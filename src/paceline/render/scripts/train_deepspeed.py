@@ -91,10 +91,10 @@ def train(settings: dict[str, Any], config: dict[str, Any]) -> None:
             lm.say_step(step + 1, float(total) / world)
         if (step + 1) % settings["checkpoint_every"] == 0:
             save(engine, step + 1, settings["keep_checkpoints"])
-    say_end(engine, optimizer)
+    say_end(settings, engine, optimizer)
 
 
-def say_end(engine: Any, optimizer: Any) -> None:
+def say_end(settings: dict[str, Any], engine: Any, optimizer: Any) -> None:
     """World size, wrapper, shards and the hash of the whole parameters; what ZeRO shares."""
     module = engine.module
     lm.say_end(
@@ -102,7 +102,7 @@ def say_end(engine: Any, optimizer: Any) -> None:
         world_size=dist.get_world_size(),
         wrapper=type(engine).__name__,
         sharded=sum(is_sharded(each) for each in module.parameters()),
-        sha256=lm.digest(whole_state(module)),
+        sha256=lm.digest_of_run(settings, lambda: whole_state(module)),
     )
     inner = getattr(optimizer, "optimizer", optimizer)
     held = sum(

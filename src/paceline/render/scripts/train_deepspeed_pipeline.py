@@ -73,10 +73,10 @@ def train(settings: dict[str, Any], config: dict[str, Any]) -> None:
             lm.say_step(step + 1, float(loss))
         if (step + 1) % settings["checkpoint_every"] == 0:
             save(engine, step + 1, settings["keep_checkpoints"])
-    say_end(engine)
+    say_end(settings, engine)
 
 
-def say_end(engine: Any) -> None:
+def say_end(settings: dict[str, Any], engine: Any) -> None:
     """World size, wrapper, and the hash of all stages' parameters; which stage this rank has."""
     mine = {name: each.detach().cpu() for name, each in engine.module.named_parameters()}
     lm.say_end(
@@ -84,7 +84,7 @@ def say_end(engine: Any) -> None:
         world_size=dist.get_world_size(),
         wrapper=type(engine).__name__,
         sharded=0,
-        sha256=lm.digest(whole_state(engine, mine)),
+        sha256=lm.digest_of_run(settings, lambda: whole_state(engine, mine)),
     )
     said = {
         "rank": dist.get_rank(),
