@@ -92,6 +92,7 @@ VALUES = {
     "evaluate.outputs_every": 7,
     "recovery.max_restarts": 7,
     "recovery.poison": "skip",
+    "recovery.on_oom": "refit",
     "recovery.node_strikes": 7,
     "recovery.strike_window": "7m",
     "recovery.shrink": False,

@@ -12,6 +12,7 @@ from paceline.choices import Recompute, Sharding
 from paceline.errors import PacelineError
 from paceline.job import Job, LayoutSpec
 from paceline.parallel.layout import Layout
+from paceline.parallel.recomputes import WHOLE_BLOCKS
 from paceline.plan.decision import Plan
 
 _SHARED: tuple[Sharding, ...] = ("none", "zero1", "zero2", "full")
@@ -54,7 +55,7 @@ def rungs(layout: Layout) -> Iterator[dict[str, Any]]:
         yield {"micro_batch": size // smallest}
     for recompute in _AGAIN[_AGAIN.index(layout.recompute) + 1 :]:
         yield {"recompute": recompute}
-    if layout.recompute == "full" and layout.recompute_every > 1:
+    if layout.recompute in WHOLE_BLOCKS and layout.recompute_every > 1:
         yield {"recompute_every": 1}
     if layout.data * layout.context > 1 and layout.sharding in _SHARED:
         for sharding in reversed(_SHARED[_SHARED.index(layout.sharding) + 1 :]):
@@ -122,6 +123,6 @@ def _fixed(layout: Layout) -> LayoutSpec:
         "chunks": layout.chunks > 1,
         "context_kind": layout.context > 1,
         "sequence_parallel": layout.tensor > 1,
-        "recompute_every": layout.recompute == "full",
+        "recompute_every": layout.recompute in WHOLE_BLOCKS,
     }
     return replace(spec, **{name: getattr(layout, name) for name, does in only.items() if does})

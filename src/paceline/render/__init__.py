@@ -100,7 +100,7 @@ def _secrets_in(files: Files) -> Iterator[Problem]:
             yield Problem(
                 code="J013",
                 what=f"{name} line {line} would hold {kind}",
-                where="paceline render",
+                where=name,
                 fix="take it out of the job file or the file it comes from, and put it into the "
                 "environment of the machines that need it",
             )

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Made by Paceline 0.1.0 for the job tiny: rendering again overwrites it.
-# nn.fully_shard over 4 ranks on 4 nodes x 1 M3-Ultra.
+# DDP over 4 ranks on 4 nodes x 1 M3-Ultra.
 # 16 a micro-batch x 1 accumulated x 4 data ranks = 64 samples a step.
-# Memory of each rank (estimated): 1019 MiB of 512 GiB:
-#   parameters 3.19 MiB, gradients 3.19 MiB, optimizer 6.38 MiB, activations 86.6 MiB, gathered 7.91 MiB, slack 5.67 MiB, overhead 906 MiB.
+# Memory of each rank (estimated): 1.04 GiB of 512 GiB:
+#   parameters 12.8 MiB, gradients 25.5 MiB, optimizer 25.5 MiB, activations 86.6 MiB, gathered 6.13 MiB, slack 5.56 MiB, overhead 906 MiB.
 # RDMA over Thunderbolt: macOS 26.2 or newer, a Thunderbolt 5 cable between every two of the 4 Macs, and
 # `rdma_ctl enable` once on each in macOS Recovery.
 # Run it on one machine that reaches every Mac by ssh. This folder is at the

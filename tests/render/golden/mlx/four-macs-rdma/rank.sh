@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Made by Paceline 0.1.0 for the job tiny: rendering again overwrites it.
-# nn.fully_shard over 4 ranks on 4 nodes x 1 M3-Ultra.
+# DDP over 4 ranks on 4 nodes x 1 M3-Ultra.
 # 16 a micro-batch x 1 accumulated x 4 data ranks = 64 samples a step.
 # One rank, started by mlx.launch on its Mac: says how it ended.
 set -euo pipefail
 unset MLX_METAL_FAST_SYNCH  # 1 can deadlock the GPU (mlx issue 3142); off is the default
 python="$1"
-"$python" mlx_check.py mac --memory-bytes 1068385654 --rdma
+"$python" mlx_check.py mac --memory-bytes 1119918423 --rdma
 # The highest tiers of throughput and latency (taskpolicy(8)): macOS keeps a process of lower
 # quality of service on the efficiency cores, and one slow rank holds up all.
 start() {
