@@ -33,7 +33,9 @@ class Gap:
     """Key of the job file that asks for it, shown with a refusal: `layout.sharding`."""
 
 
-ANY_MODEL = "set engine to accelerate or deepspeed, whose programs take a model of any family"
+ANY_MODEL = (
+    "set engine to accelerate or deepspeed, whose files start a program of your own with any model"
+)
 """What to change where an engine's files describe models of some families alone."""
 
 
