@@ -5,6 +5,7 @@ Where one fails after an update of torch: `runtime/_torch_private.py` is the one
 
 import ast
 import inspect
+import pickle
 import weakref
 from collections.abc import Iterator
 from datetime import timedelta
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -542,3 +544,20 @@ def test_the_flight_recorder_has_each_collective_with_its_number_in_its_group(al
 def test_every_group_has_its_ranks(alone: None):
     dist.new_group([0])
     assert list(private.ranks_by_group().values()) == [[0], [0]]
+
+
+def test_a_checkpoints_table_of_contents_holds_no_other_class(tmp_path):
+    checkpoint.save({"w": torch.ones(3), "n": 7}, checkpoint_id=tmp_path / "saved", no_dist=True)
+    known = private.table_classes()
+
+    class Known(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            seen.append(f"{module}.{name}")
+            return super().find_class(module, name)
+
+    seen: list[str] = []
+    with (tmp_path / "saved" / ".metadata").open("rb") as file:
+        Known(file).load()
+    ours = [each for each in seen if each.startswith("torch.")]
+    assert ours
+    assert set(ours) <= known.keys()
