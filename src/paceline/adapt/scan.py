@@ -46,7 +46,7 @@ class ScannedFile:
 
     started_by: tuple[StartedBy, ...] = ()
     cells: tuple[tuple[int, int], ...] = ()
-    """Of a notebook: cell and line in it for each line of its code; empty for a script."""
+    """Cell and line in it for each line of a notebook's code; empty for a script."""
 
     def place(self, line: int) -> str:
         """`41`, or `cell 3:7` in a notebook."""

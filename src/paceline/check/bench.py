@@ -56,7 +56,7 @@ class Advice:
     """How the gain is known. `bound`: no more than that, if the part took no time at all."""
 
     share: float = 0.0
-    """Of a step, what the limit takes; 0 where it takes no time of its own."""
+    """Share of a step that the limit takes; 0 where it takes no time of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

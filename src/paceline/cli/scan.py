@@ -74,7 +74,7 @@ def command(paths: tuple[Path, ...], shows_all: bool, timeout: float, as_json: b
 
 
 def _bounded(total_s: float) -> Callable[[], AbstractContextManager[None]]:
-    """Of each file, a bound on its time: its own, and what is left of all files'."""
+    """Bound on the time of each file: its own limit, or what is left of the limit of all."""
     from paceline.adapt.scan import OutOfTime
 
     until = time.monotonic() + total_s

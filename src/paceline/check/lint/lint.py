@@ -103,7 +103,7 @@ def lint_files(
     *,
     may_hold_secrets: Callable[[str], bool] = lambda path: False,
 ) -> Linted:
-    """The same with everything else that reading them gave. Nothing is raised for a broken file.
+    """What lint finds, and what else reading the files gave. Nothing is raised for a broken file.
 
     Args:
         sources: Path -> what the file holds.

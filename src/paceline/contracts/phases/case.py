@@ -33,7 +33,7 @@ class Case:
     goals: Goals
 
     others: tuple[tuple[Plan, Outlook], ...] = ()
-    """The same job on other numbers of nodes."""
+    """Plans of this job on other numbers of nodes, with their outlook."""
 
     refused: Problem | None = None
     """Why nothing fits; None when something does."""

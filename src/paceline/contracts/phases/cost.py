@@ -52,7 +52,7 @@ def estimate_cost(case: Case) -> dict[str, Any]:
 
 
 def _breakdown(chosen: RunCost | None) -> dict[str, float | None]:
-    """Of accelerators, kept checkpoints and the model sent out; None where no price is known."""
+    """Dollars for accelerators, kept checkpoints and the model sent out; None without a price."""
     terms = {} if chosen is None else dict(chosen.terms)
     kept = {"storage": terms.pop("storage", None), "network": terms.pop("egress", None)}
     return {"compute": sum(terms.values()) if terms else None, **kept, "other": None}
