@@ -18,6 +18,7 @@ from paceline.plan import make_plan, plan_from_json, plan_job, plan_to_json
 from paceline.plan.host import check_building
 from paceline.plan.limits import limit_problem
 from paceline.plan.outlook import outlook
+from paceline.plan.plan import fastest_layouts
 from paceline.profile import ModuleFacts, profile_module
 from paceline.profile.block import Block, MeasuredCosts, block_parameters, dense_parameters
 from paceline.report.plan_explain import explain_plan
@@ -538,6 +539,32 @@ def test_an_offloaded_optimizer_is_said_with_what_a_node_holds():
     assert "the ranks of a node, of 2 TiB (assumed, as in a DGX H100)" in screen
     assert max(map(len, screen.splitlines())) <= 100
     assert plan_from_json(plan_to_json(plan)) == plan
+
+
+SLOW_LINKS = (
+    "model.preset=llama-3-70b",
+    "data.seq_len=8192",
+    "cluster.accelerator=RTX-4090",
+    "cluster.nodes=8",
+    "train.global_batch=128",
+)
+
+
+def test_offloading_is_looked_at_where_the_fastest_layout_without_mostly_sends():
+    """Full sharding over 64 ranks fits, and gathers 141 GB for each of 16 micro-batches over
+    10 Gb/s: offloading was not searched, and is forty times as fast."""
+    plan = plan_of(JOB, *SLOW_LINKS)
+    alone = plan_of(JOB, *SLOW_LINKS, "layout.offload=none")
+    assert plan.layout.offload == "cpu"
+    assert plan.estimate.step_s < alone.estimate.step_s / 10
+    told = {each.field: each.reason for each in plan.decisions}["layout.offload"]
+    assert told.startswith(f"the fastest without, {alone.layout_name}, takes ")
+    listed = [row for row in plan.rejected if row.layout.offload != "none"]
+    assert listed
+    (first, _), *_ = fastest_layouts(job_of(JOB, *SLOW_LINKS), None, 1)
+    assert first.offload == "cpu"
+    # Where the links are fast, what fits on the accelerators stays there.
+    assert plan_of(JOB, *SLOW_LINKS[:2], "cluster.nodes=8").layout.offload == "none"
 
 
 def test_offloading_and_checkpoints_take_the_time_of_the_card_s_own_host_link():

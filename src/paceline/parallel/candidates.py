@@ -6,7 +6,7 @@ the pipeline's schedule in the second, recomputation in the third, what is share
 
 Left out because another row is never worse (design: same seconds or fewer, same bytes or fewer):
 GPipe where 1F1B is possible, which keeps fewer micro-batches and idles as long; norms that are not
-split over the tensor ranks; offloading, unless it is asked for or nothing fits without.
+split over the tensor ranks. Offloaded rows are there where the job or `Space.offloads` has them.
 """
 
 from collections.abc import Iterator, Sequence

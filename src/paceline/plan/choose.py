@@ -51,6 +51,9 @@ class Choice:
     is_whole: bool
     """Whether these are all there are."""
 
+    fastest_alone: Layout | None
+    """The fastest that fits and offloads nothing, where offloaded layouts were searched too."""
+
 
 def choose(found: Found, case: Case, *, limit_bytes: int, margin: float) -> Choice | None:
     """The fastest layout that fits, or a simpler one within the margin; None when nothing fits."""
@@ -69,6 +72,7 @@ def choose(found: Found, case: Case, *, limit_bytes: int, margin: float) -> Choi
         fitting=tuple(fitting),
         too_large=tuple(too_large),
         is_whole=found.all is not None,
+        fastest_alone=found.fastest_alone,
     )
 
 
@@ -257,16 +261,19 @@ def reasons_of(choice: Choice) -> Iterator[tuple[str, str, str]]:
         every = f", every {layout.recompute_every} blocks" if layout.recompute_every > 1 else ""
         yield "recompute", f"{layout.recompute}{every}", _why_recompute(choice)
     if layout.offload != "none":
-        limit = host_limit_bytes(choice.case.cluster, layout.offload)
-        needed = format_bytes(host_bytes_of_one(layout, choice.case))
-        yield (
-            "offload",
-            layout.offload + (", with the parameters" if layout.offload_parameters else ""),
-            (
-                f"no layout fits on the accelerators alone; a node holds {needed} of "
-                f"{format_bytes(limit)} ({host_limit_source(choice.case.cluster, layout.offload)})"
-            ),
-        )
+        moved = ", with the parameters" if layout.offload_parameters else ""
+        yield "offload", layout.offload + moved, _why_offload(choice)
+
+
+def _why_offload(choice: Choice) -> str:
+    layout, case, alone = choice.layout, choice.case, choice.fastest_alone
+    limit = format_bytes(host_limit_bytes(case.cluster, layout.offload))
+    source = host_limit_source(case.cluster, layout.offload)
+    why = "no layout fits on the accelerators alone"
+    if alone is not None and (its_s := price_one(alone, case).step_s):
+        why = f"the fastest without, {case.named(alone)}, takes {format_seconds(its_s)} a step"
+    needed = format_bytes(host_bytes_of_one(layout, case))
+    return f"{why}; a node holds {needed} of {limit} ({source})"
 
 
 def _why_sharding(choice: Choice) -> str:

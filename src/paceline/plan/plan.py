@@ -13,7 +13,7 @@ from paceline.catalog.efficiencies import Efficiencies, load_efficiencies, with_
 from paceline.catalog.engines import Engine, as_asked, find_engine
 from paceline.choices import Precision
 from paceline.errors import PlanError, Problem
-from paceline.estimate import Case, Estimate, case_of, price, stage_memory
+from paceline.estimate import Case, Estimate, case_of, price, price_one, stage_memory
 from paceline.estimate.cost import RunCost
 from paceline.estimate.holdings import compressed_share
 from paceline.estimate.stages import stage_sizes
@@ -51,6 +51,11 @@ from paceline.topology import Cluster, find_cluster
 
 _MOST_POINTS = 60
 _NUM_PROVIDERS = 3
+_MOST_SENT = 0.5
+"""Share of a step, sent while nothing is computed, above which offloaded layouts are looked at too.
+A choice: they need fewer ranks for a copy of the model, and with less than that sent the host's
+link and memory, which are assumed, decide more than what is saved."""
+
 _MOST_COUNTS = 48
 """Numbers of ranks that are tried for the objectives `ranks` and `cost`."""
 
@@ -123,13 +128,7 @@ def _plan_on(asked: _Asked) -> Plan:
     PlanError.raise_for(_clashes(job, cluster, space))
     case = _case_of(asked)
     limit = int(cluster.usable_bytes * (1 - wanted.head_room))
-    found = search(space, case, limit_bytes=limit, margin=wanted.simpler_margin)
-    if found.near is None and job.spec.layout.offload == "auto" and not cluster.is_local:
-        elsewhere = replace(space, offloads=offloads_of(job))
-        moved = search(elsewhere, case, limit_bytes=limit, margin=wanted.simpler_margin)
-        # Where no host holds it, the leanest is one without.
-        only_host = replace(found, least_host_bytes=moved.least_host_bytes)
-        found = moved if len(moved.leanest) else only_host
+    space, found = _search(job, space, case, limit)
     choice = choose(found, case, limit_bytes=limit, margin=wanted.simpler_margin)
     if choice is None and len(found.leanest) and not asked.must_fit:
         least = ceil(found.leanest.memory_bytes.min())
@@ -182,6 +181,28 @@ def _plan_on(asked: _Asked) -> Plan:
     return _with_outlook(plan, asked, found)
 
 
+def _search(job: Job, space: Space, case: Case, limit_bytes: float) -> tuple[Space, Found]:
+    """Every layout that the job leaves open, and what was found there. Offloaded ones are among
+    them where none fits without, or the fastest sends for more than half of its step."""
+    margin = job.spec.plan.simpler_margin
+    found = search(space, case, limit_bytes=limit_bytes, margin=margin)
+    offloads = set(offloads_of(job)) & set(space.abilities.offloads)
+    if job.spec.layout.offload != "auto" or case.cluster.is_local or not offloads:
+        return space, found
+    alone = None if found.near is None else found.near.fastest()
+    if alone is not None and _sent_share(price_one(alone, case)) <= _MOST_SENT:
+        return space, found
+    wider = replace(space, offloads=("none", *offloads_of(job)))
+    found = search(wider, case, limit_bytes=limit_bytes, margin=margin)
+    return wider, replace(found, fastest_alone=alone)
+
+
+def _sent_share(estimate: Estimate) -> float:
+    """Share of a step that is communication which nothing hides; 0 where its time is unknown."""
+    sent = sum(estimate.terms.get(name, 0.0) for name in ("tensor", "context", "expert", "data"))
+    return sent / estimate.step_s if estimate.step_s else 0.0
+
+
 def fastest_layouts(
     job: Job, facts: ModuleFacts | None, count: int
 ) -> list[tuple[Layout, Estimate]]:
@@ -196,8 +217,9 @@ def fastest_layouts(
     )
     space = space_of(job, cluster, asked.profile)
     PlanError.raise_for(_clashes(job, cluster, space))
-    limit = cluster.usable_bytes * (1 - job.spec.plan.head_room)
-    return fastest(space, _case_of(asked), limit_bytes=limit, count=count)
+    case, limit = _case_of(asked), cluster.usable_bytes * (1 - job.spec.plan.head_room)
+    space, _ = _search(job, space, case, limit)
+    return fastest(space, case, limit_bytes=limit, count=count)
 
 
 def _clashes(job: Job, cluster: Cluster, space: Space) -> list[Problem]:

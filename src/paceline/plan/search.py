@@ -45,6 +45,10 @@ class Priced:
     def __len__(self) -> int:
         return len(self.step_s)
 
+    def fastest(self) -> Layout:
+        """The fastest of them."""
+        return self.layouts.row(int(self.step_s.argmin()))
+
     def take(self, rows: Any) -> "Priced":
         """Some of the rows, by number or by a mask."""
         rows = np.asarray(rows)
@@ -84,6 +88,9 @@ class Found:
     least_host_bytes: float | None = None
     """Of a node, of the offloaded layouts that its host cannot hold, the least; None when there is
     none. They are not among the others here."""
+
+    fastest_alone: Layout | None = None
+    """The fastest that fits on the accelerators alone, where offloaded ones were searched too."""
 
 
 @dataclass(slots=True)
