@@ -43,7 +43,7 @@ def test_an_example_of_a_harmless_line_is_found_by_its_pattern(line):
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_every_published_edge_and_validation_has_a_failure(name):
+def test_s3_9_every_published_edge_and_validation_has_a_failure(name):
     assert failures_named(name)
 
 

@@ -32,7 +32,7 @@ def test_a_finding_is_explained_with_why_how_it_shows_fix_and_sources():
         ("BEN-05", "BEN-05: a line that means nothing"),
     ],
 )
-def test_published_names_refusals_and_harmless_lines_are_explained_too(name, is_about):
+def test_s3_9_published_names_refusals_and_harmless_lines_are_explained_too(name, is_about):
     done = run(name)
     assert done.exit_code == 0
     assert done.output.startswith(is_about)

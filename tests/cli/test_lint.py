@@ -111,7 +111,7 @@ def test_a_file_without_findings_ends_with_0(folder):
     assert "1 file: nothing found" in lint("train.py", expect=0).stdout
 
 
-def test_warnings_end_with_1_only_when_strict(folder):
+def test_s3_12_warnings_end_with_1_only_when_strict(folder):
     (folder / "run.sh").write_text("nohup torchrun --standalone train.py &\n")
     lint("run.sh", expect=0)
     lint("run.sh", "--strict", expect=1)
@@ -292,7 +292,7 @@ def test_plain_python_and_srun_without_ranks_are_seen_with_the_script(folder):
     assert ("slurm-world-size-copies", "job.sbatch", 5) in found
 
 
-def test_sarif_has_every_rule_with_help_and_every_place(folder):
+def test_s3_12_sarif_has_every_rule_with_help_and_every_place(folder):
     (folder / "train file.py").write_text(BAD)
     (folder / "broken.py").write_text("def f(:\n")
     log = json.loads(lint(".", "--sarif").stdout)

@@ -36,7 +36,7 @@ def test_a_rank_may_come_late_to_its_first_collective_as_to_any(
     assert environment[CONNECT_LIMIT] == expected
 
 
-def test_the_flight_recorder_is_on_unless_the_operator_says_how_large_it_is(
+def test_s1_15_the_flight_recorder_is_on_unless_the_operator_says_how_large_it_is(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert environment_for(cluster)["TORCH_FR_BUFFER_SIZE"] == "2000"

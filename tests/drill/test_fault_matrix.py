@@ -192,7 +192,7 @@ def test_a_row_that_cannot_be_injected(row):
 
 @OVER_BOTH_SLOWLY
 @pytest.mark.slow  # the quick one is in `tests/drill/test_soak.py`
-def test_random_faults_and_a_schedule_of_their_own(scene):
+def test_s1_18_random_faults_and_a_schedule_of_their_own(scene):
     seed = int.from_bytes(os.urandom(3))
     done = scene.paceline(
         *("drill", "job.yaml", "--random", "4", "--seed", str(seed), *USUAL), timeout=590

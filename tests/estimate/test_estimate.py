@@ -250,7 +250,7 @@ def test_the_first_stage_is_priced_with_the_blocks_that_it_has():
     ("stages", "micro_batches", "chunks", "share"),
     [(4, 16, 1, 0.158), (8, 32, 1, 0.179), (8, 32, 2, 0.099)],
 )
-def test_the_bubble_of_a_pipeline(stages: int, micro_batches: int, chunks: int, share: float):
+def test_s1_7_the_bubble_of_a_pipeline(stages: int, micro_batches: int, chunks: int, share: float):
     """Idle share of the step: (p - 1) / v over m + (p - 1) / v. Narayanan et al., 2104.04473."""
     kind = code_of("schedule", "interleaved" if chunks > 1 else "1f1b")
     idle = float(idle_share(stages, chunks, kind, 1 / 3))
@@ -260,7 +260,7 @@ def test_the_bubble_of_a_pipeline(stages: int, micro_batches: int, chunks: int, 
 @pytest.mark.parametrize(
     ("sharding", "gigabytes"), [("none", 120.0), ("zero1", 31.4), ("zero2", 16.6), ("full", 1.9)]
 )
-def test_the_ladder_of_zero(sharding: str, gigabytes: float):
+def test_s1_9_the_ladder_of_zero(sharding: str, gigabytes: float):
     """States of 7.5B parameters on 64 ranks. Source: ZeRO, arXiv:1910.02054, figure 1."""
     width = {"hidden": 4096, "heads": 32, "kv_heads": 32, "head_dim": 128, "value_dim": 128}
     block = Block(name="gpt", count=36, ffn=16384, **width)

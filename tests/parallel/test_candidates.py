@@ -234,7 +234,7 @@ def test_the_search_finds_what_pricing_each_layout_alone_finds(engine: str, shar
     assert fast in {layout for layout, _ in every}
 
 
-def test_64_gpus_can_be_tensor_8_pipeline_4_data_2():
+def test_s1_8_64_gpus_can_be_tensor_8_pipeline_4_data_2():
     asked = space(64, "model={preset: llama-3-70b}", "data.seq_len=8192")
     degrees = {(each.tensor, each.pipeline, each.data) for each in _few(asked)}
     assert (8, 4, 2) in degrees

@@ -30,7 +30,7 @@ layouts = st.builds(
 )
 
 
-def test_64_ranks_as_tensor_8_pipeline_4_data_2():
+def test_s1_8_64_ranks_as_tensor_8_pipeline_4_data_2():
     places = list(rank_map(BIG))
     assert len(places) == 64
     assert [place.tensor for place in places[:9]] == [0, 1, 2, 3, 4, 5, 6, 7, 0]

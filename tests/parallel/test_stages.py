@@ -94,7 +94,7 @@ def _stages_of_head(layout: Layout) -> tuple[int, ...]:
 @pytest.mark.parametrize(
     ("num_blocks", "head"), [(32, 1.2), (80, 1.2), (126, 0.66), (61, 0.4), (17, 1.2), (30, 2.7)]
 )
-def test_ranks_have_the_blocks_the_planner_prices(kind, num_blocks, head, is_balanced):
+def test_s1_7_ranks_have_the_blocks_the_planner_prices(kind, num_blocks, head, is_balanced):
     layout = layout_of(4, *kind)
     slowest, with_head = blocks_of_slowest(num_blocks, 4, head, is_balanced=is_balanced)
     counts = of_ranks(layout, num_blocks, head, is_balanced)

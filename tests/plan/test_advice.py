@@ -56,7 +56,7 @@ def test_a_batch_of_nothing_is_refused():
 
 
 @pytest.mark.parametrize(("optimizer", "rate"), [("sgd", 0.008), ("adamw", 0.00283)])
-def test_eight_times_the_batch_scales_the_rate_by_the_optimizers_rule(optimizer, rate):
+def test_s1_3_eight_times_the_batch_scales_the_rate_by_the_optimizers_rule(optimizer, rate):
     scaled = scale_learning_rate(0.001, base_batch=64, batch=512, optimizer=optimizer)
     assert scaled.learning_rate == pytest.approx(rate, rel=1e-3)
     assert scaled.linear_rate == pytest.approx(0.008)
@@ -68,7 +68,7 @@ def test_the_rate_of_half_the_document_is_that_of_256_samples():
     assert scaled.learning_rate == pytest.approx(0.004)
 
 
-def test_warm_up_is_five_epochs_and_a_tenth_of_the_run_at_most():
+def test_s1_3_warm_up_is_five_epochs_and_a_tenth_of_the_run_at_most():
     case = {"base_batch": 64, "batch": 512, "optimizer": "sgd", "samples": 51_200}
     assert scale_learning_rate(0.1, **case, steps=10_000).warmup_steps == 500
     assert scale_learning_rate(0.1, **case, steps=2_000).warmup_steps == 200
@@ -136,7 +136,7 @@ def test_a_model_whose_parameters_change_is_told_to_look_for_unused_ones():
     assert advice.flags["find_unused_parameters"].startswith("True")
 
 
-def test_16384_ranks_save_more_often_than_the_rule_of_thumb():
+def test_s1_14_16384_ranks_save_more_often_than_the_rule_of_thumb():
     advice = advise_checkpoints(save_s=30, restart_s=600, ranks=16_384, step_s=10)
     assert advice.mtbf_s == pytest.approx(3.09 * HOUR, rel=0.01)
     assert advice.interval_s < 1800
@@ -158,7 +158,7 @@ def test_a_save_waits_until_the_last_one_is_written_and_says_both():
     assert "bounds" not in quick.reason
 
 
-def test_eight_ranks_save_far_less_often():
+def test_s1_14_eight_ranks_save_far_less_often():
     advice = advise_checkpoints(save_s=30, restart_s=600, ranks=8)
     assert advice.interval_s > 3 * HOUR
 

@@ -31,7 +31,9 @@ def test_a_plan_without_a_sample_length_says_which_it_assumes():
 
 
 @pytest.mark.parametrize(("batch", "micro_batches", "share"), [(16, 8, "27%"), (8, 4, "43%")])
-def test_a_bubble_above_a_fifth_is_named_with_the_batch_that_fills_it(batch, micro_batches, share):
+def test_s1_7_a_bubble_above_a_fifth_is_named_with_the_batch_that_fills_it(
+    batch, micro_batches, share
+):
     layout = ("layout.pipeline=4", "layout.schedule=1f1b", "layout.micro_batch=1", "layout.data=2")
     given = (*layout, "layout.tensor=2", f"train.global_batch={batch}")
     what, fix = cautions(*given)["bubble"]
@@ -48,7 +50,7 @@ def test_a_schedule_that_the_job_fixes_is_named_where_another_fills_the_same_sta
     assert "bubble" not in cautions(*layout, "layout.micro_batch=1")
 
 
-def test_tensor_ranks_on_several_nodes_are_warned_of_where_the_job_fixes_them():
+def test_s1_6_tensor_ranks_on_several_nodes_are_warned_of_where_the_job_fixes_them():
     text = SMALL.replace("tinyllama-1.1b", "llama-2-7b")
     what, fix = cautions("layout.tensor=16", text=text)["tensor"]
     assert what.startswith("the 16 tensor ranks are on several nodes of 8")
@@ -76,7 +78,7 @@ def test_what_else_the_job_fixes_is_named_where_data_parallelism_alone_needs_it_
     assert fix == "leave layout.tensor at auto"
 
 
-def test_units_are_those_of_the_engine_and_the_fix_is_one_that_helps():
+def test_s1_4_units_are_those_of_the_engine_and_the_fix_is_one_that_helps():
     asked = ("layout.sharding=full", "layout.tensor=1", "layout.pipeline=1")
     whole = plan_of(JOB, *asked, "engine=accelerate")
     assert [unit.name for unit in whole.units] == ["embedding + output matrix", "decoder"]
@@ -95,7 +97,7 @@ def test_units_are_those_of_the_engine_and_the_fix_is_one_that_helps():
     assert not plan_of(JOB, *asked[1:]).cautions
 
 
-def test_the_units_of_full_sharding_are_listed_and_a_large_one_is_warned_of():
+def test_s1_4_the_units_of_full_sharding_are_listed_and_a_large_one_is_warned_of():
     plan = plan_of(JOB, "layout.sharding=full", "layout.tensor=1", "layout.pipeline=1")
     root, block = plan.units
     assert (root.count, block.count) == (1, 32)
@@ -108,6 +110,16 @@ def test_the_units_of_full_sharding_are_listed_and_a_large_one_is_warned_of():
     assert not plan_of(JOB, "layout.sharding=zero1").units
     split = plan_of(JOB, "layout.sharding=full", "layout.tensor=2", "layout.pipeline=1")
     assert "gather" not in [each.about for each in split.cautions]
+
+
+def test_s3_5_the_gathered_unit_of_an_offloaded_model_is_priced_and_named():
+    fixed = ("layout.sharding=full", "layout.offload=cpu", "layout.tensor=1", "layout.pipeline=1")
+    plan = plan_of(JOB, *fixed, "engine=accelerate")
+    root, block = plan.units
+    assert plan.estimate.memory.parts["gathered"] >= root.num_bytes + block.num_bytes
+    (caution,) = [each for each in plan.cautions if each.about == "gather"]
+    assert "(embedding + output matrix)" in caution.what
+    assert caution.fix.startswith("leave layout.sharding at auto: ZeRO-2")
 
 
 def test_an_efficiency_that_nobody_measured_is_said():
@@ -129,7 +141,7 @@ def test_a_warning_is_on_the_screen_and_in_markdown():
     assert "**Warning (data parallel):**" in plan_markdown(plan)
 
 
-def test_the_parallelize_plan_names_each_module_in_pytorchs_words():
+def test_s1_6_the_parallelize_plan_names_each_module_in_pytorchs_words():
     plan = plan_of(SMALL, "layout.tensor=4")
     assert plan.parallelize["*.attention.query"] == "colwise"
     assert plan.parallelize["*.ffn.down"] == "rowwise"

@@ -681,3 +681,42 @@ def test_bytes_with_an_engine_whose_peaks_were_never_compared_are_a_range():
     for engine in ("paceline", "megatron", "megatron-bridge", "deepspeed", "accelerate"):
         plan = plan_of(JOB, f"engine={engine}", "layout.micro_batch=1")
         assert plan.estimate.memory.high_bytes is None
+
+
+def test_s3_13_100b_parameters_on_64_a100_have_the_same_plan_every_time():
+    """Document 003's example: 100B parameters, fully sharded, recomputed and offloaded."""
+    decoder = "{layers: 80, hidden: 10240, heads: 80, kv_heads: 80, ffn: 27392, vocab: 32000}"
+    text = JOB.replace("{preset: llama-3-8b}", f"{{decoder: {decoder}}}")
+    fixed = ("cluster.accelerator=A100-80", "cluster.nodes=8", "layout.sharding=full")
+    asked = (*fixed, "layout.recompute=full", "layout.offload=cpu", "layout.pipeline=1")
+    first, again = (replace(plan_of(text, *asked), search_s=0.0) for _ in range(2))
+    assert first.profile.num_parameters == pytest.approx(100e9, rel=0.02)
+    assert first.layout.num_ranks == 64
+    assert first.estimate.memory.known_bytes <= first.limit_bytes
+    assert first.layout.recompute == "full"
+    assert first.host_bytes > 0
+    assert plan_to_json(first) == plan_to_json(again)
+
+
+def test_s1_5_recompute_costs_flops_and_the_blocks_that_it_passes_over_are_said():
+    fixed = ("layout.sharding=full", "layout.micro_batch=1", "train.global_batch=512")
+    every = {
+        kind: plan_of(JOB, *fixed, f"layout.recompute={kind}", "layout.recompute_every=1")
+        for kind in ("none", "full")
+    }
+    selective = plan_of(JOB, *fixed, "layout.recompute=selective")
+    kept = [
+        each.estimate.memory.parts["activations"]
+        for each in (every["none"], selective, every["full"])
+    ]
+    assert kept == sorted(kept, reverse=True)
+    assert (
+        every["full"].estimate.hfu
+        > every["full"].estimate.mfu
+        == pytest.approx(every["none"].estimate.mfu, rel=0.35)
+    )
+    some = plan_of(JOB, *fixed, "layout.recompute=full")
+    assert some.layout.recompute_every > 1
+    (said,) = [each for each in some.decisions if each.field == "layout.recompute_every"]
+    assert said.value == str(some.layout.recompute_every)
+    assert "keep their activations" in said.reason

@@ -114,7 +114,7 @@ def test_no_clipping_is_zero():
     assert config(train={"clip_norm": None})["gradient_clipping"] == 0.0
 
 
-def test_blocks_are_recomputed_by_deepspeeds_own_checkpointing():
+def test_s1_9_blocks_are_recomputed_by_deepspeeds_own_checkpointing():
     assert "activation_checkpointing" in config(layout={"recompute": "full"})
     assert "activation_checkpointing" not in config(layout={"recompute": "none"})
 

@@ -65,7 +65,7 @@ def test_a_nic_that_cannot_read_the_gpu_is_said_and_may_be_for_storage(tmp_path)
         ["nothing of NCCL"],
     ],
 )
-def test_a_log_with_sockets_or_without_a_network_fails(tmp_path, log):
+def test_s1_10_a_log_with_sockets_or_without_a_network_fails(tmp_path, log):
     done = checked(tmp_path, log)
     assert done.returncode == 1
     assert "FAIL" in done.stdout

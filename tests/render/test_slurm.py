@@ -24,7 +24,7 @@ def script_of(command: list[str], *overrides: str, **values: object) -> str:
     return program_script(job, folder=str(job.folder), python="/usr/bin/python3")
 
 
-def test_two_nodes_meet_at_the_first_of_the_job(check_golden):
+def test_s1_1_two_nodes_meet_at_the_first_of_the_job(check_golden):
     found = rendered("slurm", layout={"sharding": "full"})
     assert "localhost" not in found.files["job.sbatch"]
     assert found.gaps == ()

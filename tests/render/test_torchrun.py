@@ -20,7 +20,7 @@ def what(found):
     return [gap.what for gap in found.gaps]
 
 
-def test_two_nodes_meet_at_the_head_and_never_at_localhost(check_golden):
+def test_s1_1_two_nodes_meet_at_the_head_and_never_at_localhost(check_golden):
     found = rendered("torchrun", layout=FULL)
     assert "localhost" not in found.files["launch.sh"]
     assert found.gaps == ()
@@ -70,7 +70,7 @@ def test_fewer_nodes_than_the_state_fits_on_are_not_started():
     accumulation=st.sampled_from([1, 2, 12, 60]),
     sharding=st.sampled_from(["none", "zero2", "full"]),
 )
-def test_every_number_of_nodes_in_the_range_trains_the_same_batch(
+def test_s1_1_every_number_of_nodes_in_the_range_trains_the_same_batch(
     nodes, per_node, micro, accumulation, sharding
 ):
     ranks = nodes * per_node
@@ -88,7 +88,7 @@ def test_every_number_of_nodes_in_the_range_trains_the_same_batch(
         assert plan.layout.global_batch % (some * per_node * micro) == 0
 
 
-def test_restarts_are_those_that_the_job_allows():
+def test_s1_1_restarts_are_those_that_the_job_allows():
     assert "--max-restarts=7 " in launch(recovery={"max_restarts": 7})
 
 

@@ -114,7 +114,9 @@ def run_clean(scene: Scene, out: str, *options: str) -> Record:
 
 
 @pytest.mark.slow
-def test_of_three_replicas_the_odd_one_is_named_and_gets_the_others_numbers(scene, clean_three):
+def test_s1_19_of_three_replicas_the_odd_one_is_named_and_gets_the_others_numbers(
+    scene, clean_three
+):
     flips = [{"at": "update", "step": 6, "rank": 1, "tensor": 2, "bit": 77}]
     found = run(scene, "majority", flips, *ranks(3))
     (event,) = found.of(log.CorruptionFound)

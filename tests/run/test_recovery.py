@@ -139,7 +139,9 @@ def clean_long(scene: Scene) -> Record:
 
 
 @pytest.mark.slow  # the quick ones are in `tests/run/test_controller.py`
-def test_a_killed_command_leaves_no_orphan_and_the_run_goes_on_when_resumed(scene, clean_long):
+def test_s1_17_a_killed_command_leaves_no_orphan_and_the_run_goes_on_when_resumed(
+    scene, clean_long
+):
     process = scene.start("controller", *LONG, "--set", "recovery.lease=1")
     record = scene.record("controller")
     wait_until(lambda: len(record.all_metrics) >= 5, what="the fifth step")

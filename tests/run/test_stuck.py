@@ -32,7 +32,7 @@ def test_an_undisturbed_run_calls_nobody_stuck(clean):
     assert not clean.of(log.WorkerLost)
 
 
-def test_a_stopped_worker_is_fenced_and_the_end_has_the_same_bits(scene, clean):
+def test_s1_15_a_stopped_worker_is_fenced_and_the_end_has_the_same_bits(scene, clean):
     process = scene.start("stopped", *LONG)
     record = scene.record("stopped")
     wait_until(lambda: len(record.all_metrics) >= 40, what="the fortieth step")

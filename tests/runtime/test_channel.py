@@ -139,7 +139,7 @@ def test_a_worker_whose_recorder_cannot_be_read_hears_orders_all_the_same(line: 
     assert line.next_word() == say.Collectives(groups={"0,1": (7, 6)})
 
 
-def test_what_a_worker_says_is_readable_by_its_agent(line: Line) -> None:
+def test_s1_11_what_a_worker_says_is_readable_by_its_agent(line: Line) -> None:
     line.channel.send(say.PeerLost(reason="Connection closed by peer"))
     word = msgspec.json.decode(line._words.readline())
     assert word["generation"] == 3

@@ -48,7 +48,9 @@ def digests_of_restored(rank, world, folders, optimizer):
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_a_checkpoint_of_two_ranks_is_the_same_state_on_any_ranks_and_layout(tmp_path, optimizer):
+def test_s1_13_a_checkpoint_of_two_ranks_is_the_same_state_on_any_ranks_and_layout(
+    tmp_path, optimizer
+):
     folders = [tmp_path / sharding for sharding in SHARDINGS]
     expected = []
     for folder, sharding in zip(folders, SHARDINGS, strict=True):
@@ -308,7 +310,7 @@ def save_many(rank, world, folder):
     return phases
 
 
-def test_checkpoints_are_kept_by_the_policy_and_all_are_whole(tmp_path):
+def test_s1_13_checkpoints_are_kept_by_the_policy_and_all_are_whole(tmp_path):
     assert run_ranks(save_many, 2, tmp_path) == [["writing"] * 7] * 2
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == [f"step-{step:08d}" for step in (2, 4, 6, 7)]

@@ -106,12 +106,12 @@ def test_a_rank_that_is_elsewhere_or_missing_is_found():
     assert line_of(alone, "every rank took part").what == "1 of 2 ranks wrote down what they saw"
 
 
-def test_a_sampler_that_repeats_an_epochs_order_is_found():
+def test_s3_7_a_sampler_that_repeats_an_epochs_order_is_found():
     wrong = with_rank(with_rank(facts(), 0, sampler=((0,), (0,))), 1, sampler=((1,), (1,)))
     assert line_of(wrong, "sampler covers the data").what == "two epochs have the same order"
 
 
-def test_a_sample_that_nobody_reads_is_found():
+def test_s3_7_a_sample_that_nobody_reads_is_found():
     line = line_of(with_rank(facts(), 1, sampler=((0,), (0,))), "sampler covers the data")
     assert line.status == "fail"
     assert line.where == "epoch 1, sample 0"
@@ -165,7 +165,7 @@ def test_a_loss_that_is_not_a_number_is_never_right():
     assert line_of(wrong, "finite numbers").where == "step 1, rank 0"
 
 
-def test_rounding_of_another_order_is_right_and_a_narrower_type_is_not():
+def test_s3_11_rounding_of_another_order_is_right_and_a_narrower_type_is_not():
     tolerance = Tolerance(facts().case, facts().reference)
     assert tolerance.wide < 1e-13
     assert 2**-24 < tolerance.narrow(1e-7) < 2**-8

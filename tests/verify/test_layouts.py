@@ -39,7 +39,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Facts]:
 
 
 @pytest.mark.parametrize("name", TWO)
-def test_a_layout_of_two_ranks_is_right_in_every_line(two: dict[str, Facts], name: str):
+def test_s3_11_a_layout_of_two_ranks_is_right_in_every_line(two: dict[str, Facts], name: str):
     verdict = judge(two[name])
     assert [line for line in verdict.lines if line.status == "fail"] == []
     assert verdict.is_right

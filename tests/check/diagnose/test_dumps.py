@@ -167,7 +167,7 @@ node1:11:11 [0] NCCL INFO 16 coll channels, 16 collnet channels, 0 nvls channels
 DEVICES = "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0:10.0.0.5<0>"
 
 
-def test_nccl_on_sockets_though_rdma_ports_are_there_is_the_cause_of_slowness():
+def test_s1_10_nccl_on_sockets_though_rdma_ports_are_there_is_the_cause_of_slowness():
     diagnosis = diagnose_text(NCCL.format(devices=DEVICES, network="Socket", way="Socket/0"))
     assert diagnosis.causes[0].id == "ethernet-fallback"
     assert "though 2 RDMA ports are there: mlx5_0, mlx5_1" in diagnosis.facts["network"]

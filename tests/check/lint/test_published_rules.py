@@ -136,6 +136,18 @@ def test_gradient_checkpointing_is_advised_for_a_sharded_language_model():
     )
 
 
+def test_s3_5_a_model_offloaded_as_one_unit_is_warned_of_and_one_by_layers_is_not():
+    text = """
+    from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+    model = Transformer()
+    {layers}
+    fully_shard(model, offload_policy=CPUOffloadPolicy())
+    """
+    assert "fsdp-cpu-offload-oom" in ids(text.format(layers=""), Severity.WARNING)
+    by_layer = "for layer in model.layers: fully_shard(layer, offload_policy=CPUOffloadPolicy())"
+    assert "fsdp-cpu-offload-oom" not in ids(text.format(layers=by_layer))
+
+
 @pytest.mark.parametrize(
     ("skip", "said"),
     [("bool(loss.isnan())", "takes a tensor"), ("loss.isnan().int()", "returns None")],

@@ -59,7 +59,7 @@ def test_what_an_earlier_generation_did_in_a_group_of_the_same_name_does_not_cou
     assert settled(began) == {"0 gloo|0": (1, 1)}
 
 
-def test_what_is_kept_of_a_hang_is_what_diagnose_reads(tmp_path: Path) -> None:
+def test_s1_15_what_is_kept_of_a_hang_is_what_diagnose_reads(tmp_path: Path) -> None:
     dist.all_reduce(torch.ones(3))
     began = time.time_ns()
     keep_dump(tmp_path, rank=5, generation=2, since_ns=began)
