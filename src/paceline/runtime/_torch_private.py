@@ -354,7 +354,6 @@ def fsdp_parameters(unit: "FSDPModule") -> list[Any]:
 
 
 def _fsdp_groups(unit: "FSDPModule") -> list[Any]:
-    """Parameters of a unit that are gathered together, with their collectives."""
     state: Any = unit._get_fsdp_state()
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)

@@ -16,7 +16,6 @@ def all_ranks_agree(flag: bool, group: dist.ProcessGroup | None = None) -> bool:
 
     Args:
         flag: This rank's own opinion; a tensor of one element will do.
-        group: The ranks that are asked; None is all of them.
     """
     mine = bool(flag)
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) < 2:

@@ -17,7 +17,6 @@ def bigram_loss(train_bytes: NDArray[np.uint8], held_out_bytes: NDArray[np.uint8
     """Nats per byte, on held-out bytes, of the bigram model counted on the training bytes.
 
     Args:
-        train_bytes: The training text.
         held_out_bytes: At least two bytes; the first is only context.
 
     >>> text = np.frombuffer(b"abababababababab", dtype=np.uint8)

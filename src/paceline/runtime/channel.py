@@ -151,7 +151,7 @@ class Channel:
             return True
 
     def ask_to_stop(self) -> None:
-        """As if the agent had asked: for signals to this process."""
+        """Stop as if the agent had asked: for signals to this process."""
         self._stop = True
 
     @property

@@ -205,7 +205,8 @@ class Rotary(nn.Module):
         self.sin_SD.copy_(angles.sin())
 
     def _angles(self, positions: Tensor) -> Tensor:
-        """By how much each pair of a head is turned at these positions, in one more dimension."""
+        """The angle by which each pair of a head is turned at these positions, in one more
+        dimension."""
         head_dim = self.cos_SD.shape[1]
         exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32)
         angles = positions.unsqueeze(-1) * self.theta ** -(exponents / head_dim)

@@ -14,8 +14,6 @@ class Device:
     """What a plan's backend means in torch's words."""
 
     type: str
-    """As in `torch.device`."""
-
     transports: str
     """As for `init_process_group`. Beside an accelerator's own group stands gloo: NCCL refuses host
     tensors, which an offloaded state, optimizers' counters and every agreed object are."""

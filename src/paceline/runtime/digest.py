@@ -84,7 +84,7 @@ class _Lines:
 
 
 def _hash_own(state: Mapping[str, Stored | Any], lines: _Lines) -> set[str]:
-    """Hash what this rank has whole; the names of what every rank is to have alike."""
+    """Hash what this rank has whole; return the names of what every rank is to have alike."""
     everywhere = set()
     for name, value in sorted(state.items()):
         if not isinstance(value, Stored):
@@ -102,15 +102,12 @@ class _Task(NamedTuple):
 
     name: str
     holders: tuple[int, ...]
-    """Ranks that have its parts."""
 
 
 class _Held(NamedTuple):
     """What one rank has of a tensor."""
 
     num_bytes: int
-    """Of the whole."""
-
     boxes: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
     """Offset and shape of each part."""
 
@@ -164,7 +161,6 @@ def _hashers(everyone: list[dict[_Task, _Held]]) -> Iterator[tuple[_Task, int]]:
 def _senders(
     task: _Task, everyone: list[dict[_Task, _Held]], hasher: int
 ) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...]]]:
-    """Rank, offset and shape of each part that the hashing rank lacks, each part once."""
     seen = {offset for offset, _ in everyone[hasher][task].boxes}
     for holder in task.holders:
         for offset, shape in everyone[holder][task].boxes:
@@ -224,7 +220,6 @@ def _holders(stored: Stored) -> tuple[int, ...]:
 
 
 def _joined(stored: Stored) -> Tensor:
-    """A tensor that this rank has whole; without a copy where it is in one piece."""
     boxes = boxes_of(stored)
     if len(boxes) == 1:
         return boxes[0].tensor

@@ -70,8 +70,6 @@ class Training:
     best: float = math.inf
     since_best: int = 0
     epoch: int = 0
-    """Epochs done."""
-
     rate: float = 0.0
     """Learning rate that the last step was taken with."""
 
@@ -133,7 +131,6 @@ def prepare(asked: dict[str, Any]) -> Training:
 
 
 def _meet() -> torch.device:
-    """Open the processes' group; this one's device."""
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     device = device_of(backend, int(os.environ.get("LOCAL_RANK", 0)))
     alone: dict[str, Any] = {}
@@ -281,7 +278,6 @@ def _train_epoch(training: Training) -> tuple[float | None, float | None]:
 
 
 def _evaluate(training: Training) -> tuple[float | None, float | None]:
-    """Mean loss and accuracy over the held-out samples, each counted once."""
     if training.val_data is None:
         return None, None
     trainer, counted = training.trainer, _Counted(training.loss)
@@ -355,7 +351,6 @@ def _scheduler(
 
 
 def _save(training: Training, path: Path) -> Path:
-    """Write everything that a later call resumes from."""
     trainer, scheduler = training.trainer, training.scheduler
     state = {
         "model": unwrapped(trainer.model).state_dict(),
@@ -397,7 +392,6 @@ def _resume(training: Training, path: Path) -> None:
 
 
 def _read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
-    """What `_save` wrote."""
     try:
         state = torch.load(path, map_location=device, weights_only=True)
     except OSError as error:
@@ -412,7 +406,6 @@ def _read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
 
 
 def _import(path: Path) -> dict[str, Any]:
-    """The names of the model's file."""
     sys.path.insert(0, str(path.resolve().parent))
     try:
         return runpy.run_path(str(path))

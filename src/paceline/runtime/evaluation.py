@@ -141,11 +141,6 @@ class Evaluation:
 def mean_of(sums: Sequence[float], counts: Sequence[float], weights: Sequence[float]) -> float:
     """The mean over all targets; of sources with weights, that of their means by weight.
 
-    Args:
-        sums: Over the targets of each source.
-        counts: Of these targets.
-        weights: Of the sources; 0 for one without.
-
     >>> mean_of([20.0, 600.0], [10.0, 100.0], [3.0, 1.0])
     3.0
     """

@@ -102,7 +102,6 @@ def _raise(fault: Fault, faults: Faults) -> None:
 
 
 def _oom(fault: Fault, faults: Faults) -> None:
-    """Allocate beyond a limit of the address space a little above what is held."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm") as statm:
         held = int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -145,7 +144,6 @@ def _clock(fault: Fault, faults: Faults) -> None:
 
 @torch.no_grad()
 def _flip(fault: Fault, faults: Faults) -> None:
-    """The lowest bit of the exponent of the first number: it doubles or halves."""
     model, optimizer = faults.state
     tensors = [local_of(each.detach()) for each in model.parameters()]
     if fault.of == "optimizer":

@@ -58,14 +58,10 @@ class Feed:
         device: torch.device,
         ahead: bool,
     ) -> None:
-        """
-        Args:
-            samples: Ids -> a micro-batch.
-            num_samples: As for `sample_ids`.
-            rank: Whose micro-batches.
-            device: Where they are computed on.
-            ahead: Whether `samples` depends on the ids alone, so that it may be called in a thread.
-                That needs an accelerator to pay.
+        """Args:
+        samples: Ids -> a micro-batch.
+        ahead: Whether `samples` depends on the ids alone, so that it may be called in a thread.
+            That needs an accelerator to pay.
         """
         self.reads = samples, num_samples
         """What it was made with."""

@@ -28,10 +28,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     prompts: tuple[Prompt, ...]
     num_tokens: int
-    """For each prompt, at most."""
-
     is_bytes: bool
-    """Whether the model's tokens are bytes."""
 
 
 class _Bytes:

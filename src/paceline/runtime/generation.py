@@ -52,11 +52,7 @@ class RunState:
     """Last step whose evaluation and checkpoint, where they were due, have been seen to."""
 
     saved_step: int = 0
-    """Step of the newest committed checkpoint."""
-
     held_out_loss: float | None = None
-    """The newest evaluation loss."""
-
     best: Best = field(default_factory=Best)
     """The best evaluation so far; counted where early stopping or the best checkpoint needs it."""
 
@@ -64,11 +60,7 @@ class RunState:
     """Steps that were refused, one after the other, up to the last."""
 
     newest_line: StepMetrics | None = None
-    """Metrics of the last step that this rank did."""
-
     step: Step | None = None
-    """The step that is being done."""
-
     logged: Logged = field(default_factory=Logged)
     """What the training function has logged in it."""
 
@@ -113,7 +105,6 @@ class Generation:
     place: Place
     meshes: strategy.Meshes
     on_step: Callable[[Step], None]
-    """Called with every finished step."""
 
     @property
     def is_first(self) -> bool:

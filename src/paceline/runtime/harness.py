@@ -24,8 +24,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be evaluated."""
 
     folder: str
-    """With config.json, weights and tokenizer."""
-
     tasks: tuple[dict[str, Any], ...]
     """As their YAML has them, with whole paths."""
 

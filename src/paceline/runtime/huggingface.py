@@ -55,9 +55,6 @@ def build_hf(
     (`with torch.device("meta")`) it holds no memory: `to_empty(device=...)`, then `reset_hf`.
 
     Args:
-        config: The fields, as `json.load` gives them.
-        source: The file's name for messages.
-        where: Its place in the job for messages.
         classifies: With a head for the classes of `id2label` in place of the one for tokens. The
             model still answers for every token; the answer for a text is its last token's.
 
@@ -93,7 +90,7 @@ def is_hf(model: nn.Module) -> bool:
 
 
 def as_plain_model(model: nn.Module) -> nn.Module:
-    """The same transformers model, so that `model(tokens_BS)` returns the logits tensor.
+    """A transformers model, changed so that `model(tokens_BS)` returns the logits tensor.
 
     A floating tensor instead of tokens is taken as `hidden_BSH`, what the blocks before this
     pipeline stage's made of them: it enters at the first block, whatever the model does to its
@@ -246,7 +243,6 @@ def _has_head(model: Any) -> bool:
 
 
 def _is_empty(module: nn.Module) -> bool:
-    """Whether it stands for a module of another stage."""
     return next(module.parameters(), None) is None
 
 

@@ -139,7 +139,6 @@ def _micro_batches(session: Session, samples: Samples, ids: Ids) -> Iterator[str
 
 
 def _spread(ids: range, wanted: float) -> Ids:
-    """So many ids, at least one, spread evenly."""
     num_samples = min(max(1, round(wanted)), len(ids))
     return np.linspace(ids.start, ids.stop - 1, num_samples).round().astype(np.int64)
 

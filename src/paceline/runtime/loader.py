@@ -131,7 +131,6 @@ class _Seeded:
         return len(self._dataset)
 
     def __getitems__(self, keys: Sequence[Key]) -> list[Any]:
-        """What DataLoader calls for a batch."""
         with own_random() as draw:
             samples = []
             for position, number in keys:

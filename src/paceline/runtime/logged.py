@@ -34,7 +34,6 @@ class Logged:
 
     def __init__(self) -> None:
         self.numbers: dict[str, float] = {}
-        """Those whose values are known on the host."""
 
         self.media: dict[str, str | Pixels] = {}
         """Pictures and texts, as far as they are known on the host."""
@@ -144,12 +143,10 @@ def _check_picture(name: str, shape: tuple[int, ...], where: str) -> None:
 
 
 def _array_of(value: Any) -> Pixels:
-    """An array; an image of PIL, whatever its mode, in colours."""
     return np.asarray(value.convert("RGB") if hasattr(value, "convert") else value)
 
 
 def _as_rows(pixels: Pixels) -> Pixels:
-    """Height x width, or with the colours last."""
     if pixels.ndim == 3 and pixels.shape[2] not in _CHANNELS:
         pixels = np.moveaxis(pixels, 0, 2)
     return pixels[:, :, 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels

@@ -160,7 +160,6 @@ class Loop:
             self._media.close()
 
     def _leave_together(self, step: Step) -> NoReturn:
-        """All ranks are through this step, and leave the generation as they were asked to."""
         if step.regroup == "save":
             self._save(step.number)
         self._finish_saves()
@@ -259,7 +258,6 @@ class Loop:
         here.held.decided = None
 
     def _bring_back(self) -> say.Source | None:
-        """The state that the ranks hold together; None when some of it is nowhere. Collective."""
         here, state, held = self._here, self._here.state, self._here.held
         if not held.is_anywhere:
             return None
@@ -293,7 +291,6 @@ class Loop:
         return step
 
     def _exchange(self, plan: RecoveryPlan) -> say.Source:
-        """Replicas give the state to the ranks that need it."""
         here, model, optimizer = self._here, self._model, self._optimizer
         rank, held, state = here.place.rank, here.held, here.state
         source: say.Source = "own"
@@ -418,7 +415,6 @@ class Loop:
         here.progress.enter(Phase.BOUNDARY)
 
     def _finish_saves(self) -> None:
-        """Wait for the checkpoint that is being written, and report it. Collective."""
         while (outcome := self._checkpointer.wait()) is not None:
             self._tell_of_save(outcome)
 

@@ -71,7 +71,6 @@ def measure(model: nn.Module, seq_len: int = 256) -> ModuleFacts:
 
 
 def _own_parameters(blocks: list[nn.Module]) -> list[int]:
-    """Parameters of each block that no earlier one has."""
     counted: set[nn.Parameter] = set()
     sizes = []
     for block in blocks:
@@ -82,7 +81,6 @@ def _own_parameters(blocks: list[nn.Module]) -> list[int]:
 
 
 def _hugging_face_config(model: nn.Module) -> dict[str, Any] | None:
-    """The fields of a Hugging Face model's config; None for any other module."""
     config: Any = getattr(model, "config", None)
     if not isinstance(getattr(config, "model_type", None), str) or not hasattr(config, "to_dict"):
         return None
@@ -91,7 +89,6 @@ def _hugging_face_config(model: nn.Module) -> dict[str, Any] | None:
 
 
 def _family_parameters(config: Mapping[str, Any], seq_len: int) -> int | None:
-    """Parameters of the family of that name; None when it is unknown."""
     if config.get("model_type") not in FAMILIES:
         return None
     try:
@@ -195,7 +192,6 @@ def _batch_costs(
 def _inputs(
     model: nn.Module, pretend: FakeTensorMode, seq_len: int, batch: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What to call the module with: its own example, else token ids."""
     example = getattr(model, "example_inputs", None)
     if not callable(example):
         return (torch.zeros(batch, seq_len, dtype=torch.int64),), {}

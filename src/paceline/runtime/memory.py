@@ -40,6 +40,5 @@ def forget_peak(device: torch.device) -> None:
 
 
 def _allocator(device: torch.device, question: str) -> int | None:
-    """The answer of the device's allocator; None where it has none to ask."""
     ask = getattr(torch.get_device_module(device), question, None)
     return ask(device) if ask is not None else None

@@ -39,8 +39,6 @@ def make_model(
     person's own takes what it takes.
 
     Args:
-        job: What is asked.
-        decoder: The plan's: the built-in decoder's sizes, where the model is that.
         precision: The plan's. Only the frozen weights beside adapters follow it.
 
     The function raises:
@@ -105,11 +103,6 @@ def build_factory(factory: Callable[[], Any]) -> nn.Module:
 
 def build_own(folder: Path, name: str, *, where: str = "model.factory") -> nn.Module:
     """The model that a person's `module:function` builds.
-
-    Args:
-        folder: The job's, where the module is imported from.
-        name: As the job has it.
-        where: Its place in the job, for messages.
 
     Raises:
         JobError: It cannot be imported, raises or returns no module (`J009`), or reaches for CUDA

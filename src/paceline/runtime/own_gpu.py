@@ -56,7 +56,6 @@ def _moved(local_rank: int, num_seen: int) -> str | None:
 
 
 def _why(num_seen: int) -> tuple[str, str]:
-    """What leaves this process so few GPUs, and what to do about it."""
     on_cpus = "or set cluster.accelerator to cpu"
     if not DRIVER.exists():
         return "no NVIDIA driver is loaded here, so there is no GPU", (

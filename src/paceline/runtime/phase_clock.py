@@ -34,7 +34,7 @@ class PartTimes:
     backward_s: float | None = None
     vote_s: float | None = None
     apply_s: float | None = None
-    """On an accelerator, of the step before."""
+    """On an accelerator, that of the step before."""
 
 
 class PhaseClock(Protocol):

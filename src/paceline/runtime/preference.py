@@ -55,7 +55,6 @@ class Pairs:
 
     data: PreparedData
     first: int
-    """Row of its first pair in the reference."""
 
     @property
     def num_samples(self) -> int:
@@ -150,14 +149,6 @@ def reference_of(
     """`reference_N2`: log-probabilities of the pairs that the run reads, by the model as it is
     before its first step. Others are NaN. Collective.
 
-    Args:
-        session: The run's.
-        model: As `session.build` returned it.
-        batches: Reads pairs.
-        train: Pairs to train on.
-        held_out: Ids of the pairs that are evaluated, by source.
-        held_out_pairs: Their samples.
-
     Raises:
         RunError: `R068`, the numbers of a run that has taken steps are gone.
     """
@@ -219,7 +210,6 @@ def _compute(
 
 
 def _trained_ids(session: Session, train: Pairs) -> Ids:
-    """Every pair that some step of the run reads."""
     spec = session.job.spec.train
     if isinstance(train.order, int) and spec.steps * spec.global_batch >= train.num_samples:
         return np.arange(train.num_samples)
@@ -244,7 +234,6 @@ def _path(session: Session) -> Path:
 
 
 def _read(path: Path, num_pairs: int) -> NDArray[np.float64]:
-    """What is known; NaN for the rest."""
     try:
         found: NDArray[np.float64] = np.load(path)
     except FileNotFoundError:

@@ -51,10 +51,6 @@ class FromPretrained:
     def weights_of(self, model: nn.Module, digest: str = "") -> "Weights":
         """How to fill the whole model that was built, on meta. Saved buffers are filled here.
 
-        Args:
-            model: Not split. Parameters of adapters are not in the files.
-            digest: Of the files, as the run's record has it.
-
         Raises:
             JobError: `M012`, a file is damaged; `M013`, tensors are missing, left over or of
                 another shape; `M014`, they are stored in a way that cannot be read.
@@ -79,7 +75,6 @@ class Weights:
         self._where = where
         self._files: dict[Path, int] = {}
         self.digest = digest
-        """Of the files; empty where nobody took it."""
 
         self.bytes_read = 0
 
@@ -94,7 +89,6 @@ class Weights:
         the same order.
 
         Args:
-            boxes: By name, what is filled of each parameter.
             is_shared: Whether all ranks fill at once, and one reads for those that hold the same.
 
         Raises:
@@ -140,7 +134,6 @@ class Weights:
     def _fill_box(
         self, piece: Piece, begin: tuple[int, ...], local: Tensor, chain: Sequence[int]
     ) -> None:
-        """Fill what a piece of a parameter has of a box on this rank."""
         inside, there = [], []
         sides = zip(piece.start, piece.shape, *value_box(begin, local), strict=True)
         for start, size, first, count in sides:
@@ -194,7 +187,6 @@ class Weights:
             room, offset = room[count:], offset + count
 
     def _compare(self, first: StoredTensor, second: StoredTensor) -> None:
-        """See that two stored tensors of one parameter are equal."""
         span = tuple(slice(0, size) for size in first.shape)
         empty = torch.empty(first.shape, device="meta")
         for part, _ in _chunks(first, span, empty):
@@ -228,7 +220,6 @@ def _holders(boxes: Mapping[str, list[Box]]) -> dict[str, list[int]]:
 
 
 def _digest(boxes: Sequence[Box]) -> int:
-    """Equal for equal parts of a parameter; 0 for none."""
     places = [(begin, tuple(local.shape)) for begin, local in boxes if local.numel()]
     if not places:
         return 0
@@ -240,7 +231,6 @@ def _as_bytes(values: Tensor) -> Tensor:
 
 
 def _chunks(stored: StoredTensor, span: _Span, target: Tensor) -> Iterator[tuple[_Span, Tensor]]:
-    """A span and the tensor that it goes to, in rows of some MiB."""
     if not span:
         yield span, target
         return

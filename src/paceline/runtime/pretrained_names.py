@@ -27,8 +27,6 @@ class Piece:
     """A box of a parameter, and the stored tensor that has its values."""
 
     start: tuple[int, ...]
-    """Where it begins in the parameter."""
-
     shape: tuple[int, ...]
     """Shape of the box: `lead` ones, then the stored tensor's."""
 
@@ -59,8 +57,6 @@ class _Match(NamedTuple):
     """Where a stored tensor goes."""
 
     target: str
-    """The parameter."""
-
     pattern: str | None = None
     """By which its rule found it; None where it is the whole parameter."""
 
@@ -70,11 +66,6 @@ class _Match(NamedTuple):
 
 def map_weights(model: nn.Module, stored: Mapping[str, StoredTensor], *, where: str) -> Mapped:
     """Where every parameter and saved buffer of a whole model lies in the files.
-
-    Args:
-        model: The built-in decoder or one of transformers, not split.
-        stored: Every tensor of the files.
-        where: Place of the files in the job, for messages.
 
     Raises:
         JobError: `M013`, with every tensor that is missing, left over or of another shape; `M014`,
@@ -108,11 +99,6 @@ def map_adapter(
     model: nn.Module, stored: Mapping[str, StoredTensor], *, where: str
 ) -> dict[str, tuple[Piece, ...]]:
     """Where every parameter of a model's adapters lies in a file of peft.
-
-    Args:
-        model: With adapters, not split.
-        stored: Every tensor of the file.
-        where: Its place in the job, for messages.
 
     Raises:
         JobError: `M013`, with every tensor that is missing, left over or of another shape; `M014`,
@@ -150,7 +136,7 @@ def _match_built_in(
 def _match_hf(
     model: nn.Module, names: Sequence[str], wanted: Mapping[str, Any]
 ) -> dict[str, _Match]:
-    """By the rules of `from_pretrained`. Source: transformers 5.23, core_model_loading.py,
+    """Match by the rules of `from_pretrained`. Source: transformers 5.23, core_model_loading.py,
     `convert_and_load_state_dict_in_model`."""
     need = f"loading weights of {type(model).__name__} needs transformers 5 or newer"
     rules = import_transformers("transformers.conversion_mapping", need)
@@ -173,7 +159,6 @@ def _match_hf(
 def _gather(
     matches: Mapping[str, _Match], stored: Mapping[str, StoredTensor], where: str
 ) -> dict[str, _Found]:
-    """Parameter -> what the files have of it."""
     JobError.raise_for(check_types((stored[name] for name in matches), where))
     parts: dict[str, dict[str | None, list[StoredTensor]]] = {}
     converters: dict[str, Any] = {}
@@ -212,7 +197,6 @@ class _Way(NamedTuple):
 
 
 def _way_of(converter: Any) -> _Way | None:
-    """None for one that this module does not read."""
     steps = [(type(each).__name__, getattr(each, "dim", -1)) for each in converter.operations]
     merges = steps[:1] == [("MergeModulelist", 0)]
     rest = steps[1:] if merges else steps
@@ -249,7 +233,6 @@ def _merged(way: _Way, lists: Sequence[Sequence[StoredTensor]]) -> _Found:
 
 
 def _ties(model: nn.Module) -> Iterator[list[str]]:
-    """Names of each parameter, several for one that is tied, and of each saved buffer."""
     names: dict[int, list[str]] = {}
     for name, each in _stored_of(model).items():
         names.setdefault(id(each), []).append(name)
@@ -271,7 +254,7 @@ def _is_ignored(model: Any, name: str) -> bool:
 
 
 def _natural(name: str) -> list[Any]:
-    """As transformers orders them, so that merged experts get their numbers."""
+    """Order names as transformers does, so that merged experts get their numbers."""
     return [(0, int(p)) if p.isdigit() else (1, p) for p in name.split(".")]
 
 

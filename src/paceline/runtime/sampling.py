@@ -32,8 +32,8 @@ tables. Larger data has its order computed place by place, without a table. The 
 order: another would resume a run with other samples."""
 
 _ROUNDS = 8
-"""Of the Feistel network. Four make a permutation that looks random (Luby and Rackoff 1988) where
-the round function does; ours is a hash, so twice as many."""
+"""Rounds of the Feistel network. Four make a permutation that looks random (Luby and Rackoff 1988)
+where the round function does; ours is a hash, so twice as many."""
 
 _BLOCK = 1024
 """Positions whose sources are drawn together: weights are kept at the edges of blocks. A guess; as
@@ -45,8 +45,6 @@ class Mixture:
     """Sources with weights. Ids run through the sources: those of the first come first."""
 
     sizes: tuple[int, ...]
-    """Samples of each source."""
-
     weights: tuple[float, ...]
     """Share of the positions that each source gets; they need not add up to 1."""
 
@@ -114,8 +112,6 @@ def sample_ids(
     Args:
         step: Steps already done: 0 for the first.
         slots: Places in the global batch, such as one of `rank_slots`.
-        seed: The job's seed.
-        global_batch: Samples in one step, over all ranks.
         num_samples: Samples in the data set, which may be fewer than the global batch; or sources
             with weights.
 
@@ -156,7 +152,6 @@ def batch_digest(step: int, *, seed: int, global_batch: int, num_samples: int | 
 
 
 def _mixed_ids(positions: Ids, seed: int, mixture: Mixture) -> Ids:
-    """Ids of the samples at these positions of a mixture."""
     ids = np.empty_like(positions)
     starts = np.cumsum([0, *mixture.sizes])
     blocks, places = np.divmod(positions, _BLOCK)
@@ -177,7 +172,6 @@ def _mixed_ids(positions: Ids, seed: int, mixture: Mixture) -> Ids:
 
 @lru_cache(maxsize=8)
 def _sources_of(block: int, seed: int, mixture: Mixture) -> tuple[Ids, Ids]:
-    """The source of each position of a block, and which draw of that source it is."""
     before, after = (_due(edge * _BLOCK, mixture) for edge in (block, block + 1))
     in_order = np.repeat(np.arange(len(before)), after - before)
     sources = in_order[_walked(np.arange(_BLOCK), seed, block + 2**63, _BLOCK)]
@@ -254,7 +248,6 @@ def _walked(places: Ids, seed: int, epoch: int, num_samples: int) -> Ids:
 
 
 def _feistel(values: NDArray[np.uint64], keys: NDArray[np.uint64], bits: int) -> NDArray[np.uint64]:
-    """A permutation of the numbers below 2 ** (2 x bits)."""
     shift, mask = np.uint64(bits), np.uint64(2**bits - 1)
     left, right = values >> shift, values & mask
     for key in keys:

@@ -90,16 +90,6 @@ class Session:
         progress: Progress | None = None,
         on_step: Callable[[Step], None] = lambda step: None,
     ) -> None:
-        """
-        Args:
-            job: What is asked.
-            plan: What was chosen for it.
-            run: Where it is recorded.
-            channel: To this rank's agent.
-            member: Gives it its place.
-            progress: Where its agent reads how far it is.
-            on_step: Called with every finished step.
-        """
         self.job = job
         """What is asked; `job.spec` has the fields, `job.folder` is where its paths start."""
 
@@ -227,7 +217,6 @@ class Session:
         batches come after a recovery. Only the number of data ranks cannot change.
 
         Args:
-            name: In checkpoints.
             make: `(data rank, data ranks)` -> that rank's iterable at its beginning, with the state
                 dict protocol. A batch is a micro-batch: `session.plan.layout.micro_batch` samples.
                 Do not change a batch in place.
@@ -372,13 +361,10 @@ class Session:
         early, after a checkpoint, when somebody asks the run to stop.
 
         Args:
-            model: As `build` returned it.
-            optimizer: Over its parameters.
             evaluate: This rank's share of the held-out loss as `(sum, count)`, or one for each
                 source by its name. Called in eval mode without gradients, on every rank alike, as
                 often as the job says.
             source_weights: Weight of each source in the mean of all; left out, targets count alike.
-            tokens_per_sample: For tokens/s; without it, samples/s are shown.
             schedule: Learning rate of a step, counted from 1. The job's schedule when left out.
 
         Raises:
@@ -487,7 +473,6 @@ class Session:
         return [] if step is None or step.finished else step.samples_at
 
     def _join(self) -> None:
-        """Wait for a place, and meet the others. Collective."""
         place, self._faults = self.member.join()
         layout = self.member.layout or self.plan.layout
         if layout != self.plan.layout:

@@ -48,8 +48,6 @@ class Stored:
     """One tensor of the state, as this rank has it."""
 
     size: tuple[int, ...]
-    """Of the whole tensor."""
-
     pieces: tuple[tuple[tuple[int, ...], Tensor], ...]
     """Where each begins in the whole, and the live tensor: all of it, or a DTensor."""
 
@@ -74,13 +72,10 @@ class Place:
     """Where a parameter of this rank's modules is in the plain model."""
 
     name: str
-    """Of the plain model's parameter."""
-
     size: tuple[int, ...]
-    """Of that parameter."""
-
     offset: tuple[int, ...]
-    """Where this one begins in it: not at 0 for a part of a linear that was taken apart."""
+    """Where this one begins in that parameter: not at 0 for a part of a linear that was taken
+    apart."""
 
 
 def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Stored | Any]:

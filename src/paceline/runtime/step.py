@@ -59,11 +59,7 @@ class Trainer:
     """Of the samples' order, and of the random numbers inside a step."""
 
     clip_norm: float | None
-    """Largest global norm of the gradients."""
-
     scaler: strategy.LossScaler | None = None
-    """In fp16."""
-
     hooks: Hooks = NO_HOOKS
     where: str = "the program"
     """What an error about the training function points at."""
@@ -139,7 +135,6 @@ class Step:
         """From 1."""
 
         self.learning_rate = learning_rate
-        """Of this step, already set in the optimizer."""
 
         self.loss = 0.0
         """Mean over the global batch, once applied."""
@@ -184,7 +179,6 @@ class Step:
         """The whole step by the host's clock, from its first sample to the update, once applied."""
 
         self.times = PartTimes()
-        """Of its parts, once applied."""
 
         self.own_s: float | None = None
         """Seconds of the step in which this rank was not waiting, once applied; None when unknown.
@@ -279,9 +273,6 @@ class Step:
 
         A pure function of (seed, step, slot): every sample of the data comes exactly once in an
         epoch, over all ranks together, and a resumed run sees what it would have seen.
-
-        Args:
-            num_samples: How many samples the data has; ids run from 0 to `num_samples - 1`.
         """
         self._reads_itself = True
         return self.batches(self._trainer.feed(only_ids, num_samples))
@@ -304,7 +295,6 @@ class Step:
         """Add the gradient of a micro-batch's mean loss.
 
         Args:
-            loss: Its mean.
             num_targets: Over how many targets it is the mean, where micro-batches differ: the
                 step's loss is then the mean over all targets of the global batch.
         """

@@ -55,11 +55,8 @@ class Stream:
     """One data rank's batches. `Session.stream` makes one; `Step.batches` takes from it."""
 
     def __init__(self, name: str, make: Callable[[int, int], Stateful], folder: Path) -> None:
-        """
-        Args:
-            name: Of the stream, in checkpoints.
-            make: `(data rank, data ranks)` -> that rank's iterable, at its beginning.
-            folder: Of the run's checkpoints.
+        """Args:
+        make: `(data rank, data ranks)` -> that rank's iterable, at its beginning.
         """
         self.name = name
         self._make, self._folder = make, folder

@@ -34,15 +34,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What is tried."""
 
     shape: dict[str, Any]
-    """Fields of a `DecoderShape`."""
-
     seq_len: int
     micro_batch: int
     optimizer: str
     is_bf16: bool
     device: str
     limit_bytes: int
-    """Of this process, or of the accelerator."""
 
 
 def try_step(request: Request) -> int:

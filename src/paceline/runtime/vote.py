@@ -14,11 +14,7 @@ class Wishes(NamedTuple):
     """What a rank was asked for, or any of them."""
 
     stop: bool = False
-    """Stop the run after this step."""
-
     regroup: bool = False
-    """Leave this generation after this step."""
-
     save: bool = False
     """Save a checkpoint after this step; with `regroup`, before that."""
 
@@ -34,14 +30,10 @@ class Votes(NamedTuple):
     """Targets that the model has right, where the loss counts them."""
 
     norm: float
-    """Of the gradients as they are, on this rank: finite numbers are the same on all."""
+    """Norm of the gradients as they are, on this rank: finite numbers are the same on all."""
 
     bad_losses: list[int]
-    """Ranks whose loss is not finite."""
-
     bad_norms: list[int]
-    """Ranks whose gradients are not finite."""
-
     fingerprints: list[float]
     """Sums of the numbers that ranks added for their states' comparison."""
 
@@ -65,7 +57,6 @@ class Outcome:
     refused: str | None
 
     is_overflow: bool
-    """Whether only gradients are not finite."""
 
 
 def ballot(
@@ -82,10 +73,6 @@ def ballot(
     Args:
         sums_of_step: Of the losses over this rank's targets, how many targets they are, and how
             many of them the model has right.
-        norm: Of all gradients, as this rank has it.
-        rank: This one.
-        world_size: Of how many.
-        wishes: What this rank was asked for.
         fingerprint: Numbers that compare the ranks' states, where a comparison is due.
     """
     sums = torch.zeros(4 + 2 * world_size, dtype=torch.float64, device=sums_of_step.device)
@@ -122,8 +109,6 @@ def reason_to_refuse(votes: Votes, *, world_size: int, scale: float | None) -> s
     """Why all ranks leave the step out; None where they apply it.
 
     Args:
-        votes: Of all ranks.
-        world_size: How many they are.
         scale: The loss scale, in fp16.
     """
     if votes.bad_losses:

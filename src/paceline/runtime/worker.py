@@ -115,7 +115,6 @@ def _work(options: _Options, channel: Channel, progress: Progress) -> None:
 
 
 def _finish(program: Callable[[Session], None], session: Session, channel: Channel) -> bool:
-    """One call of the training function; whether the run is over for this worker."""
     pid = os.getpid()
     try:
         program(session)

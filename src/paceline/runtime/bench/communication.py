@@ -51,7 +51,7 @@ def communication_of(profile: Any, num_steps: int) -> Communication | None:
 
 
 def communication_in(events: Sequence[Event], num_steps: int) -> Communication | None:
-    """The same, from the events alone."""
+    """The communication in these events."""
     begins = [event.end for event in events if event.name == BEGIN]
     ends = [event.start for event in events if event.name == END]
     if not begins or not ends:
@@ -91,7 +91,6 @@ def _waiting(
 
 
 def _host_spans(events: Sequence[Event]) -> tuple[list[Span], list[Span]]:
-    """Flights of collectives, and when some thread computes."""
     flights, work = [], []
     computing: dict[int, list[Span]] = {}
     calling: dict[int, list[Span]] = {}
@@ -153,7 +152,7 @@ def minus(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
 
 
 def length(spans: Iterable[Span]) -> float:
-    """Of all of them together.
+    """Total length of some spans.
 
     >>> length([(0, 2), (3, 8)])
     7

@@ -45,14 +45,7 @@ def bench_rank(
     *,
     on_progress: OnProgress = lambda line: None,
 ) -> RankTimes:
-    """This rank's times. Collective.
-
-    Args:
-        run: Holds the job and its plan.
-        device: This rank's.
-        stretch: How many steps.
-        on_progress: Told of every stretch that begins.
-    """
+    """This rank's times. Collective."""
     steps = _Steps(device, stretch, on_progress)
     rank, line = dist.get_rank(), NoAgent()
     place = Place(
@@ -85,7 +78,6 @@ def bench_rank(
 
 
 def _program(session: Session) -> None:
-    """The job's own training function, else the built-in one without its evaluation."""
     name = session.job.spec.program
     if name is not None:
         import_named(session.job.folder, name)(session)
@@ -94,7 +86,6 @@ def _program(session: Session) -> None:
 
 
 def _samples(session: Session) -> Samples:
-    """The job's data; where it names none, bytes that are drawn."""
     seq_len, data = session.job.spec.data.seq_len, find_data(session.job)
     if data is not None:
         return load_samples(data, seq_len)[0]

@@ -28,8 +28,8 @@ from paceline.runtime.calibrate.memory import measure_memory
 from paceline.runtime.calibrate.products import measure_products, measure_sustained
 
 _SHARES = {"products": 0.5, "sustained": 0.12, "attention": 0.18, "memory": 0.05}
-"""Of the time; collectives have the rest. On a CPU, whose clock hardly falls, products have what
-the long loop would take."""
+"""Shares of the time; collectives have the rest. On a CPU, whose clock hardly falls, products have
+what the long loop would take."""
 
 
 def main() -> None:

@@ -85,7 +85,6 @@ def _only(backend: SDPBackend | None) -> AbstractContextManager[object]:
 def _calls(
     case: Case, device: torch.device, precision: str
 ) -> tuple[Callable[[], object], Callable[[], object]]:
-    """The forward pass as in training, which keeps what backward needs; and both passes."""
     b, h, s, d = case
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
     q_BHSD, k_BHSD, v_BHSD = (

@@ -41,7 +41,7 @@ class Clock:
 
     @property
     def left_s(self) -> float:
-        """Of the part that is being measured, as rank 0 sees it."""
+        """Seconds left of the part that is being measured, as rank 0 sees it."""
         return self.agreed(self._ends[-1] - time.monotonic())
 
     @contextmanager

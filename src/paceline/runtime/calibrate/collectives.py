@@ -40,7 +40,6 @@ def measure_collectives(
 
 
 def _group_of_node(world: int, ranks_per_node: int) -> dist.ProcessGroup | None:
-    """Every rank takes part in making every group, and keeps its own."""
     mine = None
     for first in range(0, world, ranks_per_node):
         ranks = list(range(first, first + ranks_per_node))
@@ -89,7 +88,6 @@ def _call(
     group: dist.ProcessGroup | None,
     size: int,
 ) -> tuple[Callable[[], object], int]:
-    """The collective, and the bytes of its whole payload."""
     part = num_bytes // 4 // size
     whole = torch.zeros(part * size, device=device)
     one = torch.zeros(part, device=device)

@@ -9,8 +9,8 @@ from paceline.catalog.measured import MemoryTime
 from paceline.runtime.calibrate.clock import Clock
 
 _ELEMENTS = {"cpu": 2**24, "cuda": 2**28}
-"""Of one tensor: 64 MiB in float32, where caches end at 32; 512 MiB in bf16, where they end at
-50 (H100) or 256 (MI300X)."""
+"""Numbers of one tensor: 64 MiB in float32, where caches end at 32; 512 MiB in bf16, where they end
+at 50 (H100) or 256 (MI300X)."""
 
 Kind = Literal["copy", "triad", "gelu"]
 

@@ -75,7 +75,6 @@ _ROUNDS = 3
 def _measure_precision(
     clock: Clock, device: torch.device, precision: str, every: list[Shape]
 ) -> Iterator[ProductTime]:
-    """A sweep over all sizes; each shape may take its part of what is left."""
     rate = 0.0
     for position, shape in enumerate(every):
         m, k, n = shape
@@ -98,10 +97,10 @@ def _measure_precision(
 
 
 _UNUSED = 1.5
-"""Of its part of the time, what a shape may take: the small ones before it did not use theirs."""
+"""What a shape may take of its part of the time: the small ones before it did not use theirs."""
 
 _TOO_SLOW = 16
-"""Of the time that is left, what the calls of one shape may take at most."""
+"""What the calls of one shape may take at most of the time that is left."""
 
 
 def measure_sustained(

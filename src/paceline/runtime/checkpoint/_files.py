@@ -40,28 +40,19 @@ class Record:
     """One box of a tensor, or another value, as a data file holds it."""
 
     name: str
-    """Of the tensor."""
-
     dtype: str
     """As torch names it; empty for a value that is no tensor."""
 
     size: tuple[int, ...]
-    """Of the whole tensor."""
-
     offset: tuple[int, ...]
-    """Where the box begins in the whole."""
+    """Where the box begins in the whole tensor."""
 
     shape: tuple[int, ...]
-    """Of the box."""
-
     head: bytes
-    """What stands before the values; all there is of a value that is no tensor."""
+    """Bytes before the values; all there is of a value that is no tensor."""
 
     tail: bytes
-    """What stands after them."""
-
     num_bytes: int
-    """Of the values."""
 
     @property
     def length(self) -> int:
@@ -117,8 +108,6 @@ class WriteTask:
     """One save, as every rank's writer is told it."""
 
     folder: Path
-    """Of all checkpoints."""
-
     facts: Facts
     attempt: str
     rank: int
@@ -127,11 +116,7 @@ class WriteTask:
     """Disk that all ranks' files take together."""
 
     versions: str
-    """Of the programs that write it."""
-
     keep: Mapping[str, int | None]
-    """What `checkpoints.prune` is given."""
-
     copy_to: CopyPolicy | None = None
     """Where the committed checkpoint is copied to."""
 
@@ -218,7 +203,6 @@ def wait_for_parts(task: WriteTask, check_wanted: Callable[[], None]) -> None:
     """Return once every rank's part is there.
 
     Args:
-        task: The save.
         check_wanted: Called between two looks; raises when the save is abandoned.
     """
     missing = list(range(task.world_size))
@@ -236,10 +220,6 @@ _LOOK_S = 0.005
 
 def seal(task: WriteTask, metadata: bytes) -> int:
     """Make the folder a checkpoint, and delete what the policy does not keep.
-
-    Args:
-        task: The save, of which all parts are there.
-        metadata: torch's table of contents.
 
     Returns:
         Bytes of all data files together.
@@ -286,7 +266,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def _check_room(task: WriteTask) -> None:
-    """Room for all ranks' files; what other ranks have written by now counts as room."""
+    """Require room for all ranks' files; what other ranks have written by now counts as room."""
     written = 0
     for path in task.tmp.iterdir():
         with suppress(FileNotFoundError):  # another rank has just given its part its name
@@ -315,7 +295,6 @@ def _write_record(file: BinaryIO, record: Record, values: memoryview) -> None:
 
 
 def _read_back(path: Path, records: Sequence[Record], source: Source) -> bytes:
-    """The part file's content, once the data file holds what was to be written."""
     size = path.stat().st_size
     if size != sum(record.length for record in records):
         raise WriteError(f"{path.name} has {size} bytes, not what was written")
@@ -398,7 +377,6 @@ def _manifest(task: WriteTask, files: Mapping[str, FileRecord]) -> Manifest:
 
 
 def _write_synced(path: Path, content: bytes) -> None:
-    """Whole under its name, or not there."""
     partial = path.with_name(f"{path.name}.partial")
     with partial.open("wb") as file:
         file.write(content)

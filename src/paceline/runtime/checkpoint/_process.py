@@ -65,7 +65,7 @@ class WriterProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the process that runs; None before the first save and after its end."""
+        """Id of the process that runs; None before the first save and after its end."""
         return self._link.process.pid if self._link is not None and self._link.is_open else None
 
     def submit(self, task: WriteTask, plan: SavePlan, on_phase: OnPhase | None) -> Pending:

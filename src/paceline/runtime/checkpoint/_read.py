@@ -40,10 +40,7 @@ class Copy:
     """A part of a record's values, and where it goes."""
 
     box: tuple[slice, ...]
-    """The part, in the record's values."""
-
     into: Tensor
-    """A view of the live memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +58,6 @@ class Reading:
     """None for a value that is no tensor."""
 
     shape: tuple[int, ...] = ()
-    """Of the record's values."""
-
     copies: tuple[Copy, ...] = ()
 
     @property
@@ -181,10 +176,8 @@ def read(
     """Read what this rank needs, and compare what it reads whole with its hash.
 
     Args:
-        folder: The checkpoint's.
         readings: Also those without a name, which are only hashed.
         hashes: xxh3-128 by file, start and length; what is not in it is not compared.
-        threads: That read at once.
     """
     found = Found()
     ordered = sorted(readings, key=lambda each: each.place)
@@ -328,7 +321,6 @@ def _direct(reading: Reading, shape: tuple[int, ...]) -> Tensor | None:
 
 
 def _shifted(box: tuple[slice, ...], first: int) -> tuple[slice, ...]:
-    """The box in the rows from `first` on."""
     return (slice(box[0].start - first, box[0].stop - first), *box[1:]) if box else ()
 
 

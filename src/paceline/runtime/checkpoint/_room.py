@@ -36,7 +36,6 @@ class Room:
     def __init__(self) -> None:
         self._block: mmap.mmap | None = None
         self._end = 0
-        """Of what is handed out of the block."""
 
     def like(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
         """What `torch.empty_like` gives."""
@@ -49,7 +48,6 @@ class Room:
         return like(parameter, flat.view(local.shape), parameter.shape)
 
     def _take(self, num_bytes: int) -> tuple[mmap.mmap, int]:
-        """Where so many bytes are free."""
         if self._block is None or self._end + num_bytes > len(self._block):
             size = max(_BLOCK_BYTES, -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES)
             self._block, self._end = _map(size), 0

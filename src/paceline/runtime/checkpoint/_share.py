@@ -21,8 +21,6 @@ class Part:
     """What this rank reads of one tensor."""
 
     size: tuple[int, ...]
-    """Of the whole tensor."""
-
     boxes: tuple[Box, ...]
 
 
@@ -31,7 +29,7 @@ _Key = tuple[str, tuple[int, ...] | None]
 
 
 class _Facts(NamedTuple):
-    """Of a box, or of another value."""
+    """What is known of a box, or of another value."""
 
     num_bytes: int
     """Of the values; of another value, of all it takes in the file."""
@@ -66,8 +64,6 @@ class SavePlan:
     """What is written in one save."""
 
     share: Share
-    """This rank's."""
-
     attempt: str
     """Names this save among all, alike on every rank: two saves of a step never mix."""
 
@@ -144,7 +140,6 @@ before there was `tensors.json`, which takes some 250 more."""
 
 
 def _held(state: Mapping[str, Stored | Any]) -> Iterator[tuple[_Key, tuple[_Facts, Any]]]:
-    """Every box with its tensor, and every other value encoded."""
     for name, value in state.items():
         if not isinstance(value, Stored):
             encoded = encode(value)
@@ -158,7 +153,6 @@ def _held(state: Mapping[str, Stored | Any]) -> Iterator[tuple[_Key, tuple[_Fact
 
 
 def _assign(everyone: list[dict[_Key, _Facts]]) -> list[list[_Key]]:
-    """What each rank writes, in the order of its file."""
     holders: dict[_Key, list[int]] = {}
     for holder, listed in enumerate(everyone):
         for key in listed:

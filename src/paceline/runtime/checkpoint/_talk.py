@@ -34,7 +34,6 @@ class Write:
     """torch's table of contents; of rank 0 alone."""
 
     has_phase: bool
-    """Whether the worker wants to hear when the data file is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,6 @@ class GoOn:
 
     number: int
     reason: str | None
-    """Why not, if it does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,4 @@ class Ended:
     """Of all data files; only where it was committed."""
 
     reason: str | None = None
-    """Why it failed."""
-
     is_space: bool = False
-    """Whether it failed for want of disk."""

@@ -54,8 +54,6 @@ class _Source:
     """One piece of a parameter's optimizer state."""
 
     name: str
-    """The saved name."""
-
     tensor: Tensor | None
     """What is read into; None for a value that is no tensor."""
 
@@ -123,7 +121,6 @@ def _check_same_model(here: Mapping[str, Stored | Any], saved: Saved) -> None:
 
 
 def _listed(saved: Saved) -> defaultdict[str, list[str]]:
-    """Parameter -> names of its optimizer state."""
     listed: defaultdict[str, list[str]] = defaultdict(list)
     for name in saved:
         if name.startswith(OPTIMIZER):
@@ -132,7 +129,6 @@ def _listed(saved: Saved) -> defaultdict[str, list[str]]:
 
 
 def _own_names(names: list[str], raw: str, parameter: nn.Parameter) -> list[str]:
-    """Without what belongs to another rank's part of the parameter."""
     own_part = part_suffix(parameter) if is_split(parameter) else ""
     own, foreign = [], {}
     for name in names:

@@ -42,11 +42,6 @@ def adapters_of(values: Mapping[str, Load]) -> dict[str, Load]:
 def adapter_files(values: Mapping[str, Load], out: Path, facts: AdapterFacts) -> tuple[Path, Path]:
     """Write the adapters as `PeftModel.from_pretrained` reads them.
 
-    Args:
-        values: A checkpoint's, by our names without `model/`; what is no adapter is left out.
-        out: A folder that is there.
-        facts: What the job asks for.
-
     Returns:
         The file of tensors, and `adapter_config.json`.
     """
@@ -73,11 +68,6 @@ def merged(
     base: Mapping[str, Load], adapters: Mapping[str, Load], facts: AdapterFacts
 ) -> dict[str, Load]:
     """The weights with the adapters in them: summed in float32, rounded once to the weight's type.
-
-    Args:
-        base: The weights that the adapters were trained beside, by the names of transformers.
-        adapters: As `adapters_of` gives them.
-        facts: What the job asks for.
 
     Raises:
         KeyError: There is an adapter beside a weight that is not in the base.

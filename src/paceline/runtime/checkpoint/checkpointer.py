@@ -68,13 +68,10 @@ class Checkpointer:
         opening: Callable[[], AbstractContextManager[None]] = nullcontext,
         others: Callable[[int], Mapping[str, Any]] = lambda step: {},
     ) -> None:
-        """
-        Args:
-            folder: Where the checkpoint folders are; made by the first save.
-            policy: Which ones are kept.
-            group: The ranks that save together; all of them when left out.
-            opening: Around what makes a process group, so that it can be interrupted.
-            others: What this rank has saved with the state after a step, by name.
+        """Args:
+        policy: Which ones are kept.
+        opening: Around what makes a process group, so that it can be interrupted.
+        others: What this rank has saved with the state after a step, by name.
         """
         self.folder = folder
         self.policy = policy
@@ -175,7 +172,7 @@ class Checkpointer:
         return self._untold.pop(0) if self._untold else None
 
     def wait(self) -> Outcome | None:
-        """The same, after waiting for a save that is on its way."""
+        """How a started save went, after waiting for one that is on its way."""
         self._finish_writing()
         return self._untold.pop(0) if self._untold else None
 

@@ -65,7 +65,6 @@ class _State:
     values: Mapping[str, Load]
     notes: tuple[str, ...] = ()
     config: Mapping[str, Any] | None = None
-    """config.json of the model, where it is known."""
 
 
 def convert(asked: Conversion) -> Converted:
@@ -125,7 +124,6 @@ def _from_others(asked: Conversion) -> _State:
 
 
 def _tensors_in(paths: Iterable[Path | str]) -> dict[str, Load]:
-    """The tensors of safetensors files, read one at a time."""
     return {
         name: each.load
         for path in paths
@@ -279,7 +277,6 @@ def _copy_beside(asked: Conversion, out: Path) -> list[Path]:
 
 
 def _in_type(values: Mapping[str, Load], dtype: str | None) -> dict[str, Load]:
-    """The same values, floating ones rounded to a type."""
     if dtype is None:
         return dict(values)
 
@@ -292,7 +289,6 @@ def _in_type(values: Mapping[str, Load], dtype: str | None) -> dict[str, Load]:
 
 
 def _config_of(asked: Conversion, config: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json as it came, with the type that the weights now have."""
     if asked.dtype is None:
         return dict(config)
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
@@ -317,7 +313,6 @@ def _natural(name: str) -> list[Any]:
 
 
 def _tree(state: _State) -> dict[str, dict[str, Any]]:
-    """`model` and `optimizer`, as other programs nest them."""
     tree: dict[str, dict[str, Any]] = {"model": {}, "optimizer": {}}
     for name, load in state.values.items():
         if name.startswith(OPTIMIZER):
@@ -345,7 +340,6 @@ def _to_torch(asked: Conversion, state: _State) -> Converted:
 
 
 def _to_dcp(asked: Conversion, state: _State) -> Converted:
-    """A folder of torch.distributed.checkpoint as a program of one process writes it."""
     out = Path(asked.out)
     with warnings.catch_warnings():  # that there is no process group is as it should be
         warnings.simplefilter("ignore", UserWarning)

@@ -23,12 +23,7 @@ _KEPT = 2
 
 def as_stored(values: Mapping[str, Load], config: Mapping[str, Any]) -> dict[str, Load]:
     """Name in a file -> how to read it. Unchanged for a family whose names are the same in memory,
-    and where transformers is not there or does not know the model.
-
-    Args:
-        values: By the names in memory.
-        config: Fields of the model's config.json.
-    """
+    and where transformers is not there or does not know the model."""
     try:
         loading: Any = importlib.import_module("transformers.core_model_loading")
         rules: Any = importlib.import_module("transformers.conversion_mapping")

@@ -39,7 +39,6 @@ class Entry(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int, ...]
     load: Callable[[], Tensor]
-    """Reads it, in memory of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +57,6 @@ def read_files(paths: Sequence[Path], key: str | None = None) -> Weights:
     """The weights in files of `torch.save`.
 
     Args:
-        paths: The files of one model.
         key: Where in them the weights are; None finds it.
 
     Raises:
@@ -269,7 +267,6 @@ def _float32(shape: Sequence[int], load: Callable[[], Tensor]) -> Entry:
 
 
 def _cut(parts: Sequence[Tensor], start: int, size: int, shape: Sequence[int]) -> Tensor:
-    """A box of numbers out of a row that lies in several parts."""
     pieces = []
     for part in parts:
         piece = part[start : start + size] if start < part.numel() else part[:0]

@@ -153,7 +153,6 @@ def _loader(asked: Comparison, *, classifies: bool) -> Callable[[], nn.Module]:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """A world of this process alone."""
     dist.init_process_group("fake", store=fake_store(), rank=0, world_size=1)
     try:
         yield
@@ -163,7 +162,7 @@ def _alone() -> Iterator[None]:
 
 @torch.no_grad()
 def _own_model(asked: Comparison, job: Job) -> nn.Module:
-    """The run's model in float32, whole on the CPU, as the checkpoint has it."""
+    """The run's model in float32, whole on the CPU, filled from the checkpoint."""
     run = RunFolder(Path(asked.run))
     make = make_model(job, run.plan().decoder, "fp32")
     blueprint = Blueprint(make, job.spec.train.seed)
@@ -219,7 +218,6 @@ def _data(job: Job) -> tuple[Samples, Samples | None]:
 
 @torch.no_grad()
 def _logits(model: nn.Module, tokens_BS: Tensor, vocab: int) -> Tensor:
-    """Logits at the last places of each sample, in float32."""
     model.eval()
     rows = []
     at_once = max(1, _LOGITS_BYTES // (4 * vocab * tokens_BS.shape[1]))

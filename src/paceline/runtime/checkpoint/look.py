@@ -89,7 +89,6 @@ def _scan(asked: Look, entries: Mapping[str, Entry]) -> Iterator[Problem]:
 
 
 def _fit(asked: Look, config: Mapping[str, Any], entries: Mapping[str, Entry], said: _Said) -> None:
-    """Compare names and shapes with the model of transformers that config.json describes."""
     checked, skipped, problems = said
     named = (config.get("architectures") or [None])[0]
     if config.get("quantization_config"):

@@ -139,7 +139,6 @@ def read_megatron(path: Path) -> Weights:
 
 
 def _differing(get: Callable[..., Any], like: Mapping[str, Any]) -> list[str]:
-    """Settings that are not as a family has them."""
     return [
         f"{name} is {value}"
         for name, wanted in like.items()
@@ -154,7 +153,6 @@ def _common(name: str) -> str:
 
 
 def _stacked(path: Path) -> tuple[Any, dict[str, Entry]]:
-    """Arguments and tensors of torch_dist."""
     args, files = read_pickle(path / "common.pt").get("args"), StateFiles(path)
     whole = lru_cache(maxsize=2)(files.value)  # one tensor has a part of every layer
     entries = {}

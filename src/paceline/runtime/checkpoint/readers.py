@@ -44,8 +44,6 @@ def read_weights(form: Form, path: Path, key: str | None = None) -> Weights:
     """The weights at a path, of which none but the names, types and shapes is read yet.
 
     Args:
-        form: How they are kept; not ours, and no GGUF.
-        path: A folder or a file.
         key: Where in the files they are; None finds it.
 
     Raises:

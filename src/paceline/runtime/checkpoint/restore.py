@@ -37,14 +37,10 @@ class Restored:
     """The checkpoint that was loaded, or None when there was none: a fresh start."""
 
     held_out_loss: float | None = None
-    """From its manifest."""
-
     loss_scaler: Mapping[str, float] | None = None
     """State of fp16's loss scaler, from its manifest; None for other precisions."""
 
     best: Best | None = None
-    """The best evaluation, from its manifest."""
-
     refused: list[tuple[Path, Problem]] = field(default_factory=list)
     """Newer checkpoints that were not whole, and why."""
 
@@ -67,11 +63,6 @@ def restore_newest(
     any number of ranks in any layout.
 
     Args:
-        folder: Where the checkpoint folders are.
-        model: As it trains.
-        optimizer: Over its parameters; with or without state.
-        group: The ranks that load together; all of them when left out.
-        job_digest: Of the job that goes on; a checkpoint that says it is of another is refused.
         copies: URL of a storage with copies: the newest that is whole becomes a checkpoint of the
             folder when there is none, or none that can be used.
 
@@ -217,7 +208,6 @@ def _try_load(
 def _read(
     path: Path, tables: Tables, target: Target, group: Group
 ) -> tuple[Found | None, str | None]:
-    """Read this rank's part and hash its share of what no rank reads whole; or why not."""
     readings, reason = attempt(lambda: readings_of(target.state, tables.metadata), group)
     if reason is not None or readings is None:
         return None, reason

@@ -46,7 +46,7 @@ class StateFiles:
 
     @property
     def names(self) -> list[str]:
-        """Of all tensors and other values."""
+        """Names of all tensors and other values."""
         return sorted(self.metadata.state_dict_metadata)
 
     def value(self, name: str) -> Any:

@@ -31,11 +31,7 @@ class Saved:
     """One checkpoint that is on the disk and committed."""
 
     path: Path
-    """Its folder."""
-
     step: int
-    """Optimizer steps done."""
-
     num_bytes: int
     """Of all ranks' data files together."""
 
@@ -69,11 +65,7 @@ class PartOutcome:
     """What one rank did of a save."""
 
     reason: str | None = None
-    """Why it failed."""
-
     is_space: bool = False
-    """Whether for want of disk."""
-
     num_bytes: int = 0
     """Of all data files; only from the rank that committed."""
 

@@ -51,7 +51,6 @@ class PreparedData:
 
     @property
     def num_samples(self) -> int:
-        """Of all sources."""
         return int(self._starts[-1])
 
     @property
@@ -107,7 +106,6 @@ def _spans(source: SourceArrays, place: int, seq_len: int) -> list[tuple[int, in
 
 
 def _read(source: SourceArrays, start: int, stop: int, inputs_S: Ints, targets_S: Ints) -> None:
-    """Write the tokens of a span as inputs and as targets."""
     tokens, trained = source.tokens[start:stop], source.trained(start, stop)
     inputs_S[:], targets_S[:] = tokens[:-1], tokens[1:]
     if trained is not None:

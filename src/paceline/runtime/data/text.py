@@ -28,10 +28,7 @@ class TextData:
     """
 
     text: NDArray[np.uint8]
-    """All bytes, one after another."""
-
     seq_len: int
-    """Tokens in one sample."""
 
     @property
     def num_samples(self) -> int:

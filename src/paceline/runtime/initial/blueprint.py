@@ -150,14 +150,12 @@ def why_whole(make_model: MakeModel) -> str | None:
 
 
 def _build(make_model: MakeModel, seed: int) -> _Built:
-    """A factory's model without its numbers, where that can be; else with them."""
     seed_everything(seed)
     built = _try_without_numbers(make_model)
     return built if not isinstance(built, str) else _build_whole(make_model, seed, built)
 
 
 def _try_without_numbers(make_model: MakeModel) -> _Built | str:
-    """A model, or why its factory cannot be run without its numbers."""
     refusal: str | None = None
     try:
         with recording() as recorder:
@@ -225,7 +223,6 @@ def _on_meta(parameter: nn.Parameter) -> nn.Parameter:
 
 
 def _give_values(model: nn.Module, recorder: Recorder, lie_in: set[int]) -> None:
-    """Make the tensors real that modules keep beside their parameters."""
     found: dict[int, tuple[Tensor, View]] = {}
     values: dict[int, Tensor] = {}
 

@@ -43,8 +43,6 @@ def give_memory(
     `nn.Module.to_empty` would give a tied parameter two.
 
     Args:
-        model: Split, and sharded if it is to be.
-        device: Where.
         ready: By id of a parameter on meta: what to put in its place.
     """
     given: dict[int, Any] = dict(ready or {})
@@ -95,14 +93,12 @@ class Filler:
         draws: bool = True,
         weights: Weights | None = None,
     ) -> None:
-        """
-        Args:
-            blueprint: Of the model.
-            device: Where parameters live: the host's, where the layout keeps them there.
-            live: The same model, of the same layout and rank, over the groups of an earlier
-                generation: its memory is taken over, with what is in it.
-            draws: Whether the numbers are needed; not where others are put in their place at once.
-            weights: Reads parameters from files; left out, all are drawn.
+        """Args:
+        device: Where parameters live: the host's, where the layout keeps them there.
+        live: The same model, of the same layout and rank, over the groups of an earlier
+            generation: its memory is taken over, with what is in it.
+        draws: Whether the numbers are needed; not where others are put in their place at once.
+        weights: Reads parameters from files; left out, all are drawn.
         """
         self._blueprint = blueprint
         self._device = device
@@ -148,7 +144,6 @@ class Filler:
         return not self._blueprint.names <= self._weights.names if self._draws else bool(boxes)
 
     def _ready(self, model: nn.Module) -> dict[int, nn.Parameter]:
-        """The live model's memory, for the new one's parameters."""
         if self._live is None:
             return {}
         model_state(self._live)  # after which no parameter is gathered any more
@@ -169,7 +164,6 @@ class Filler:
         """Put the numbers into their places; returns what they follow from.
 
         Args:
-            boxes: What is filled on this rank.
             is_shared: Whether all ranks fill at once, and may send each other values.
             is_exact: Whether one rank must be able to make the same numbers alone, later.
         """
@@ -201,7 +195,6 @@ class Filler:
 
 
 def _has_magnitudes(weights: Weights | None) -> bool:
-    """Whether magnitudes are read from files."""
     return weights is not None and any(name.endswith(MAGNITUDE) for name in weights.names)
 
 
@@ -232,8 +225,6 @@ def _other_numbers() -> RunError:
 
 
 def _putter(boxes: list[Box]) -> Callable[[tuple[int, ...], Tensor], None]:
-    """Copies what of a block lies in the boxes."""
-
     def put(start: tuple[int, ...], block: Tensor) -> None:
         for begin, local in boxes:
             here, there = [], []
@@ -259,7 +250,6 @@ def _send_from_first(values: Tensor, device: torch.device) -> None:
 
 
 def _all_equal(digest: str) -> bool:
-    """Whether all ranks will draw the same numbers. Collective."""
     told: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(told, digest)
     return len(set(told)) == 1

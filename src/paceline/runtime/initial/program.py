@@ -161,7 +161,6 @@ class Program:
         """Make the wanted tensors. Torch's generator ends as the factory would have left it.
 
         Args:
-            targets: Views of storages of this program.
             draws: Whether random operations may be done; where one is needed and may not, it is
                 a ValueError.
         """

@@ -291,7 +291,6 @@ def is_deferred(value: object) -> bool:
 
 
 def _device(args: Any, kwargs: dict[str, Any]) -> torch.device:
-    """Where an operation puts what it makes."""
     device = kwargs.get("device")
     if device is not None:
         return torch.device(device)
@@ -300,6 +299,5 @@ def _device(args: Any, kwargs: dict[str, Any]) -> torch.device:
 
 
 def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
-    """Tensors among the arguments that an operation changes."""
     leaves = tree_leaves(private.written_arguments(func, args, kwargs))
     return list({id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}.values())

@@ -38,8 +38,6 @@ def make_optimizer(
     hidden matrices are those of the blocks; AdamW moves embeddings, the head and vectors.
 
     Args:
-        model: As `strategy.apply` returned it.
-        train: The job's `train` section.
         ways: Where the blocks are, for Muon; found when left out.
     """
     hidden = _hidden_matrices(model, ways) if train.optimizer == "muon" else set()
@@ -88,10 +86,6 @@ def _hidden_matrices(model: nn.Module, ways: HasBlocks | None) -> set[nn.Paramet
 
 def learning_rate_at(step: int, train: TrainSpec) -> float:
     """Learning rate of one optimizer step.
-
-    Args:
-        step: The step about to be taken, from 1 to `train.steps`.
-        train: The job's `train` section.
 
     The warm-up's last step has the peak rate, the run's last step the final one. A warm-up longer
     than the run is cut off by the run's end. `wsd` has the peak rate until `decay_steps` are left.

@@ -100,14 +100,14 @@ def _begin(parameter: Tensor, state: dict[str, Any]) -> None:
 
 
 def _num_blocks(parameter: Tensor) -> int:
-    """Of a whole row: each rank's part begins a block of its own."""
+    """Blocks of a whole row: each rank's part begins a block of its own."""
     num_local = local_of(parameter).shape[-1]
     parts = -(-parameter.shape[-1] // num_local) if num_local else 1
     return parts * -(-num_local // BLOCK)
 
 
 def _scale(parameter: Tensor, state: dict[str, Any], key: str) -> Tensor:
-    """One that was loaded whole is laid out first."""
+    """A state's scales; one that was loaded whole is laid out first."""
     name = f"{key}_scale"
     state[name] = part_of(state[name], parameter)
     return local_of(state[name])
@@ -131,7 +131,6 @@ def dequantise(codes: Tensor, largest: Tensor, *, signed: bool) -> Tensor:
 
 
 def _in_blocks(values: Tensor) -> Tensor:
-    """The last dim cut into blocks; the last block is filled up with zeros."""
     missing = -values.shape[-1] % BLOCK
     full = torch.nn.functional.pad(values, (0, missing))
     # Counted, as -1 is ambiguous in a shard without rows.
@@ -155,7 +154,6 @@ def _shares(signed: bool) -> list[float]:
 
 
 def _tables(signed: bool, beside: Tensor) -> tuple[Tensor, Tensor]:
-    """The shares on a tensor's device, and what lies half-way between neighbours."""
     if isinstance(beside, FakeTensor):  # these end with the mode that they are made in
         return _tables_on.__wrapped__(signed, beside.device)
     return _tables_on(signed, beside.device)

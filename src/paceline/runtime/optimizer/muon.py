@@ -27,7 +27,8 @@ from paceline.runtime.strategy.local import local_of
 
 MOMENTUM, NUM_ITERATIONS = 0.95, 5
 COEFFICIENTS = 3.4445, -4.7750, 2.0315
-"""Of the quintic iteration, chosen for a steep slope at zero. Source of all three: Jordan et al."""
+"""Coefficients of the quintic iteration, chosen for a steep slope at zero. Source of all three:
+Jordan et al."""
 
 LIKE_ADAM = 0.2
 """Root mean square of AdamW's updates in practice. Source: arXiv:2502.16982, section 2.2."""
@@ -126,12 +127,7 @@ def adamw_step(
 
 
 def _orthogonal_part(ahead: Tensor, laid_out: Tensor) -> Tensor:
-    """This rank's part of the orthogonal update.
-
-    Args:
-        ahead: This rank's part of the momentum.
-        laid_out: A tensor that is split as the result shall be.
-    """
+    """This rank's part of the orthogonal update."""
     last_dims = (laid_out.dim() - 2, laid_out.dim() - 1)
     is_cut = any(laid_out.dim() > 3 or dim in last_dims for _, dim in split_dims(laid_out))
     if not is_cut or not isinstance(laid_out, DTensor):

@@ -36,8 +36,6 @@ def like(parameter: Tensor, part: Tensor, shape: Sequence[int]) -> Tensor:
 
     Args:
         parameter: Says over which ranks; dims where `shape` is 1 are whole on every rank.
-        part: This rank's part.
-        shape: Of the whole, with as many dims as the parameter.
     """
     if not isinstance(parameter, DTensor):
         return part

@@ -35,7 +35,6 @@ class Fingerprint:
 
     def __init__(self, names: Sequence[str], each: Tensor) -> None:
         self.names = names
-        """Of the tensors, in order."""
 
         self.each = each
         """int64, one a tensor."""
@@ -86,7 +85,6 @@ def sums_of_words(tensor: Tensor) -> Tensor:
 
 
 def _xxh3(tensor: Tensor) -> int:
-    """As int64."""
     return _signed(xxhash.xxh3_64_intdigest(tensor.reshape(-1).view(torch.uint8).numpy().data))
 
 
@@ -97,7 +95,7 @@ def _words(each: Tensor) -> Tensor:
 
 
 def _as_integers(tensor: Tensor) -> Tensor:
-    """Its bytes as the widest integers that it is a whole number of, without a copy."""
+    """A tensor's bytes as the widest integers that it is a whole number of, without a copy."""
     flat = tensor.reshape(-1)
     offset = flat.storage_offset() * flat.element_size()
     for integer in (torch.int64, torch.int32, torch.int16):
@@ -108,7 +106,6 @@ def _as_integers(tensor: Tensor) -> Tensor:
 
 
 def _weights(num: int, device: torch.device) -> Tensor:
-    """Odd numbers modulo 2^64, no two alike."""
     steps = torch.arange(num, dtype=torch.int64, device=device)
     return (steps * 2 + 1) * _signed(_BYTES)
 

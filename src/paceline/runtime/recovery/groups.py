@@ -81,14 +81,12 @@ class Groups:
     """The process groups of this worker, from generation to generation."""
 
     def __init__(self, *, backend: str, listener: socket.socket, limit_s: float = 600.0) -> None:
-        """
-        Args:
-            backend: As for `init_process_group`.
-            listener: Where the rendezvous store is served; taken over.
-            limit_s: For one operation between accelerators.
+        """Args:
+        listener: Where the rendezvous store is served; taken over.
+        limit_s: For one operation between accelerators.
         """
         self.address: tuple[str, int] = listener.getsockname()[:2]
-        """Of the store that this process serves, whether or not anybody comes."""
+        """Port of the store that this process serves, whether or not anybody comes."""
 
         self._backend = backend
         self._limit = timedelta(seconds=limit_s)
@@ -334,7 +332,7 @@ class Groups:
         return self._aborted >= self._generation > 0
 
     def _opened(self) -> _Sockets:
-        """Those of process groups, since `opening` began."""
+        """Sockets of process groups opened since `opening` began."""
         if self._before is None:
             return {}
         found = _tcp_sockets(store_port=self._store_port, servers=self._servers)
@@ -370,7 +368,6 @@ def listen_for_store(port: int, host: str = "127.0.0.1") -> socket.socket:
 
 
 def _answers(host: str, port: int) -> bool:
-    """Whether somebody listens there."""
     try:
         socket.create_connection((host, port), timeout=_TRY_TIMEOUT.total_seconds()).close()
     except OSError:
@@ -476,7 +473,6 @@ def _outlive(works: list[dist.Work]) -> None:
 
 
 def _abortable() -> list[Backend]:
-    """The accelerators' parts of all groups, the newest first."""
     return [
         backend
         for group in reversed(all_groups())

@@ -106,7 +106,6 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 
 def _numbers(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
-    """What an optimizer keeps that is no tensor, by parameter."""
     numbers = {
         name: {
             key: value
@@ -133,7 +132,6 @@ def _others(model: nn.Module) -> dict[str, Any]:
 
 
 def _laid_out(value: DTensor, parameter: nn.Parameter) -> Tensor:
-    """A part of an old tensor, laid out over the parameter's ranks as they are now."""
     local = local_part(value)[1]
     return like(parameter.data, local, tuple(value.shape))
 

@@ -37,7 +37,7 @@ class Held:
         """The step that this rank voted for and could not apply: it has the gradients still."""
 
         self.decided: Outcome | None = None
-        """Of the newest step whose outcome this rank knows."""
+        """Outcome of the newest step whose outcome this rank knows."""
 
         self.part: Part | None = None
         """What of the whole state it is."""
@@ -92,10 +92,6 @@ class Held:
 
     def exchange_standing(self, last_step: int, told_step: int) -> int:
         """Report what this rank has, and learn what the others have. Collective, over the host.
-
-        Args:
-            last_step: That this rank has applied.
-            told_step: Whose evaluation and checkpoint it has seen to.
 
         Returns:
             The step whose evaluation and checkpoint all that have a state have seen to: a rank that

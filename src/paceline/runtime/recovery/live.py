@@ -30,17 +30,13 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """As torch names it: `float32`."""
 
     shape: tuple[int, ...]
-    """Of this rank's part."""
-
     whole: tuple[int, ...] | None
-    """Of the tensor that it is a part of; None for a plain tensor."""
+    """Shape of the tensor that it is a part of; None for a plain tensor."""
 
     on_host: bool
-    """Whether it lies in the host's memory."""
 
     @property
     def num_bytes(self) -> int:
-        """Of this rank's part."""
         size: int = getattr(torch, self.dtype).itemsize
         return size * prod(self.shape)
 
@@ -69,7 +65,6 @@ class LiveState:
 
     @property
     def num_bytes(self) -> int:
-        """Of all of them on this rank."""
         return sum(tensor.nbytes for _, tensor in self.tensors())
 
     def entries(self) -> list[Entry]:

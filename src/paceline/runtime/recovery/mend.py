@@ -56,7 +56,6 @@ class Suspects:
         """The step after which it differed."""
 
         self.tensors = {rank: tuple(tensors[rank]) for rank in verdict.suspects}
-        """Of each suspect."""
 
         self._groups = verdict.undecided
         held = dict(state.tensors())
@@ -112,8 +111,6 @@ def unequal(a: Tensor, b: Tensor, size: int) -> Tensor:
     """Numbers of which some byte differs, counted from 0, in host memory.
 
     Args:
-        a: Bytes.
-        b: As many.
         size: Of one number.
     """
     return (a != b).view(-1, size).any(1).nonzero().flatten().cpu()
@@ -132,7 +129,7 @@ def far_apart(a: Tensor, b: Tensor, places: Tensor) -> tuple[float, float]:
 
 
 def _difference(a: Tensor, b: Tensor) -> Tensor:
-    """Magnitudes; infinite where one is not finite and the other is another."""
+    """Magnitudes of the differences; infinite where one is not finite and the other is another."""
     difference = (a.double() - b.double()).abs()
     is_same = (a == b) | (a.isnan() & b.isnan())
     return difference.masked_fill(is_same, 0.0).nan_to_num(float("inf"), float("inf"))

@@ -83,7 +83,6 @@ def plan_recovery(standings: Sequence[Standing], replicas: Sequence[Sequence[int
     gradients are not kept, the newest that some rank's whole state has.
 
     Args:
-        standings: By rank.
         replicas: Groups of ranks that hold the same; every rank is in one.
 
     >>> def plan(*applied, replicas):

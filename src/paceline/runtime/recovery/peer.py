@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.runtime.recovery.snapshot import SnapshotError, Snapshots
 
 _CHUNK_BYTES = 256 << 20
-"""Of one message. A guess: gloo's sizes are 64 bits, its buffers' are not everywhere."""
+"""Bytes of one message. A guess: gloo's sizes are 64 bits, its buffers' are not everywhere."""
 
 
 class Peers:
@@ -29,12 +29,9 @@ class Peers:
         *,
         settle: Callable[[], None] = lambda: None,
     ) -> None:
-        """
-        Args:
-            snapshots: Of this rank's node.
-            holders: For each rank, the one that holds its copy, or None.
-            group: All ranks, over gloo: what is sent lies in host memory.
-            settle: Raises where the generation is over: then nothing that came counts.
+        """Args:
+        group: All ranks, over gloo: what is sent lies in host memory.
+        settle: Raises where the generation is over: then nothing that came counts.
         """
         self._snapshots = snapshots
         self._group = group
@@ -51,11 +48,6 @@ class Peers:
     def begin(self, step: int, content: Tensor, *, certified: bool) -> list[str]:
         """Start to send a snapshot that was just taken; every rank calls it for the same step. It
         waits for the sizes alone.
-
-        Args:
-            step: Of the state.
-            content: What is sent; empty where it could not be taken.
-            certified: Whether all replicas agreed on it.
 
         Returns:
             Why copies that come here have no room. They are received and given up.
@@ -103,7 +95,6 @@ class Peers:
         self._received, self._buffers, self._works = [], [], []
 
     def _post(self, mine: Tensor, theirs: list[Tensor]) -> tuple[list[dist.Work], list[Tensor]]:
-        """Begin to send one tensor to the holder and to receive one from every owner."""
         works = []
         for owner, room in zip(self._owners, theirs, strict=True):
             works += [dist.irecv(part, group=self._group, group_src=owner) for part in parts(room)]

@@ -19,7 +19,6 @@ def sources(seen: Sequence[Seen], *, certified: bool) -> dict[int, list[int]]:
     """Steps that every slot has a snapshot of, newest first, and the rank that reads each slot's.
 
     Args:
-        seen: What each rank finds on its node.
         certified: Take only those on which all replicas agreed.
 
     >>> sources([{0: [(8, True), (4, True)], 1: [(8, True)]}, {1: [(4, True)]}], certified=True)
@@ -51,10 +50,6 @@ def recall(
     A snapshot that is damaged, or of another job, is passed over by all ranks together.
 
     Args:
-        snapshots: Of this rank's node.
-        state: To be overwritten.
-        job_digest: Of the job that goes on.
-        certified: Take only steps on which all replicas agreed.
         after: Take only later ones.
         group: All ranks, over gloo or with a CPU transport.
 
@@ -97,7 +92,6 @@ def _exchange(
     readers: Sequence[int],
     group: dist.ProcessGroup | None,
 ) -> None:
-    """Contents go from those who found them to those whose they are."""
     for slot, reader in enumerate(readers):
         if slot == reader or rank not in (slot, reader):
             continue

@@ -70,7 +70,6 @@ class Safekeeping:
         is_alone = cluster.is_local and cluster.num_nodes == 1
         self._node = place.local_rank if is_alone else int(os.environ.get("PACELINE_NODE", "0"))
         self.snapshots = Snapshots(here.run.path, self._node, generation=place.generation)
-        """Of the machine that this rank is on, whose agent takes them away at the end."""
 
         self._wants_peers = spec.snapshot_peers
         self._kept_step: int | None = None
@@ -94,12 +93,7 @@ class Safekeeping:
 
     def recall(self, *, certified: bool = False, after: int = -1) -> int | None:
         """Go back to the newest step that every rank has in memory; None when there is none.
-        Collective.
-
-        Args:
-            certified: Only to one on which all ranks agreed.
-            after: Only to a later one.
-        """
+        Collective."""
         if not self.snapshot_every:
             return None
         found = recall(
@@ -191,7 +185,6 @@ class Safekeeping:
         """Make the state right; `here.state.last_step` says of which step it is then. Collective.
 
         Args:
-            verdict: Of the state after `here.state.last_step`.
             go_back: Restores the newest checkpoint, and returns its step.
 
         Raises:

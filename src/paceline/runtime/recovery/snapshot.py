@@ -56,8 +56,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What belongs to a state and is no tensor."""
 
     job_digest: str = ""
-    """Of the job that it is of: `record.run.training_digest`."""
-
     held_out_loss: float | None = None
     loss_scaler: Mapping[str, float] | None = None
     best: Best | None = None
@@ -70,8 +68,6 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True):
     facts: Facts
     entries: list[Entry]
     offsets: list[int]
-    """Of each tensor, from the first one's beginning."""
-
     num_bytes: int
     """Of all tensors, with what lies between them."""
 
@@ -83,12 +79,8 @@ class Held:
     step: int
     generation: int
     certified: bool
-    """Whether all replicas agreed on it."""
-
     num_bytes: int
     digest: bytes
-    """xxh3-128 of its content."""
-
     path: Path
 
 
@@ -228,9 +220,6 @@ class Snapshots:
         """Say that what was put into `room` is whole.
 
         Args:
-            slot: As for `room`.
-            step: Of the state.
-            content: What `room` gave.
             digest: xxh3-128 of it, from where it came.
             certified: Whether all replicas agreed on it.
         """
@@ -262,13 +251,11 @@ class Snapshots:
             yield snapshot_path(self._folder, self._run, node=self._node, slot=slot, turn=turn)
 
     def _next_path(self, slot: int) -> Path:
-        """The one that holds nothing, or the older."""
         first, second = self._paths(slot)
         held = {each.path: each.step for each in self.held(slot)}
         return min((first, second), key=lambda path: held.get(path, -1))
 
     def _room(self, path: Path, num_bytes: int) -> Tensor:
-        """The file's content, as long as asked, and its header empty."""
         if not path.exists() or path.stat().st_size != _HEADER_BYTES + num_bytes:
             path.unlink(missing_ok=True)
             _make(path, _HEADER_BYTES + num_bytes)
@@ -298,7 +285,6 @@ class Snapshots:
         return _Header(*_HEADER.unpack(self._map(path)[: _HEADER.size]))
 
     def _header(self, path: Path) -> Held | None:
-        """What a file says it holds; None for one that is being written, or damaged."""
         if not path.exists() or path.stat().st_size < _HEADER_BYTES:
             return None
         found = self._fields(path)
@@ -336,14 +322,12 @@ def _laid_out(entries: list[Entry], facts: Facts) -> _Table:
 
 
 def _table(content: Tensor) -> tuple[_Table, int]:
-    """The table of a content, and where its first tensor begins."""
     (length,) = _LENGTH.unpack(content[: _LENGTH.size].numpy().tobytes())
     text = content[_LENGTH.size : _LENGTH.size + length].numpy().tobytes()
     return msgspec.json.decode(text, type=_Table), _rounded(_LENGTH.size + length)
 
 
 def _places(table: _Table, values: Tensor) -> Iterator[Tensor]:
-    """Where each tensor lies, as a tensor of its type and shape."""
     for entry, offset in zip(table.entries, table.offsets, strict=True):
         flat = values[offset : offset + entry.num_bytes]
         yield flat.view(getattr(torch, entry.dtype)).view(entry.shape)

@@ -21,8 +21,6 @@ class Verdict:
     """What a comparison of all ranks found wrong."""
 
     odd: tuple[int, ...] = ()
-    """Ranks whose state is wrong."""
-
     undecided: Groups = ()
     """Groups of replicas that differ, in which no majority says who is right."""
 
@@ -44,8 +42,6 @@ def judge(groups: Groups, values: Sequence[int], moved: Sequence[bool]) -> Verdi
     """Who is wrong, or None when nobody is.
 
     Args:
-        groups: As `parallel.replicas_of` gives them.
-        values: Each rank's fingerprint.
         moved: Whether a rank's own fingerprint changed between two updates. True on every rank is
             no fault but a program that writes its parameters itself: pass False for all then.
 
@@ -81,7 +77,6 @@ def differing(
     """Which tensors of which rank are wrong, or differ among suspects.
 
     Args:
-        verdict: Of the same comparison.
         by_name: Each rank's fingerprint of every tensor.
         moved: The tensors of each rank that changed between two updates.
     """
@@ -107,9 +102,7 @@ def held_by_all(
     other can be copied or compared.
 
     Args:
-        verdict: Of the same comparison.
         by_name: Each rank's fingerprint of every tensor.
-        tensors: As `differing` gives them.
     """
     peers: dict[int, tuple[int, ...]] = {
         rank: (rank, source) for rank, source in verdict.source_of.items()

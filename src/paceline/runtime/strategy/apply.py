@@ -38,8 +38,6 @@ class Options:
     """How a layout is carried out, where that does not change what is split."""
 
     compile: bool = False
-    """Compile each block."""
-
     compression: Compression | None = None
     """How DDP sends gradients; None is as they are."""
 
@@ -88,12 +86,9 @@ def apply(
     Args:
         model: Any module, whole, its parameters on meta or in memory. Only what this rank has of
             it is moved to its device. Not to be used by itself afterwards.
-        layout: How the work is split.
-        meshes: From `make_meshes`.
         precision: Narrow types are set up here for FSDP2 only; elsewhere `autocast` does it.
         ways: Where the blocks are and how matrices split. Left out, it is found: for known models
             by their kind, for others from their structure, and only where the layout needs it.
-        options: What is left to choose.
         sends: Whether all start from rank 0's weights; not where other ones are loaded at once.
         fill: Gives a model that was split on meta its memory and numbers: of each parameter what
             this rank has. Left out, what is on meta stays there, as for a dry run.
@@ -149,11 +144,7 @@ def rejoin(
     options: Options,
 ) -> nn.Module | None:
     """The same model, live, over the process groups of a new generation; None where it has to be
-    built anew, because its parts have the old groups in them.
-
-    Args:
-        model: What `apply` gave with the same arguments, but over other groups.
-    """
+    built anew, because its parts have the old groups in them."""
     if not isinstance(model, Replica) or layout.num_ranks > layout.data:
         return None
     return _shard(model.unwrap(), layout, meshes, precision, ways, options)

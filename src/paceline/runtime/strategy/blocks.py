@@ -38,7 +38,6 @@ def numbered_blocks(
     """This rank's blocks with their place in the whole model, from 0, which no layout changes.
 
     Args:
-        model: Whole, or a pipeline's parts, where blocks of other stages hold no parameters.
         ways: Says where the blocks are. Without it they are the model's longest repeated part.
     """
     for part in parts_of(model):

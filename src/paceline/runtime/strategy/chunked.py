@@ -51,7 +51,6 @@ class Rows:
 
     group: dist.ProcessGroup
     first: int
-    """Number of this rank's first row."""
 
 
 class _Loss(torch.autograd.Function):
@@ -179,7 +178,7 @@ def _cross_entropy(
 
 
 def _reduced(tensor: Tensor, how: str, rows: Rows | None) -> Tensor:
-    """Over the ranks that share a vocabulary."""
+    """Sum over the ranks that share a vocabulary."""
     if rows is None:
         return tensor
     reduced = FUNCTIONAL.all_reduce(tensor.contiguous(), how, rows.group.group_name)
@@ -207,11 +206,8 @@ def chunked_loss(
     """Sum of the cross entropies of a linear head's logits, in float32 or float64.
 
     Args:
-        hidden_TH: What goes into the head.
-        weight_VH: Of the head. Frozen, it costs no gradient.
         targets_T: Entries of the vocabulary, or `IGNORED`.
         chunk: Tokens whose logits exist at a time.
-        bias_V: Of the head.
         rows: Where tensor ranks share the vocabulary. The loss is then the same on all of them, the
             gradient of `hidden_TH` a term of a sum over them.
     """
@@ -274,7 +270,6 @@ def defer_head(model: nn.Module, ways: Ways | None, chunk: int) -> None:
     Args:
         model: Split over tensor and pipeline ranks, not sharded or wrapped yet. A stage that has no
             head is left as it is.
-        ways: Name the head.
         chunk: Tokens in a chunk; 0 changes nothing.
 
     Raises:

@@ -59,7 +59,6 @@ def clip_factor(norm: float, max_norm: float | None) -> float:
 
 
 def _is_split(model: nn.Module, meshes: Meshes) -> bool:
-    """Whether some rank lacks a part of some gradient; every rank comes to the same answer."""
     layout = meshes.layout
     return layout.pipeline > 1 or any(isinstance(each, DTensor) for each in model.parameters())
 
@@ -78,7 +77,6 @@ def _num_copies(gradient: Tensor, meshes: Meshes) -> int:
 
 
 def _sum_of_squares(gradients: Sequence[Tensor]) -> Tensor:
-    """In float64; 0 for none."""
     norms = norm_of_each([each for each in gradients if each.numel()] or [torch.zeros(1)])
     return torch.stack([norm.double() for norm in norms]).square().sum()
 

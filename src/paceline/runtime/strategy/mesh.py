@@ -17,9 +17,9 @@ from paceline.parallel.rank_map import Coordinates, coordinates
 from paceline.runtime._torch_private import flatten_mesh, forget_groups, join_meshes, unflatten_mesh
 
 AXES = ("pipeline", "outer", "middle", "inner", "tensor")
-"""Of the root mesh, outermost first. The ranks that read different tokens (data x context:
-dp x cp) are outer x middle x inner: `inner` is the smaller of the two degrees that split them
-further (shards, experts), inner x middle the larger, `outer` what is left."""
+"""Axes of the root mesh, outermost first. The ranks that read different tokens (data x context: dp
+x cp) are outer x middle x inner: `inner` is the smaller of the two degrees that split them further
+(shards, experts), inner x middle the larger, `outer` what is left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +29,8 @@ class Meshes:
     layout: Layout
 
     device_type: str
-    """`cpu` or `cuda`."""
-
     place: Coordinates
-    """This rank's place on every axis."""
-
     root: DeviceMesh
-    """All ranks, with the axes of `AXES`."""
-
     tensor: DeviceMesh
     """1-D: the ranks that share each matrix."""
 
@@ -58,10 +52,7 @@ class Meshes:
     hybrid sharding 2-D, whole copies x shards of one copy."""
 
     data: dist.ProcessGroup
-    """Ranks that read different samples."""
-
     context: dist.ProcessGroup
-    """Ranks that share the tokens of one sample."""
 
     @property
     def counts_loss(self) -> bool:
@@ -124,7 +115,6 @@ def clear_dtensor_caches(meshes: Meshes) -> None:
 def _sharing(
     root: DeviceMesh, dp_cp: DeviceMesh, layout: Layout
 ) -> tuple[DeviceMesh, DeviceMesh, DeviceMesh]:
-    """Meshes of ordinary parameters, of the ranks that share the experts, and of their copies."""
     is_hybrid = layout.sharding == "hybrid"
     if layout.expert > layout.shard_degree:
         copies, shards = _joined(root, "outer", "middle"), root["inner"]

@@ -65,9 +65,6 @@ def check_precision(
     """What the hardware, or a layout, cannot do.
 
     Args:
-        precision: As asked.
-        layout: As chosen.
-        device_type: `cpu` or `cuda`.
         capability: `torch.cuda.get_device_capability()` of the weakest accelerator; None on a CPU.
     """
     needed = {"tf32": TF32_CAPABILITY, "fp8": FP8_CAPABILITY}.get(precision)
@@ -132,10 +129,8 @@ class LossScaler:
         return self._scale
 
     def update(self, *, found_inf: bool) -> None:
-        """After each step.
-
-        Args:
-            found_inf: Whether any rank's gradients were not finite, so that none applied the step.
+        """Args:
+        found_inf: Whether any rank's gradients were not finite, so that none applied the step.
         """
         self._num_good = 0 if found_inf else self._num_good + 1
         if found_inf:

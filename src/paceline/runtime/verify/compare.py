@@ -21,11 +21,10 @@ _LIKE = 1e-6
 def deviation(
     found: Tensor, truth: Tensor, shares: Mapping[int, Tensor] | None = None
 ) -> Deviation:
-    """Of one tensor from a single device's.
+    """How one tensor differs from a single device's.
 
     Args:
         found: Whole, or a DTensor, which is gathered: collective then.
-        truth: The single device's, in float64.
         shares: What the samples of each data rank alone would give; with it, a tensor that is off
             is compared with multiples of each of them and of the truth.
     """

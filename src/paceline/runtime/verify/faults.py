@@ -28,7 +28,7 @@ class Faults:
         return ids
 
     def seed(self, run: Run, step: int, seed: int, meshes: Meshes) -> int:
-        """Of the step's random numbers."""
+        """The seed of the step's random numbers."""
         return seed
 
     @contextmanager

@@ -36,9 +36,7 @@ def build_model(case: Case, *, is_wide: bool, dropout: bool = False) -> nn.Modul
     """The whole model on the CPU, with the same weights wherever it is called.
 
     Args:
-        case: Says which.
         is_wide: In float64, else float32. The weights are the same numbers.
-        dropout: Leave dropout as the model has it; else it is off.
     """
     job = job_of(case)
     seed_everything(job.spec.train.seed)

@@ -26,15 +26,7 @@ def verify_rank(
     faults: Faults | None = None,
     on_progress: OnProgress = lambda line: None,
 ) -> tuple[RankFacts, Reference | None]:
-    """Everything this rank sees, and on rank 0 the single device's numbers. Collective.
-
-    Args:
-        case: What to do.
-        folder: An empty folder that all ranks see.
-        device: This rank's.
-        faults: Of tests only.
-        on_progress: Told of every run that begins.
-    """
+    """Everything this rank sees, and on rank 0 the single device's numbers. Collective."""
     rank = dist.get_rank()
     case = with_vocab(case)
     reference = None

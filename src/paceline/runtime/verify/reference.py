@@ -136,7 +136,6 @@ def _gradients(model: nn.Module) -> Tensors:
 def _note_shares(
     case: Case, model: nn.Module, step: int, device: torch.device, tensors: Tensors
 ) -> None:
-    """What each data rank's samples alone would give."""
     layout = case.layout
     if layout.data == 1:
         return

@@ -44,11 +44,7 @@ class Bench:
     case: Case
     device: torch.device
     truth: Mapping[str, Tensor]
-    """The single device's tensors."""
-
     folder: Path
-    """Where checkpoints go; all ranks see it."""
-
     faults: Faults
     meshes: dict[strategy.Meshes | object, Meshes]
     """By layout: process groups are made once."""
@@ -199,7 +195,6 @@ class _Training:
         )
 
     def _try(self, number: int, ids: Ids) -> Step:
-        """The step applied, or refused by all ranks."""
         run, model, meshes = self.run, self.model, self.meshes
         step = self.trainer.begin(number, learning_rate_at(number, self.train))
         torch.manual_seed(self.faults.seed(run, number, torch.initial_seed(), meshes))

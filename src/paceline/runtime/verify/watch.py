@@ -67,7 +67,7 @@ class Watch:
 
 
 def _plain_name(name: str) -> str:
-    """The same in every layout."""
+    """A module's name, the same in every layout."""
     wrappers = ("_orig_mod", "_checkpoint_wrapped_module")
     return ".".join(part for part in name.split(".") if part not in wrappers)
 
@@ -98,7 +98,7 @@ def read_tensor(tensor: Tensor) -> Reading:
 
 
 def add_readings(one: Reading, other: Reading) -> Reading:
-    """Of both parts together."""
+    """The reading of two parts together."""
     largest = max(one.largest, other.largest)
     if math.isnan(one.largest) or math.isnan(other.largest):
         largest = math.nan

@@ -70,9 +70,6 @@ def with_adapter(
     """What a linear gives, with its adapter's share.
 
     Args:
-        module: The linear.
-        input_BSI: What it takes.
-        weight: Its own, or a part.
         bias: Added once; with tensor ranks that share the inputs, by the caller.
         adapter: What is in `ADAPTER`, of the same part.
         total: Sums over the ranks, where each has a part of the inputs.

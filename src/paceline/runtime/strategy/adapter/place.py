@@ -43,7 +43,6 @@ def add_adapters(model: nn.Module, asked: Adaptation) -> nn.Module:
 
     Args:
         model: Whole, on one device or on meta, before it is split.
-        asked: Which linears, and how.
 
     Raises:
         PlanError: `R013`, the linears are not those that were planned.
@@ -74,7 +73,6 @@ def add_adapters(model: nn.Module, asked: Adaptation) -> nn.Module:
 
 
 def _features(linear: nn.Module) -> tuple[int, int]:
-    """Outputs and inputs."""
     shape: Sequence[int] = linear.get_parameter("weight").shape
     outputs, inputs = shape[::-1] if is_transposed(linear) else shape
     return outputs, inputs

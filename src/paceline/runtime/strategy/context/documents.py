@@ -35,13 +35,10 @@ class Documents:
     """Where the documents of a micro-batch's samples are."""
 
     def __init__(self, ends_BE: Tensor, seq_len: int, layout: Layout, context_rank: int) -> None:
-        """
-        Args:
-            ends_BE: Where each document ends, ascending, in host memory; filled up with `seq_len`,
-                which is also the last end.
-            seq_len: Tokens in a whole sample.
-            layout: Which tokens of it a context rank has.
-            context_rank: This one.
+        """Args:
+        ends_BE: Where each document ends, ascending, in host memory; filled up with `seq_len`,
+            which is also the last end.
+        seq_len: Tokens in a whole sample.
         """
         self.seq_len = seq_len
         self._layout, self._rank = layout, context_rank
@@ -135,10 +132,7 @@ def cannot_pack(what: str, fix: str) -> JobError:
 
 
 def check_not_compiled(model: nn.Module) -> None:
-    """
-    Raises:
-        JobError: R030, the blocks are compiled: they would be again for every batch.
-    """
+    """Raise `JobError` R030 where blocks are compiled: they would be again for every batch."""
     if any(hasattr(module, COMPILED) for module in model.modules()):
         raise cannot_pack(
             "train.compile: documents end elsewhere in every batch, and blocks would be compiled "
@@ -150,15 +144,7 @@ def check_not_compiled(model: nn.Module) -> None:
 def apart_attention(
     query_BNTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, documents: Documents, attend: Attend
 ) -> Tensor:
-    """Attention of every document alone, where all tokens are on this rank.
-
-    Args:
-        query_BNTD: As for `whole_attention`, as are the next two.
-        key_BKTD: Keys.
-        value_BKTD: Values.
-        documents: Where they are.
-        attend: Attention of one document.
-    """
+    """Attention of every document alone, where all tokens are on this rank."""
     documents.was_asked = True
     assert query_BNTD.shape[2] == documents.seq_len, "all tokens of each sample"
     heads = query_BNTD, key_BKTD, value_BKTD

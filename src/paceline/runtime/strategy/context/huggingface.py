@@ -37,8 +37,6 @@ def split_huggingface(
     The model gets copies of its configs, which other models may share.
 
     Args:
-        model: Whole, or a stage of it.
-        context: Who has its tokens.
         refusal: From what cannot be done, and how to do without.
 
     Raises:
@@ -84,7 +82,6 @@ def _check_model(model: nn.Module, cannot: Callable[[str, str], JobError]) -> No
 
 
 def _base(model: nn.Module) -> nn.Module:
-    """The model inside a model with a head."""
     base: nn.Module = getattr(model, str(model.base_model_prefix), model)
     return base
 

@@ -219,6 +219,5 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def _repeated(query: Tensor, heads: Tensor) -> Tensor:
-    """Key or value heads, one for each query head."""
     times = query.shape[1] // heads.shape[1]
     return heads if times == 1 else heads.repeat_interleave(times, dim=1)

@@ -51,7 +51,6 @@ def ring_attention(
     Args:
         query_BNSD: Of this rank's tokens: its chunk r, then its chunk 2W-1-r.
         key_BKSD: The same tokens' keys. N is a multiple of K.
-        value_BKSD: The same tokens' values.
         group: The ranks that share the sample, in the order of their chunks.
         is_causal: Whether a token sees only itself and earlier ones. Needs an even S.
         scale: Of the scores; 1 / sqrt(D) when None.
@@ -176,7 +175,6 @@ def _block_gradients(
 
 
 _Rows = tuple[slice, slice, slice]
-"""Of tensors that begin with B, N and S."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +239,6 @@ class _Blocks:
 
 
 def _inside(span: tuple[int, int], chunk_start: int, chunk: int, at: int) -> slice:
-    """The part of a document that is in a chunk, counted from where the rank has the chunk."""
     start, stop = (min(max(edge - chunk_start, 0), chunk) for edge in span)
     return slice(at + start, at + stop)
 

@@ -70,8 +70,6 @@ def split_context(
 
     Args:
         model: Whole or split otherwise, before DDP or FSDP2. On any device, also meta.
-        layout: As chosen.
-        meshes: Of the layout.
         ways: Whose `attention` names a person's own attention modules inside a block, so that one
             which does not call `attention` is found.
 
@@ -122,11 +120,8 @@ class Context:
     """The ranks that share this rank's samples, and attention over all their tokens."""
 
     def __init__(self, layout: Layout, rank: int, group: dist.ProcessGroup | None) -> None:
-        """
-        Args:
-            layout: Its context ranks.
-            rank: This one of them.
-            group: All of them; None when there is one, which has all tokens.
+        """Args:
+        group: All of them; None when there is one, which has all tokens.
         """
         self.layout = layout
         self.rank = rank
@@ -239,8 +234,9 @@ def cannot(what: str, fix: str) -> JobError:
 
 
 _ACTIVE: list[Context] = []
-"""Of the modules being called, innermost last. Pushed and popped around `forward`, so that another
-model in the same process, or a block that is recomputed in the backward pass, gets its own."""
+"""Contexts of the modules being called, innermost last. Pushed and popped around `forward`, so
+that another model in the same process, or a block that is recomputed in the backward pass, gets
+its own."""
 
 
 def attention(

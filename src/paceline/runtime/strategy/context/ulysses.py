@@ -45,12 +45,9 @@ def ulysses_attention(
 
     Args:
         query_BNSD: Of this rank's tokens. N is a multiple of the ranks and of K.
-        key_BKSD: The same tokens' keys.
-        value_BKSD: The same tokens' values.
         group: The ranks that share the sample, in the order of their tokens.
         is_causal: Whether a token sees only itself and earlier ones.
         scale: Of the scores; 1 / sqrt(D) when None.
-        dropout: Share of the attention weights that is dropped.
         window: How many tokens a token sees, itself included, or all.
         softcap: Scores are kept below this by a tangens hyperbolicus, or as they are.
     """
@@ -155,7 +152,6 @@ def _tokens_for_heads(heads_BNSD: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def _heads_for_tokens(heads_BnTD: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """`_tokens_for_heads` backwards."""
     world = group.size()
     parts_WBnSD = torch.unflatten(heads_BnTD, 2, (world, -1)).movedim(2, 0)
     got_WBnSD = _exchanged(parts_WBnSD, group)

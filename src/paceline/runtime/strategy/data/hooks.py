@@ -98,8 +98,6 @@ class _Sent:
     gradients: Tensor
     result: Future[Tensor]
     whole: list[Tensor]
-    """Gradients that are sent as they are."""
-
     matrices: list["_LowRank"]
     flat: Tensor
     work: dist.Work | None
@@ -181,7 +179,6 @@ class PowerSGD:
         return _LowRank(gradient, matrix_NM, error_NM, right_MR, matrix_NM @ right_MR)
 
     def _first_right(self, matrix_NM: Tensor) -> Tensor:
-        """Random, and the same on every rank."""
         rows, columns = matrix_NM.shape
         generator = torch.Generator().manual_seed(rows * 1_000_003 + columns)
         shape = columns, min(self.asked.rank, rows, columns)

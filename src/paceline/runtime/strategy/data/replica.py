@@ -83,7 +83,6 @@ class Replica(DistributedDataParallel):
         settle_buckets(self)
 
     def _build_params_for_reducer(self) -> Any:
-        """Last parameters first, as the backward pass comes to them."""
         parameters, is_sparse = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
         return parameters[::-1], is_sparse[::-1]
 
@@ -107,7 +106,6 @@ class Replica(DistributedDataParallel):
         return self._hook is not None
 
     def _post_forward(self, output: Any) -> Any:
-        """Between the forward pass and the preparation of the backward pass."""
         if not self._has_looked and torch.is_grad_enabled() and self.training:
             self._has_looked = True
             if self._some_rank_has_unused(output):
@@ -264,7 +262,6 @@ def _receive(bucket: _Bucket) -> None:
 def _buckets(
     groups: Mapping[nn.Parameter, dist.ProcessGroup], most_bytes: int
 ) -> Iterator[_Bucket]:
-    """Last parameters first, as the backward pass comes to them; of one group and type each."""
     filling: dict[object, _Bucket] = {}
     for parameter, group in reversed(list(groups.items())):
         key = (group, parameter.dtype, parameter.device)

@@ -88,11 +88,8 @@ def shard(
 
     Args:
         model: On its device or on meta, already split over tensor, expert and pipeline ranks.
-        layout: Its `sharding` and `offload` are carried out here.
-        meshes: From `make_meshes`.
         precision: With sharding over several ranks, the type that parameters are gathered in.
             Elsewhere `autocast` does it.
-        ways: Where the blocks are; without it they are found.
         hook: How gradients are compressed on the wire. Only without sharding.
         bucket_bytes: Only without sharding: gradients that are reduced together; torch's 25 MiB
             when left out.
@@ -349,7 +346,6 @@ def _is_plain(model: nn.Module, layout: Layout) -> bool:
 
 
 def _groups(model: nn.Module, meshes: Meshes) -> dict[nn.Parameter, dist.ProcessGroup]:
-    """Over which ranks each parameter's gradient is summed."""
     experts = set(expert_parameters(model).values())
     same_experts = meshes.expert_fsdp.get_group() if experts else meshes.holders
     return {

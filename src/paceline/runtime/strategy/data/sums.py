@@ -28,7 +28,7 @@ from torch.futures import Future
 from paceline.runtime._torch_private import AllreduceOptions, GradBucket
 
 _NUM_THREADS = 2
-"""Of a gloo group. Source: torch 2.13, ProcessGroupGloo.hpp, `Options::threads`."""
+"""Threads of a gloo group. Source: torch 2.13, ProcessGroupGloo.hpp, `Options::threads`."""
 
 _UNKNOWN_S = 300.0
 """Limit of a bucket until one backward pass has ended; what the controller gives a phase of a step

@@ -90,7 +90,6 @@ def balance_routers(model: nn.Module, layout: Layout, meshes: Meshes, coefficien
     Args:
         model: Split over expert and tensor ranks, not sharded or wrapped yet.
         layout: Without pipeline stages: the loss takes the routers of all layers together.
-        meshes: Where this rank stands.
         coefficient: What the balancing loss is multiplied by; 0 changes nothing.
 
     Raises:

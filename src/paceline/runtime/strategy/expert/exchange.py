@@ -43,7 +43,6 @@ def run_spread_experts(
         tokens_TH: This rank's tokens. Ranks may have different numbers of them.
         expert_TK: For each token the ids of its experts, counted over all ranks.
         weight_TK: The router's weights. Applied here, on the sender, so that its gradient is too.
-        num_local: Experts of each rank.
         group: Ranks in the order of their experts.
     """
     num_chosen = expert_TK.shape[-1]
@@ -119,7 +118,6 @@ def _run_on_rows(run_local: RunExperts, rows_QH: Tensor, expert_Q1: Tensor) -> T
 def _exchange(
     rows: Tensor, send: Sequence[int], receive: Sequence[int], group: dist.ProcessGroup
 ) -> Tensor:
-    """Rows sent to each rank -> rows received from each rank, both in the order of the ranks."""
     received: Tensor = _Exchange.apply(rows, send, receive, group)  # type: ignore[no-untyped-call]
     return received
 

@@ -201,11 +201,8 @@ def forward_backward(
     it returns, reduced once, after the last backward pass.
 
     Args:
-        pipeline: From `split_stages`; its parts split and sharded as the layout says.
         micro_batches: This data rank's, the same on all its stages. Inputs are read by the first,
             targets by the last.
-        loss_of: Called on the last stage.
-        documents: Of each micro-batch.
         loss_scale: Usually 1 / (expected number of targets in the global batch).
         forward_context: Entered around each forward pass and loss: autocast.
 
@@ -292,14 +289,12 @@ def _run(
 
 
 def _device_of(part: nn.Module, meshes: Meshes) -> torch.device:
-    """Where a stage computes: with the mesh, or on meta when it is only traced there."""
     if next(part.parameters()).is_meta:
         return torch.device("meta")
     return current_device(meshes.device_type)
 
 
 def _schedule(pipeline: Pipeline, micro_batches: MicroBatches, *, trains: bool) -> Any:
-    """The schedule for so many micro-batches of this shape, made when it is first needed."""
     layout = pipeline.meshes.layout
     tokens_BS = micro_batches[0][0]
     stream = stream_type(pipeline.parts[0])

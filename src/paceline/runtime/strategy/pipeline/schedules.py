@@ -107,11 +107,7 @@ class Stage(PipelineStage):
         forward_context: ForwardContext = nullcontext,
         around: Callable[[int], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """
-        Args:
-            part: The stage's module.
-            index: Place among all stages.
-            layout: Says how many there are.
+        """Args:
             group: One rank of each pipeline position.
             tokens_BS: Like one micro-batch's inputs, on meta.
             hidden_BSH: Like what goes from stage to stage, on meta; also its type.

@@ -72,10 +72,7 @@ def take_stage(
 
     Args:
         model: Whole, also on meta. It is left as it is.
-        ways: Names its blocks, and what only the first and the last stage need.
         blocks: Indices of this stage's blocks; it may be empty.
-        is_first: Whether this stage is given tokens.
-        is_last: Whether this stage returns logits.
     """
     containers = _containers(ways)
     memo: dict[int, Any] = {}
@@ -233,7 +230,6 @@ def tied_ends(model: nn.Module, ways: StageWays) -> dict[str, str]:
 
 
 def _stage_of(name: str, ways: StageWays) -> str:
-    """`first`, `last`, or the block that a parameter is in."""
     if name.startswith(tuple(f"{path}." for path in ways.first)):
         return "first"
     if name.startswith(tuple(f"{path}." for path in ways.last)):

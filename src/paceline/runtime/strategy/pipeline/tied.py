@@ -30,10 +30,6 @@ def sum_gradients(tied: Iterable[Ends], group: dist.ProcessGroup) -> None:
     """Both places get the sum of their gradients, the same bits on both ranks.
 
     Of two places on this rank the first gets it, and the second's gradient is gone.
-
-    Args:
-        tied: The same on the first and the last rank.
-        group: One rank of each pipeline position.
     """
     for first, second in tied:
         if first is second or not all(e is None or e.requires_grad for e in (first, second)):

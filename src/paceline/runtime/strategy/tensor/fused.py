@@ -107,7 +107,6 @@ def _split(fused: nn.Module, names: tuple[str, ...], widths: list[int]) -> Split
 
 
 def _part(fused: nn.Module, values: Mapping[str, Tensor | None]) -> nn.Module:
-    """A part with its rows of an adapter; the adapter's other matrix is one for all parts."""
     part = without_parameters(fused)
     for name, value in values.items():
         needs_grad = value is not None and value.requires_grad

@@ -38,8 +38,6 @@ class Crossings:
     """1-D: the tensor ranks."""
 
     group: dist.ProcessGroup
-    """The same ranks."""
-
     tokens_split: bool
     """Whether between those parts each rank has a share of the tokens (sequence parallelism)."""
 
@@ -158,8 +156,6 @@ class OnLocal:
         """What a linear gives, with its adapter's share.
 
         Args:
-            input_BSI: As the linear takes it.
-            bias: Added to it.
             total: Sums over the ranks, where each has a part of the inputs.
         """
         weight = self._part("weight")
@@ -297,7 +293,6 @@ class WideNorm(OnLocal):
 
 
 def _first_row(module: OnLocal) -> int:
-    """First row of this rank's part of a weight that is split by rows of the vocabulary."""
     group = module._crossings.group
     vocab: int = parameters_of(module)["weight"].shape[0]
     return group.rank() * -(-vocab // group.size())

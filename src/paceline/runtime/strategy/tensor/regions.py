@@ -25,7 +25,7 @@ TOKENS = -2
 
 
 def copy_to(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The same tensor, handed to a computation whose ranks each give a part of its gradient."""
+    """Pass a tensor to a computation whose ranks each give a part of its gradient."""
     return _cross(whole, group, _same, _sum)
 
 

@@ -106,13 +106,11 @@ def _check_module(
 
 
 def _changes_its_rows(module: nn.Module) -> bool:
-    """Whether an embedding does more than look up rows."""
     names = ("max_norm", "scale_grad_by_freq", "sparse")
     return any(getattr(module, name, None) for name in names)
 
 
 def _shared(model: nn.Module, ways: Ways, named: Mapping[str, Way], name: str) -> tuple[int, str]:
-    """What the ranks share of a column, row or wide norm: how many, and what they are."""
     module, way = model.get_submodule(name), named[name]
     parent = _owner(name)
     rows = [row for row, kind in named.items() if kind == "row" and row.startswith(f"{parent}.")]

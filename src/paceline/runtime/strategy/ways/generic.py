@@ -32,7 +32,6 @@ def generic_ways(model: nn.Module, *, splits_tensors: bool = True) -> Ways:
     """Ways of a decoder, from its structure.
 
     Args:
-        model: Whole; may be on meta.
         splits_tensors: Whether every matrix must be placed. Otherwise one that fits no pattern
             leaves the table of matrices empty: pipeline stages need the blocks and the ends only.
 
@@ -73,7 +72,6 @@ def generic_ways(model: nn.Module, *, splits_tensors: bool = True) -> Ways:
 
 
 def _blocks(model: nn.Module, where: str) -> tuple[str, Sequence[nn.Module]]:
-    """The list of equal modules with the most parameters."""
     lists = [
         (name, list(module.children()))
         for name, module in model.named_modules()

@@ -14,9 +14,6 @@ def ways_of(model: nn.Module) -> Ways | None:
     """How a model may be split: what it carries as `paceline_ways`, else what is known of its kind.
 
     None when nothing is known; `generic_ways` may find something.
-
-    Args:
-        model: As its factory made it, or inside DDP, which hides what it carries.
     """
     model = unwrapped(model)
     own = getattr(model, "paceline_ways", None)

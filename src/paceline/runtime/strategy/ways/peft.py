@@ -45,12 +45,7 @@ def mark_frozen(model: nn.Module) -> None:
 
 
 def peft_ways(model: nn.Module, ways: Ways) -> Ways:
-    """The ways of a peft model.
-
-    Args:
-        model: Of peft.
-        ways: Of the model inside it.
-    """
+    """The ways of a peft model."""
     inside = model_inside(model)
     several = dict(written_out(inside, ways, ways.fused))
     blocks = {name for name, _ in block_modules(inside, ways)}
