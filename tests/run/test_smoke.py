@@ -28,6 +28,21 @@ train: {global_batch: 64, steps: 100000, learning_rate: 0.003, warmup_steps: 500
 cluster: {accelerator: cpu, nodes: 4, per_node: 8}
 layout: {tensor: 8, sharding: none}
 """
+LARGE_JOB = """
+model: {factory: "large:build"}
+program: "large:train"
+train: {global_batch: 64, steps: 10}
+cluster: {accelerator: H100-SXM, nodes: 4, per_node: 8}
+"""
+LARGE = """
+from torch import nn
+
+def build():
+    return nn.Sequential(*(nn.Linear(8192, 8192) for _ in range(100)))
+
+def train(session):
+    raise SystemExit("not reached")
+"""
 
 
 def line(step: int, **changes) -> StepMetrics:
@@ -197,11 +212,15 @@ def test_s0_19_a_script_that_raises_fails_with_its_own_words(tmp_path):
         (("job.yaml", "--loss-range", "nan:1"), "nan:1 is not LOW:HIGH"),
         (("job.yaml", "more"), "Arguments go with a script"),
         (("program.yaml",), "`command` is a program of its own"),
+        (("large.yaml",), "R076: the model of large:train is too large for a smoke run"),
     ],
 )
 def test_s0_19_what_cannot_be_tried_is_refused_with_the_reason(tmp_path, words, says):
     (tmp_path / "job.yaml").write_text(JOB)
     (tmp_path / "program.yaml").write_text("command: [python, train.py]\n")
+    (tmp_path / "text").write_text("all work and no play " * 200)
+    (tmp_path / "large.py").write_text(LARGE)
+    (tmp_path / "large.yaml").write_text(LARGE_JOB)
     done = run_command("smoke", *words, folder=tmp_path)
     assert done.returncode == 2
     assert says in done.stderr
