@@ -19,7 +19,7 @@ def called(*arguments: str) -> Result:
     return CliRunner().invoke(command, arguments, catch_exceptions=False)
 
 
-def test_every_size_and_system_is_shown_with_what_it_rests_on():
+def test_s4_16_every_size_and_system_is_shown_with_what_it_rests_on():
     shown = called(LARGE, "--nodes", "64,128", "--compare", *FAST).stdout
     for word in (
         "64 nodes",

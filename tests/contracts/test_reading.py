@@ -299,7 +299,7 @@ def test_what_is_no_contract_is_left_to_the_job_reader(tmp_path: Path, text: str
 
 
 @pytest.mark.parametrize("value", [10**400, 10**16, float("inf"), float("nan"), "\x00", [], {}])
-def test_absurd_numbers_never_show_a_traceback(value: object):
+def test_s4_21_absurd_numbers_never_show_a_traceback(value: object):
     for key in ("batchSize", "epochs", "learningRate"):
         assert problems(changed("trainingConfig", **{key: value}))
     plan = {**DOCUMENT_PLAN, "batch_configuration": {"total_batch_size": value}}

@@ -112,7 +112,7 @@ def test_row_29_no_spare_is_left(scene):
 
 @OVER_BOTH_SLOWLY
 @pytest.mark.slow  # the quick one is in `tests/run/test_recovery.py`
-def test_row_24_killed_while_a_checkpoint_is_written(scene):
+def test_s4_15_row_24_killed_while_a_checkpoint_is_written(scene):
     drill(scene, "kill rank=1 step=8 phase=save")
 
 

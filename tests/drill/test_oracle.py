@@ -30,7 +30,7 @@ def failed(verdict) -> list[str]:
     return [check.name for check in verdict.checks if check.ok is False]
 
 
-def test_a_recovered_run_with_the_same_end_passes():
+def test_s4_15_a_recovered_run_with_the_same_end_passes():
     run = drilled(injected(KILL), lost("killed by SIGKILL"), recovered())
     verdict = judge(run, SAME)
     assert verdict.is_right, verdict.checks
@@ -80,7 +80,7 @@ def test_the_ledger_of_prepared_data_is_of_their_mixture(tmp_path, weights, orde
         ),
     ],
 )
-def test_what_is_wrong_with_a_run_is_named(run, name):
+def test_s4_15_what_is_wrong_with_a_run_is_named(run, name):
     assert name in failed(judge(run, SAME))
 
 
@@ -189,7 +189,7 @@ def test_a_schedule_is_the_same_every_time_and_keeps_to_its_bounds():
         assert not faults[0].in_recovery
 
 
-def test_every_row_of_the_matrix_is_drilled_or_says_where_or_why_not():
+def test_s4_15_every_row_of_the_matrix_is_drilled_or_says_where_or_why_not():
     assert [row.number for row in MATRIX] == list(range(1, 37))
     for row in MATRIX:
         assert row.faults or row.elsewhere or row.skipped, row.title

@@ -64,6 +64,18 @@ def test_an_unknown_key_names_the_nearest_one():
     assert problem.where.endswith("job.yaml line 8")
 
 
+@pytest.mark.parametrize(
+    "override",
+    [f"name={bad}" for bad in ("../../evil", "$(id)", "-rf", "a/b")]
+    + [f"cluster.nodes={bad}" for bad in ("0", "-1", "1e17")],
+)
+def test_s4_21_names_that_are_paths_or_commands_and_counts_of_nothing_are_refused(override):
+    problem = only(GOOD, override)
+    assert problem.code == "J006"
+    assert override.partition("=")[0] in problem.what
+    assert problem.fix
+
+
 def test_a_known_key_in_the_wrong_place_is_told_its_section():
     assert only(GOOD + "micro_batch: 4\n").fix == "it belongs under `layout`"
 

@@ -37,7 +37,7 @@ def test_whatever_a_path_is_called_the_host_gets_it_as_one_word(words):
     assert done.stdout.decode().split("\0") == [*words, ""]
 
 
-def test_a_host_is_never_taken_for_an_option_and_nobody_is_asked():
+def test_s4_21_a_host_is_never_taken_for_an_option_and_nobody_is_asked():
     command = Ssh(SshSpec(port=2222, identity="key"), Path("/job")).command("node-a", ["true"])
     assert command[command.index("--") + 1 :] == ["node-a", "true"]
     assert "BatchMode=yes" in command
@@ -48,7 +48,7 @@ def test_a_host_is_never_taken_for_an_option_and_nobody_is_asked():
 @pytest.mark.parametrize(
     "host", ["-oProxyCommand=rm", "a b", "a;b", "$(rm)", "a\nb", "", "a'b", "`x`", "@a", "u@-x"]
 )
-def test_a_host_that_is_more_than_a_name_is_refused(tmp_path, host):
+def test_s4_21_a_host_that_is_more_than_a_name_is_refused(tmp_path, host):
     with pytest.raises(JobError, match="no host"):
         job_of(tmp_path, hosts=["node-a", host])
     with pytest.raises(JobError, match="W007"):

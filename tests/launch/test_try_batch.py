@@ -54,7 +54,7 @@ def test_what_one_process_cannot_hold_is_not_measured(overrides: tuple[str, ...]
     assert said in problem.what
 
 
-def test_the_batch_finder_measures_when_asked_to(tmp_path: Path):
+def test_s4_8_the_batch_finder_measures_when_asked_to(tmp_path: Path):
     path = tmp_path / "job.yaml"
     path.write_text(JOB)
     line = ["advise", "batch", str(path), "--measure", "--limit", "2", "--json"]

@@ -532,7 +532,7 @@ def test_divisors_of_an_absurd_number_are_refused_at_once():
         ("cluster.per_node=2000000", "2e+06 ranks on all nodes"),
     ],
 )
-def test_absurd_numbers_are_refused_with_the_most_there_are(override: str, what: str):
+def test_s4_21_absurd_numbers_are_refused_with_the_most_there_are(override: str, what: str):
     with pytest.raises(JobError, match="J010") as raised:
         space(8, override)
     (problem,) = raised.value.problems

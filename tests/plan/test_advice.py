@@ -86,14 +86,14 @@ def test_an_optimizer_without_a_rule_is_refused_with_those_that_have_one():
 
 
 @given(st.integers(0, 3000), st.integers(1, 64), st.integers(64, 4096))
-def test_the_batch_finder_finds_the_largest_that_fits(edge: int, start: int, limit: int):
+def test_s4_8_the_batch_finder_finds_the_largest_that_fits(edge: int, start: int, limit: int):
     found = find_batch(lambda batch: batch <= edge, start=start, limit=limit, margin=0)
     assert found.largest == found.chosen == min(edge, limit)
     assert found.at_limit == (edge >= limit)
     assert len(found.tried) == len(dict(found.tried)) <= 30
 
 
-def test_the_batch_finder_leaves_a_margin_free():
+def test_s4_8_the_batch_finder_leaves_a_margin_free():
     found = find_batch(lambda batch: batch <= 100, margin=0.1)
     assert (found.largest, found.chosen) == (100, 90)
 

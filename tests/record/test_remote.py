@@ -71,7 +71,7 @@ def test_a_copy_without_commit_is_none_and_a_damaged_one_is_refused(tmp_path):
     assert remote.verify(copy).code == "C001"
 
 
-def test_the_newest_copies_are_kept_and_what_never_finished_goes(url, tmp_path):
+def test_s4_13_the_newest_copies_are_kept_and_what_never_finished_goes(url, tmp_path):
     remote = Remote(url)
     for step in (10, 20, 30, 40):
         remote.upload(write(tmp_path, step), "never")

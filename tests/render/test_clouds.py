@@ -259,7 +259,7 @@ def test_names_of_gpus_are_of_accelerators_that_the_catalog_has():
     assert set(VERTEX_GPUS) == set(MACHINES)
 
 
-def test_names_never_reach_a_shell_unquoted():
+def test_s4_21_names_never_reach_a_shell_unquoted():
     # The job's own name has no such letters; a setup line is the person's own command.
     with pytest.raises(JobError, match="J006"):
         cloud_files("sky", cloud={"storage": "s3://bucket/$(reboot)"})

@@ -42,7 +42,7 @@ def test_a_slower_network_makes_a_longer_step_and_only_its_own_terms_grow():
     assert found.reason.startswith("RDMA pays")
 
 
-def test_the_slowdown_is_that_of_a_plan_for_the_slower_network():
+def test_s4_4_the_slowdown_is_that_of_a_plan_for_the_slower_network():
     fixed = (*FULL, "layout.recompute=full", "layout.recompute_every=1")
     fast, slow = plan_of(JOB, *fixed), plan_of(JOB, *fixed, "cluster.network=100Gb/s")
     assert fast.layout == slow.layout
@@ -86,7 +86,7 @@ def test_messages_add_up_to_the_parameters():
     )
 
 
-def test_the_log_is_searched_for_words_that_nccl_prints():
+def test_s4_5_the_log_is_searched_for_words_that_nccl_prints():
     lines = {line.pattern: line for line in log_lines(plan_of(JOB, *FULL))}
     for line in lines.values():
         assert bool(re.search(line.pattern, LOG)) == (line.wanted in ("yes", "better"))

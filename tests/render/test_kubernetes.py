@@ -34,7 +34,7 @@ def pod(found):
     return replicas["Master"]["template"]["spec"]
 
 
-def test_two_nodes_with_rdma(check_golden):
+def test_s4_6_two_nodes_with_rdma(check_golden):
     check_golden(
         "kubernetes/two-nodes", rendered("kubernetes", layout={"sharding": "full"}, kubernetes=FULL)
     )
@@ -60,7 +60,7 @@ def test_ranks_and_nodes_are_said_where_each_kind_reads_them():
     assert found["PyTorchJob"]["spec"]["nprocPerNode"] == "8"
 
 
-def test_a_pod_may_pin_memory_only_where_it_has_rdma():
+def test_s4_6_a_pod_may_pin_memory_only_where_it_has_rdma():
     with_rdma, without = (rendered("kubernetes", kubernetes=each) for each in (FULL, {}))
     (container,) = pod(with_rdma)["containers"]
     assert container["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
@@ -68,7 +68,7 @@ def test_a_pod_may_pin_memory_only_where_it_has_rdma():
     assert "securityContext" not in pod(without)["containers"][0]
 
 
-def test_shared_memory_is_larger_than_a_containers_own():
+def test_s4_6_shared_memory_is_larger_than_a_containers_own():
     (shm,) = [each for each in pod(rendered("kubernetes"))["volumes"] if each["name"] == "shm"]
     assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}  # 1 GiB a rank
 

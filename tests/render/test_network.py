@@ -38,7 +38,7 @@ def test_cpus_have_no_log_of_nccl_to_check(check_golden):
     assert "check-network.sh" not in found.files
 
 
-def test_a_log_of_rdma_passes(tmp_path):
+def test_s4_5_a_log_of_rdma_passes(tmp_path):
     done = checked(tmp_path, GOOD)
     assert done.returncode == 0, done.stdout
     assert "FAIL" not in done.stdout
@@ -79,7 +79,7 @@ def test_without_a_log_the_check_says_how_it_is_used(tmp_path):
     assert "usage" in done.stderr
 
 
-def test_the_settings_can_be_sourced_and_only_set_or_take_away(tmp_path):
+def test_s4_5_the_settings_can_be_sourced_and_only_set_or_take_away(tmp_path):
     script = tmp_path / "network.sh"
     script.write_text(network().files["network.sh"])
     said = subprocess.run(

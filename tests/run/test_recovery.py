@@ -68,7 +68,7 @@ def test_adapters_end_with_the_same_bits_after_a_kill(scene):
 
 
 @pytest.mark.slow  # the quick one has rows 1, 2, 10 and 25 in `tests/drill/test_fault_matrix.py`
-def test_killed_at_random_steps_ddp_ends_with_the_same_bits(scene, clean):
+def test_s4_14_killed_at_random_steps_ddp_ends_with_the_same_bits(scene, clean):
     seed = random.SystemRandom().randrange(10**6)
     kills = random_kills(seed, count=2)
     run = scene.run(f"killed-{seed}", *drill(*kills))
@@ -80,7 +80,7 @@ def test_killed_at_random_steps_ddp_ends_with_the_same_bits(scene, clean):
 
 
 @pytest.mark.slow  # the quick one is in `tests/run/test_sharded_recovery.py`
-def test_killed_at_random_steps_fsdp2_ends_with_the_same_bits(scene, clean_fsdp2):
+def test_s4_14_killed_at_random_steps_fsdp2_ends_with_the_same_bits(scene, clean_fsdp2):
     seed = random.SystemRandom().randrange(10**6)
     run = scene.run(f"killed-fsdp2-{seed}", *FSDP2, *drill(*random_kills(seed, count=1)))
     assert_same_end(run, clean_fsdp2)

@@ -29,7 +29,7 @@ def clean_on_four(scene: Scene) -> Record:
     return scene.run("clean-4", *options(4))
 
 
-def test_a_shard_that_is_nowhere_else_comes_back_from_the_checkpoint(scene, clean_on_four):
+def test_s4_14_a_shard_that_is_nowhere_else_comes_back_from_the_checkpoint(scene, clean_on_four):
     # Step 6 is long, so that what step 4 saves is whole before the kill.
     faults = "drill.faults=['long rank=0 step=6 for=6','kill rank=2 step=7 phase=apply']"
     asked = (*options(4), "--set", "recovery.state=checkpoint", "--set", faults)
@@ -43,7 +43,7 @@ def test_a_shard_that_is_nowhere_else_comes_back_from_the_checkpoint(scene, clea
     assert said[0].startswith("no living rank has the state of rank(s) 2 at step ")
 
 
-def test_a_whole_node_is_lost_and_its_shards_come_back(scene, clean_on_four):
+def test_s4_14_a_whole_node_is_lost_and_its_shards_come_back(scene, clean_on_four):
     nodes = ("--set", "cluster.nodes=2", *options(2))
     process = scene.start("node", *nodes, *MEMORY, "--set", "checkpoint.every=100")
     record = scene.record("node")

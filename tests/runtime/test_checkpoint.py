@@ -137,7 +137,7 @@ def restore_each_damaged(rank, world, folder):
     return outcomes, keeper.restore_newest(model, optimizer).step
 
 
-def test_any_damaged_file_is_refused_and_the_previous_checkpoint_used(tmp_path):
+def test_s4_13_any_damaged_file_is_refused_and_the_previous_checkpoint_used(tmp_path):
     saves = ((1, range(1)), (2, range(1, 2)))
     run_ranks(save_after_training, 2, tmp_path, "full", "adamw", saves)
     results = run_ranks(restore_each_damaged, 2, tmp_path)

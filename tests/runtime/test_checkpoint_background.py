@@ -72,7 +72,7 @@ def train_while_writing(rank, world, folder, sharding):
 
 
 @pytest.mark.parametrize("sharding", SHARDINGS)
-def test_what_is_saved_is_the_state_at_the_start_while_training_goes_on(tmp_path, sharding):
+def test_s4_13_what_is_saved_is_the_state_at_the_start_while_training_goes_on(tmp_path, sharding):
     for outcome in run_ranks(train_while_writing, 2, tmp_path, sharding):
         assert outcome == ([None] * 5, 1, True, True)
 
@@ -96,7 +96,7 @@ def many_saves(rank, world, folder, num_saves):
 
 
 @pytest.mark.parametrize("num", [30, pytest.param(100, marks=pytest.mark.slow)])
-def test_many_saves_end_to_end_come_through_each_once(tmp_path, num):
+def test_s4_13_many_saves_end_to_end_come_through_each_once(tmp_path, num):
     outcomes = run_ranks(many_saves, 2, tmp_path, num)
     assert outcomes[0] == outcomes[1] == [step for step in range(1, num + 1) if step % 10]
     names = sorted(path.name for path in tmp_path.iterdir())

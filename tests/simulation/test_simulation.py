@@ -199,7 +199,7 @@ def test_a_phase_that_is_none_is_refused(text: str):
         read_phase(text)
 
 
-def test_every_phase_and_system_says_how_it_is_known():
+def test_s4_16_every_phase_and_system_says_how_it_is_known():
     for costs in (
         costs_on_gloo(copy_s=1, reload_s=1),
         costs_on_nccl(copy_s=1, reload_s=1, meet="cited"),

@@ -89,7 +89,7 @@ def test_the_section_is_read_back_to_the_same_cluster():
     assert cluster.network_bytes_per_s == 400e9
 
 
-def test_efa_is_told_from_infiniband():
+def test_s4_4_efa_is_told_from_infiniband():
     probes = Probes(
         system="Linux",
         ports=ports(32, rate=100, layer="Unknown", driver="efa"),
@@ -148,7 +148,7 @@ def test_a_gpu_that_the_catalog_lacks_keeps_its_name_and_memory():
     assert cluster_section(found)["memory"] == "20464 MiB"
 
 
-def test_a_machine_with_nothing_says_what_was_looked_for_and_why_it_is_missing():
+def test_s4_4_a_machine_with_nothing_says_what_was_looked_for_and_why_it_is_missing():
     looks = (Look(what="rocm-smi", found=False, why="there is no `rocm-smi` on PATH"),)
     found = detect(Probes(system="Linux", looks=looks), HERE)
     shown = list(format_detected(found))

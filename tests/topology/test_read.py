@@ -132,7 +132,7 @@ def test_a_port_that_is_down_or_says_no_rate_stays_so():
     assert (port.bytes_per_s, port.is_active) == (None, False)
 
 
-def test_devices_are_listed_by_name_on_linux_and_on_a_mac():
+def test_s4_4_devices_are_listed_by_name_on_linux_and_on_a_mac():
     assert read_ibv_devices(recording("ibv_devices.txt")) == ("mlx5_0", "mlx5_1")
     assert read_ibv_devices(recording("ibv_devices-mac.txt")) == ("rdma_en2",)
     assert read_ibv_devices("") == ()

@@ -47,6 +47,27 @@ def test_a_correct_configuration_gives_no_warning(case):
 
 
 @pytest.mark.parametrize(
+    ("setting", "id"),
+    [
+        ("NCCL_NTHREADS=4", "debugging-left-on"),
+        ("NCCL_NET_GDR_LEVEL=5", "nccl-env-deprecated"),
+        ("NCCL_P2P_LEVEL=5", "nccl-env-deprecated"),
+        ("NCCL_BUFFSIZE=8388608", "debugging-left-on"),
+        ("NCCL_NET_GDR_READ=0", "gdr-peermem-missing"),
+        ("NCCL_NTHREADS=256", None),
+        ("NCCL_NET_GDR_LEVEL=PHB", None),
+        ("NCCL_P2P_LEVEL=NVL", None),
+        ("NCCL_BUFFSIZE=4194304", None),
+        ("NCCL_BUFFSIZE=$SIZE", None),
+    ],
+)
+def test_s4_5_a_number_that_nccl_finds_better_itself_is_named(setting, id):
+    text = f"#!/bin/bash\nexport {setting}\nsrun torchrun --nproc-per-node 8 train.py\n"
+    found = [one for one in findings("job.sh", text, Context()) if one.where.line == 2]
+    assert [one.id for one in found] == ([id] if id else [])
+
+
+@pytest.mark.parametrize(
     "path",
     [path for path in sorted(GOLDEN.rglob("*")) if path.is_file() and path.suffix != ".py"],
     ids=lambda path: str(path.relative_to(GOLDEN)),

@@ -2,9 +2,10 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from paceline.catalog.load import read_shipped
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.configs.known_variables import (
     ALLOCATOR,
@@ -69,6 +70,7 @@ def check_variables(variables: Sequence[Variable], around: Surroundings) -> Iter
         yield from _check_allocator(each)
         yield from _check_master(each, around)
         yield from _check_values(each)
+        yield from _check_by_hand(each)
 
 
 def _say(
@@ -420,3 +422,27 @@ def _check_values(each: Variable) -> Iterator[Finding]:
             "TORCH_NCCL_ASYNC_ERROR_HANDLING=0: a collective that hangs never ends",
             "remove it",
         )
+
+
+_BY_HAND: Mapping[str, tuple[Severity, str, str]] = {
+    "NCCL_NTHREADS": (WARNING, "debugging-left-on", r"(?!(64|128|256|512)$)\d+"),
+    "NCCL_NET_GDR_LEVEL": (WARNING, "nccl-env-deprecated", r"[1-9]\d*"),
+    "NCCL_P2P_LEVEL": (WARNING, "nccl-env-deprecated", r"\d+"),
+    "NCCL_NET_GDR_READ": (INFO, "gdr-peermem-missing", "0"),
+    "NCCL_BUFFSIZE": (INFO, "debugging-left-on", r"(?!4194304$)\d+"),
+}
+"""Setting of NCCL -> how bad, the failure it becomes, and the values that do harm."""
+
+_REASONS: Mapping[str, str] = {
+    name: reason
+    for table in ("removed_nccl", "removed_rdma")
+    for name, reason in read_shipped("software.toml")["environment"][table].items()
+}
+
+
+def _check_by_hand(each: Variable) -> Iterator[Finding]:
+    """Numbers given to NCCL that it finds itself, and better."""
+    severity, failure, values = _BY_HAND.get(each.name, (INFO, "", "$.^"))
+    if re.fullmatch(values, each.value.strip()):
+        what = f"{each.name}={each.value.strip()}: {_REASONS[each.name]}"
+        yield _say(each, failure, severity, what, f"remove {each.name}")
