@@ -168,7 +168,6 @@ def _unwritten(path: Path, why: str, fix: str) -> "JobError":
 
 
 def _free(path: Path) -> Path:
-    """The path, or with a number behind it the first that is not taken."""
     candidate, number = path, 1
     while candidate.exists():
         candidate = path.with_name(f"{path.name}.{number}")

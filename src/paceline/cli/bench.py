@@ -256,7 +256,6 @@ def _data(verdict: "Verdict") -> dict[str, Any]:
 
 
 def _machine() -> str:
-    """One line about where it was measured."""
     import importlib.metadata
     import platform
 
@@ -274,7 +273,6 @@ def _machine() -> str:
 
 
 def _check_out(out: Path | None) -> None:
-    """Before anything is measured: can it be written there?"""
     if out is None:
         return
     try:

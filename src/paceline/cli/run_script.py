@@ -26,12 +26,7 @@ def make_program(
     """The script as a job.
 
     Args:
-        script: A Python file.
-        arguments: Its own.
-        nproc: How many processes; None is one for each GPU, or one.
         silence: As in `recovery.silence`; None is its default.
-        overrides: Of `--set`.
-        profiles: Whether a few of its steps are profiled.
     """
     import re
     import sys

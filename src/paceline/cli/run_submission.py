@@ -23,16 +23,7 @@ def show_submission(
     *,
     as_json: bool,
 ) -> int:
-    """What a queue would be given, or what an attached place would start.
-
-    Args:
-        place: Which.
-        job: What would be run.
-        plan: Its plan; None of a foreign program.
-        folder: Of the run, which need not be there.
-        options: Of the `paceline run` that a queue starts.
-        as_json: Print the fields.
-    """
+    """What a queue would be given, or what an attached place would start."""
     from paceline.launch.handover import FOLDER, format_submission
     from paceline.launch.places import PLACES, queued
     from paceline.record.run import RunFolder

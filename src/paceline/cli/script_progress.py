@@ -22,7 +22,8 @@ _LONGEST = 64 << 10
 """Bytes of a hidden rank's line that are kept."""
 
 _MOST_TRACEBACKS = 20
-"""Of hidden ranks: a script that catches its exceptions may print them with every step."""
+"""Tracebacks of hidden ranks: a script that catches its exceptions may print them with every
+step."""
 
 
 class ScriptView:
@@ -31,12 +32,6 @@ class ScriptView:
     def __init__(
         self, *, job: Script, run: RunFolder, ranks: Collection[int], to_stderr: bool
     ) -> None:
-        """Args:
-        job: What runs.
-        run: Its folder.
-        ranks: Whose output is shown: as it is of one rank, with the rank before each line of many.
-        to_stderr: Leave standard output to JSON.
-        """
         self._job = job
         self._word = "node" if job.spec.starts == "nodes" else "rank"
         self._run = run

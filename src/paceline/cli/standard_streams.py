@@ -20,7 +20,7 @@ class StreamError(OSError):
         super().__init__(f"{name} cannot be written: {self.reason}")
 
     def as_job_error(self) -> JobError:
-        """The same, to be shown (`R002`)."""
+        """The error as a `JobError` of code `R002`, to be shown."""
         fix = "send it where there is room, and ask again"
         return JobError.of(code="R002", what=str(self), where=self.name, fix=fix)
 

@@ -155,7 +155,7 @@ class Agent:
                 remove_snapshots(FOLDER, self._run.path, node=node)
 
     def _tell_of_leaving(self) -> None:
-        """SIGTERM: the machine takes this node away. Its workers are to leave in time."""
+        """Report SIGTERM: the machine takes this node away. Its workers are to leave in time."""
         message = say.LeaveWanted(with_node=True)
         for number in self._workers:
             self._uplink.report(say.Said(worker=number, generation=0, message=message))
@@ -206,7 +206,7 @@ class Agent:
                 self._uplink.report(say.Stuck(seen=found))
 
     async def _watch_gpus(self) -> None:
-        """Report settings that harm, and what the driver says of GPUs, where these are used."""
+        """Report settings that harm, and what the driver reports of GPUs, where these are used."""
         if not self._on_accelerator:
             return
         if self._node == 0:  # nodes whose settings differ are found before the run
@@ -311,7 +311,8 @@ class Agent:
         task.add_done_callback(self._exits.discard)
 
     def _place_of(self, rank: int | None) -> dict[str, str]:
-        """The names torch reads. A spare learns its rank when it joins."""
+        """The place of a worker, by the names that torch reads. A spare learns its rank when it
+        joins."""
         if rank is None:
             return {}
         return {"RANK": str(rank), "LOCAL_RANK": str(rank % self._ranks_per_node)}
@@ -384,7 +385,6 @@ class Agent:
         return kills != before
 
     async def _let_exit(self) -> None:
-        """The workers have said all they have to say."""
         for worker in self._workers.values():
             self._let_go(worker)
         if self._exits:

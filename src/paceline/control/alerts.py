@@ -139,7 +139,6 @@ class Rules:
 
 
 def _may_fire(rule: AlertSpec, state: _State, at: float) -> bool:
-    """Whether its pause is over."""
     if state.fired_at is None:
         return True
     return rule.again != "never" and at - state.fired_at >= rule.again
@@ -196,8 +195,6 @@ def check_names(
     """`J017` for metrics and events that no run has, with the nearest that it has.
 
     Args:
-        alerts: The rules.
-        where: Place of a key -> where that is, for people.
         logs_its_own: Whether the program may have metrics of its own: then any name may be right.
     """
     for number, rule in enumerate(alerts.rules):

@@ -88,7 +88,7 @@ def blame(sightings: Mapping[int, Seen], *, num_ranks: int, in_order: bool = Tru
 
 
 def _place(seen: Seen) -> tuple[int, int]:
-    """Comparable between ranks of any layout."""
+    """A rank's place, comparable between ranks of any layout."""
     if seen.phase < Phase.FORWARD:  # not training yet: in the order of the phases
         return -1, seen.phase
     is_computing = seen.phase in (Phase.FORWARD, Phase.BACKWARD)

@@ -218,7 +218,7 @@ class Controller:
             self._journal.begin(snapshot(self._memory))
 
     def _pid_of(self, node: int | None) -> int:
-        """Of a node's agent; 0 when it has none."""
+        """Process id of a node's agent; 0 when it has none."""
         link = self._memory.links.get(node) if node is not None else None
         return link.pid if link is not None else 0
 
@@ -268,7 +268,6 @@ class Controller:
         )
 
     def _hear(self, connection: Connection, report: say.Report) -> None:
-        """Any message of an agent but a beat."""
         node, message = connection.node, report.message
         if isinstance(message, say.AgentReady):
             if node is None and hmac.compare_digest(message.token, self._memory.token):

@@ -101,8 +101,6 @@ def environment_of_workers(
 
     Args:
         controller: Host of the controller, to which this machine's address is found.
-        limit_s: For one operation between accelerators.
-        without: A name that is not handed on.
     """
     environment = {key: value for key, value in os.environ.items() if key != without}
     num_ranks = cluster.ranks_per_node * cluster.num_nodes

@@ -48,8 +48,6 @@ class Setup:
 
     num_ranks: int
     name: str
-    """Of the program, for the record."""
-
     word: Literal["rank", "node"] = "rank"
     """What `num_ranks` counts: ranks of the program, or nodes with a launcher each."""
 
@@ -87,8 +85,6 @@ class State:
     """Process of each rank that runs."""
 
     ended: dict[int, int] = field(default_factory=dict)
-    """Exit status of the ranks of this attempt that are through."""
-
     began_s: float = 0.0
     heard_s: float = 0.0
     """When a rank last printed something."""

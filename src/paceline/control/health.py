@@ -33,11 +33,7 @@ class Health:
     node: int
     nvml: Any
     handles: dict[str, Any]
-    """By UUID."""
-
     xids: Any
-    """NVML's set of events."""
-
     lost: tuple[str, ...] = ()
     """GPUs that could not be opened, by number; reported at the first look."""
 

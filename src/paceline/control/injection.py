@@ -42,15 +42,7 @@ async def carry_out(
     *,
     nursery: int | None,
 ) -> None:
-    """Do to a worker or its node what a fault asks; the fault is on the record already.
-
-    Args:
-        fault: Of a kind that is the agent's.
-        victim: The worker's process.
-        workers: Every worker's process on this node.
-        checkpoints: The run's folder of them.
-        nursery: The process that forks them, where there is one.
-    """
+    """Do to a worker or its node what a fault asks; the fault is on the record already."""
     seconds = fault.for_s or 0.0
     match fault.kind:
         case "kill" | "store" | "spare":

@@ -72,7 +72,7 @@ class Journal:
         self._fd, self._num_bytes = fd, end[1]
 
     def write(self, entry: bytes, *, sync: bool) -> None:
-        """Append.
+        """Append an entry.
 
         Args:
             sync: Whether it must be on the disk itself, with all before it, when this returns.

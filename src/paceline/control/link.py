@@ -77,7 +77,7 @@ class Inbox:
         """Number of the last that was taken."""
 
     def can_take(self, number: int, before: int) -> bool:
-        """Whether this one is new.
+        """Whether this message is new.
 
         Raises:
             Lost: The one before it has not come.
@@ -95,7 +95,7 @@ class Inbox:
             raise Lost
 
     def take(self, number: int, before: int) -> bool:
-        """The same; if it is, it is had from now on."""
+        """Whether this message is new; if it is, it is had from now on."""
         is_new = self.can_take(number, before)
         if is_new:
             self.last = number

@@ -245,7 +245,6 @@ def _failure(state: State, loss: policy.Loss, decision: Decision) -> Failure:
 
 
 def _note_measures(state: State, loss: policy.Loss, verdict: Verdict, decision: Decision) -> None:
-    """What is decided for longer than this generation."""
     if verdict.strikes:
         _note_set_aside(state, loss.node, verdict.strikes, decision)
     if verdict.rung == "skip":

@@ -41,9 +41,7 @@ def bound_socket(host: str, port: int, kind: int = socket.SOCK_STREAM) -> socket
     """A socket of a host's family, bound to it.
 
     Args:
-        host: Address or name of this machine.
         port: 0 for any that is free.
-        kind: SOCK_STREAM or SOCK_DGRAM.
 
     Raises:
         OSError: The port is taken, or this machine has no such address.
@@ -80,7 +78,6 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def _places(host: str, port: int) -> list[tuple[int, tuple[Any, ...]]]:
-    """Family and socket address for each address of a host, IPv4 first."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     places = [(int(family), place) for family, _, _, _, place in found]
     return sorted(places, key=lambda each: each[0] != socket.AF_INET)

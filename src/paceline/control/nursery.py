@@ -27,11 +27,11 @@ MODULE_VARIABLE = "PACELINE_NURSERY"
 puts the workers on another device first."""
 
 MAX_BYTES = 1 << 16
-"""Of one request or answer: a few paths and numbers."""
+"""Bytes of one request or answer: a few paths and numbers."""
 
 
 _LAST_LINES = 20
-"""Of the nursery's log, shown when it fails."""
+"""Lines of the nursery's log, shown when it fails."""
 
 _LEAVE_S = 0.5
 """How long the nursery may take to end by itself once its line is closed. A guess: it does
@@ -64,7 +64,6 @@ class Child:
         """0 before its birth."""
 
         self.returncode: int | None = None
-        """As in `subprocess`; None while it lives."""
 
         self._born = asyncio.Event()
         self._ended = asyncio.Event()
@@ -108,11 +107,6 @@ class Nursery:
     """The processes of one agent's workers."""
 
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
-        """
-        Args:
-            environment: Of every worker.
-            log: For what the nursery itself has to say.
-        """
         self._environment = dict(environment)
         self._log = log
         self._module = self._environment.get(MODULE_VARIABLE, "paceline.runtime.nursery")
@@ -124,7 +118,7 @@ class Nursery:
 
     @property
     def pid(self) -> int | None:
-        """Of the nursery itself; None where there is none, now or ever."""
+        """Process id of the nursery itself; None where there is none, now or ever."""
         return self._process.pid if self._process is not None else None
 
     def open(self) -> None:

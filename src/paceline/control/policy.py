@@ -155,9 +155,7 @@ def judge(
     Neither does one that falls back to the same checkpoint each time, from no further than before.
 
     Args:
-        history: Changed.
         reached: Last step that the run has finished, as far as anybody knows.
-        now_s: On the monotonic clock.
         resumed_at: Step that the last restart resumed from; None before the first.
         advanced: Whether a step was finished since the last restart.
         state_lives: Whether processes that live hold a whole state together.
@@ -252,7 +250,6 @@ def how_it_ended(returncode: int, *, out_of_memory: bool) -> str:
 
     Args:
         returncode: As in `subprocess`: negative is the signal.
-        out_of_memory: Whether the kernel's out-of-memory killer was at work.
 
     >>> how_it_ended(-9, out_of_memory=True)
     'out of memory: killed by SIGKILL'
@@ -333,7 +330,6 @@ _OTHERS = 4
 
 
 def _note_fall(history: History, step: int, to: int) -> None:
-    """Finished steps were lost."""
     is_further = to > history.fell_to or step > history.fell_from
     history.falls = 1 if is_further else history.falls + 1
     history.fell_to = max(history.fell_to, to)

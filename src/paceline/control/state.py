@@ -46,8 +46,6 @@ class Setup:
     versions: dict[str, str]
     resumed: bool
     layout: str
-    """Name of the layout, for the record."""
-
     heartbeat_s: float = 5.0
     """Silence after which a node is lost that nothing speaks for."""
 
@@ -230,7 +228,6 @@ class Inquiry:
 
     asked_s: float
     seen: dict[int, say.Seen] = field(default_factory=dict)
-    """By rank."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -250,8 +247,6 @@ class State:
     """Those that live, by number."""
 
     slots: list[Slot] = field(default_factory=list)
-    """By rank."""
-
     empty: set[int] = field(default_factory=set)
     """Ranks without a worker. `seats.py` keeps it."""
 

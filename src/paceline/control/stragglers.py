@@ -165,10 +165,7 @@ def worth_evicting(
 
     Args:
         factor: How much slower it is than its peers.
-        step_s: A step now.
-        steps_left: Steps still to do.
         eviction_s: What a recovery takes, from the fence to the next step.
-        num_spares: Processes ready to take a rank.
 
     >>> worth_evicting(1.5, step_s=0.3, steps_left=100, eviction_s=1.0, num_spares=1)
     True

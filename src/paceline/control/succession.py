@@ -30,8 +30,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     unix_s: float
     node: int | None
-    """Whose agent said so, if one did."""
-
     number: int
     """That it gave its words."""
 
@@ -63,8 +61,6 @@ class Memory:
     """Events since."""
 
     links: dict[int, Link] = field(default_factory=dict)
-    """By node."""
-
     at_s: float = 0.0
     """Monotonic clock of the last thing that happened."""
 
@@ -103,7 +99,6 @@ def advance(memory: Memory, entry: Entry) -> list[st.Action]:
 
 
 def encode_entry(entry: Entry) -> bytes:
-    """As a record of the journal."""
     return msgspec.msgpack.encode(entry)
 
 

@@ -56,12 +56,6 @@ class Uplink:
         token: str,
         obey: Callable[[say.ToAgent], Awaitable[None]],
     ) -> None:
-        """Args:
-        run: The run's folder, in which later controllers say where they are.
-        controller: Host and port of the first one.
-        token: What proves that this agent belongs to the run.
-        obey: Called with every order, once each and in their order.
-        """
         self._run = run
         self._node = node
         self._first_controller = controller
@@ -131,7 +125,7 @@ class Uplink:
             return None
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """One connection, to its end; whether the controller said leave."""
+        """Go through one connection, to its end; whether the controller said leave."""
         if not self._probe_port:
             self._probe_port = answer_probes(writer.get_extra_info("sockname")[0])
         ready = say.AgentReady(

@@ -45,13 +45,6 @@ class Alarms:
         plan: Plan | None,
         record: Callable[[Reported], None],
     ) -> None:
-        """Args:
-        run: The run's folder.
-        name: Of the run, for messages.
-        alerts: What the job asks for.
-        plan: Of the run; None of your own script.
-        record: Records an event; called from threads of this.
-        """
         rules = rules_of(alerts, default_alerts(plan))
         self._name = name
         self._record = record

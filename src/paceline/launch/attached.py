@@ -59,7 +59,8 @@ UNIT_ROUNDOFF = {
     "bf16": 2.0**-8,
     "fp8": 2.0**-4,
 }
-"""Of the matrix multiplications. Source: IEEE 754 and the formats' definitions; fp8 is E4M3."""
+"""Unit roundoff of the matrix multiplications. Source: IEEE 754 and the formats' definitions; fp8
+is E4M3."""
 
 _FILE_SERVER_S = 90.0
 """After which an NFS server forgets the locks of a client that is gone: the lease time of Linux's
@@ -83,11 +84,6 @@ def run_attached(
     """Run a job to its end, its controller being this command, and say how it ended.
 
     Args:
-        job: The resolved job; it and the plan are written into the run's folder, where every
-            process reads them.
-        plan: Its plan.
-        run: The run's folder, new or of a run to go on with.
-        place: Where its agents are: an attached one of `places.PLACES`.
         inspection: How its machines are looked at before anything is started there; those of a run
             that is taken over are not, as it goes on.
         on_event: Told of every event after it is in the log.
@@ -166,7 +162,6 @@ def _hold(job: Job, run: RunFolder) -> tuple[IO[bytes], bool]:
 
 
 def _was_here(run: RunFolder) -> bool:
-    """Whether the run's last controller, if there was one, was on this machine."""
     last = find_controller(run.path)
     return last is None or last.machine in ("", machine())
 
@@ -335,7 +330,7 @@ def _num_spares(job: Job, plan: Plan) -> int:
 
 
 def versions() -> dict[str, str]:
-    """Of Paceline, Python and, where it is installed, torch."""
+    """Versions of Paceline, Python and, where it is installed, torch."""
     versions = {"paceline": paceline.__version__, "python": platform.python_version()}
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         versions["torch"] = importlib.metadata.version("torch")

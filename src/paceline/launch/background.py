@@ -14,22 +14,12 @@ class Started:
     """A run that was started and goes on by itself."""
 
     run: str
-    """Its folder, which the run makes when it begins."""
-
     pid: int
     output: str
-    """File with what `paceline run` prints."""
 
 
 def start_in_background(job_file: Path, name: str, changes: Sequence[str], runs: Path) -> Started:
-    """Start the job in a session of its own, which outlives this process.
-
-    Args:
-        job_file: The job.
-        name: Of the job.
-        changes: Assignments over it.
-        runs: The folder of all runs.
-    """
+    """Start the job in a session of its own, which outlives this process."""
     runs.mkdir(parents=True, exist_ok=True)
     folder = fresh_name(runs, name)
     output = runs / f"{folder.name}.out"

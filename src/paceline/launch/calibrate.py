@@ -113,10 +113,7 @@ def measure_machine(
     """What the ranks of this machine reach; None for ranks other than 0 under torchrun.
 
     Args:
-        cluster: From `find_own_cluster`.
-        place: From `find_place`.
         seconds: That measuring may take, without starting.
-        on_progress: Told of every part that begins.
 
     Raises:
         JobError: `R010` without PyTorch, `T017` when a rank fails or hangs.

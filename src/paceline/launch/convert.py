@@ -124,7 +124,6 @@ def find_source(path: Path, named: Form | None = None) -> tuple[Form, Path]:
     """The form of what is to be converted, and where it is.
 
     Args:
-        path: As it was given.
         named: What somebody says it is; None looks.
 
     Raises:

@@ -37,11 +37,7 @@ _ROOM_FOR = 2
 
 
 def alerts(plan: Plan | None) -> tuple[AlertSpec, ...]:
-    """The built-in rules, with thresholds from the plan's own estimate.
-
-    Args:
-        plan: Of the run; None of your own script, for which there is none.
-    """
+    """The built-in rules, with thresholds from the plan's own estimate."""
     if plan is None:
         return (*_of_every_run(_LEAST_SILENCE_S), *_of_gpus())
     found = [*_of_every_run(silence_s(plan)), *_of_plan(plan)]

@@ -136,7 +136,7 @@ def _calm(job: Job) -> DrillSpec:
 
 
 def _key(job: Job) -> str:
-    """Of everything that the end of an undisturbed run depends on."""
+    """A key of everything that the end of an undisturbed run depends on."""
     import importlib.metadata
 
     parts = [dump_job(job.spec), str(job.folder), paceline.__version__]

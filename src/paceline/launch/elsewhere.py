@@ -108,7 +108,7 @@ class PlaceJob:
 
     @property
     def placement(self) -> Placement:
-        """The same, as the module of a queued place takes it."""
+        """The job's placement, as the module of a queued place takes it."""
         return Placement(place=self.place, job_id=self.job_id)
 
 
@@ -120,7 +120,7 @@ class FarRun:
     folder: str
 
     def do(self, verb: Verb, *words: str) -> int:
-        """The same verb there, which prints as it does there; its exit code.
+        """Do the same verb there; it prints as it does there. Returns its exit code.
 
         Raises:
             RunError: `W009`, ssh is not installed; `W011`, it does not get there.

@@ -93,14 +93,11 @@ class EngineRun:
     """What is put into a new run's folder."""
 
     files: Mapping[str, str]
-    """Path inside of it -> text."""
-
     values: Mapping[str, object]
     """The script that is started, as `make_script` takes it."""
 
     name: str
     notes: Sequence[str] = ()
-    """What the engine's files leave out of the plan or the job."""
 
     def script(self, run: Path) -> Script:
         """The launcher as a script job, in a run's folder."""
@@ -113,11 +110,7 @@ def prepare(
     """The engine's files, and the launcher that is started with them.
 
     Args:
-        engine: One of `LAUNCHERS`.
         job: Its restarts, its name, its places.
-        plan: As many ranks are started.
-        place: Where.
-        own: A script instead of the engine's program.
 
     Raises:
         RenderError: The engine cannot express the plan, or only a script of one's own could.
@@ -312,7 +305,6 @@ def _without_restarts(job: Job) -> Job:
 
 
 def _slurm(plan: Plan, job: Job) -> SlurmSpec:
-    """What Slurm is asked for: accelerators as the plan has them."""
     slurm = job.spec.slurm
     if slurm.gpus_per_node != "auto" or plan.cluster.backend == "gloo":
         return slurm
@@ -336,7 +328,6 @@ def _ssh(job: Job) -> SshSpec:
 
 
 def _set(section: SlurmSpec | SshSpec | RaySpec | MetricsSpec) -> dict[str, object]:
-    """A section's fields that are not null."""
     return {name: value for name, value in asdict(section).items() if value is not None}
 
 

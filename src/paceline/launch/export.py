@@ -53,7 +53,6 @@ class Export:
     out: Path
     conversion: Conversion
     pretrained: Pretrained | None
-    """The weights that the run started from."""
 
     @property
     def kind(self) -> str:
@@ -91,10 +90,6 @@ def plan_export(
     """The export of a checkpoint, with every reason against it found before anything is written.
 
     Args:
-        run: The checkpoint's.
-        checkpoint: Its folder.
-        out: The new folder.
-        merge: Add adapters to the weights that they were trained beside.
         dtype: Type of the weights; None: that of the weights the run started from.
         max_shard_bytes: Of one file of weights.
 
@@ -143,9 +138,7 @@ def export(asked: Export, card: Callable[[Exported], str], *, check: bool = True
     """Write the folder.
 
     Args:
-        asked: As `plan_export` gives it.
         card: Text of the folder's README.md.
-        check: Whether the folder is loaded and its logits compared.
 
     Raises:
         CheckpointError: `C012`, it cannot be written; `C013`, it is not the run's model.
@@ -189,7 +182,6 @@ def _own_program(run: RunFolder, checkpoint: Path, why: str) -> JobError:
 
 
 def _type_of(pretrained: Pretrained) -> DType | None:
-    """The type of trained weights, by their config.json."""
     for key in ("dtype", "torch_dtype"):
         named = pretrained.config.get(key)
         for each in get_args(DType):
@@ -219,7 +211,6 @@ def _check_room(asked: Export) -> None:
 
 
 def _bytes_of(asked: Export, dtype: str | None) -> int:
-    """Bytes of the weights in a type; None: as they are."""
     if asked.kind == "merged":
         assert asked.pretrained is not None, "adapters are merged into trained weights"
         as_is = sum(path.stat().st_size for path in asked.pretrained.weights)
@@ -292,7 +283,6 @@ def _end_at_turns(job: Job, folder: Path) -> Iterator[str]:
 
 
 def _compare(asked: Export, folder: Path) -> LogitsCheck:
-    """The comparison of logits, in a process of its own."""
     base, adapters = None, asked.conversion.adapters
     if adapters is not None and adapters.quantised:
         return LogitsCheck(

@@ -111,13 +111,9 @@ def run_script(
     """Run a script to its end, and return how it ended.
 
     Args:
-        script: What is started.
-        run: Its folder.
-        versions: Recorded with the start.
         on_event: Called with every event that is recorded.
         on_output: Called with a rank and what it has printed, as it comes.
         on_note: Called with what is known of sinks that do not have everything.
-        nodes: Where a launcher is started; None is this machine.
 
     Raises:
         JobError: It cannot be started, or another process runs it already.
@@ -166,8 +162,6 @@ def run_script(
 class _Rank:
     process: subprocess.Popen[bytes]
     log: Growing
-    """From this attempt on."""
-
     oom_kills: int | None
 
 
@@ -381,7 +375,6 @@ class _Shell:
                     os.kill(rank.process.pid, number)
 
     def _follow(self) -> None:
-        """Show and record what the ranks have printed and logged since the last time."""
         at, printed = time.time(), False
         has_progressed = self._record.take_logged()
         for rank, each in self._ranks.items():

@@ -39,8 +39,8 @@ MOST_SHORT_LIVES = 5
 """Controllers in a row that were killed so soon, after which no other is started. A guess."""
 
 SILENT_SHARE = 2 / 3
-"""Of the lease, after which a silent controller is killed: the next one has the rest to be heard
-by the agents. A guess."""
+"""Share of the lease, after which a silent controller is killed: the next one has the rest to be
+heard by the agents. A guess."""
 
 LEAST_SILENT_S = 2.0
 """However short the lease is: five beats. A guess."""

@@ -31,13 +31,15 @@ from paceline.topology.node.messages import Call, Look, Seen
 from paceline.topology.node.probe import probe_node
 
 LIMIT_S = 40.0
-"""Of each round of questions: twice what a tool may take on a node, see `topology/probe.py`."""
+"""Seconds of each round of questions: twice what a tool may take on a node, see
+`topology/probe.py`."""
 
 _MOST_ADDRESSES = 3
-"""Of one node that are called: each costs seconds where nobody answers."""
+"""Addresses of one node that are called: each costs seconds where nobody answers."""
 
 _END_S = 30.0
-"""That a listener stays beyond both rounds of questions: clients start one after the other."""
+"""Seconds that a listener stays beyond both rounds of questions: clients start one after the
+other."""
 
 
 def question_of(job: Job, runs: Path, *, is_quick: bool = False) -> Question:
@@ -65,7 +67,6 @@ def question_of(job: Job, runs: Path, *, is_quick: bool = False) -> Question:
 
 
 def _pattern(path: Path) -> str:
-    """As a glob, what `data.path` means here by a folder, a file, or a glob."""
     if path.is_dir():
         return str(Path(glob.escape(str(path))) / "**")
     return glob.escape(str(path)) if path.is_file() else str(path)
@@ -95,11 +96,7 @@ def gather(
     """Look at every node, and let each call every other one. Measures nothing.
 
     Args:
-        nodes: All are asked at the same time.
-        question: The same for all.
-        limit_s: After it a node that has not answered is given up.
         calls: Whether they call each other, which costs a second round of questions.
-        on_note: Told what is being waited for.
     """
     began = time.monotonic()
     # Its own end, should nobody be left to end it: two rounds of questions.

@@ -34,10 +34,6 @@ _DISK_A_PARAMETER = 8
 def convert_gguf(job: Job, say: Callable[[str], None]) -> None:
     """Convert the job's GGUF file where it has one that is not converted yet.
 
-    Args:
-        job: What is asked.
-        say: Is given a line before the work.
-
     Raises:
         JobError: `R010`, a package is missing; `M012`, the file is damaged; `M017`, memory or disk
             do not hold it.
@@ -123,7 +119,6 @@ def _check_room(job: Job, file: Path, header: GgufHeader, folder: Path) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """The right to convert into a folder, after whoever has it."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         file = folder.with_name(f"{folder.name}.lock").open("w")

@@ -35,10 +35,6 @@ def hand_over(
     """Submit a run, and keep what the queue calls it.
 
     Args:
-        place: A queued one.
-        job: What is run.
-        plan: Its plan; None of a foreign program.
-        run: Its folder.
         options: Of the `paceline run` that the queue starts, where it starts one.
 
     Raises:

@@ -70,7 +70,6 @@ class Hosts:
 
         Args:
             node: -1 for those of all nodes.
-            pid: 0 where it is not known.
         """
         words = ["--agent", str(node), "--host", host, "--pid", str(pid)]
         try:
@@ -93,8 +92,6 @@ def check_hosts(
     """Look at every host before anything is started there.
 
     Args:
-        hosts: All are visited at the same time, once.
-        on_note: Told of clocks that differ.
         inspection: What else is looked at on the same visit.
 
     Raises:
@@ -123,7 +120,6 @@ def check_hosts(
 
 
 def _problem(hosts: Hosts, answer: NodeAnswer, note: str | None) -> Problem | None:
-    """What keeps an agent from being started on a host, or from working."""
     host, facts = answer.name, answer.facts
     if facts is None and answer.is_unreached:
         return _unreached(host, answer.why_not or "it did not answer")

@@ -237,7 +237,6 @@ certificate that is none: it checks few of its parts."""
 
 
 def _log_in(configuration: Any) -> None:
-    """With the kubeconfig's current context, or as the pod that this runs in."""
     from kubernetes import config
 
     said = _Said()
@@ -293,7 +292,6 @@ def in_order(name: str) -> list[str | int]:
 
 
 def _refusal(error: Refused, each: Mapping[str, Any]) -> Problem:
-    """Why an object was not created."""
     kind, name = each["kind"], each["metadata"]["name"]
     where = f"{kind} {name} in {each['metadata']['namespace']}"
     if error.status in (401, 403):
@@ -350,7 +348,6 @@ def _forbidden(error: Refused, where: str) -> Problem:
 
 
 def _words_of(body: bytes, reason: str | None) -> str:
-    """The server's own message, in one line."""
     try:
         said = str(json.loads(body)["message"])
     except (TypeError, ValueError, KeyError):
@@ -359,6 +356,5 @@ def _words_of(body: bytes, reason: str | None) -> str:
 
 
 def _root_of(error: BaseException) -> str:
-    """The innermost reason of urllib3's."""
     reason = getattr(error, "reason", None)
     return _root_of(reason) if isinstance(reason, BaseException) else str(error)[:300]

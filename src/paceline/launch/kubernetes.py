@@ -244,7 +244,7 @@ def _parts(placement: Placement) -> tuple[str, str, str]:
 
 
 def _unix(text: str | None) -> float | None:
-    """Of `2026-11-22T03:00:00Z`."""
+    """Unix time of `2026-11-22T03:00:00Z`."""
     try:
         return float(calendar.timegm(time.strptime(text or "", "%Y-%m-%dT%H:%M:%SZ")))
     except ValueError:
@@ -291,7 +291,8 @@ def print_logs(job_id: str, rank: int | None, *, follow: bool) -> None:
 
 
 def _pods(api: Api, namespace: str, kind: str, found: dict[str, Any]) -> list[dict[str, Any]]:
-    """Of a job that is there, in the order of their names; none before its controller saw it."""
+    """The pods of a job that is there, in the order of their names; none before its controller saw
+    it."""
     value = found["metadata"]["name"]
     if kind == "rayjob":
         value = (found.get("status") or {}).get("rayClusterName")

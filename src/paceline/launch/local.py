@@ -163,9 +163,7 @@ def own_gpus(cluster: Cluster, node: int, visible: str | None) -> dict[str, str]
     """The variable that gives a simulated node's agent its share of this machine's GPUs.
 
     Args:
-        cluster: This machine.
         node: The simulated node, from 0.
-        visible: CUDA_VISIBLE_DEVICES as it is here.
     """
     if cluster.accelerator == "cpu" or cluster.num_nodes == 1:
         return {}

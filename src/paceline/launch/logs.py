@@ -15,7 +15,7 @@ _OVER_EVERY_S = 3.0
 """Between two looks whether the run is over. A guess: it reads the record."""
 
 _TAIL_BYTES = 1 << 20
-"""Of a log that are read for its last lines. A guess: some thousand lines."""
+"""Bytes of a log that are read for its last lines. A guess: some thousand lines."""
 
 _WAITS = ("running", "new")
 """States of a run whose logs may still grow."""
@@ -105,10 +105,6 @@ class Growing:
     """A file that grows: what was not read before."""
 
     def __init__(self, path: Path, *, at: int = 0) -> None:
-        """Args:
-        path: The file.
-        at: Byte to begin with.
-        """
         self._path = path
         self._begins = self._at = at
 

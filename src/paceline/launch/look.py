@@ -81,9 +81,7 @@ def look(found: ForeignCheckpoint, *, key: str | None = None, scan: bool = False
     """What a checkpoint holds.
 
     Args:
-        found: As `find_other` gives it.
         key: Where in files of torch the weights are; None finds it.
-        scan: Also check it: every value, config.json, tokenizer, base.
 
     Raises:
         JobError: `R010`, a package is missing.
@@ -142,11 +140,7 @@ def infer(
     """With what the model writes after a prompt.
 
     Args:
-        found: As `find_other` gives it.
-        looked: What is known of it.
-        prompt: The text to continue.
         expect: What must be in the answer; None asks nothing of it.
-        tokens: To write at most.
 
     Raises:
         JobError: `R010`, a package is missing; `C012`, transformers cannot load such a folder.

@@ -41,10 +41,6 @@ def make_outputs(run: RunFolder, on_made: Callable[[Outputs], None]) -> None:
     checkpoint where the run keeps it, else of the newest, and that of each chosen step.
 
     What fails is a `problem` of the outputs: the run is finished all the same.
-
-    Args:
-        run: It is over.
-        on_made: Called with that of each checkpoint.
     """
     job, last_step = run.job(), read_row(run.path).step
     outputs = _make(run, job, None)
@@ -59,7 +55,7 @@ def make_outputs(run: RunFolder, on_made: Callable[[Outputs], None]) -> None:
 
 
 def _make(run: RunFolder, job: Job, step: int | None) -> Outputs:
-    """That of the checkpoint of a step; None: of the one that stands for the run."""
+    """Make the outputs of a step's checkpoint; None: of the one that stands for the run."""
     outputs, problems = Outputs(step=step or 0), list[str]()
     try:
         is_best = step is None and num_best(job.spec) > 0

@@ -107,8 +107,6 @@ class Start:
     """One command of this machine that starts an agent."""
 
     host: str
-    """Where the agent is; in words where only the place itself will know."""
-
     command: Sequence[str]
     """Run without a shell; the agent's secret is told apart from it."""
 
@@ -158,8 +156,6 @@ class Sight:
     """In the queue's own words: `PENDING (Resources)`."""
 
     nodes: Sequence[str] = ()
-    """That it has now, or had."""
-
     started_at: float | None = None
     """Unix time; None is not yet, or unknown."""
 

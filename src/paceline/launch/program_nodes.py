@@ -50,11 +50,7 @@ class ProgramNodes:
         """What to run here so that the launcher runs on a node.
 
         Args:
-            script: The launcher, its variables and its grace.
-            run: The run's folder.
-            node: Which.
             attempt: Each meets at a port and under a name of its own.
-            given: Variables beside the script's own.
         """
         environment = {**given, **script.spec.environment}
         words = self.way.python(
@@ -129,12 +125,6 @@ def find_nodes(
 ) -> ProgramNodes:
     """The nodes of a run; each is visited, and has the run's folder and this Paceline.
 
-    Args:
-        script: The launcher.
-        run: Its folder.
-        place: One of `PLACES`, but not this machine.
-        on_note: Called with what a person should know, such as clocks that differ.
-
     Raises:
         JobError: There are too few, or one cannot take part.
     """
@@ -177,7 +167,6 @@ def _srun_nodes(script: Script) -> ProgramNodes:
 
 
 def _ray_nodes(script: Script) -> ProgramNodes:
-    """Those with room for the launcher's ranks: GPUs, where the cluster has any."""
     ranks, found = script.spec.processes, ray.find_nodes(script.spec.ray.address)
     has_gpus = any(node.gpus for node in found)
     able = [node for node in found if (node.gpus if has_gpus else node.cpus) >= ranks]

@@ -37,11 +37,7 @@ def prove_job(
     """The proof of the layout that is planned for a job, beside the planner's estimate.
 
     Args:
-        read: Reads the job; called while the helper starts.
         must_fit: Refuse a layout that does not fit by the estimate; else a note says so.
-        whole: Trace every block.
-        wants_trace: Keep the simulated step.
-        on_progress: Called with a line for every pipeline stage.
 
     Raises:
         PacelineError: The job is wrong, or it cannot be proved.

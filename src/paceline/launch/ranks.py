@@ -35,14 +35,10 @@ class RankProcess:
         mark: str,
         read_problems: Callable[[], Sequence[Problem]] = tuple,
     ) -> None:
-        """
-        Args:
-            rank: From 0.
-            command: Of the process; it is started by `start`.
-            log: Where all that it prints goes.
-            environment: Of the process.
-            mark: What its lines of progress begin with.
-            read_problems: What it wrote about its end; nothing when it wrote nothing.
+        """Args:
+        log: Where all that it prints goes.
+        mark: What its lines of progress begin with.
+        read_problems: What it wrote about its end; nothing when it wrote nothing.
         """
         self.rank = rank
         self.read_problems = read_problems
@@ -77,7 +73,7 @@ class RankProcess:
         return [line.removeprefix(self._mark) for line in new if line.startswith(self._mark)]
 
     def last_line(self) -> str:
-        """Of what it said about its end."""
+        """Last line of what it printed about its end."""
         lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         said = [line for line in lines if not line.startswith((self._mark, "[rank", "USDT:"))]
         return said[-1] if said else f"it ended with {self.exit_code()}"
@@ -102,10 +98,6 @@ def run_ranks(
     """Start them, and return once all have ended well; none is left behind.
 
     Args:
-        ranks: Not started.
-        limit_s: After which it is given up.
-        on_progress: Told of the first rank's progress.
-        late: Raised when the time is over.
         died: Raised of a rank that failed without a problem that a person can fix; its code is also
             that of what the ranks write about such an end.
 

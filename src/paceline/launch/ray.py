@@ -183,7 +183,7 @@ def _step(address: str | None) -> list[str]:
 
 
 def _address(nodes: Sequence[Node]) -> str:
-    """Of this machine, as the first other node is reached from it."""
+    """Address of this machine, as the first other node is reached from it."""
     for node in nodes:
         try:
             return address_toward(node.address)

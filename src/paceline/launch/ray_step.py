@@ -26,7 +26,7 @@ _READ_S = 0.5
 """How long a question for more output waits. A guess: it costs one message."""
 
 _MOST_BYTES = 1 << 20
-"""Of output in one message."""
+"""Bytes of output in one message."""
 
 
 class Step:

@@ -45,12 +45,7 @@ def refit(
     gets the setting that needs less, or the settings that were tried.
 
     Args:
-        job: The job that ran.
-        plan: Its plan.
-        run: The run's folder.
-        state: How the run ended.
         make_plan: The planner, and whatever else may refuse a job.
-        on_event: Called with every event after it is in the log.
     """
     events = read_events(run.events_file)
     lost = next((each for each in reversed(events) if isinstance(each, WorkerLost)), None)
@@ -95,12 +90,7 @@ def refit(
 
 
 def advice_of_run(name: str, runs: Path) -> str | None:
-    """The command that resumes a run in less memory; None where the name is no run of a job.
-
-    Args:
-        name: Folder or id of a run, or anything else.
-        runs: The folder of all runs.
-    """
+    """The command that resumes a run in less memory; None where the name is no run of a job."""
     folder = Path(name) if os.path.lexists(name) else runs / name
     if not (folder / "run.json").exists():
         return None

@@ -26,11 +26,6 @@ class Judged:
 def replay(named: str, runs: Path, file: Path | None) -> list[Judged]:
     """Each rule of a run, or of a file, and when it would have fired.
 
-    Args:
-        named: A run's folder, its name, or a queue's id of it.
-        runs: The folder of all runs.
-        file: Rules in place of the run's own.
-
     Raises:
         JobError: There is no such run, or the rules cannot be judged.
     """

@@ -34,7 +34,6 @@ def first_failure(printed: Mapping[int, str], ended: int) -> Raised | None:
     """What ended the attempt: the words of the rank that ended, or of the one it lost.
 
     Args:
-        printed: What each rank has printed in this attempt, or the end of it.
         ended: The rank whose process ended first. Where it only reports that another rank is gone,
             another rank with an exception of its own is the cause.
     """

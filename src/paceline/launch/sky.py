@@ -50,7 +50,8 @@ _STATES: dict[str, State] = {
     "SUCCEEDED": "finished",
     "CANCELLED": "cancelled",
 }
-"""Of SkyPilot 0.14: sky/skylet/job_lib.py and sky/jobs/state.py; all others begin with FAILED."""
+"""States of SkyPilot 0.14: sky/skylet/job_lib.py and sky/jobs/state.py; all others begin with
+FAILED."""
 
 
 def check(job: Job | Script, plan: Plan | None) -> Iterator[Problem]:

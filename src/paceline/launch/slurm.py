@@ -53,7 +53,7 @@ _STATES: dict[str, State] = {
 """Job states of squeue(1), Slurm 22.05 to 25.05; all others are ends by failure."""
 
 _FIRST: tuple[State, ...] = ("running", "waiting", "failed", "cancelled", "finished")
-"""Of several jobs of an array, the one that says most of the whole."""
+"""States of several jobs of an array; the first that one of them is in stands for the whole."""
 
 
 def check(job: Job | Script, plan: Plan | None) -> Iterator[Problem]:

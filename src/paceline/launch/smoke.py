@@ -85,8 +85,6 @@ class Seen:
 
     token_s: float | None = None
     tokens: int | None = None
-    """Of the first sample."""
-
     text: str = ""
     """That sample, decoded."""
 
@@ -111,13 +109,6 @@ class Seen:
 
 def smoke_job(job: Job, steps: int, folder: Path, *, limit_s: float, on_note: OnNote) -> Seen:
     """Run a job cut down.
-
-    Args:
-        job: As it was read.
-        steps: Of each run.
-        folder: Where the runs are written.
-        limit_s: Of each run.
-        on_note: Told what is being waited for.
 
     Raises:
         JobError, PlanError: It cannot be run here even so.
@@ -260,7 +251,6 @@ def _cut(job: Job, steps: int) -> Job:
 
 
 def _planned(job: Job) -> tuple[tuple[Case, Case], list[str]]:
-    """Plans nearest to the job's own layout on one rank and two, and what became otherwise."""
     facts = measure_factory(job)
     try:
         return _plans(job, facts)
@@ -304,7 +294,6 @@ def _vocab(job: Job) -> int:
 
 
 def _look_at_data(job: Job, data: TrainedOn | None, seen: Seen) -> None:
-    """Count the data, and decode the first sample."""
     if data is None:
         return
     began = time.monotonic()
@@ -326,7 +315,6 @@ def _look_at_data(job: Job, data: TrainedOn | None, seen: Seen) -> None:
 def _run(
     case: Case, data: TrainedOn | None, folder: Path, limit_s: float, start: Path | None = None
 ) -> Ran:
-    """One whole run in a process of its own, from a checkpoint where one is given."""
     run = create_run(*case, folder=folder, runs=folder.parent, data=data)
     if start is not None:
         run.checkpoints.mkdir(parents=True, exist_ok=True)

@@ -57,7 +57,6 @@ class Soak:
     judge: Judge
     runs: Path
     limit_s: float
-    """Longest of one run."""
 
     @property
     def ledger(self) -> Path:
@@ -83,10 +82,6 @@ def run_soak(
     on_line: Callable[[SoakLine, float], None],
 ) -> list[SoakLine]:
     """Run what is not verified yet of `num` schedules, with seeds from `seed`.
-
-    Args:
-        on_note: Called with what is worth a line for a person.
-        on_line: Called with each new line, and the seconds that the others will take.
 
     Returns:
         The lines of all schedules, also of those that an earlier soak has verified.

@@ -152,7 +152,7 @@ def open_site(
 
 
 def _address(names: Sequence[str]) -> str:
-    """Of this machine, as the first other node is reached from it."""
+    """Address of this machine, as the first other node is reached from it."""
     own = os.environ.get("SLURMD_NODENAME")
     for name in names:
         if name == own:

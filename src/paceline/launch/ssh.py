@@ -44,7 +44,6 @@ class Ssh:
 
     spec: SshSpec
     folder: Path
-    """Where relative paths start."""
 
     def command(self, host: str, words: Sequence[str]) -> list[str]:
         spec = self.spec

@@ -81,10 +81,6 @@ class Standing:
 def stand(named: str, runs: Path) -> Standing:
     """How a run stands.
 
-    Args:
-        named: A run's folder, or a queue's id of a run.
-        runs: The folder of all runs, to find ids in.
-
     Raises:
         JobError: There is no such run.
     """

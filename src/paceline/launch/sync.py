@@ -15,8 +15,8 @@ from paceline.topology.node.take import list_folder, read_file
 from paceline.units import format_bytes
 
 _MOST_BYTES = 64 * 2**20
-"""Of all files that are sent: they go through memory, to every host. Code is far smaller; what is
-larger are data, or a checkpoint."""
+"""Bytes of all files that are sent: they go through memory, to every host. Code is far smaller;
+what is larger are data, or a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +31,6 @@ class SyncedNode:
     """Code that is there and not here; removed where that was asked for."""
 
     differing: tuple[str, ...] = ()
-    """Files that are still others than here."""
-
     commit: str = ""
     why_not: str | None = None
 
@@ -74,12 +72,8 @@ def sync(
     """Make the folder on every host what it is here.
 
     Args:
-        folder: Of the job. What git ignores stays here; without git, all but code does.
-        nodes: The hosts and the way there.
         to: The folder there; None is the same path.
         is_dry: Compare, and change nothing.
-        removes: Whether code that is there and not here is removed there.
-        limit_s: After it a host that has not answered is given up.
         on_note: Given what is being waited for.
 
     Raises:

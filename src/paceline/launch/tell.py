@@ -105,12 +105,6 @@ class Teller:
         send: Send | None = None,
         pauses_s: tuple[float, float] = PAUSES_S,
     ) -> None:
-        """Args:
-        targets: Name -> who is sent messages.
-        note: Called with each message that was not sent, in a thread of its own.
-        send: Sends one message; replaced in tests.
-        pauses_s: Between the tries.
-        """
         self._note = note
         self._lines = {
             name: _Line(name, target, note, send or send_to, pauses_s)

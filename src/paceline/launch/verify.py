@@ -25,11 +25,6 @@ def verify_on_ranks(
 ) -> Facts:
     """What all ranks saw.
 
-    Args:
-        case: From `check.verify.small`.
-        limit_s: After which the ranks are ended.
-        on_progress: Told of every run that begins.
-
     Raises:
         JobError, PlanError: The model cannot be built, or not in this layout.
         RunError: `V004`, a rank failed otherwise, or they took too long.

@@ -14,8 +14,8 @@ from paceline.errors import Problem
 from paceline.plan import Plan
 
 PHASES = ("data", "forward", "backward", "agree", "optimizer", "bookkeeping")
-"""Of a step, in the order people read them. `agree` is the gradient norm and the vote of all ranks;
-`bookkeeping` is what the loop does between two steps."""
+"""Phases of a step, in the order people read them. `agree` is the gradient norm and the vote of all
+ranks; `bookkeeping` is what the loop does between two steps."""
 
 Scaling = Literal["strong", "weak"]
 """`strong`: the same global batch on every number of ranks. `weak`: the same batch a rank."""
@@ -54,7 +54,6 @@ class Communication:
 
     num_collectives: float
     step_s: float
-    """A profiled step's whole time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +90,6 @@ class Measured:
     """None where samples are not rows of tokens that the job knows of."""
 
     notes: tuple[str, ...]
-    """What was changed to run it on so many ranks."""
-
     ranks: tuple[RankTimes, ...]
 
     @property

@@ -53,8 +53,6 @@ class FileRecord:
     """One data file as it was when it was written."""
 
     size: int
-    """Bytes."""
-
     xxh3_128: str
     """Hash of the contents, 32 hex digits."""
 
@@ -70,8 +68,6 @@ class Manifest:
     """Ranks that wrote it. Any number can read it."""
 
     files: Mapping[str, FileRecord]
-    """By name within the folder."""
-
     layout: str = ""
     """Name of the layout it was trained in, for people."""
 
@@ -79,14 +75,12 @@ class Manifest:
     """Degrees of that layout: ranks that share each way of splitting the work."""
 
     seed: int | None = None
-    """Of the run. Samples and random numbers of a step follow from it and the step's number."""
+    """Samples and random numbers of a step follow from it and the step's number."""
 
     samples: int | None = None
     """Consumed up to that step: where the data goes on."""
 
     written_by: str = ""
-    """Versions of the programs that wrote it."""
-
     job_digest: str | None = None
     """Digest of the resolved job, where the caller gave one."""
 
@@ -122,8 +116,6 @@ class CheckpointEntry:
     """Optimizer steps done."""
 
     path: Path
-    """The folder."""
-
     is_complete: bool
     """Whether it was committed: COMMIT is there and is the manifest's hash."""
 
@@ -166,7 +158,6 @@ def read_manifest(path: Path, *, name: str | None = None) -> Manifest | Problem:
     """The manifest of a checkpoint folder, or why it is not to be trusted.
 
     Args:
-        path: The folder.
         name: That it should have, where it has another for now.
     """
     where, fix = str(path), _USE_EARLIER
@@ -187,14 +178,7 @@ def read_manifest(path: Path, *, name: str | None = None) -> Manifest | Problem:
 
 
 def parse_manifest(encoded: bytes, sealed: str, *, name: str, where: str) -> Manifest | Problem:
-    """A manifest, or why it is not to be trusted.
-
-    Args:
-        encoded: What `manifest.json` holds.
-        sealed: What COMMIT holds.
-        name: Of the checkpoint's folder.
-        where: Said in a problem.
-    """
+    """A manifest, or why it is not to be trusted."""
     fix = _USE_EARLIER
     if xxhash.xxh3_128_hexdigest(encoded) != sealed:
         what = f"{MANIFEST} of {name} is not the one its COMMIT was written for"
@@ -352,7 +336,6 @@ def choose_deletions(
     """Which checkpoints the policy does not keep; never the newest complete one.
 
     Args:
-        entries: In any order.
         keep_last: How many of the newest complete ones are kept; at least one is.
         keep_every: Also keep every complete one whose step is a multiple of this.
         keep_best: Also keep this many complete ones with the lowest held-out loss; of equals, the

@@ -20,7 +20,7 @@ from paceline.record.run_files import RunFiles, flat
 from paceline.record.run_row import RunRow, read_files, standing_now
 
 _POINTS = 200
-"""Of a curve: what a page or a model that reads JSON can use."""
+"""Points of a curve: what a page or a model that reads JSON can use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +44,7 @@ class Curve:
     """Run -> stretch -> mean of its steps."""
 
     low: list[list[float | None]]
-    """The smallest value in it."""
-
     high: list[list[float | None]]
-    """The largest value in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,13 +107,7 @@ class Comparison:
 def compare_runs(
     folders: Sequence[Path], *, points: int = _POINTS, all_settings: bool = False
 ) -> Comparison:
-    """Runs beside each other, in the order given.
-
-    Args:
-        folders: Their folders.
-        points: Stretches that a curve is cut into.
-        all_settings: Whether settings that do not differ are listed too.
-    """
+    """Runs beside each other, in the order given."""
     now_s = time.time()
     found = [read_files(folder) for folder in folders]
     rows = [standing_now(row, now_s) for row, _ in found]

@@ -24,16 +24,11 @@ class AdapterFacts:
     dropout: float
     rslora: bool
     model_type: str
-    """Of the model in transformers."""
-
     base: str | None
     """Name of the weights that they were trained beside; None for drawn ones."""
 
     weights: tuple[str, ...] = ()
-    """Those weights' safetensors files."""
-
     quantised: bool = False
-    """Whether they were in NF4 while the adapters were trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,20 +48,14 @@ class Conversion:
     form: Form
 
     max_shard_bytes: int = 5 * 10**9
-    """Size of a safetensors file at most; a larger tensor has a file of its own."""
-
     ranks: int = 1
     """Files of a checkpoint of ours."""
 
     step: int = 0
-    """Of a checkpoint made from safetensors."""
-
     config: Mapping[str, Any] | None = None
     """config.json of the model, where it is known."""
 
     adapters: AdapterFacts | None = None
-    """Where the checkpoint is of adapters."""
-
     merge: bool = False
     """Whether adapters are added to the weights that they were trained beside."""
 
@@ -87,8 +76,6 @@ class Converted:
     files: tuple[str, ...] = ()
     num_bytes: int = 0
     tensors: int = 0
-    """Tensors and other values that were written."""
-
     before: str = ""
     """Digest of what was converted, read from the source."""
 
@@ -116,7 +103,6 @@ class Look:
     """config.json beside it; of an adapter's base."""
 
     tokenizer: str | None = None
-    """Its folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,14 +137,8 @@ class Comparison:
     """Compare the logits of an exported folder with those of the run's own model."""
 
     run: str
-    """The run's folder."""
-
     checkpoint: str
-    """The checkpoint that was exported."""
-
     folder: str
-    """The exported folder."""
-
     base: str | None = None
     """Only for adapters: the folder of the weights that they were trained beside."""
 
@@ -187,8 +167,6 @@ class LogitsCheck:
     run's weights rounded as the exported ones are."""
 
     largest_logit: float | None = None
-    """Largest logit of the run's model, without its sign."""
-
     largest_rounding: float | None = None
     """What rounding the weights to `dtype` alone changes; None where they were not rounded."""
 
@@ -196,8 +174,6 @@ class LogitsCheck:
     """Share of places where both models give the highest logit to the same token."""
 
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Versions of the packages that loaded the folder."""
-
     not_made: str = ""
     """Why the check was not made."""
 

@@ -84,10 +84,6 @@ class Follower(Generic[_T]):
     """Decoded lines of one file. Lines that cannot be decoded are counted and left out."""
 
     def __init__(self, path: Path, decode: Callable[[bytes], _T]) -> None:
-        """Args:
-        path: The file; it need not exist yet.
-        decode: Such as `msgspec.json.Decoder(StepMetrics).decode`.
-        """
         self._lines = LineFollower(path)
         self._decode = decode
         self.num_unreadable = 0
@@ -130,9 +126,6 @@ class RunFollower:
     """Steps and events of one run, as they are written and afterwards."""
 
     def __init__(self, folder: Path) -> None:
-        """Args:
-        folder: The run's; its files need not exist yet.
-        """
         self._folder = folder
         self._begin()
 

@@ -54,7 +54,7 @@ _MODEL_FILE = re.compile(r"mp_rank_(\d+)_model_states\.pt$")
 _MEGATRON_RANK = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?(?:_(\d{3}))?$")
 _STEP = re.compile(r"(?:global_step|iter_|checkpoint[-_]|step-)0*(\d+)(?:_universal)?$")
 _MOST_PICKLE_BYTES = 64 * 2**20
-"""Of a pickle's program, which has no tensors in it. A guess."""
+"""Bytes of a pickle's program, which has no tensors in it. A guess."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +63,6 @@ class ForeignCheckpoint:
 
     kind: Kind
     path: Path
-    """The folder that has the files."""
-
     root: Path
     """What its own program is given."""
 
@@ -315,7 +313,6 @@ def _dcp(path: Path, names: Sequence[str]) -> ForeignCheckpoint | None:
 
 
 def _missing_shards(path: Path, names: Iterable[str]) -> list[str]:
-    """Files that an index names and that are not there."""
     for name in names:
         if name.endswith(".index.json"):
             told = _json(path / name).get("weight_map")

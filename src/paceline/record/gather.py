@@ -36,14 +36,10 @@ class RunRecord:
     """What was asked; None for a script of your own."""
 
     job_text: str
-    """The resolved job file, word for word."""
-
     plan: Plan | None
     """None when there is none that this version can read."""
 
     events: tuple[AnyEvent, ...]
-    """In the order they were written."""
-
     metrics: tuple[StepMetrics, ...]
     """Every whole line in the order written, also of steps that were done again."""
 

@@ -117,7 +117,6 @@ class History:
 
     @property
     def state(self) -> str:
-        """As the events have it; a run that is not over counts as crashed."""
         return self.outcome or ("new" if self.started_at is None else "crashed")
 
     @property

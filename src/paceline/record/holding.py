@@ -129,7 +129,7 @@ def hold_agents(folder: Path) -> IO[bytes]:
 
 
 def hold_alone(folder: Path, *, patience_s: float) -> IO[bytes]:
-    """The same, when no agent of before lives.
+    """Hold the run's folder, when no agent of before lives.
 
     Raises:
         JobError: One does.
@@ -156,7 +156,6 @@ def _is_locked(folder: Path, name: str) -> bool:
 
 
 def _probe(path: Path) -> bool | None:
-    """Whether a process has a file locked; None where its file system has no locks."""
     try:
         lock: IO[bytes] = path.open("r+b")
         kind = fcntl.LOCK_EX

@@ -45,7 +45,6 @@ def find_logs(names: Iterable[str], runs: Path) -> list[Log]:
 
     Args:
         names: Files, folders, ids or folders of runs; `-` is standard input; a sentence is itself.
-        runs: The folder of all runs.
 
     Raises:
         JobError: `V010`, a name leads nowhere.

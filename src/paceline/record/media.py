@@ -19,16 +19,16 @@ Pixels = NDArray[np.uint8]
 """Height x width, or height x width x 3 (RGB) or 4 (RGBA)."""
 
 MOST_PIXELS = 4 << 20
-"""Of one picture: 2048 x 2048."""
+"""Pixels of one picture: 2048 x 2048."""
 
 MOST_TEXT_BYTES = 64 << 10
-"""Of one text."""
+"""Bytes of one text."""
 
 MOST_FILES = 1000
-"""Of a run."""
+"""Files of a run."""
 
 MOST_BYTES = 256 << 20
-"""Of a run. All four are guesses."""
+"""Bytes of a run's media. All four are guesses."""
 
 
 class Medium(msgspec.Struct, frozen=True, kw_only=True):

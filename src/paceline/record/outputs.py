@@ -48,13 +48,9 @@ class Outputs(msgspec.Struct, frozen=True, kw_only=True):
     """All of it, of one checkpoint, and of those that were chosen besides."""
 
     step: int
-    """The checkpoint's."""
-
     generations: tuple[Generation, ...] = ()
     scores: tuple[Score, ...] = ()
     problem: str | None = None
-    """Why something is missing."""
-
     chosen: tuple["Outputs", ...] = ()
     """Outputs at the other steps that `evaluate.outputs_every` chose, ascending."""
 

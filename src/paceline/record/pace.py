@@ -14,10 +14,6 @@ def pace_s(at: Sequence[float], generation: Sequence[float]) -> float | None:
     """Mean seconds from one of the newest steps to the next, saves and evaluations included and
     recoveries not; None when fewer than two are known.
 
-    Args:
-        at: When each step was finished.
-        generation: Of the workers that did it.
-
     >>> pace_s([0, 2, 500, 502], [1, 1, 2, 2])
     2.0
     """

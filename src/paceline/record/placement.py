@@ -16,8 +16,6 @@ class Placement:
     """Contents of `place.json`. No secrets: everybody who can read the run reads it."""
 
     place: str
-    """Name of the place, as given with `--on`."""
-
     job_id: str | None = None
     """The queue's id of it; None where there is no queue."""
 

@@ -4,7 +4,7 @@ import re
 import unicodedata
 
 MOST_CHARACTERS = 4096
-"""Of a line. A guess: what a person reads of one."""
+"""Characters of a line. A guess: what a person reads of one."""
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

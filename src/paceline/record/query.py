@@ -17,7 +17,6 @@ class Found:
 
     rows: list[RunRow]
     listing: Listing
-    """All runs of the folder."""
 
     def value(self, row: RunRow, name: str) -> Any:
         """A field of a run, or a setting of its job; None where it is unknown."""
@@ -37,10 +36,7 @@ def find_runs(
     """The runs of a folder that are asked for.
 
     Args:
-        runs: The folder.
-        where: An expression that they fulfil, see `where.py`.
         sort: Fields to order them by, separated by commas; a dash before one is from high to low.
-        columns: Other fields and settings that are wanted of them.
         last: How many, from the end; None is all.
 
     Raises:

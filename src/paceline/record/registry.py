@@ -53,8 +53,6 @@ def list_runs(runs: Path, *, settings: bool = False, cache: Path | None = None) 
     """Every run directly below a folder, as it is now.
 
     Args:
-        runs: The folder of all runs.
-        settings: Whether the jobs' settings are wanted too.
         cache: Folder of the index; None is the user's cache folder.
     """
     runs = Path(os.path.realpath(runs))

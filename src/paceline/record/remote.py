@@ -61,8 +61,6 @@ class _Stored:
     """One object of a copy."""
 
     stored: str
-    """Its name."""
-
     size: int
     xxh3_128: str
     codec: str = ""
@@ -326,7 +324,6 @@ def _hash(pieces: Iterator[bytes]) -> FileRecord:
 
 
 def _first(spans: list[tuple[int, int]], size: int) -> list[tuple[int, int]]:
-    """The spans of a file's first bytes."""
     first, left = [], size
     for length, width in spans:
         if left <= 0:

@@ -67,7 +67,6 @@ def read_requirements(
     """Every requirement of these files and of the files that they include.
 
     Args:
-        paths: Requirements files, and pyproject.toml.
         extras: Of `[project.optional-dependencies]` that count too.
         named: Whether the reader named them. Of files that were found, requirements.txt and
             pyproject.toml are needed, and the others may be for another machine.
@@ -119,7 +118,6 @@ def _read_file(
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Number and words of each line: continued ones joined, without comments and hashes."""
     number, kept, first = 0, "", 1
     for number, line in enumerate(text.splitlines(), 1):
         first = first if kept else number

@@ -74,7 +74,7 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PlansCluster:
-    """Of `plan.json`, the part that a node's agent needs."""
+    """The part of `plan.json` that a node's agent needs."""
 
     cluster: Cluster
 
@@ -127,7 +127,7 @@ class RunFolder:
         return self.logs / f"rank-{rank}.log"
 
     def spare_log(self, worker: int) -> Path:
-        """The same of a warm spare, until it takes a rank."""
+        """Path of a warm spare's log, until it takes a rank."""
         return self.logs / f"spare-{worker}.log"
 
     def job(self) -> Job:
@@ -166,8 +166,6 @@ def create_run(
     """A new run's folder with the resolved job and the plan in it.
 
     Args:
-        folder: Where to put it, or None for `<runs>/<name>-<date>-<time>`.
-        runs: The folder of all runs.
         data: What it trains on, to notice when it changes.
 
     Raises:
@@ -205,10 +203,6 @@ def create_engine_run(
 
     Args:
         make: The run's folder -> the program, which runs inside of it.
-        files: Path in that folder -> text.
-        name: Of the run.
-        folder: Where to put it, or None for a new one in `runs`.
-        runs: The folder of all runs.
     """
     path = (folder or fresh_name(runs, name)).resolve()
     script = make(path)

@@ -42,9 +42,6 @@ class Sampler:
     """Turns what a run wrote into samples."""
 
     def __init__(self, *, usd_per_h: float | None) -> None:
-        """Args:
-        usd_per_h: What the run's machines cost an hour; None is unknown.
-        """
         self._usd_per_h = usd_per_h
         self._step: int | None = None
         self._moved_at: float | None = None
@@ -67,7 +64,6 @@ class Sampler:
         """Samples of a step's line.
 
         Args:
-            line: The line.
             now: When it was read, by the clock that `of_clock` is given.
         """
         self._step, self._moved_at = line.step, now

@@ -16,11 +16,7 @@ def snapshot_path(folder: Path, run: Path, *, node: int, slot: int, turn: int) -
     """One of the two files that a slot's snapshots go to in turn.
 
     Args:
-        folder: `FOLDER`, but in tests.
-        run: The run's folder.
         node: On whose memory it lies. On one machine that plays several nodes, they stay apart.
-        slot: Whose state it is.
-        turn: 0 or 1.
     """
     return folder / f"{_prefix(run)}-node{node}-slot{slot}-{turn}"
 

@@ -77,10 +77,6 @@ class Sources:
 def read_sources(paths: Sequence[Path], *, verb: str = "lint") -> Sources:
     """Every file of these paths that may be a program or a configuration.
 
-    Args:
-        paths: Files and folders.
-        verb: Of the command that reads them. For messages.
-
     Raises:
         JobError: A path does not exist (`V020`).
     """

@@ -51,8 +51,6 @@ class Code:
     """The code in a git work tree."""
 
     folder: str
-    """Its top."""
-
     commit: str | None
     """None where nothing was committed yet."""
 
@@ -105,10 +103,6 @@ class Start:
 def keep_start(run: Path, job_folder: Path) -> None:
     """Add this command's start to a run's record, unless it is there: who makes a run starts it.
 
-    Args:
-        run: Its folder.
-        job_folder: Folder of the job file or script, whose code is kept.
-
     Raises:
         OSError: The folder cannot be written.
     """
@@ -153,7 +147,6 @@ _INSTALLED = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)(-py[\d.]+)?\.(dist|eg
 
 
 def _packages(folders: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """What is installed, by the names of its folders: reading every one's metadata takes long."""
     for folder in reversed(list(folders)):  # the first on the path is the one that is imported
         try:
             names = os.listdir(folder or ".")
@@ -207,7 +200,7 @@ def _code(run: Path, top: Path) -> tuple[Code, str | None]:
 
 
 def _keep_diff(run: Path, name: str, changed: bytes) -> str | None:
-    """The name of its file; None where the disk is full."""
+    """Write the difference into a file and return its name; None where the disk is full."""
     text = changed[:_MOST_DIFF_BYTES].decode(errors="replace")
     try:
         write_whole(run / name, "".join(_without_secrets(text)).encode())
@@ -218,7 +211,6 @@ def _keep_diff(run: Path, name: str, changed: bytes) -> str | None:
 
 @cache
 def _is_of_a_run(top: Path, inside: Path) -> bool:
-    """Whether a folder is, or is in, a run's folder: what is there is no code."""
     if inside == Path():
         return False
     return (top / inside / "run.json").exists() or _is_of_a_run(top, inside.parent)

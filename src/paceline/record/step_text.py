@@ -9,7 +9,6 @@ def step_text(
     """One step for a person.
 
     Args:
-        loss: None is a loss that is not finite.
         per_s: Tokens or samples a second of all ranks together, as `unit` says.
 
     >>> step_text(7, 300, loss=2.5, per_s=12_345.0)

@@ -33,8 +33,6 @@ class Sweep:
     backend: str
     device: str
     torch: str
-    """Its version."""
-
     rows: tuple[SweepRow, ...]
 
     @property

@@ -25,22 +25,15 @@ class Piece:
     """One box of a tensor, as a file holds it: a record of `torch.save`, its frame included."""
 
     file: str
-    """Name within the folder."""
-
     start: int
     """Bytes before it in the file."""
 
     length: int
-    """Bytes."""
-
     offset: tuple[int, ...]
     """Where the box begins in the whole tensor."""
 
     shape: tuple[int, ...]
-    """Of the box."""
-
     xxh3_128: str
-    """Hash of its bytes in the file, 32 hex digits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +41,6 @@ class TensorRecord:
     """One tensor, or another value, of the state."""
 
     size: tuple[int, ...]
-    """Of the whole tensor."""
-
     dtype: str
     """As torch names it, `bfloat16`; empty for a value that is no tensor."""
 

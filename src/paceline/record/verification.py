@@ -58,14 +58,10 @@ class Case:
     """Everything a rank needs to know."""
 
     job: str
-    """The job as YAML text."""
-
     folder: str
     """Folder that the job's names start from."""
 
     source: str
-    """The job file's name for messages."""
-
     decoder: DecoderShape | None
     """The built-in decoder's sizes, made small."""
 
@@ -76,11 +72,7 @@ class Case:
     """Fields of that config which are shares of dropout, as they were."""
 
     layout: Layout
-    """The layout to prove, made small."""
-
     precision: str
-    """The job's."""
-
     vocab: int
     """Tokens are below it."""
 
@@ -120,18 +112,10 @@ class Deviation:
     """How one tensor differs from the same one on a single device."""
 
     squares: float
-    """Sum of the squared differences."""
-
     of: float
-    """Sum of the squares of the single device's."""
-
     count: int
     largest: float
-    """Largest difference."""
-
     most: float
-    """Largest magnitude of the single device's."""
-
     ratio: float | None = None
     """The factor that comes nearest to the single device's."""
 
@@ -150,8 +134,6 @@ class Piece:
     """Of the whole."""
 
     count: int
-    """Numbers held here."""
-
     itemsize: int
     part: str
     """Names the part: ranks with the same one hold copies."""
@@ -168,16 +150,12 @@ class StepFacts:
     num_targets: int
     grad_norm: float
     ids: tuple[int, ...]
-    """Samples it read."""
-
     modules: dict[str, Reading] = field(default_factory=dict)
     """In the order of the forward pass."""
 
     inputs: dict[str, Reading] = field(default_factory=dict)
     gradients: dict[str, Deviation] = field(default_factory=dict)
     parameters: dict[str, Deviation] = field(default_factory=dict)
-    """After the step."""
-
     missing: tuple[str, ...] = ()
     """Parameters without a gradient that have one on a single device."""
 
@@ -214,8 +192,6 @@ class Reduction:
     dtype: str
     ranks: tuple[int, ...]
     count: int
-    """How often."""
-
     num_bytes: int
 
 
@@ -273,8 +249,6 @@ class ReferenceStep:
     """One step on a single device."""
 
     loss: float
-    """Mean over the global batch."""
-
     grad_norm: float
     modules: dict[str, Reading] = field(default_factory=dict)
     inputs: dict[str, Reading] = field(default_factory=dict)
@@ -289,14 +263,8 @@ class Reference:
     """The single device: what every layout must equal."""
 
     wide: tuple[ReferenceStep, ...]
-    """In float64."""
-
     narrow: tuple[ReferenceStep, ...]
-    """In the job's precision."""
-
     shapes: dict[str, tuple[int, ...]]
-    """Of every parameter, in the order of the model."""
-
     longest_sum: int
     """Most numbers that one element of an output or a gradient adds up."""
 

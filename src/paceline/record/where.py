@@ -42,7 +42,7 @@ class Where:
     """Whether it holds of a run."""
 
     names: Mapping[str, str]
-    """Name that it asks about -> where in the expression that is, for messages."""
+    """Name in the expression -> where in it that is, for messages."""
 
 
 def read_where(text: str) -> Where:
@@ -140,7 +140,6 @@ class _Reader:
         return value
 
     def _peek(self) -> re.Match[str] | None:
-        """The next token; None at the end."""
         if not self._text[self._at :].strip():
             return None
         match = _TOKEN.match(self._text, self._at)

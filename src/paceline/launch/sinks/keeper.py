@@ -28,7 +28,7 @@ from paceline.launch.sinks.feed import LAST_S
 FEED = (sys.executable, "-m", "paceline.launch.sinks.feed")
 
 MOST_STARTS = 4
-"""Of one sink: it is started again three times."""
+"""Starts of one sink: it is started again three times."""
 
 _LOOK_S = 0.25
 _PAUSE_S = 2.0
@@ -58,11 +58,8 @@ def keep_sinks(
     """Keep the sinks of a run until it is over, and a little longer.
 
     Args:
-        run: The run's folder.
-        names: Of the sinks.
         settings: The section `metrics` of the job, as JSON.
         over: A file descriptor that ends when the run is over.
-        feed: Command of a sink's process.
         last_s: How long sinks may take for what is left then.
     """
     secrets = secret_values(os.environ)

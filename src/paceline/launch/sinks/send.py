@@ -16,8 +16,6 @@ class Sent:
     """What was sent."""
 
     run: str
-    """The run's folder."""
-
     sink: str
     num_steps: int
     """By this command; 0 where the sink had everything."""
@@ -32,10 +30,7 @@ def send_run(
     """Send what a sink does not have yet; a run that goes on is sent as far as it is.
 
     Args:
-        run: Which.
-        name: Of the sink.
         overrides: Of the run's job file, such as `metrics.wandb.project=mine`.
-        again: Whether to send everything, also what was sent before.
 
     Raises:
         JobError: `R075` or `R010`, the sink cannot be opened; `R004`, another process sends the run
@@ -74,7 +69,6 @@ def send_run(
 
 
 def _metrics_of(run: RunFolder, name: str, overrides: Sequence[str]) -> MetricsSpec:
-    """The run's own section with the sink added."""
     script = run.script()
     wanted = (script or run.job()).spec.metrics.wanted
     sinks = ", ".join(dict.fromkeys((*wanted, name)))
