@@ -23,8 +23,6 @@ class Row:
     """5th percentile over steps."""
 
     step_high_s: float
-    """95th percentile."""
-
     num_steps: int
     samples_per_s: float
     tokens_per_s: float | None

@@ -18,7 +18,7 @@ class _Check(NamedTuple):
     """How one thing is judged."""
 
     what: str
-    """With `detail`, `count`, `of` and `share`."""
+    """The sentence, with places for `detail`, `count`, `of` and `share`."""
 
     limit: float | None
     """Share of the rows above which it is an error; None: never."""

@@ -62,7 +62,7 @@ _SIZES = (
     *("model_type", "hidden_size", "intermediate_size", "num_hidden_layers"),
     *("num_attention_heads", "num_key_value_heads", "vocab_size"),
 )
-"""Of a config.json: those that say which tensors there are."""
+"""Fields of a config.json that say which tensors there are."""
 
 _ALL = "weights, optimizer, step"
 _WEIGHTS = "weights alone: the optimizer and the data begin anew"
@@ -102,9 +102,6 @@ def judge_ours(
     """Whether a job goes on from a checkpoint of ours: in any layout, if it trains the same.
 
     Args:
-        manifest: Of the checkpoint.
-        checkpoint: Its folder.
-        layout: Of the job's plan.
         digest: Of what the job trains; None where it is known to be the same.
     """
     mesh = ", ".join(f"{way} {degree}" for way, degree in manifest.mesh.items())
@@ -137,9 +134,7 @@ def judge_foreign(
     """Whether a job goes on from what another program wrote.
 
     Args:
-        found: The checkpoint.
         engine: Of the job's plan, a name of the catalog.
-        layout: Of the job's plan.
         job: The job file, as commands name it.
         config: The config.json of the job's model, where it has one.
         damage: What is wrong with its files.

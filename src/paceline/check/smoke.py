@@ -69,7 +69,6 @@ def judge(seen: Seen, loss_range: tuple[float, float] | None) -> Smoke:
     """The nine steps and the five checks, always all of them, in this order.
 
     Args:
-        seen: Of `launch.smoke`.
         loss_range: What every training loss has to lie in; None where nobody gave one.
     """
     return Smoke(

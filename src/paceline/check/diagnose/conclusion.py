@@ -31,8 +31,6 @@ class Cause:
     id: str
     confidence: Confidence
     what: str
-    """In this log's own names and numbers."""
-
     title: str
     """The failure's, or what is seen of it where that would say more."""
 
@@ -44,8 +42,6 @@ class Cause:
     """All ranks that do."""
 
     count: int = 1
-    """Lines of it."""
-
     evidence: Sequence[Evidence] = ()
     place: str | None = None
     """File and line of the reader's program, where a traceback says it."""

@@ -33,17 +33,16 @@ from paceline.check.diagnose.told import is_told, told_causes
 from paceline.record.log_files import Log
 
 _EVENTS_BYTES = 256 << 20
-"""Of a run's events that are read: some million of them."""
+"""Bytes of a run's events that are read: some million of them."""
 
 _STACKS_BYTES = 64 << 20
-"""Of stacks that are read whole: some 100,000 threads."""
+"""Bytes of stacks that are read whole: some 100,000 threads."""
 
 
 def diagnose(logs: Iterable[Log], *, hyperscan: bool = True) -> Diagnosis:
     """Read logs, stacks and flight-recorder dumps, and say what went wrong.
 
     Args:
-        logs: In any order; each is read once, block by block.
         hyperscan: Look for patterns with Hyperscan, where it is installed.
     """
     scan = Scan(hyperscan=hyperscan)
@@ -77,7 +76,7 @@ def diagnose(logs: Iterable[Log], *, hyperscan: bool = True) -> Diagnosis:
 
 
 def diagnose_text(text: str, name: str = "-") -> Diagnosis:
-    """The same, of one text."""
+    """Diagnose one text."""
     return diagnose([Log(name=name, blocks=[text.encode()])])
 
 
@@ -165,7 +164,6 @@ def _line(source: str, text: str, number: int = 0) -> Line:
 
 
 def _peek(blocks: Iterable[bytes]) -> tuple[bytes, Iterator[bytes]]:
-    """The first block, and all of them again."""
     pieces = iter(blocks)
     try:
         start = next(pieces, b"")

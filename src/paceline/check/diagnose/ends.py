@@ -40,7 +40,7 @@ def ended(seen: Seen, candidates: Sequence[Candidate]) -> Iterator[Candidate]:
 
 
 def rank_of_exit(seen: Seen) -> int | None:
-    """Of the process that ended first with an error of its own."""
+    """Rank of the process that ended first with an error of its own."""
     own = [each for each in seen.exits if each.rank is not None and each.code > 0]
     own.sort(key=lambda each: (each.line.time_s or 0.0, not each.first_observed))
     return own[0].rank if own else None

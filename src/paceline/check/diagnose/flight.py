@@ -33,15 +33,11 @@ class Difference:
     """The first collective at which ranks differ."""
 
     id: str
-    """Of the failure."""
-
     what: str
     ranks: Sequence[int]
     """Who differs, or is missing."""
 
     place: str | None
-    """Where in the program it was called."""
-
     source: str
 
 
@@ -101,7 +97,7 @@ def first_difference(dumps: Sequence[Dump]) -> Difference | None:
 
 
 def of_newest_generation(dumps: Sequence[Dump]) -> list[Dump]:
-    """Those that can be compared: collectives are counted anew in each generation of a run."""
+    """The dumps that can be compared: collectives are counted anew in each generation of a run."""
     newest = max((dump.generation for dump in dumps), default=0)
     return [dump for dump in dumps if dump.generation == newest]
 
@@ -249,7 +245,6 @@ def _has_ended(entry: Mapping[str, Any]) -> bool:
 
 
 def _may_differ(entry: Mapping[str, Any]) -> bool:
-    """Operations in which sizes may differ by rank."""
     name = str(entry.get("profiling_name", ""))
     return any(
         each in name for each in ("all_to_all", "scatter", "gather_v", "coalesced", "broadcast")

@@ -28,11 +28,7 @@ class Standing:
     op: str | None
     num_in: int | None
     behind: Sequence[int]
-    """Ranks at an earlier collective."""
-
     absent: Sequence[int]
-    """Ranks of which no watchdog says anything."""
-
     num_heard: int
     """Ranks whose watchdogs say where they stood."""
 

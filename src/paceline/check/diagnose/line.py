@@ -20,8 +20,6 @@ class Line:
 
     source: str
     number: int
-    """From 1."""
-
     raw: str
     """As it stands in the file, without colours; cut at MAX_LINE."""
 
@@ -115,7 +113,7 @@ _ANYWHERE = re.compile(
 
 
 def without_colours(text: bytes) -> bytes:
-    """The same text without terminal colours and titles; line ends stay."""
+    """The text without terminal colours and titles; line ends stay."""
     return _ANSI_BYTES.sub(b"", text) if b"\x1b" in text else text
 
 

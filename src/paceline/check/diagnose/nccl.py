@@ -23,11 +23,7 @@ class Network:
     driver: str | None = None
     networks: Counter[str] = field(default_factory=Counter)
     devices: set[str] = field(default_factory=set)
-    """RDMA devices."""
-
     interfaces: set[str] = field(default_factory=set)
-    """Of sockets."""
-
     transports: Counter[str] = field(default_factory=Counter)
     gdr_channels: int = 0
     gdr_off: set[str] = field(default_factory=set)
@@ -37,14 +33,10 @@ class Network:
     num_ranks: int | None = None
     settings: dict[str, str] = field(default_factory=dict)
     local_ranks: int | None = None
-    """Ranks on one node."""
-
     hosts: set[str] = field(default_factory=set)
     plugin: str | None = None
     p2p_off: bool = False
     first: Line | None = None
-    """The line that names the network."""
-
     forbids: Line | None = None
     """The line that says that RDMA may not be used."""
 

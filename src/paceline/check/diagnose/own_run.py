@@ -36,7 +36,6 @@ class OwnRun:
     """How the run stands, in words."""
 
     has_finished: bool
-    """Whether it trained to its end, whatever was lost on the way."""
 
 
 def is_events(start: bytes) -> bool:

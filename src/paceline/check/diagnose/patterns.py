@@ -34,8 +34,6 @@ class Pattern:
     """One expression and what it is of."""
 
     name: str
-    """The failure's id, or the reader's name."""
-
     kind: Kind
     text: re.Pattern[str]
 
@@ -103,7 +101,6 @@ class Matcher:
 
     find: Find
     how: str
-    """`hyperscan`, or `re`."""
 
 
 def make_matcher(numbers: Iterable[int], *, hyperscan: bool = True) -> Matcher:

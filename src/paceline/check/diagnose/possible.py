@@ -29,7 +29,6 @@ def possible_causes(seen: Seen, known: Sequence[Candidate]) -> Iterator[Candidat
     """What else may be the cause of what is seen.
 
     Args:
-        seen: Everything.
         known: Candidates so far, in order; where the first is certain, only those that may be taken
             for it are said, and only where something speaks for them.
     """

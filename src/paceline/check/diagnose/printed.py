@@ -154,5 +154,5 @@ def specialise(candidates: list[Candidate], seen: Seen) -> None:
 
 
 def replace_candidate(of: Candidate, name: str, confidence: Confidence) -> Candidate:
-    """The same lines read as another failure."""
+    """The candidate's lines read as another failure."""
     return replace(of, id=name, confidence=confidence, notes=[])

@@ -16,7 +16,7 @@ from paceline.catalog.failure import Effect, Failure, load_failures
 from paceline.check.diagnose.line import Line
 
 _K1, _B = 1.2, 0.5
-"""As in the paper's section 3.2; b is lower since these texts differ little in length."""
+"""Constants of the paper's section 3.2; b is lower since these texts differ little in length."""
 
 _LEAST_COVERED = 0.45
 """Share of a line's weight that must be in a failure's words. Chosen on tests/check/logs, where

@@ -75,10 +75,7 @@ class Scan:
         """Read one source to its end.
 
         Args:
-            name: As the reader called it.
-            blocks: Its bytes, in pieces of any size.
             rank: Whose it is, where its name says so.
-            host: The same.
         """
         source = Source(name, rank, host)
         self.seen.sources.append(source)
@@ -150,7 +147,7 @@ _MAGIC = {
 
 
 def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes cut at line ends; a line longer than a block is cut where the block ends."""
+    """The blocks cut at line ends; a line longer than a block is cut where the block ends."""
     rest: list[bytes] = []
     size = 0
     for block in blocks:
@@ -230,7 +227,6 @@ class _Reading:
         return self._open.is_open or self._table.is_open
 
     def _walk(self, block: bytes, start: int, end: int) -> None:
-        """Read line by line, as long as a traceback or a table goes on."""
         while start < end and self._is_walking:
             stop = _line_end(block, start, end)
             self._count_to(start)
@@ -240,7 +236,6 @@ class _Reading:
             start = stop + 1
 
     def _count_to(self, position: int) -> None:
-        """Count lines up to an offset of the block."""
         self._number += int(np.count_nonzero(self._ends[self._numbered : position]))
         self._numbered = position
 

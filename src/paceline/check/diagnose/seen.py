@@ -83,8 +83,6 @@ class Raised:
     frames: tuple[Frame, ...]
     rank: int | None
     caused_by: "Raised | None" = None
-    """What it says it came from."""
-
     during: "Raised | None" = None
     """What was being handled when it came up."""
 
@@ -100,7 +98,7 @@ class Raised:
 
     @property
     def text(self) -> str:
-        """As Python prints it."""
+        """The exception as Python prints it."""
         return f"{self.type}: {self.message}" if self.message else self.type
 
 
@@ -111,7 +109,6 @@ class Begun:
     header: Line
     frames: tuple[Frame, ...]
     last: Line | None
-    """Its last frame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,15 +155,13 @@ class Found:
     """What a reader of dumps or of NCCL's report concludes."""
 
     id: str
-    """Of the failure."""
-
     what: str
     line: Line
     ranks: tuple[int, ...] = ()
     place: str | None = None
     is_certain: bool = False
     title: str | None = None
-    """In place of the failure's own."""
+    """Title in place of the failure's own."""
 
     check: str | None = None
     """What decides it, where it is possible and no more."""

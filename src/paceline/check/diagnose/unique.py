@@ -38,7 +38,6 @@ class Events:
     """Lines of kinds beyond KEEP_KINDS."""
 
     troubles: list[str] = field(default_factory=list)
-    """Logs that could not be read, and why."""
 
 
 def unique_events(

@@ -54,8 +54,6 @@ class Reference:
     """The undisturbed run."""
 
     digest: str | None
-    """At its end."""
-
     digests: Mapping[int, str] = field(default_factory=dict)
     """By step, where they were asked for."""
 
@@ -88,8 +86,6 @@ class Drilled:
 
     max_restarts: int
     left_behind: Sequence[str]
-    """What was found of the run after its end."""
-
     digest_of_samples: Mapping[int, str] | None
     """Step -> the hash of the sample ids it must have; None for a program of one's own."""
 
@@ -127,7 +123,6 @@ def _stops(run: Drilled, outcome: Outcome) -> bool:
 
 
 def _outcomes(run: Drilled) -> Iterator[Outcome]:
-    """Each fault with the loss that it explains and the recovery that follows."""
     happened: list[tuple[Fault, log.FaultInjected, int]] = []
     asked = Counter(run.faults)
     for index, event in enumerate(run.events):

@@ -27,11 +27,6 @@ def random_schedule(
     About one in five hits during the recovery from the one before it, at the same step.
 
     Args:
-        seed: Of the draw.
-        num_faults: How many.
-        num_ranks: Of the layout.
-        first_step: The earliest step that is hit.
-        last_step: The latest.
         kinds: To draw from, as often as they stand there.
 
     >>> random_schedule(7, num_faults=2, num_ranks=2, first_step=2, last_step=9)

@@ -23,17 +23,11 @@ class Context:
     """Accelerator as its owner writes it: `V100`, `H100-SXM`."""
 
     nodes: int | None = None
-    """Machines of the job."""
-
     gpus_per_node: int | None = None
-    """Accelerators a node has."""
-
     devices: int | None = None
     """Processes on each node, one for each device in use (`--nproc-per-node`, `devices=`)."""
 
     world_size: int | None = None
-    """Processes of the whole job."""
-
     home_fs: str | None = None
     """File system of the home folder: `nfs`, `lustre`, `gpfs`, `local`."""
 
@@ -41,8 +35,6 @@ class Context:
     """`torchrun`, `accelerate`, `deepspeed`, `lightning`, `mlx`, `srun`, `mpirun`, `python`."""
 
     launch: str | None = None
-    """The launch line as it is typed."""
-
     versions: Mapping[str, str] = field(default_factory=dict)
     """Package -> version, as `{"torch": "2.6.0"}`."""
 

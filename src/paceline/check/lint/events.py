@@ -16,7 +16,6 @@ class Scope:
     names: dict[str, Value] = field(default_factory=dict)
     outer: "Scope | None" = None
     path: str = ""
-    """The file, for the scope of a module."""
 
     def find(self, name: str) -> Value | None:
         scope: Scope | None = self
@@ -235,7 +234,6 @@ class Frame:
     function: Function
     call: "Call | None"
     num_withs: int = 0
-    """How many `with`s surround the call."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

@@ -42,7 +42,6 @@ class Files:
         """The file that `module` means in the file `importer`; None where it is none of these.
 
         Args:
-            importer: Path of the file with the import.
             module: As it is written, `utils.comm`; empty for `from . import x`.
             level: Leading dots.
         """

@@ -81,7 +81,6 @@ def linted_data(
     """What `lint --json` prints.
 
     Args:
-        shown: The findings that are asked for.
         unread: What could not be read, also of files that were never handed over.
     """
     return {
@@ -106,8 +105,6 @@ def lint_files(
     """What lint finds, and what else reading the files gave. Nothing is raised for a broken file.
 
     Args:
-        sources: Path -> what the file holds.
-        context: What is known besides.
         may_hold_secrets: Whether a path is of a file that git ignores. Asked where one is found.
     """
     unread: list[Unread] = []

@@ -22,8 +22,6 @@ class Suppression:
 
     path: str
     line: int
-    """Of the comment."""
-
     covers: int
     """The line whose findings it answers."""
 
@@ -31,8 +29,6 @@ class Suppression:
     """The last such line, where a statement goes over several."""
 
     names: tuple[str, ...]
-    """As written."""
-
     reason: str
     ids: frozenset[str] = frozenset()
     unknown: tuple[str, ...] = ()
@@ -45,8 +41,6 @@ def suppressions_in(
     """Every suppressing comment of a file.
 
     Args:
-        path: The file's name.
-        text: What it holds.
         statements: First and last lines of statements, of which a comment covers the whole.
     """
     if "paceline:" not in text.lower():

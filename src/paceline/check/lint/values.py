@@ -87,19 +87,15 @@ class Value:
     """For a condition whose literal is known: it stays so throughout a call of its function."""
 
     node: ast.AST | None = None
-    """The expression that made it."""
-
     call: Any = None
     """The `Call` that made it."""
 
     receiver: "Value | None" = None
-    """What it is an attribute or method of."""
+    """The value that it is an attribute or method of."""
 
     attribute: str | None = None
     fields: dict[str, "Value"] = field(default_factory=dict)
     items: "list[Value] | None" = None
-    """Elements of a list or tuple literal."""
-
     entries: "dict[str, Value] | None" = None
     """Entries of a dict literal with constant keys."""
 
@@ -113,8 +109,6 @@ class Value:
     """One of the file's own functions."""
 
     own_class: Any = None
-    """One of the file's own classes, itself."""
-
     of_class: Any = None
     """The file's own class that it is an instance of."""
 
@@ -125,8 +119,6 @@ class Value:
     """For a wrapped model: whether a configuration outside the program shards it."""
 
     inner: "Value | None" = None
-    """The model inside a wrapped one."""
-
     element_of: "Value | None" = None
     sources: "tuple[Value, ...]" = ()
     """What it was computed from."""

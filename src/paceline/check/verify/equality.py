@@ -149,7 +149,6 @@ def _names(facts: Facts, prefix: str) -> list[str]:
 
 
 def _losses(runs: Sequence[RunFacts]) -> list[float]:
-    """Mean over the global batch of every step."""
     found = []
     for index in range(min((len(run.steps) for run in runs), default=0)):
         steps = [run.steps[index] for run in runs]
@@ -229,7 +228,6 @@ def _worst_output(facts: Facts, tolerance: Tolerance) -> _Worst:
 def _worst_of(
     runs: Sequence[RunFacts], tolerance: Tolerance, kind: Kind, *, only_first: bool = False
 ) -> _Worst:
-    """Over every parameter, rank and step."""
     limit = tolerance.gradient if kind == "gradients" else tolerance.parameter
     found = []
     names: set[str] = set()
@@ -273,13 +271,11 @@ def _narrow_loss(facts: Facts, runs: Sequence[RunFacts], tolerance: Tolerance) -
 
 
 def _mean_square(pairs: Iterable[tuple[float, float]]) -> float:
-    """Root of the mean squared relative difference."""
     squares = [((found - truth) / truth) ** 2 for found, truth in pairs]
     return sqrt(sum(squares) / max(1, len(squares)))
 
 
 def _narrow_all(facts: Facts, runs: Sequence[RunFacts], tolerance: Tolerance, kind: Kind) -> Line:
-    """All parameters of a step as one long vector."""
     worst: tuple[float, float, int] = (0.0, 1.0, 1)
     for index, truth in enumerate(facts.reference.narrow):
         seen = _share([getattr(run.steps[index], kind) for run in runs])

@@ -53,7 +53,7 @@ class Verdict:
 
     @property
     def failed(self) -> tuple[Line, ...]:
-        """Those that are wrong."""
+        """The lines that are wrong."""
         return tuple(line for line in self.lines if line.status == "fail")
 
     @property

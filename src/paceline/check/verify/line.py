@@ -13,8 +13,6 @@ class Line:
     name: str
     status: Status
     what: str
-    """What was seen, in words, or why it was skipped."""
-
     seen: float | None = None
     """The number that decides; relative, where nothing else is said."""
 

@@ -24,13 +24,11 @@ class Fault:
     step: int
     kind: Literal["forward", "gradient", "update"]
     name: str
-    """Module or parameter."""
-
     ranks: tuple[int, ...]
     """On which it is seen; all that have it, where that cannot be told."""
 
     off: float
-    """Relative."""
+    """How far off it is, relative."""
 
     looks_like: str
     fix: str
@@ -93,7 +91,6 @@ def _forward_fault(
 
 
 def _words_of_forward(name: str, *, has_input: bool, came_in: float | None) -> tuple[str, str]:
-    """What a wrong output looks like, and what to do."""
     if came_in is not None and came_in > 1:
         looks = "what goes into it is wrong, and no module before it gives anything wrong: "
         looks += "something between modules is, in the one that calls it"
@@ -172,7 +169,6 @@ def _pattern(
     off: Mapping[int, Deviation],
     all_off: Mapping[str, Sequence[Deviation]],
 ) -> tuple[str, str]:
-    """What a wrong gradient looks like, and what to do."""
     layout, first = facts.case.layout, next(iter(off.values()))
     shares = {rank: each.like_share for rank, each in off.items() if each.like_share is not None}
     how_many = f"{len(all_off)} of {len(facts.reference.shapes)} parameters are wrong"

@@ -18,8 +18,6 @@ def runs_of(layout: Layout, precision: str, steps: int) -> tuple[Run, ...]:
     """Every run of a case, in an order in which checkpoints are there before they are loaded.
 
     Args:
-        layout: To prove, small already.
-        precision: The job's.
         steps: Of the long runs, two at least: a checkpoint is written in their middle.
     """
     middle = steps // 2
@@ -50,7 +48,6 @@ def runs_of(layout: Layout, precision: str, steps: int) -> tuple[Run, ...]:
 
 
 def _others(layout: Layout, steps: int) -> Iterator[Run]:
-    """The same numbers in another order, in float64."""
     if layout.pipeline == 1 and layout.accumulation > 1:
         whole = replace(
             layout, micro_batch=layout.micro_batch * layout.accumulation, accumulation=1

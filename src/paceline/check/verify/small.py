@@ -24,8 +24,8 @@ from paceline.profile.decoder import profile_decoder
 from paceline.record.verification import Case
 
 MOST_RANKS = 4
-"""That are started when nobody says how many. A guess: enough for two axes of two, and a machine
-with two cores runs them in half a minute."""
+"""Ranks that are started when nobody says how many. A guess: enough for two axes of two, and a
+machine with two cores runs them in half a minute."""
 
 _HEAD_DIM, _MOST_HIDDEN, _VOCAB, _SEQ_LEN = 16, 64, 256, 32
 _MOST_EXPERTS = 4
@@ -50,10 +50,7 @@ def small_case(
     """What to run for a job and its plan, on the CPU.
 
     Args:
-        job: As it was read.
-        plan: Whose layout is to be proved.
         ranks: At most so many; left out, four, or as many as `overrides` need.
-        steps: Of the long runs.
         overrides: `field=value` of the small layout.
 
     Raises:
@@ -350,7 +347,6 @@ def _is_dropout(name: str, value: Any) -> bool:
 
 
 def _seq_len(asked: int, layout: Layout) -> int:
-    """Divisible by what splits a sample."""
     step = 2 * layout.context * layout.tensor
     return min(asked, -(-_SEQ_LEN // step) * step)
 
@@ -378,7 +374,6 @@ def _profile_of(config: Mapping[str, Any], seq_len: int) -> ModelProfile | None:
 
 
 def _predicted(profile: ModelProfile, plan: Plan, layout: Layout) -> dict[str, int] | None:
-    """Bytes on the fullest rank, as the planner estimates them."""
     try:
         case = case_of(profile, plan.cluster, precision=plan.precision, optimizer=plan.optimizer)
         stages = stage_memory(layout, case)

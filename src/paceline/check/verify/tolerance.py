@@ -68,7 +68,6 @@ class Tolerance:
         return sqrt(deviation.squares / of) if deviation.squares > 0 else deviation.squares
 
     def _usual(self, kind: Kind, step: int) -> float:
-        """Mean square of all numbers of a kind."""
         deviations = getattr(self.reference.narrow[step - 1], kind).values()
         count = sum(each.count for each in deviations)
         return sum(each.of for each in deviations) / count if count else 1.0

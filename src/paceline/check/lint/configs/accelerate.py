@@ -312,7 +312,6 @@ def _check_fsdp(path: str, config: Marked) -> Iterator[Finding]:
 
 
 def _check_version(path: str, keys: dict[str, Marked], version: int | None) -> Iterator[Finding]:
-    """Words of the other version of FSDP."""
     for name, value in keys.items():
         if version == 2 and name in _VERSION_1:
             loses = name == "sharding_strategy" and value.text() not in {"FULL_SHARD", "1"}

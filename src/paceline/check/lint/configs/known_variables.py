@@ -23,10 +23,11 @@ STILL_READ = frozenset(
 """Old names that work as before, and say nothing."""
 
 NCCL = words_of("environment", "nccl")
-"""Of NCCL's user guide 2.28 and `NCCL_PARAM` in its sources, and what images name its folders."""
+"""Variables of NCCL's user guide 2.28 and `NCCL_PARAM` in its sources, and what images name its
+folders."""
 
 TORCH_NCCL = words_of("environment", "torch_nccl")
-"""Of ProcessGroupNCCL.hpp, torch 2.2 to 2.13."""
+"""Variables of ProcessGroupNCCL.hpp, torch 2.2 to 2.13."""
 
 OTHERS = words_of("environment", "others")
 

@@ -32,8 +32,6 @@ class Pods:
 
     count: int
     spec: Marked
-    """The pod's spec."""
-
     template: Marked
     """What the spec stands in: labels and annotations are here."""
 
@@ -44,7 +42,7 @@ class Pods:
     """The restart policy's place."""
 
     resources: Marked | None = None
-    """Of a TrainJob, whose own resources replace the container's."""
+    """Resources of a TrainJob, which replace the container's."""
 
     @property
     def gpus(self) -> int:
@@ -116,8 +114,6 @@ class ClusterJob:
     document: Marked
     pods: Sequence[Pods]
     per_node: Marked | None = None
-    """Where the number of processes on each pod is said."""
-
     deadline: bool = False
     knows_volumes: bool = True
     """Whether the pods' volumes are in this file; a TrainJob's may be in a runtime elsewhere."""

@@ -27,11 +27,7 @@ class Launch:
     """The launcher's own options, dashes as underscores -> the value's word."""
 
     target: Word | None = None
-    """The script or module."""
-
     arguments: tuple[Word, ...] = ()
-    """Words after the script."""
-
     wrappers: Mapping[str, tuple[Word, ...]] = field(default_factory=dict)
     """`srun`, `mpirun`, `docker`, `nohup`, ... -> the words from it to the next one."""
 
@@ -50,7 +46,7 @@ class Launch:
         return next((self.options[name] for name in names if name in self.options), None)
 
     def number(self, *names: str) -> int | None:
-        """The same as a whole number; None when it is none, or a variable."""
+        """An option as a whole number; None when it is none, or a variable."""
         word = self.option(*names)
         return whole(word.text) if word is not None else None
 
@@ -235,7 +231,6 @@ def _read_options(
 
 
 def _wrappers(words: Sequence[Word]) -> Iterator[tuple[str, tuple[Word, ...]]]:
-    """The wrapping programs, each with its words."""
     current: str | None = None
     kept: list[Word] = []
     for word in words:

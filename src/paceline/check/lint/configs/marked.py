@@ -75,11 +75,11 @@ class Marked:
         return (self.text(*path) or "").lower() in {"false", "no", "off"}
 
     def items(self) -> "Iterator[Marked]":
-        """Of a list its values, of anything else nothing."""
+        """Values of a list; of anything else nothing."""
         yield from self.value if isinstance(self.value, list) else ()
 
     def entries(self) -> "Iterator[tuple[str, Marked]]":
-        """Of a mapping its keys and values, of anything else nothing."""
+        """Keys and values of a mapping; of anything else nothing."""
         yield from self.value.items() if isinstance(self.value, dict) else ()
 
     def walk(self) -> "Iterator[Marked]":

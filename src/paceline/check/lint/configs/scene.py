@@ -11,7 +11,7 @@ from paceline.check.lint.context import Context
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """Of one file. None is unknown."""
+    """What is known of the job of one file. None is unknown."""
 
     nodes: int | None = None
     gpus_per_node: int | None = None
@@ -72,7 +72,7 @@ def _as_variable(part: str) -> str:
 
 
 def scene_of(script: Script, context: Context) -> Scene:
-    """Of a shell script: its #SBATCH lines first, then what the context knows."""
+    """The scene of a shell script: its #SBATCH lines first, then what the context knows."""
     options = dict(script.sbatch)
     nodes = _count(options.get("nodes"))
     gpus = _gpus(options.get("gpus-per-node")) or _gpus(options.get("gres"))

@@ -44,11 +44,7 @@ class Command:
     line: int
     background: bool = False
     loop: str | None = None
-    """The head of the loop it is in."""
-
     condition: str | None = None
-    """The condition of the branch it is in."""
-
     outer: tuple[Word, ...] = ()
     """The words that hand it to another shell: `srun -n 2 bash -c`, `ssh node`."""
 
@@ -200,7 +196,7 @@ class _Around:
 
 _MOST_DEPTH = 60
 _MOST_LETTERS = 2**16
-"""Of a variable's text; one that doubles itself would never end."""
+"""Letters of a variable's text; one that doubles itself would never end."""
 
 _MOST_WORDS = 10_000
 _MOST_SHELLS = 5
@@ -370,7 +366,6 @@ class _Reader:
                 )
 
     def _substitutions(self, node: Any, around: _Around) -> None:
-        """Commands inside `$(...)`."""
         if node.type in {"command_substitution", "process_substitution"}:
             for child in node.named_children:
                 self._visit(child, around, _MOST_DEPTH - 5)

@@ -31,7 +31,6 @@ class Variable:
     line: int
     column: int | None = None
     condition: str | None = None
-    """The condition it is set under, in a shell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +49,7 @@ class Surroundings:
 
 
 def surroundings(context: Context) -> Surroundings:
-    """Of a file that says nothing itself."""
+    """The surroundings of a file that says nothing itself."""
     return Surroundings(
         nodes=context.nodes,
         gpus_per_node=context.gpus_per_node or context.devices,
