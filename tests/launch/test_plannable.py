@@ -352,11 +352,35 @@ def test_plan_and_render_print_what_run_refuses_of_another_engine(tmp_path, chan
     assert found == dict.fromkeys(found, refused)
 
 
-def test_a_field_that_an_engine_does_not_read_is_refused_by_plan_as_by_run(tmp_path):
-    found = said_of(tmp_path, engine="accelerate", engine_path="/shared/Megatron-LM")
-    assert set(found) == {"plan refuses", "render refuses", "run refuses"}
-    assert len(set(map(tuple, found.values()))) == 1
-    assert found["run refuses"][0].startswith("J007: engine_path is read for")
+@pytest.mark.parametrize("engine", ["accelerate", "deepspeed", "torchtitan", "paceline"])
+def test_a_field_that_an_engine_does_not_read_is_planned_with_a_note_and_not_run(tmp_path, engine):
+    """The whole plan was printed, and then J007 with exit code 2."""
+    given = {"model": {"tokenizer": "/shared/llama-3"}} if engine == "torchtitan" else {}
+    found = said_of(tmp_path, engine=engine, engine_path="/shared/Megatron-LM", **given)
+    (refused,) = found["run refuses"]
+    assert refused.startswith("J007: engine_path is read for the engine megatron alone")
+    assert refused in found["plan"]
+
+
+@pytest.mark.parametrize("accelerator", ["TPU-v5p", "Trainium2", "Gaudi3"])
+def test_what_our_own_runtime_does_not_train_on_is_planned_with_a_warning_and_not_run(
+    tmp_path, accelerator
+):
+    cluster = {**ELSEWHERE, "accelerator": accelerator}
+    found = said_of(tmp_path, engine="paceline", cluster=cluster)
+    (refused,) = found["run refuses"]
+    assert refused.startswith(f"R015: Paceline's own runtime does not train on {accelerator}")
+    (caution,) = (
+        each
+        for each in plan_job(job_of(tmp_path, **{**OTHER, "cluster": cluster})).cautions
+        if each.about == "accelerator"
+    )
+    assert caution.what in refused
+    assert ("set engine to maxtext" in caution.fix) is accelerator.startswith("TPU")
+    # The engine that is named trains there.
+    named = job_of(tmp_path, **{**OTHER, "cluster": cluster, "engine": "maxtext"})
+    abouts = [each.about for each in plan_job(named).cautions]
+    assert ("accelerator" in abouts) is not accelerator.startswith("TPU")
 
 
 def test_fsdp1_is_planned_rendered_and_run_by_accelerate(tmp_path):

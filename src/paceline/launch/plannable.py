@@ -50,20 +50,39 @@ def check_plannable(job: Job) -> list[Problem]:
     return [*named, *doubts]
 
 
-_NOTED = ("R015", "H025")
-"""Codes of an engine's run that a plan does without: a launcher, and what its program reads."""
+def check_ours(job: Job) -> Iterator[Problem]:
+    """What only another engine reads, and a plan for ours may keep."""
+    if job.spec.data.corpus == "mock":
+        yield Problem(
+            code="J007",
+            what="data.corpus mock: Paceline's own runtime makes no samples up",
+            where=job.where("data.corpus"),
+            fix="give data.path, or data.corpus: python-stdlib",
+        )
+    if job.spec.engine_path is not None:
+        yield Problem(
+            code="J007",
+            what="engine_path is read for the engine megatron alone",
+            where=job.where("engine_path"),
+            fix="leave it out, or set engine: megatron",
+        )
+
+
+_NOTED = ("R015", "H025", "J007")
+"""Codes of an engine's run that a plan does without: a launcher, what its program reads, and what
+another engine's does."""
 
 
 def check_planned(job: Job, plan: Plan) -> list[Problem]:
-    """What `paceline run` refuses of another engine's plan at every place, and a program of your
-    own, or one more line in the job, would do.
+    """What `paceline run` refuses of a plan at every place, and a program of your own, or a line
+    more or less in the job, would do.
 
     Raises:
         RenderError: `H002`, the engine's files cannot be written, with a program of your own too.
-        JobError: The job says what the engine does not read.
+        JobError: A path in the job cannot be written into the files.
     """
     if plan.engine == "paceline":
-        return []
+        return [*check_ours(job)]
     RenderError.raise_for(check_written(plan, job))
     found = list(check_anywhere(plan.engine, job))
     JobError.raise_for(each for each in found if each.code not in _NOTED)

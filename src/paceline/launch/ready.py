@@ -9,10 +9,11 @@ from paceline.job.data_fields import check_names_data
 from paceline.job.packages import check_package
 from paceline.launch.engine_run import check as check_engine
 from paceline.launch.places import attached, find_place
-from paceline.launch.plannable import check_files
+from paceline.launch.plannable import check_files, check_ours
 from paceline.launch.sinks.beside import check_sinks
 from paceline.launch.tell import check_variables
 from paceline.parallel import reasons_ours_cannot
+from paceline.parallel.abilities import check_accelerator
 from paceline.plan import Plan
 from paceline.profile import check_runnable, needs_transformers
 
@@ -29,8 +30,10 @@ def check_can_run(job: Job, plan: Plan, *, place: str = "local") -> Iterator[Pro
         if place not in ("local", "kubernetes") and find_place(place).kind == "attached":
             yield from attached(place).check(job, plan)
         return
+    if (problem := check_accelerator("paceline", plan.cluster)) is not None:
+        yield problem
     yield from check_names_data(job)
-    yield from _check_ours(job)
+    yield from check_ours(job)
     if find_place(place).kind == "attached":
         yield from _check_installed(job)
         yield from check_runs_here(job, plan)
@@ -40,24 +43,6 @@ def check_can_run(job: Job, plan: Plan, *, place: str = "local") -> Iterator[Pro
         yield from check_runs_here(job, plan)
     yield from _check_evaluated(job, place)
     yield from check_files(job, evaluated=find_place(place).has_our_files)
-
-
-def _check_ours(job: Job) -> Iterator[Problem]:
-    """What only another engine reads, and a plan for ours may keep."""
-    if job.spec.data.corpus == "mock":
-        yield Problem(
-            code="J007",
-            what="data.corpus mock: Paceline's own runtime makes no samples up",
-            where=job.where("data.corpus"),
-            fix="give data.path, or data.corpus: python-stdlib",
-        )
-    if job.spec.engine_path is not None:
-        yield Problem(
-            code="J007",
-            what="engine_path is read for the engine megatron alone",
-            where=job.where("engine_path"),
-            fix="leave it out, or set engine: megatron",
-        )
 
 
 def _check_installed(job: Job) -> Iterator[Problem]:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from paceline.catalog.accelerator import Backend
 from paceline.catalog.engines import Engine
 from paceline.catalog.load import read_shipped
 from paceline.choices import (
@@ -24,6 +25,7 @@ from paceline.choices import (
     Schedule,
     Sharding,
 )
+from paceline.errors import Problem
 from paceline.parallel.layout import Layout
 from paceline.parallel.recomputes import ONE_BACKWARD
 from paceline.parallel.schedules import SPLIT_BACKWARD
@@ -37,6 +39,7 @@ from paceline.parallel.table import (
     Column,
     Layouts,
 )
+from paceline.topology import Cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +154,9 @@ class Abilities:
     attentions: tuple[Attention, ...] = ()
     """Kernels of attention that its files can ask for."""
 
+    backends: tuple[Backend, ...] = ("nccl", "gloo")
+    """Libraries of collectives that it trains over: GPUs and CPUs."""
+
     fp8_recipes: tuple[Fp8Recipe, ...] = ()
     """Ways to scale fp8 that its files can ask for."""
 
@@ -175,6 +181,33 @@ OURS = ABILITIES["paceline"]
 def abilities_of(engine: str) -> Abilities:
     """What an engine can run; one that is not known, everything."""
     return ABILITIES.get(engine, Abilities())
+
+
+def engines_over(backend: str) -> list[str]:
+    """Engines that train over a library of collectives.
+
+    >>> engines_over("xla"), engines_over("hccl")
+    (['maxtext'], [])
+    """
+    return [name for name, able in ABILITIES.items() if backend in able.backends]
+
+
+def check_accelerator(engine: str, cluster: Cluster) -> Problem | None:
+    """What to report where an engine does not train on a cluster's accelerators."""
+    if cluster.backend in abilities_of(engine).backends:
+        return None
+    others = engines_over(cluster.backend)
+    fix = f"set engine to {' or '.join(others)}, which does; or " if others else ""
+    if "paceline" in others:
+        fix = "leave engine out: Paceline's own runtime does; or "
+    whose = "Paceline's own runtime" if engine == "paceline" else engine
+    return Problem(
+        code="R015",
+        what=f"{whose} does not train on {cluster.accelerator}, whose collectives go through "
+        f"{cluster.backend}",
+        where="cluster.accelerator, in the job",
+        fix=f"{fix}start a program of your own on the plan's ranks: paceline render --for torchrun",
+    )
 
 
 def planned_engine(engine: Engine) -> Engine:

@@ -15,6 +15,7 @@ from paceline.estimate.estimate import case_holdings
 from paceline.estimate.schedule import bubble_share, idle_share
 from paceline.job import Job, LayoutSpec
 from paceline.parallel import Layout, Space
+from paceline.parallel.abilities import check_accelerator
 from paceline.parallel.stages import num_chunks
 from paceline.parallel.table import code_of, table_of
 from paceline.plan.decision import Caution, Unit
@@ -65,11 +66,17 @@ def cautions_of(
         price: Its estimate.
         limit_bytes: Of a rank.
     """
+    yield from _runs_elsewhere(case)
     yield from _assumed_length(job)
     yield from _bubble(job, space, case, layout, limit_bytes)
     yield from _tensor_across_nodes(job, space, layout, price)
     yield from _data_parallel_alone(job, space, case, layout, price, limit_bytes)
     yield from _large_units(job, space, case, layout, limit_bytes)
+
+
+def _runs_elsewhere(case: Case) -> Iterator[Caution]:
+    if (problem := check_accelerator(case.engine.name, case.cluster)) is not None:
+        yield Caution(about="accelerator", what=problem.what, fix=problem.fix)
 
 
 def _assumed_length(job: Job) -> Iterator[Caution]:

@@ -72,7 +72,9 @@ class Limit:
 class Caution:
     """One thing that the plan allows and a person should know."""
 
-    about: Literal["bubble", "tensor", "data parallel", "gather", "efficiency", "sample length"]
+    about: Literal[
+        "accelerator", "bubble", "tensor", "data parallel", "gather", "efficiency", "sample length"
+    ]
     what: str
     """What was seen, in the job's own numbers."""
 

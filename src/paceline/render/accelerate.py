@@ -8,6 +8,7 @@ With `engine: fsdp1` it is FSDP1, whose words (`fsdp_sharding_strategy`, `fsdp_u
 from typing import Any, Literal
 
 from paceline.job import Job
+from paceline.parallel.abilities import abilities_of
 from paceline.plan import Plan
 from paceline.render import deepspeed
 from paceline.render.carried import OF_DDP, OF_PROGRAM
@@ -188,7 +189,7 @@ def _refused(plan: Plan, way: Way) -> list[Gap]:
     found = list(
         accelerator_refusals(
             plan,
-            uses=("nccl", "gloo"),
+            uses=abilities_of("accelerate").backends,
             why="these files are for GPUs over NCCL and CPUs over gloo: no other was tried",
         )
     )

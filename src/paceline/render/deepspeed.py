@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.job import Job
 from paceline.job.places import SshSpec
+from paceline.parallel.abilities import abilities_of
 from paceline.plan import Plan
 from paceline.render.carried import OF_PROGRAM
 from paceline.render.deepspeed_pipeline import pipeline_gaps, pipeline_section
@@ -126,7 +127,7 @@ def config_gaps(plan: Plan, job: Job) -> list[Gap]:
     found = list(
         accelerator_refusals(
             plan,
-            uses=("nccl", "gloo"),
+            uses=abilities_of("deepspeed").backends,
             why="these files are for GPUs over NCCL and CPUs over gloo: no other was tried",
         )
     )

@@ -5,6 +5,7 @@ from typing import Any
 
 from paceline.job import Job
 from paceline.job.job import DataSpec
+from paceline.parallel.abilities import abilities_of
 from paceline.plan import Plan
 from paceline.profile import DecoderShape, ModelProfile
 from paceline.render.device import accelerator_refusals, wider_precision
@@ -27,7 +28,7 @@ def core_gaps(plan: Plan, job: Job) -> list[Gap]:
 
 def _refusals(plan: Plan, job: Job) -> Iterator[Gap]:
     why = "Megatron Core 0.16 trains on GPUs over NCCL only"
-    yield from accelerator_refusals(plan, uses=("nccl",), why=why)
+    yield from accelerator_refusals(plan, uses=abilities_of("megatron").backends, why=why)
     yield from model_gaps(plan.profile, plan.decoder, config_of(job))
     layout, rows = plan.layout, learned_positions(plan.profile)
     if rows and rows < (plan.profile.seq_len or 0):

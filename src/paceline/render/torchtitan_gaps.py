@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from paceline.job import Job
+from paceline.parallel.abilities import abilities_of
 from paceline.plan import Plan
 from paceline.profile import DecoderShape, ModelProfile
 from paceline.render.device import accelerator_refusals, wider_precision
@@ -25,7 +26,9 @@ def titan_gaps(plan: Plan, job: Job) -> list[Gap]:
 
 
 def _refusals(plan: Plan, job: Job) -> Iterator[Gap]:
-    yield from accelerator_refusals(plan, uses=("nccl",), why="torchtitan trains on GPUs")
+    yield from accelerator_refusals(
+        plan, uses=abilities_of("torchtitan").backends, why="torchtitan trains on GPUs"
+    )
     yield from model_gaps(plan.profile, plan.decoder, config_of(job))
     train = job.spec.train
     if plan.precision == "fp16":
