@@ -45,7 +45,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "report": ("paceline.cli.report", "Write a run's page: one HTML file with plots."),
     "watch": ("paceline.cli.watch", "Show runs on a live page, several over each other."),
     "checkpoint": ("paceline.cli.checkpoint", "List, inspect, verify and convert checkpoints."),
-    "export": ("paceline.cli.export", "Export a run's model for transformers or peft."),
+    "export": (
+        "paceline.cli.export",
+        "Export a run's model, an endpoint for it, or all runs as SQL.",
+    ),
     "runs": ("paceline.cli.runs", "List runs."),
     "status": ("paceline.cli.status", "How a run stands, wherever it is: steps, queue, cost."),
     "alerts": ("paceline.cli.alerts", "Judge alert rules on a run: how often would they fire?"),

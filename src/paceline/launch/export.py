@@ -26,6 +26,7 @@ from paceline.prepare.turns import end_of_turn
 from paceline.record.conversion import Comparison, Conversion, Converted, DType, LogitsCheck
 from paceline.record.run import RunFolder
 from paceline.record.tensors import TensorRecord, read_tensors
+from paceline.render.serve import ADAPTER, check_servable, serve_files
 from paceline.topology.machine import find_local_machine
 from paceline.units import format_bytes
 
@@ -53,6 +54,9 @@ class Export:
     out: Path
     conversion: Conversion
     pretrained: Pretrained | None
+
+    endpoint: bool = False
+    """Whether the folder gets a program that answers HTTP requests (`render/serve.py`)."""
 
     @property
     def kind(self) -> str:
@@ -86,16 +90,18 @@ def plan_export(
     merge: bool = False,
     dtype: DType | None = None,
     max_shard_bytes: int = 5 * 10**9,
+    endpoint: bool = False,
 ) -> Export:
     """The export of a checkpoint, with every reason against it found before anything is written.
 
     Args:
         dtype: Type of the weights; None: that of the weights the run started from.
         max_shard_bytes: Of one file of weights.
+        endpoint: Write the program that answers HTTP requests beside them.
 
     Raises:
-        JobError: `C012`, the run's model is a program's own, or has nothing to merge; `R002`, the
-            folder is there or has no room.
+        JobError: `C012`, the run's model is a program's own, or has nothing to merge, or adapters
+            alone are no model for an endpoint; `R002`, the folder is there or has no room.
         CheckpointError: The checkpoint is damaged.
     """
     if run.script() is not None:
@@ -129,7 +135,13 @@ def plan_export(
     if dtype is None and conversion.adapters is None and pretrained is not None:
         dtype = _type_of(pretrained)
     conversion = replace(conversion, dtype=dtype)
-    export = Export(run=run, job=job, out=out, conversion=conversion, pretrained=pretrained)
+    export = Export(
+        run=run, job=job, out=out, conversion=conversion, pretrained=pretrained, endpoint=endpoint
+    )
+    if endpoint and export.kind == "adapters":
+        JobError.raise_for(
+            check_servable({}, [ADAPTER], tokens_are_bytes=False, where=run.path.name)
+        )
     _check_room(export)
     return export
 
@@ -166,9 +178,55 @@ def export(asked: Export, card: Callable[[Exported], str], *, check: bool = True
             licence=None if base is None else _licence_of(base),
         )
         (folder / CARD).write_text(card(exported), encoding="utf-8")
+        if asked.endpoint:
+            write_endpoint(folder, tokens_are_bytes=find_tokenizer(asked.job) is None)
         names = sorted(path.name for path in folder.iterdir())
     files = tuple(str(asked.out / name) for name in names)
     return replace(exported, converted=replace(done, files=files))
+
+
+def write_endpoint(folder: Path, *, tokens_are_bytes: bool = False) -> tuple[Path, ...]:
+    """Write a program that answers HTTP requests beside the weights of a Hugging Face folder.
+
+    Args:
+        folder: With config.json, weights in safetensors and a tokenizer.
+        tokens_are_bytes: Whether the model was trained on bytes, without a tokenizer.
+
+    Raises:
+        JobError: `C012`, no endpoint can be made of the folder; `R002`, a file by the name of one
+            of ours is there and is another, or the folder cannot be written.
+    """
+    try:
+        names = {path.name for path in folder.iterdir()}
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        config = {}
+    except (OSError, ValueError) as error:
+        raise _unwritable(folder, f"its config.json cannot be read: {error}") from None
+    config = config if isinstance(config, dict) else {}
+    JobError.raise_for(
+        check_servable(config, names, tokens_are_bytes=tokens_are_bytes, where=folder.name)
+    )
+    files = serve_files(config, tokens_are_bytes=tokens_are_bytes)
+    for name, text in files.items():
+        if name in names and (folder / name).read_bytes() != text.encode():
+            raise _unwritable(folder, f"it has another {name} already, which is not overwritten")
+    try:
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise _unwritable(folder, error.strerror or str(error)) from None
+    return tuple(folder / name for name in files)
+
+
+def _unwritable(folder: Path, why: str) -> JobError:
+    return JobError.of(
+        code="R002",
+        what=f"the endpoint cannot be written into {folder}: {why}",
+        where="--for fastapi",
+        fix="give a folder that you may write to and that has none of serve.py, model.py and "
+        "requirements.txt",
+    )
 
 
 def _own_program(run: RunFolder, checkpoint: Path, why: str) -> JobError:
