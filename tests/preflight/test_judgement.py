@@ -755,6 +755,16 @@ def test_all_reduce_far_below_the_links_of_the_plan_is_a_warning():
     assert "400 GB/s" in found.evidence
 
 
+def test_s0_2_a_node_without_the_plans_nvlinks_is_a_warning():
+    bare = replace(H100, gpu=replace(H100.gpu, topology=H100.gpu.topology.replace("NV18", "PHB ")))
+    found = only(judged(bare, need=replace(ON_8_H100, link_bytes_per_s=450e9)))
+    assert (found.name, found.status) == ("links", "warning")
+    assert found.evidence == (
+        "no NVLink or XGMI here: PHB; the plan counts on 450 GB/s between its GPUs"
+    )
+    assert not not_right(judged(bare, need=replace(ON_8_H100, link_bytes_per_s=63e9)))
+
+
 def test_a_torch_without_the_gpus_kernels_is_said_so():
     gathered = answers(H100)
     torch = TorchFacts(

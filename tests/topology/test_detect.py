@@ -12,9 +12,9 @@ from paceline.cli.detect import format_detected
 from paceline.job import parse_job
 from paceline.topology import Machine, find_cluster
 from paceline.topology.detect import Detected, cluster_section, detect
-from paceline.topology.machine import find_local_machine, visible_gpus
+from paceline.topology.machine import find_local_machine, visible_gpus, with_links
 from paceline.topology.probe import Look, PortText, Probes, probe_machine, query_gpus
-from paceline.topology.read_nvidia import read_gpu_query
+from paceline.topology.read_nvidia import read_gpu_query, read_topology
 
 RECORDINGS = Path(__file__).parent / "recordings"
 GIB = 2**30
@@ -53,11 +53,11 @@ def ports(count: int, *, rate: int = 400, layer: str = "InfiniBand", driver: str
 def h100_node() -> Detected:
     probes = Probes(
         system="Linux",
-        gpu_topology=recording("topo-8xh100.txt"),
         lscpu=recording("lscpu-2-sockets.txt"),
         ports=(*ports(8), *ports(2, rate=100, layer="Ethernet")),
     )
-    return detect(probes, with_gpus("query-8xh100.csv"))
+    topology = read_topology(recording("topo-8xh100.txt"))
+    return detect(probes, replace(with_gpus("query-8xh100.csv"), topology=topology))
 
 
 def test_an_h100_node_is_a_section_with_its_compute_ports():
@@ -175,8 +175,8 @@ def test_a_tool_that_prints_is_kept_and_one_that_fails_says_why(
     fake(tmp_path, "rocm-smi", "echo no driver >&2; exit 2")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    probes = probe_machine(has_nvidia=True)
-    machine = find_local_machine()
+    probes = probe_machine()
+    machine = with_links(find_local_machine())
     assert detect(probes, machine).accelerator == "H100-SXM"
     assert detect(probes, machine).topology is not None
     (why,) = {look.why for look in probes.looks if look.what.endswith("--json")}

@@ -49,12 +49,11 @@ def command(write: Path | None, force: bool, file: Path | None, as_json: bool) -
     """
     from paceline.catalog import load_catalog
     from paceline.topology.detect import cluster_section, detect
-    from paceline.topology.machine import find_local_machine
+    from paceline.topology.machine import find_local_machine, with_links
     from paceline.topology.probe import probe_machine
 
     catalog = load_catalog(file)
-    machine = find_local_machine()
-    found = detect(probe_machine(has_nvidia=bool(machine.gpus)), machine, catalog)
+    found = detect(probe_machine(), with_links(find_local_machine()), catalog)
     section = cluster_section(found, catalog)
     if write is not None:
         write_new(write, _yaml(found, section), force=force)

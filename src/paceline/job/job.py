@@ -243,6 +243,11 @@ class ClusterSpec:
     """Bandwidth between nodes, for each node and direction: `400Gb/s`. `auto` is the catalog's
     usual network for the accelerator."""
 
+    topology: str | None = None
+    """A file with what `nvidia-smi topo -m` prints on a node, or a recording of `paceline preflight
+    --record`, relative to the job file: the links inside a node are then as it shows them. Left
+    out, this machine is asked, and another cluster's are the catalog's."""
+
     catalog: str | None = None
     """A catalog file of your own, relative to the job file: hardware, links and prices that the
     built-in one lacks or has otherwise. Left out, `paceline-catalog.toml` beside the job file is

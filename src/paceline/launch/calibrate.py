@@ -21,7 +21,7 @@ from paceline.job.packages import need_package
 from paceline.launch.ranks import RankProcess, run_ranks
 from paceline.topology import Cluster, find_cluster
 from paceline.topology.find import catalog_name
-from paceline.topology.machine import Machine, find_local_machine
+from paceline.topology.machine import Machine, find_local_machine, with_links
 
 _START_S = 120.0
 """On top of what measuring may take: PyTorch's import, contexts and the last call. A guess."""
@@ -84,7 +84,7 @@ def find_own_cluster(place: Place, folder: Path, catalog: Catalog) -> Cluster:
             where="--ranks",
             fix=f"--ranks {len(machine.gpus)}, or leave it out",
         )
-    return find_cluster(spec, job, machine)
+    return find_cluster(spec, job, with_links(machine))
 
 
 def _accelerator(machine: Machine, catalog: Catalog) -> str:

@@ -9,6 +9,7 @@ from paceline.parallel import Layout
 from paceline.plan import Decision, Plan, Rejected
 from paceline.plan.host import host_limit_bytes, host_limit_source
 from paceline.report.table import WIDTH, wrapped
+from paceline.topology import Cluster, Level
 from paceline.units import format_bytes, format_count, format_flops_per_s, format_seconds
 
 _BAR_WIDTH = 30
@@ -74,6 +75,7 @@ def _headline(plan: Plan) -> Iterator[str]:
     place = "this machine" if cluster.is_local else "declared, not this machine"
     yield _row("layout", plan.layout_name + _offloaded(plan))
     yield _row("on", f"{cluster.name} ({place}, {cluster.backend})")
+    yield from wrapped(_row("links", ""), _links(cluster)) if _links(cluster) else ()
     reasons = [each.reason for each in plan.decisions if each.field == "layout.sharding"]
     yield from wrapped(_row("why", ""), reasons[0] if reasons else "fixed by the job")
     yield _row("batch", _batch_equation(plan))
@@ -84,6 +86,27 @@ def _headline(plan: Plan) -> Iterator[str]:
         + ("" if plan.optimizer == "adamw" else f", {plan.optimizer}")
         + ("" if plan.engine == "paceline" else f", on {plan.engine}"),
     )
+
+
+def _links(cluster: Cluster) -> str:
+    """Which links the estimate counts on, and from where they are known."""
+    if cluster.backend == "gloo":
+        return ""
+    return "; ".join(
+        f"{level.link} between {level.size}, {level.bytes_per_s / 1e9:.4g} GB/s a rank "
+        f"({_source(level, cluster)})"
+        for level in cluster.levels
+    )
+
+
+def _source(level: Level, cluster: Cluster) -> str:
+    if level.seen is not None:
+        return f"nvidia-smi topo -m: {level.seen}"
+    if level.known != "cited":
+        return level.known
+    if cluster.is_local and level.name != "network":
+        return "catalog: nvidia-smi topo -m was not to be had"
+    return "catalog"
 
 
 def _cautions(plan: Plan) -> Iterator[str]:

@@ -14,7 +14,7 @@ from paceline.topology.probe import Look, Probes
 from paceline.topology.read_amd import read_rocm_json, read_rocm_table, read_rocm_topology
 from paceline.topology.read_mac import Mac, read_system_profiler
 from paceline.topology.read_numa import CpuLayout, read_lscpu
-from paceline.topology.read_nvidia import FoundGpu, GpuTopology, read_topology
+from paceline.topology.read_nvidia import FoundGpu, GpuTopology
 from paceline.topology.read_rdma import RdmaPort, read_ibv_devices, read_rdma_port
 from paceline.units import format_bytes
 
@@ -73,13 +73,13 @@ def detect(probes: Probes, machine: Machine, catalog: Catalog | None = None) -> 
 
     Args:
         probes: What the other tools printed.
-        machine: Cores, memory and GPUs, as the planner counts them.
+        machine: Cores, memory and GPUs, as the planner counts them, `with_links`.
         catalog: For the names; the built-in one when left out.
     """
     catalog = catalog or built_in_catalog()
     mac = read_system_profiler(probes.system_profiler)
     gpus = machine.gpus
-    topology = read_topology(probes.gpu_topology)
+    topology = machine.topology
     if not gpus:
         gpus = read_rocm_json(probes.rocm_json) or read_rocm_table(probes.rocm_table)
         topology = read_rocm_topology(probes.rocm_topology)

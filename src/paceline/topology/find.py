@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from paceline.catalog import (
     Accelerator,
@@ -24,9 +25,10 @@ from paceline.topology.levels import (
     node_bytes_per_s,
     usual_network_bytes_per_s,
 )
-from paceline.topology.machine import Machine, find_local_machine
-from paceline.topology.read_nvidia import FoundGpu
-from paceline.topology.unknown import EstimatedCard, estimate_card, pcie_bytes_per_s
+from paceline.topology.machine import Machine, find_local_machine, with_links
+from paceline.topology.read_nvidia import FoundGpu, GpuTopology, read_matrices
+from paceline.topology.unknown import EstimatedCard, estimate_card, pcie_bytes_per_s, pcie_link
+from paceline.topology.wiring import levels_of_node
 from paceline.units import format_bytes
 
 _MAX_AUTO_CPU_RANKS = 2
@@ -46,28 +48,37 @@ def find_cluster(spec: ClusterSpec, job: Job, machine: Machine | None = None) ->
     Args:
         spec: The job's `cluster` section.
         job: For the places of fields in messages.
-        machine: This machine, if already looked at.
+        machine: This machine, if already looked at, `with_links`.
 
     Raises:
         JobError: The accelerator is unknown, the nodes differ, this machine has fewer than asked
             for or cannot show its GPUs, or the job's own catalog file is wrong.
     """
+    declared = matrix_of(spec, job)
+    links_of = with_links if machine is None and declared is None else (lambda seen: seen)
     machine = machine or find_local_machine()
+    if declared is not None:
+        machine = replace(machine, topology=declared)
     catalog = load_catalog(find_catalog_file(job.folder, spec.catalog))
     if spec.accelerator == "auto":
         check_gpus_seen(machine, job.where("cluster.accelerator"), "set cluster.accelerator to cpu")
     if spec.accelerator == "cpu" or (spec.accelerator == "auto" and not machine.gpus):
         return _cpu_cluster(spec, machine, catalog)
     if spec.accelerator == "auto":
-        return _gpu_cluster(spec, job, machine, catalog)
+        return _gpu_cluster(spec, job, links_of(machine), catalog)
     where = job.where("cluster.accelerator")
     _check_one_kind(spec.accelerator, catalog, where)
     known = find_accelerator(spec.accelerator, where=where, catalog=catalog)
     num_here = sum(catalog_name(gpu.name, catalog) == known.name for gpu in machine.gpus)
     per_node = spec.per_node if spec.per_node != "auto" else max(1, num_here // spec.nodes)
     if num_here and num_here == len(machine.gpus) and spec.nodes * per_node <= num_here:
-        return _gpu_cluster(spec, job, machine, catalog)
-    return _declared_cluster(spec, known, catalog)
+        return _gpu_cluster(spec, job, links_of(machine), catalog)
+    if declared is not None:
+        if spec.per_node == "auto":
+            spec = replace(spec, per_node=len(declared.gpus))
+        else:
+            _enough(declared, spec.per_node, job)
+    return _declared_cluster(spec, known, catalog, declared)
 
 
 def check_gpus_seen(machine: Machine, where: str, on_cpus: str) -> None:
@@ -83,6 +94,51 @@ def check_gpus_seen(machine: Machine, where: str, on_cpus: str) -> None:
     """
     if machine.why_no_gpus is not None:
         raise JobError(unseen_gpus(machine.why_no_gpus, where, on_cpus))
+
+
+def matrix_of(spec: ClusterSpec, job: Job) -> GpuTopology | None:
+    """The matrix that a job names; None where it names none.
+
+    Raises:
+        JobError: `T019`, the file cannot be read, has no matrix or nodes that differ, or the ranks
+            run on CPUs.
+    """
+    if spec.topology is None:
+        return None
+    path, what = job.folder / Path(spec.topology).expanduser(), None
+    try:
+        found = read_matrices(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        found, what = {}, f"cannot be read: {error}"
+    kinds: dict[str, list[str]] = {}
+    for node, topology in found.items():
+        kinds.setdefault(str(topology.cells), []).append(node)
+    if len(kinds) > 1:
+        listed = " and ".join(", ".join(nodes[:3]) for nodes in kinds.values())
+        what = f"has nodes whose GPUs are not joined alike: {listed}"
+    first = next(iter(found.values()), None)
+    if what is None and first is None:
+        what = "has no matrix of `nvidia-smi topo -m`"
+    if what is None and spec.accelerator == "cpu":
+        what = "joins GPUs, and the job's ranks run on CPUs"
+    if what is not None:
+        raise _bad_matrix(job, what)
+    return first
+
+
+def _enough(topology: GpuTopology, num_ranks: int, job: Job) -> GpuTopology:
+    if len(topology.gpus) < num_ranks:
+        raise _bad_matrix(job, f"has {len(topology.gpus)} GPUs for {num_ranks} ranks")
+    return topology
+
+
+def _bad_matrix(job: Job, what: str) -> JobError:
+    return JobError.of(
+        code="T019",
+        what=f"{job.spec.cluster.topology} {what}",
+        where=job.where("cluster.topology"),
+        fix="keep what a node prints: nvidia-smi topo -m > topology.txt",
+    )
 
 
 def unseen_gpus(why: str, where: str, on_cpus: str) -> Problem:
@@ -242,10 +298,25 @@ def _gpu_cluster(spec: ClusterSpec, job: Job, machine: Machine, catalog: Catalog
     if memory is None and spec.memory == "auto":
         raise JobError(memory_problem(machine.gpus, job.where("cluster.memory")))
     card = None if known is not None else estimate_card(gpu, per_node, catalog)
+    row = known or (card.accelerator if card else catalog.accelerators[_OTHER_GPU])
+    topology = None if gpu.is_mig else machine.topology
+    if known is not None and known.link_bytes_per_s is not None and spec.topology is None:
+        topology = None  # a catalog file of one's own states the rate
+    in_node = None
+    if topology is not None:
+        in_node = levels_of_node(
+            _enough(topology, num_ranks, job),
+            row,
+            catalog,
+            num_ranks=num_ranks,
+            ranks_per_node=per_node,
+            pcie=pcie_link(gpu, row, catalog.links),
+        )
     cluster = _from_catalog(
         spec,
-        known or (card.accelerator if card else catalog.accelerators[_OTHER_GPU]),
+        row,
         catalog,
+        in_node=in_node,
         name=name or gpu.name,
         has_rates=known is not None or card is not None,
         is_local=True,
@@ -353,8 +424,21 @@ def _estimated(cluster: Cluster, card: EstimatedCard) -> Cluster:
     )
 
 
-def _declared_cluster(spec: ClusterSpec, known: Accelerator, catalog: Catalog) -> Cluster:
+def _declared_cluster(
+    spec: ClusterSpec, known: Accelerator, catalog: Catalog, topology: GpuTopology | None
+) -> Cluster:
     assert known.memory_bytes is not None, "only a CPU's memory is not in the catalog"
+    per_node = known.num_per_node if spec.per_node == "auto" else spec.per_node
+    in_node = None
+    if topology is not None:
+        in_node = levels_of_node(
+            topology,
+            known,
+            catalog,
+            num_ranks=per_node,
+            ranks_per_node=per_node,
+            pcie=pcie_link(FoundGpu(name=known.name, memory_bytes=None), known, catalog.links),
+        )
     return _from_catalog(
         spec,
         known,
@@ -362,7 +446,8 @@ def _declared_cluster(spec: ClusterSpec, known: Accelerator, catalog: Catalog) -
         name=known.name,
         has_rates=True,
         is_local=False,
-        per_node=known.num_per_node if spec.per_node == "auto" else spec.per_node,
+        per_node=per_node,
+        in_node=in_node,
         memory_bytes=known.memory_bytes,
         cores_per_rank=None,
     )
@@ -380,6 +465,7 @@ def _from_catalog(
     memory_bytes: int,
     cores_per_rank: float | None,
     host_bytes: int | None = None,
+    in_node: tuple[Level, ...] | None = None,
 ) -> Cluster:
     memory = memory_bytes if spec.memory == "auto" else spec.memory
     memory_known: Known = "measured" if is_local else "cited"
@@ -395,8 +481,13 @@ def _from_catalog(
             ranks_per_node=per_node,
             network_node_bytes_per_s=network,
             network_known=network_known,
+            in_node=in_node,
         )
     measured: dict[str, Known] = {"cores_per_rank": "measured"} if is_local else {}
+    if in_node:
+        measured["link_bytes_per_s"] = "measured"
+    around = [level.bytes_per_s for level in levels if level.name != "network"]
+    link_bytes_per_s = around[-1] if around else node_bytes_per_s(known, catalog.links)
     return Cluster(
         accelerator=name,
         is_local=is_local,
@@ -409,7 +500,7 @@ def _from_catalog(
         overhead_bytes=known.overhead_bytes,
         peak_flops_per_s=known.peak_flops_per_s if has_rates else {},
         memory_bytes_per_s=known.memory_bytes_per_s if has_rates else None,
-        link_bytes_per_s=node_bytes_per_s(known, catalog.links) if has_rates else None,
+        link_bytes_per_s=link_bytes_per_s if has_rates else None,
         network_bytes_per_s=network if has_rates or spec.network != "auto" else None,
         host_link_bytes_per_s=host_bytes_per_s(known, catalog.links) if has_rates else None,
         host_bytes=host_bytes,

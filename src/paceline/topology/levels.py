@@ -6,7 +6,7 @@ Not covered: rails, racks and oversubscription, which nobody declares yet; they 
 a later one goes between the node and the network.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -18,7 +18,7 @@ Known = Literal["measured", "cited", "declared", "estimated"]
 out from something else by a stated rule."""
 
 
-LevelName = Literal["node", "scale-up", "network"]
+LevelName = Literal["node", "scale-up", "socket", "network"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +49,9 @@ class Level:
     is_rdma: bool = False
     """Whether the NIC moves data without the CPU."""
 
+    seen: str | None = None
+    """What the machine's own tool calls the path: `NV18`, `PHB`; None where it was not asked."""
+
     shape: Shape = "switch"
     """How the group is wired, which says how much of the rate a part of the group has."""
 
@@ -78,6 +81,7 @@ def find_levels(
     ranks_per_node: int,
     network_node_bytes_per_s: float,
     network_known: Known = "cited",
+    in_node: Sequence[Level] | None = None,
 ) -> tuple[Level, ...]:
     """The levels of a cluster of one kind of accelerator, innermost first.
 
@@ -92,21 +96,25 @@ def find_levels(
         ranks_per_node: Ranks on each.
         network_node_bytes_per_s: Of a node and direction, all its NICs together.
         network_known: How that is known.
+        in_node: Those inside a node, where the machine showed them; the catalog's when left out.
     """
     num_ranks = num_nodes * ranks_per_node
-    in_node, around = links_of_node(accelerator, links)
     levels: list[Level] = []
 
     def add(level: Level) -> None:
         if level.size > (levels[-1].size if levels else 1):
             levels.append(level)
 
-    if accelerator.scale_up_size > 1 and in_node is not None:
-        beyond = accelerator.scale_up_size > accelerator.num_per_node
-        reach = num_ranks if beyond else ranks_per_node
-        add(level_of("scale-up", min(accelerator.scale_up_size, reach), in_node, "cited"))
-    if around is not None:
-        add(level_of("node", ranks_per_node, around, "cited"))
+    if in_node is None:
+        fast, around = links_of_node(accelerator, links)
+        if accelerator.scale_up_size > 1 and fast is not None:
+            beyond = accelerator.scale_up_size > accelerator.num_per_node
+            reach = num_ranks if beyond else ranks_per_node
+            add(level_of("scale-up", min(accelerator.scale_up_size, reach), fast, "cited"))
+        if around is not None:
+            add(level_of("node", ranks_per_node, around, "cited"))
+    for level in in_node or ():
+        add(level)
     between = links[accelerator.network] if accelerator.network else _UNKNOWN_NETWORK
     if network_known == "declared":
         between = link_of_rate(between, links, network_node_bytes_per_s)

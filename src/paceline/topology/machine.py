@@ -1,20 +1,20 @@
 """This machine: cores, clock, memory and GPUs. Probing is apart from reading what probes print.
 
-Leaves out: sockets and NUMA, links between GPUs, AMD and Apple accelerators; see `detect.py`.
+Leaves out: sockets and NUMA, AMD and Apple accelerators; see `detect.py`.
 """
 
 import os
 import platform
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from shutil import which
 from typing import TypeVar
 
 from paceline.topology.probe import Look, query_gpus, run_tool, text_of
-from paceline.topology.read_nvidia import FoundGpu, read_gpu_query
+from paceline.topology.read_nvidia import FoundGpu, GpuTopology, read_gpu_query, read_topology
 
 _G = TypeVar("_G")
 _SMI_NOTHING = (6, 9)
@@ -59,6 +59,10 @@ class Machine:
     looks: tuple[Look, ...] = ()
     """How the GPUs were looked for."""
 
+    topology: GpuTopology | None = None
+    """How those GPUs are joined; None where `with_links` was not asked, or the driver does not
+    say."""
+
 
 def find_local_machine() -> Machine:
     """Look at this machine. Takes milliseconds, or as long as `nvidia-smi` where there is one."""
@@ -77,6 +81,19 @@ def find_local_machine() -> Machine:
         why_no_gpus=why_no_gpus,
         looks=tuple(looks),
     )
+
+
+def with_links(machine: Machine) -> Machine:
+    """The machine with how its GPUs are joined, if there are several. `nvidia-smi topo -m` takes
+    up to a second."""
+    if len(machine.gpus) < 2:
+        return machine
+    looks: list[Look] = []
+    topology = read_topology(run_tool(["nvidia-smi", "topo", "-m"], looks))
+    if topology is not None:
+        shown = visible_gpus(topology.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        topology = replace(topology, gpus=shown) if len(shown) == len(machine.gpus) else None
+    return replace(machine, topology=topology, looks=(*machine.looks, *looks))
 
 
 def find_gpu_uuids() -> list[str]:

@@ -50,7 +50,6 @@ class Probes:
     """What every tool printed; empty text where there is no tool, or it failed."""
 
     system: Literal["Linux", "Darwin", "other"]
-    gpu_topology: str = ""
     rocm_json: str = ""
     rocm_table: str = ""
     rocm_topology: str = ""
@@ -77,12 +76,9 @@ _NO_SUCH_FIELD = 2
 is invalid."""
 
 
-def probe_machine(*, has_nvidia: bool) -> Probes:
-    """Run every probe that this operating system can have.
-
-    Args:
-        has_nvidia: Whether there are GPUs of NVIDIA's, which `find_local_machine` knows.
-    """
+def probe_machine() -> Probes:
+    """Run every probe that this operating system can have, NVIDIA's tools apart: those are
+    `find_local_machine`'s."""
     looks: list[Look] = []
     amd = run_tool(["rocm-smi", *read_amd.ARGUMENTS, "--json"], looks)
     table = ""
@@ -93,7 +89,6 @@ def probe_machine(*, has_nvidia: bool) -> Probes:
     is_mac = platform.system() == "Darwin"
     return Probes(
         system="Darwin" if is_mac else "Linux" if platform.system() == "Linux" else "other",
-        gpu_topology=run_tool(["nvidia-smi", "topo", "-m"], looks) if has_nvidia else "",
         rocm_json=amd,
         rocm_table=table,
         rocm_topology=run_tool(["rocm-smi", *read_amd.TOPOLOGY], looks) if amd or table else "",

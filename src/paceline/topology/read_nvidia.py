@@ -1,5 +1,6 @@
 """What `nvidia-smi` prints: the GPUs, and how each pair of them is joined."""
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,6 +41,12 @@ class GpuTopology:
 
     numa_nodes: Mapping[str, int]
     """GPU -> NUMA node, where it says so."""
+
+    @property
+    def cells(self) -> dict[tuple[str, str], str]:
+        """The pairs of GPUs alone."""
+        both = set(self.gpus)
+        return {pair: cell for pair, cell in sorted(self.between.items()) if both.issuperset(pair)}
 
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:
@@ -123,6 +130,17 @@ def read_topology(text: str) -> GpuTopology | None:
         between=between,
         numa_nodes=numa,
     )
+
+
+def read_matrices(text: str) -> dict[str, GpuTopology]:
+    """Node -> its matrix: of the tool's own print, or of each node of a recorded preflight."""
+    try:
+        nodes = json.loads(text)["nodes"]
+        texts = {node["name"]: node["facts"]["gpu"]["topology"] for node in nodes if node["facts"]}
+    except (ValueError, KeyError, TypeError):
+        texts = {"": text}
+    found = {node: read_topology(each) for node, each in texts.items()}
+    return {node: topology for node, topology in found.items() if topology is not None}
 
 
 def _whole(text: str) -> int | None:

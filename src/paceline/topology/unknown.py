@@ -7,7 +7,7 @@ or the driver reports none, the range is that of all cards that it may be like.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log
 
 from paceline.catalog import PRECISIONS, Accelerator, Catalog, Link
@@ -85,6 +85,14 @@ def estimate_card(gpu: FoundGpu, num_per_node: int, catalog: Catalog) -> Estimat
 def pcie_bytes_per_s(gpu: FoundGpu, links: Mapping[str, Link]) -> float:
     """Rate of a card's PCIe link, one direction: its generation's, for the lanes that it has."""
     return links[_pcie_row(gpu)].bytes_per_s * (gpu.pcie_lanes or 16) / 16
+
+
+def pcie_link(gpu: FoundGpu, known: Accelerator, links: Mapping[str, Link]) -> Link:
+    """A card's PCIe link: as its tool reports it, else the catalog's."""
+    own = links.get(known.host_link or known.link or "")
+    if gpu.pcie_generation is None and own is not None and own.kind == "pcie":
+        return own
+    return replace(links[_pcie_row(gpu)], bytes_per_s=pcie_bytes_per_s(gpu, links))
 
 
 def _pcie_row(gpu: FoundGpu) -> str:

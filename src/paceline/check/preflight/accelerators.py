@@ -28,6 +28,9 @@ _USED_BY_NOBODY = 0.05
 _HOT_C = 87
 """Data-centre GPUs slow down a little above. Source: NVIDIA H100's data sheets, 87-95 C."""
 
+_FASTEST_PCIE_BYTES_PER_S = 126e9
+"""PCIe 6.0 x16, one direction. Source: PCI-SIG."""
+
 _NO_PEER_TO_PEER = ("iommu=pt", "iommu=off", "amd_iommu=off", "intel_iommu=off")
 
 
@@ -64,7 +67,7 @@ def check_accelerators(node: str, facts: NodeFacts, need: Need) -> Iterator[Resu
     yield from _fabric(node, gpus)
     yield from _kernel_log(node, facts, gpus)
     yield from _pcie(node, gpus)
-    yield from _links(node, facts)
+    yield from _links(node, facts, need)
     yield from _peer_to_peer(node, facts, gpus)
     yield from _numa(node, facts)
 
@@ -251,7 +254,7 @@ def _pcie(node: str, gpus: tuple[GpuState, ...]) -> Iterator[Result]:
         yield unknown(name, node, "the tool does not say how many lanes")
 
 
-def _links(node: str, facts: NodeFacts) -> Iterator[Result]:
+def _links(node: str, facts: NodeFacts, need: Need) -> Iterator[Result]:
     """NVLink or XGMI joins all accelerators alike: pairs that lack links slow everybody."""
     name = "links"
     topology = read_topology(facts.gpu.topology) or read_rocm_topology(facts.gpu.rocm_topology)
@@ -265,8 +268,15 @@ def _links(node: str, facts: NodeFacts) -> Iterator[Result]:
     ]
     kinds = Counter(cell for cell in between if cell.startswith(("NV", "XGMI")))
     if not kinds:
-        cells = ", ".join(sorted(set(between)))
-        yield passed(name, node, f"no NVLink or XGMI here: {cells}")
+        said = f"no NVLink or XGMI here: {', '.join(sorted(set(between)))}"
+        planned = need.link_bytes_per_s or 0.0
+        if planned > _FASTEST_PCIE_BYTES_PER_S:
+            said += f"; the plan counts on {planned / 1e9:.0f} GB/s between its GPUs"
+            fix = "nvidia-smi nvlink --status; without bridges: nvidia-smi topo -m > topology.txt "
+            fix += "there, set cluster.topology to it, and plan again"
+            yield warned(name, node, said, id="xid-74-nvlink", fix=fix)
+        else:
+            yield passed(name, node, said)
     elif len(sizes) > 1 or len(kinds) > 1:
         usual = kinds.most_common(1)[0][0]
         lacking = sorted(
