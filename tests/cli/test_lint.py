@@ -2,15 +2,19 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from tests.plan.scene import JOB, plan_of
 
 from paceline.check.lint.configs.shell import _parser
 from paceline.cli.lint import command
+from paceline.plan import plan_to_json
 
 BAD = """\
 import torch.distributed as dist
@@ -748,3 +752,78 @@ def test_without_the_shells_parser_the_rest_is_linted(tmp_path, monkeypatch):
     _parser.cache_clear()
     assert "pip install 'paceline[lint]'" in done.output
     assert "dataparallel-not-ddp" in done.output
+
+
+JOB_70B = """\
+model: {preset: llama-2-70b}
+data: {seq_len: 4096}
+cluster: {accelerator: A100-80, nodes: 1, per_node: 8}
+train: {global_batch: 512, steps: 100}
+layout:
+  sharding: none
+"""
+
+
+def by_id(*args: str) -> dict[str, dict[str, Any]]:
+    data = json.loads(CliRunner().invoke(command, [*args, "--json"]).stdout)
+    return {one["id"]: one for one in data["findings"]}
+
+
+def test_s3_2_a_job_that_the_planner_refuses_is_an_error_of_lint_too(folder):
+    (folder / "job.yaml").write_text(JOB_70B)
+    found = by_id("job.yaml")["job-file"]
+    assert found["severity"] == "error"
+    assert found["what"].startswith("P001: no layout fits on 1 node x 8 A100-80")
+    assert found["where"]["line"] == 3
+    # Of this machine's own accelerators nothing follows for another's.
+    (folder / "job.yaml").write_text(JOB_70B.replace("accelerator: A100-80, nodes: 1, ", ""))
+    assert by_id("job.yaml") == {}
+
+
+def test_s1_21_model_parallelism_bubbles_and_nodes_of_a_job_are_those_of_its_plan(folder):
+    small = JOB_70B.replace("llama-2-70b", "tinyllama-1.1b").replace("nodes: 1", "nodes: 2")
+    (folder / "tensor.yaml").write_text(small.replace("sharding: none", "tensor: 4"))
+    found = by_id("tensor.yaml")["model-parallel-needless"]
+    assert "layout.tensor 4 is fixed by the job" in found["what"]
+    assert (found["severity"], found["where"]["line"]) == ("warning", 5)
+    stages = "pipeline: 4\n  schedule: 1f1b\n  micro_batch: 1\n  data: 2\n  tensor: 2"
+    (folder / "stages.yaml").write_text(
+        small.replace("sharding: none", stages).replace("512", "16")
+    )
+    found = by_id("stages.yaml")["pipeline-bubble"]
+    assert "4 pipeline stages with 8 micro-batches" in found["what"]
+    assert found["where"]["line"] == 6
+    wide = small.replace("tinyllama-1.1b", "llama-2-7b")
+    (folder / "wide.yaml").write_text(wide.replace("sharding: none", "tensor: 16"))
+    assert by_id("wide.yaml")["tp-across-nodes"]["where"]["line"] == 6
+
+
+def test_s1_21_ranks_that_mostly_wait_are_not_taken_for_twice_the_work(folder):
+    slow = JOB_70B.replace("llama-2-70b", "tinyllama-1.1b").replace("nodes: 1", "nodes: 32")
+    slow = slow.replace("per_node: 8", "per_node: 8, network: 100Gb/s")
+    (folder / "job.yaml").write_text(slow)
+    found = by_id("job.yaml")["scaling-not-linear"]
+    assert re.search(
+        r"ranks wait \d+% of a step .* data .* 256 of them do the work of", found["what"]
+    )
+    (folder / "job.yaml").write_text(slow.replace("512", "65536"))
+    assert "scaling-not-linear" not in by_id("job.yaml")
+
+
+def test_s3_2_a_plan_is_judged_by_what_it_warned_of_and_what_contradicts_in_it(folder):
+    fixed = ("layout.sharding=full", "layout.tensor=1", "layout.pipeline=1")
+    text = plan_to_json(plan_of(JOB, *fixed)).decode()
+    (folder / "plan.json").write_text(text)
+    found = by_id("plan.json")
+    assert set(found) == {"plan-caution"}
+    assert "are gathered at once" in found["plan-caution"]["what"]
+    assert found["plan-caution"]["where"]["line"] > 1
+    (folder / "plan.json").write_text(text.replace('"data": 8', '"data": 4', 1))
+    found = by_id("plan.json")["plan-file"]
+    assert found["severity"] == "error"
+    assert "is 4 ranks, the cluster has 8" in found["what"]
+    (folder / "plan.json").write_text(re.sub(r'("usable_bytes": )\d+', r"\g<1>1000000000", text))
+    assert "may be used of H100-SXM" in by_id("plan.json")["plan-file"]["what"]
+    (folder / "plan.json").write_text(text.replace('"precision": "bf16"', '"precision": 16', 1))
+    assert by_id("plan.json")["plan-file"]["severity"] == "warning"
+    assert lint("plan.json", expect=0).stderr == ""

@@ -76,8 +76,9 @@ def command(
     PATH is a file or a folder. Read are Python programs (PyTorch, Accelerate, Trainer, Lightning,
     DeepSpeed, Ray, TensorFlow, MLX), shell and batch scripts, Accelerate's YAML, DeepSpeed's JSON,
     Kubernetes manifests, torchtitan's TOML, environment files, Dockerfiles, TF_CONFIG, hostfiles
-    and Paceline's job file: each by itself, and what they say together. Nothing is run. In all
-    of these and in notebooks, keys and passwords are found, unless git ignores the file.
+    and Paceline's job file and plan: each by itself, and what they say together. A job for declared
+    accelerators is planned; nothing is run. In all of these and in notebooks, keys and passwords
+    are found, unless git ignores the file.
 
     A comment `# paceline: ignore[id] reason` on the line answers a finding; `paceline explain ID`
     says why it matters.
@@ -97,6 +98,7 @@ def command(
     from paceline.check.finding import Severity
     from paceline.check.lint.lint import Unread, lint_files
     from paceline.cli.standard_streams import reader_may_leave
+    from paceline.launch.plannable import plan_of_file
     from paceline.record.source_files import is_git_ignored, read_sources
 
     _check_options(as_json, as_sarif, shows_fix, writes)
@@ -106,6 +108,7 @@ def command(
         sources.files,
         _context(gpu, nodes, gpus_per_node, context_file),
         may_hold_secrets=lambda name: is_git_ignored(sources.paths[name]),
+        planned=lambda name: plan_of_file(sources.paths[name]),
     )
     unread = [Unread(path=path, line=None, what=what) for path, what in sources.troubles]
     unread += linted.unread

@@ -4,19 +4,21 @@ same. Leaves out what is to be installed, and later rows.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from paceline.control.alerts import check_names
-from paceline.errors import JobError, Problem
-from paceline.job import Job
+from paceline.errors import JobError, PacelineError, Problem
+from paceline.job import Job, load_job
 from paceline.job.data_fields import check_names_data, is_prepared
 from paceline.job.evaluate import check_measured
+from paceline.job.length import uncounted
 from paceline.job.load import where_in
 from paceline.job.pretrained import find_pretrained, loads_weights
 from paceline.job.prompts import read_prompts
 from paceline.job.safetensors import stored_tensors
 from paceline.job.tasks import read_tasks
 from paceline.launch.engine_run import check_anywhere
-from paceline.plan import Plan
+from paceline.plan import Plan, plan_job
 from paceline.profile import check_asked, check_model, resolve_decoder
 from paceline.profile.fitting import check_decoder_tensors
 from paceline.render import RenderError
@@ -66,6 +68,21 @@ def check_ours(job: Job) -> Iterator[Problem]:
             where=job.where("engine_path"),
             fix="leave it out, or set engine: megatron",
         )
+
+
+def plan_of_file(path: Path) -> Plan | PacelineError | None:
+    """What `paceline plan` makes of a job file, or refuses; data are not looked at, and no code of
+    the job is run. None of a job for the machine that it is read on, which says nothing of the one
+    that it will run on, and of a model that only its own code can count."""
+    try:
+        job = load_job(path, count=uncounted)
+        if job.spec.cluster.accelerator in ("auto", "cpu") or job.spec.model.factory is not None:
+            return None
+        plan = plan_job(job)
+        check_planned(job, plan)
+    except PacelineError as error:
+        return error
+    return plan
 
 
 _NOTED = ("R015", "H025", "J007")

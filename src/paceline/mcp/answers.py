@@ -87,6 +87,7 @@ class Answers:
         """
         from paceline.check.lint.context import context_from_facts
         from paceline.check.lint.lint import Unread, lint_files, linted_data
+        from paceline.launch.plannable import plan_of_file
         from paceline.record.source_files import is_git_ignored, read_sources
 
         sources = read_sources([self._relative(each) for each in paths])
@@ -105,6 +106,9 @@ class Answers:
             context_from_facts(facts),
             may_hold_secrets=lambda name: (
                 name in sources.paths and is_git_ignored(sources.paths[name])
+            ),
+            planned=lambda name: (
+                plan_of_file(sources.paths[name]) if name in sources.paths else None
             ),
         )
         unread = [Unread(path=path, line=None, what=what) for path, what in sources.troubles]

@@ -12,7 +12,13 @@ from paceline.check.lint.across import (
     is_sharded_by_start,
     starts_in,
 )
-from paceline.check.lint.configs import Config, check_config, read_config
+from paceline.check.lint.configs import (
+    Config,
+    Planned,
+    check_config,
+    check_planned,
+    read_config,
+)
 from paceline.check.lint.configs import Unreadable as UnreadableConfig
 from paceline.check.lint.context import Context, context_from_launch, merged
 from paceline.check.lint.imports import Files
@@ -101,11 +107,13 @@ def lint_files(
     context: Context,
     *,
     may_hold_secrets: Callable[[str], bool] = lambda path: False,
+    planned: Callable[[str], Planned] = lambda path: None,
 ) -> Linted:
     """What lint finds, and what else reading the files gave. Nothing is raised for a broken file.
 
     Args:
         may_hold_secrets: Whether a path is of a file that git ignores. Asked where one is found.
+        planned: Plans the job file at a path, which has no mistake by itself.
     """
     unread: list[Unread] = []
     programs: list[Program] = []
@@ -139,7 +147,7 @@ def lint_files(
         except UnreadableConfig as error:
             unread.append(Unread(path=path, line=error.line, what=error.what))
         secrets += here if here and not may_hold_secrets(path) else []
-    findings = [*_findings(programs, configs, context), *secrets]
+    findings = [*_findings(programs, configs, context, planned), *secrets]
     trees = {one.path: one.tree for one in programs}
     given = [
         one
@@ -182,7 +190,10 @@ def is_python(path: str, source: bytes) -> bool:
 
 
 def _findings(
-    programs: list[Program], configs: list[Config], context: Context
+    programs: list[Program],
+    configs: list[Config],
+    context: Context,
+    planned: Callable[[str], Planned],
 ) -> Iterator[Finding]:
     """Of each file in its own context, and of all together; the worst for a failure and line.
 
@@ -202,7 +213,10 @@ def _findings(
             yield from check(program, own)
         for config in configs:
             own = context_for(config.path, context, starts, configs)
-            yield from check_config(config, own)
+            its_own = list(check_config(config, own))
+            yield from its_own
+            if config.kind == "job" and not its_own:
+                yield from check_planned(config.path, config.document, planned(config.path))
         yield from check_across(configs, programs, context)
 
     for one in all_findings():

@@ -20,6 +20,7 @@ from paceline.check.lint.configs.marked import (
     read_yaml,
 )
 from paceline.check.lint.configs.parallel_yaml import check_parallel, is_parallel
+from paceline.check.lint.configs.planned import Planned, check_plan, check_planned, is_plan
 from paceline.check.lint.configs.script_rules import check_script
 from paceline.check.lint.configs.shell import Script, read_shell
 from paceline.check.lint.configs.small_kinds import (
@@ -42,7 +43,7 @@ from paceline.check.lint.configs.small_kinds import (
 from paceline.check.lint.configs.torchtitan import check_torchtitan, is_torchtitan
 from paceline.check.lint.context import Context
 
-__all__ = ["Config", "Unreadable", "check_config", "read_config"]
+__all__ = ["Config", "Planned", "Unreadable", "check_config", "check_planned", "read_config"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +121,7 @@ def _of_json(path: str, text: str) -> Config | None:
         ("mlx_hosts", mlx_hosts(value) is not None),
         ("accelerate", is_accelerate(value)),
         ("manifest", is_manifest([value])),
+        ("plan", is_plan(value)),
     )
     return _first(path, text, (value,), kinds)
 
@@ -174,6 +176,7 @@ _CHECKS: dict[str, Callable[[Config, Context], Iterator[Finding]]] = {
     "compose": lambda one, context: check_compose(one.path, one.document, context),
     "ray_cluster": lambda one, context: check_ray_cluster(one.path, one.document),
     "parallel": lambda one, context: check_parallel(one.path, one.document, context),
+    "plan": lambda one, context: check_plan(one.path, one.document, one.text),
     "job": lambda one, context: check_job(one.path, one.text),
     "deepspeed": lambda one, context: check_deepspeed(one.path, one.document, context),
     "tf_config": lambda one, context: check_tf_config(one.path, one.document),

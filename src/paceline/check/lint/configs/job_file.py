@@ -1,13 +1,12 @@
 """Paceline's own job file: the problems that every other verb would end with."""
 
-import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
 from paceline.check.finding import Finding
 from paceline.check.lint.configs.marked import Marked
-from paceline.check.lint.configs.say import ERROR, found
+from paceline.check.lint.configs.planned import problem_finding
 from paceline.errors import JobError
 from paceline.job.job import ModelSpec
 from paceline.job.length import uncounted
@@ -30,12 +29,4 @@ def check_job(path: str, text: str) -> Iterator[Finding]:
         parse_job(text, source=path, folder=Path("/"), count=uncounted)
     except JobError as error:
         for problem in error.problems:
-            line = re.search(r"line (\d+)", problem.where)
-            yield found(
-                "job-file",
-                ERROR,
-                path,
-                int(line[1]) if line else 1,
-                f"{problem.code}: {problem.what}",
-                fix=problem.fix,
-            )
+            yield problem_finding(path, problem)

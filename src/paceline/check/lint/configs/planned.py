@@ -1,0 +1,142 @@
+"""A plan judged: the JSON that `paceline plan --json` writes, and what a job file is planned as.
+
+Leaves out how a job is planned, which reads files and the catalog: the caller hands over the plan.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from paceline.check.finding import Finding
+from paceline.check.lint.configs.marked import Marked
+from paceline.check.lint.configs.say import ERROR, INFO, WARNING, found
+from paceline.errors import PacelineError, Problem
+from paceline.plan import Plan, plan_from_json
+from paceline.units import format_bytes
+
+Planned = Plan | PacelineError | None
+"""What a job is planned as, or the refusal; None where it was not planned."""
+
+MOST_COMMUNICATION = 0.2
+"""Share of a step that ranks may wait for each other without a word. A habit, no law: below 80 % of
+linear scaling one looks for the reason."""
+
+_WAITING = ("tensor", "context", "expert", "data", "stragglers")
+"""Terms of a step's time in which ranks send or wait; a pipeline's are its bubble."""
+
+_AGAIN = "plan the job again: paceline plan JOB --json"
+
+_CAUTIONS: Mapping[str, tuple[str, Any, tuple[str, ...]]] = {
+    "bubble": ("pipeline-bubble", WARNING, ("layout", "pipeline")),
+    "tensor": ("tp-across-nodes", WARNING, ("layout", "tensor")),
+    "data parallel": ("model-parallel-needless", WARNING, ("layout",)),
+    "gather": ("plan-caution", WARNING, ("layout", "sharding")),
+}
+"""A caution's subject -> id, level, and the key that it is about; others are hints."""
+
+
+def is_plan(document: Marked) -> bool:
+    """Whether a JSON mapping is a plan: it has what was chosen, and the case against the rest."""
+    return all(
+        document.at(key) is not None for key in ("cluster", "layout", "decisions", "rejected")
+    )
+
+
+def check_plan(path: str, document: Marked, text: str) -> Iterator[Finding]:
+    """What the plan in a file says against itself, and what it allows and a person should know."""
+    try:
+        plan = plan_from_json(text.encode())
+    except (msgspec.ValidationError, ValueError) as error:
+        what = f"it is no plan of this version of Paceline: {error}"
+        yield found("plan-file", WARNING, path, 1, what, fix=_AGAIN)
+        return
+    for keys, what, fix in _contradictions(plan):
+        yield found("plan-file", ERROR, path, _line(document, keys), what, fix=fix)
+    yield from _plan_findings(path, document, plan)
+
+
+def check_planned(path: str, document: Marked, planned: Planned) -> Iterator[Finding]:
+    """What the planner refuses of a job file, or cautions of."""
+    if isinstance(planned, PacelineError):
+        for problem in planned.problems:
+            yield problem_finding(path, problem)
+    elif planned is not None:
+        yield from _plan_findings(path, document, planned)
+
+
+def problem_finding(path: str, problem: Problem) -> Finding:
+    """A problem of a job file, on the line that it names."""
+    line = re.search(r"line (\d+)", problem.where)
+    what = f"{problem.code}: {problem.what}"
+    return found("job-file", ERROR, path, int(line[1]) if line else 1, what, fix=problem.fix)
+
+
+def _plan_findings(path: str, document: Marked, plan: Plan) -> Iterator[Finding]:
+    for caution in plan.cautions:
+        id, level, keys = _CAUTIONS.get(caution.about, ("plan-caution", INFO, ()))
+        yield found(id, level, path, _line(document, keys), caution.what, fix=caution.fix)
+    for limit in plan.limits:
+        if limit.is_kept is False and limit.name != "memory":
+            what = f"plan.{limit.name} is {limit.limit:g}, and {limit.expected:g} is expected"
+            fix = f"raise plan.{limit.name}, or take fewer steps"
+            keys = ("plan", limit.name)
+            yield found("plan-caution", WARNING, path, _line(document, keys), what, fix=fix)
+    yield from _scaling(path, document, plan)
+
+
+def _scaling(path: str, document: Marked, plan: Plan) -> Iterator[Finding]:
+    """Ranks that wait for each other so long that far fewer would do nearly as much."""
+    told = {each.about for each in plan.cautions}
+    names = [name for name in _WAITING if name not in told]
+    terms, step_s = plan.estimate.terms, plan.estimate.step_s
+    waits = {name: terms.get(name, 0.0) for name in names}
+    if not step_s or sum(waits.values()) <= MOST_COMMUNICATION * step_s:
+        return
+    share, most = sum(waits.values()) / step_s, max(waits, key=waits.__getitem__)
+    ranks = plan.cluster.num_ranks
+    yield found(
+        "scaling-not-linear",
+        WARNING,
+        path,
+        _line(document, ("cluster",)),
+        f"ranks wait {share:.0%} of a step for each other, most of it for {most} (estimated): "
+        f"{ranks} of them do the work of {ranks * (1 - share):.0f}",
+        fix="a larger train.global_batch, fewer ranks, or a faster network; "
+        "`paceline bench --ranks` measures it",
+    )
+
+
+def _contradictions(plan: Plan) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """Keys, what contradicts, and the change. A plan as it was written has none."""
+    layout, cluster = plan.layout, plan.cluster
+    if layout.num_ranks != cluster.num_ranks:
+        what = (
+            f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline} x context "
+            f"{layout.context} is {layout.num_ranks} ranks, the cluster has {cluster.num_ranks}"
+        )
+        yield ("layout",), what, _AGAIN
+    needed, limit = plan.estimate.memory.known_bytes, plan.limit_bytes
+    if needed > limit:
+        sizes = f"{format_bytes(needed)}, and {format_bytes(limit)} may be used"
+        what = f"a rank needs {sizes} of {cluster.accelerator}"
+        yield ("estimate", "memory"), what, _AGAIN
+    blocks = sum(plan.stage_blocks)
+    if blocks and blocks != plan.profile.num_blocks:
+        what = f"the stages have {blocks} blocks, the model has {plan.profile.num_blocks}"
+        yield ("stage_blocks",), what, _AGAIN
+    heads = plan.decoder.heads if plan.decoder is not None else layout.tensor
+    if heads % layout.tensor:
+        what = f"tensor {layout.tensor} does not divide {heads} heads"
+        yield ("layout", "tensor"), what, _AGAIN
+    known = cluster.peak_flops_per_s
+    if known and plan.precision not in known:
+        what = f"precision is {plan.precision}, which {cluster.accelerator} has not"
+        yield ("precision",), what, f"one of {', '.join(known)}"
+
+
+def _line(document: Marked, keys: tuple[str, ...]) -> int:
+    """The line of a key, or of the nearest one above it that is there."""
+    places = (document.at(*keys[:depth]) for depth in range(len(keys), 0, -1))
+    return next((place.line for place in places if place is not None), 1)
