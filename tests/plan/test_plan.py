@@ -23,6 +23,7 @@ from paceline.profile import ModuleFacts, profile_module
 from paceline.profile.block import Block, MeasuredCosts, block_parameters, dense_parameters
 from paceline.report.plan_explain import explain_plan
 from paceline.report.plan_text import _short, format_amount, format_plan
+from paceline.units import format_seconds
 
 ONLY_DATA = ("layout.tensor=1", "layout.pipeline=1", "layout.context=1")
 TOO_LARGE = ("model.preset=llama-2-13b", "cluster.accelerator=L4", "cluster.per_node=1")
@@ -565,6 +566,27 @@ def test_offloading_is_looked_at_where_the_fastest_layout_without_mostly_sends()
     assert first.offload == "cpu"
     # Where the links are fast, what fits on the accelerators stays there.
     assert plan_of(JOB, *SLOW_LINKS[:2], "cluster.nodes=8").layout.offload == "none"
+
+
+ONE_CARD = ("model.preset=llama-2-7b", "cluster.accelerator=RTX-4090", "cluster.per_node=1")
+
+
+def test_where_nothing_fits_an_engine_with_which_it_does_is_named_with_its_time():
+    """More nodes and another accelerator were all that was named; DeepSpeed's ZeRO-3 offloads on
+    one rank, and plans the same job."""
+    fix = refused(*ONE_CARD).fix
+    plan = plan_of(JOB, *ONE_CARD, "engine=deepspeed")
+    seconds = format_seconds(plan.estimate.step_s)
+    named = f"{plan.layout_name} with the host's memory fits, in {seconds} a step, estimated"
+    assert fix.startswith(f"set engine to deepspeed: {named}; or set cluster.nodes to")
+    assert refused(*ONE_CARD, "engine=torchtitan").fix.startswith("set engine to deepspeed: ")
+    # What the host does not hold its disk may.
+    larger = refused(*ONE_CARD, "model.preset=llama-2-70b").fix
+    assert larger.startswith("set engine to deepspeed and layout.offload_path to a folder on each")
+    # An adapter only our own runtime trains, and an accelerator none of them does.
+    lora = ("model.preset=llama-2-70b", "train.adapter={kind: lora, rank: 8}")
+    assert "engine" not in refused(*ONE_CARD, *lora).fix
+    assert "engine" not in refused(*ONE_CARD[::2], "cluster.accelerator=TPU-v5e").fix
 
 
 def test_offloading_and_checkpoints_take_the_time_of_the_card_s_own_host_link():

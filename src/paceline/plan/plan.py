@@ -17,10 +17,10 @@ from paceline.estimate import Case, Estimate, case_of, price, price_one, stage_m
 from paceline.estimate.cost import RunCost
 from paceline.estimate.holdings import compressed_share
 from paceline.estimate.stages import stage_sizes
-from paceline.job import Job
+from paceline.job import Job, LayoutSpec
 from paceline.job.data_fields import objective_of
 from paceline.parallel import Layout, Space, abilities_of, check_layout_choices
-from paceline.parallel.abilities import OURS, Abilities, planned_engine
+from paceline.parallel.abilities import OURS, Abilities, check_accelerator, planned_engine
 from paceline.parallel.engine_laws import check_training
 from paceline.plan.caution import (
     assumed_efficiency,
@@ -48,9 +48,13 @@ from paceline.profile import (
     splits_of,
 )
 from paceline.topology import Cluster, find_cluster
+from paceline.units import format_seconds
 
 _MOST_POINTS = 60
 _NUM_PROVIDERS = 3
+_ENGINES = ("paceline", "deepspeed", "megatron", "torchtitan", "accelerate")
+"""Those that are tried where nothing fits with the job's own: `paceline run` starts each."""
+
 _MOST_SENT = 0.5
 """Share of a step, sent while nothing is computed, above which offloaded layouts are looked at too.
 A choice: they need fewer ranks for a copy of the model, and with less than that sent the host's
@@ -119,6 +123,8 @@ class _Asked:
     decoder: DecoderShape | None
     catalog: Catalog
     must_fit: bool = True
+    names_engines: bool = True
+    """Whether other engines are tried where nothing fits."""
 
 
 def _plan_on(asked: _Asked) -> Plan:
@@ -135,7 +141,7 @@ def _plan_on(asked: _Asked) -> Plan:
         found = search(space, case, limit_bytes=least, margin=wanted.simpler_margin)
         choice = choose(found, case, limit_bytes=least, margin=wanted.simpler_margin)
     if choice is None:
-        raise nothing_fits(job, space, case, found, limit)
+        raise nothing_fits(job, space, case, found, limit, engines=_fitting_engines(asked))
     PlanError.raise_for(
         [*check_loss_chunk(job, choice.layout), *check_router_loss(job, choice.layout)]
     )
@@ -195,6 +201,46 @@ def _search(job: Job, space: Space, case: Case, limit_bytes: float) -> tuple[Spa
     wider = replace(space, offloads=("none", *offloads_of(job)))
     found = search(wider, case, limit_bytes=limit_bytes, margin=margin)
     return wider, replace(found, fastest_alone=alone)
+
+
+def _fitting_engines(asked: _Asked) -> Iterator[str]:
+    """The fastest plan of the same job with another engine, with nothing fixed; none for a model or
+    a method that only Paceline's own runtime trains."""
+    spec = asked.job.spec
+    is_ours = spec.model.factory or spec.program or spec.train.adapter
+    if not asked.names_engines or asked.cluster.is_local or is_ours:
+        return
+    if objective_of(spec) != "next_token":
+        return
+    found = [plan for name in _ENGINES if name != spec.engine for plan in _plans_on(asked, name)]
+    if found:
+        best = min(found, key=lambda plan: plan.estimate.step_high_s or inf)
+        where = {"none": "", "cpu": " with the host's memory", "nvme": " with a disk"}
+        needs_path = best.layout.offload == "nvme" and spec.layout.offload_path is None
+        path = " and layout.offload_path to a folder on each node's own disk" if needs_path else ""
+        takes = (
+            "in unknown time"
+            if best.estimate.step_s is None
+            else (f"in {format_seconds(best.estimate.step_s)} a step")
+        )
+        yield (
+            f"set engine to {best.engine}{path}: {best.layout_name}"
+            f"{where[best.layout.offload]} fits, {takes}, estimated"
+        )
+
+
+def _plans_on(asked: _Asked, engine: str) -> Iterator[Plan]:
+    """The plan with an engine; with a disk only where nothing fits without."""
+    if check_accelerator(engine, asked.cluster) is not None:
+        return
+    for path in dict.fromkeys((asked.job.spec.layout.offload_path, "/disk")):
+        layout = LayoutSpec(offload_path=path)
+        job = replace(asked.job, spec=replace(asked.job.spec, engine=engine, layout=layout))
+        try:
+            yield _plan_on(replace(asked, job=job, names_engines=False))
+        except PlanError:
+            continue
+        return
 
 
 def _sent_share(estimate: Estimate) -> float:
@@ -453,7 +499,8 @@ def _on_fewer_ranks(asked: _Asked) -> Plan:
     refused: PlanError | None = None
     for cluster in _smaller_clusters(asked):
         try:
-            plan = _plan_on(replace(asked, cluster=cluster))
+            is_last = cluster.num_ranks == _most_ranks(asked)
+            plan = _plan_on(replace(asked, cluster=cluster, names_engines=is_last))
         except PlanError as error:
             refused = error
             continue

@@ -3,7 +3,7 @@
 Every way is tried by the search itself before it is named.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -39,8 +39,25 @@ def offloads_of(job: Job) -> tuple[Offload, ...]:
     return ("cpu", "nvme") if job.spec.layout.offload_path is not None else ("cpu",)
 
 
-def nothing_fits(job: Job, space: Space, case: Case, found: Found, limit_bytes: int) -> PlanError:
-    """P001, with the leanest layout's memory by part and what would make it fit."""
+def nothing_fits(
+    job: Job,
+    space: Space,
+    case: Case,
+    found: Found,
+    limit_bytes: int,
+    *,
+    engines: Iterable[str] = (),
+) -> PlanError:
+    """P001, with the leanest layout's memory by part and what would make it fit.
+
+    Args:
+        job: As read.
+        space: Where layouts were looked for.
+        case: What they were priced with.
+        found: What there was.
+        limit_bytes: Of a rank.
+        engines: Changes of the engine that make it fit, tried by a plan each.
+    """
     if not len(found.leanest):
         return PlanError(_host_too_small(job, case, found.least_host_bytes or 0.0))
     row = int(np.argmin(found.leanest.memory_bytes))
@@ -51,7 +68,7 @@ def nothing_fits(job: Job, space: Space, case: Case, found: Found, limit_bytes: 
         if size
     )
     cluster, share = case.cluster, 1 - job.spec.plan.head_room
-    asked = _Asked(job=job, space=space, case=case, limit_bytes=limit_bytes)
+    asked = _Asked(job=job, space=space, case=case, limit_bytes=limit_bytes, engines=engines)
     return PlanError.of(
         code="P001",
         what=f"no layout fits on {cluster.name}: the leanest of {found.num_layouts:,}, "
@@ -97,6 +114,7 @@ class _Asked:
     space: Space
     case: Case
     limit_bytes: int
+    engines: Iterable[str] = ()
 
     def fitting(self, space: Space, case: Case, limit_bytes: float | None = None) -> Layout | None:
         """The leanest layout of the first grid that has one that fits."""
@@ -140,6 +158,7 @@ def _ways_to_fit(asked: _Asked, needed_bytes: int) -> list[str]:
         return [f"{freed}: {name}, in micro-batches of {layout.micro_batch}{again}, fits"]
     ways = [
         *_on_disk(asked),
+        *asked.engines,
         *_quantised(asked),
         *_more_ranks(asked),
         *_leaner_optimizer(asked),
