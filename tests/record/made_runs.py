@@ -64,10 +64,10 @@ def job_with(**train: Any) -> dict[str, Any]:
     return {**JOB, "train": {**JOB["train"], **train}}
 
 
-def started(at: float = AT, *, layout: str = "DDP over 2 ranks") -> dict[str, Any]:
+def started(at: float = AT, *, layout: str = "DDP over 2 ranks", **more: Any) -> dict[str, Any]:
     """The line of a start."""
     size = {"num_ranks": 2, "num_nodes": 1, "num_steps": 100}
-    return {"event": "RunStarted", "at": at, "layout": layout, "versions": {}, **size}
+    return {"event": "RunStarted", "at": at, "layout": layout, "versions": {}, **size, **more}
 
 
 def evaluated(step: int, loss: float | None) -> dict[str, Any]:

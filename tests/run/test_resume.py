@@ -1,5 +1,6 @@
 """Runs that are ended, damaged or held by another, and then resumed."""
 
+import json
 import os
 import shutil
 import signal
@@ -94,8 +95,22 @@ def test_a_run_resumes_on_another_number_of_ranks(scene, eight_steps, clean_cons
     copy(eight_steps, "narrow")
     resumed = scene.resume("narrow", "--set", "train.steps=12", "--set", "cluster.per_node=1")
     assert "equal to rounding" in resumed.output
+    assert "layout.data was 2 and is 1" in resumed.output
     assert resumed.samples == clean_constant.samples
     assert resumed.metrics[-1].loss == pytest.approx(clean_constant.metrics[-1].loss, rel=1e-4)
+
+
+def test_a_run_resumed_with_another_micro_batch_is_numeric_everywhere(scene, eight_steps):
+    copy(eight_steps, "cut")
+    resumed = scene.resume("cut", "--set", "train.steps=12", "--set", "layout.micro_batch=1")
+    why = "layout.micro_batch was 4 and is 1, layout.accumulation was 1 and is 4"
+    (changed,) = resumed.of(log.ExactnessChanged)
+    assert (changed.reason, resumed.finished.exactness) == (why, "numeric")
+    assert f"exactness   numeric: {why}" in resumed.output
+    assert f"numeric: {why}" in scene.paceline("status", "cut").stdout
+    listed = json.loads(scene.paceline("runs", "--json", "--runs", ".").stdout)
+    rows = listed["runs"] if isinstance(listed, dict) else listed
+    assert {row["exactness"] for row in rows if row["run"] == "cut"} == {"numeric"}
 
 
 def test_ctrl_c_saves_at_a_step_boundary_and_the_exit_code_says_so(scene):

@@ -61,13 +61,14 @@ def test_off_leaves_torch_its_fastest_kernels():
 
 def test_a_run_without_it_promises_less_from_the_start():
     from paceline.launch.attached import _setup
+    from paceline.record.history import History
 
     job = parse_job(
         JOB.format(where="cpu", more=", deterministic: false"), source="job.yaml", folder=Path()
     )
     plan = plan_job(job)
-    assert _setup(job, plan, []).is_numeric
+    assert _setup(job, plan, [], History(is_script=False)).is_numeric
     exact = replace(
         job, spec=replace(job.spec, train=replace(job.spec.train, deterministic="auto"))
     )
-    assert not _setup(exact, plan, []).is_numeric
+    assert not _setup(exact, plan, [], History(is_script=False)).is_numeric

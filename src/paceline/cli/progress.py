@@ -17,7 +17,7 @@ from paceline.record.metrics import most_bytes
 from paceline.record.run import RunFolder
 from paceline.record.step_text import step_text
 from paceline.report.alert_text import summarise_alerts
-from paceline.report.event_text import describe, early_text, loss_text
+from paceline.report.event_text import describe, early_text, exactness_text, loss_text
 from paceline.report.plan_text import format_plan, plan_summary
 from paceline.units import format_bytes, format_seconds
 
@@ -69,12 +69,6 @@ class ProgressView:
             self._line("\n".join(plan_summary(self.plan)))
         for event in self._before or ():
             self._note(event)
-        layouts = [e.layout for e in self._before or () if isinstance(e, log.RunStarted)]
-        if layouts and layouts[-1] != self.plan.layout.name:
-            self._line(
-                f"The layout was {layouts[-1]} and is {self.plan.layout.name}: from here on equal "
-                "to rounding, no longer to the bit."
-            )
         padding = self._run.info().data_padding
         if padding is not None:
             self._line(f"padding     {padding:.2%} of a batch")
@@ -132,18 +126,15 @@ class ProgressView:
         restarts = f"{state.restarts} restart{'' if state.restarts == 1 else 's'}"
         self._line("")
         self._line(f"{state.outcome}    {steps}, {restarts}, {took}")
+        events = log.read_events(self._run.events_file)
         if state.exactness != "bitwise":
-            self._line(
-                "exactness   numeric: some steps were split over fewer ranks or in another layout, "
-                "or train.deterministic is off; they equal an undisturbed run's to rounding"
-            )
+            self._line(f"exactness   {exactness_text(state.exactness, events)}")
         if self._early is not None and state.outcome == "finished":
             self._line(f"early       {early_text(self._early)}")
         if state.reason:
             self._line(f"why         {state.reason}")
         if state.outcome == "failed":
             self._line(f"logs        {_short(self._run.logs)}")
-        events = log.read_events(self._run.events_file)
         for event in events:
             if isinstance(event, log.PlanChanged):
                 self._line(f"changed     {', '.join(event.settings)}: {event.reason}")

@@ -71,6 +71,7 @@ def _lines(standing: "Standing") -> list[tuple[str, str]]:
     from paceline.record.events import PlanChanged, read_events
     from paceline.record.run import RunFolder
     from paceline.report.alert_text import summarise_alerts
+    from paceline.report.event_text import exactness_text
     from paceline.units import format_seconds
 
     run, queue = standing.run, standing.queue
@@ -108,7 +109,7 @@ def _lines(standing: "Standing") -> list[tuple[str, str]]:
     changed = [each for each in events if isinstance(each, PlanChanged)]
     lines += [("changed", f"{', '.join(each.settings)}: {each.reason}") for each in changed]
     lines.append(("restarts", str(run.restarts)))
-    lines.append(("exactness", run.exactness))
+    lines.append(("exactness", exactness_text(run.exactness, events)))
     lines.append(("ran for", format_seconds(standing.ran_s)))
     if standing.usd is not None:
         to_come = "" if standing.usd_at_end is None else f", ${standing.usd_at_end:,.2f} at the end"

@@ -26,12 +26,19 @@ def begin(state: State, decision: Decision) -> None:
             num_steps=setup.num_steps,
             resumed=setup.resumed,
             layout=setup.layout,
+            arithmetic=setup.arithmetic,
             versions=setup.versions,
         )
     )
     state.generation = setup.first_generation
     state.history.poison.update(setup.skipped)
     state.is_numeric = setup.is_numeric
+    if setup.difference is not None:
+        decision.record(
+            log.ExactnessChanged(
+                exactness="numeric", reason=setup.difference, tolerance=setup.tolerance
+            )
+        )
     for node in range(setup.num_nodes):
         if node not in state.agents:
             start_agent(state, node, decision)

@@ -17,7 +17,7 @@ are spares. A generation is one set of workers in the slots. The run goes throug
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -46,6 +46,12 @@ class Setup:
     versions: dict[str, str]
     resumed: bool
     layout: str
+    arithmetic: dict[str, Any] = field(default_factory=dict)
+    """As `RunStarted` has it."""
+
+    difference: str | None = None
+    """What of it is another than in the part of the run before."""
+
     heartbeat_s: float = 5.0
     """Silence after which a node is lost that nothing speaks for."""
 
@@ -84,7 +90,8 @@ class Setup:
     """What a step's loss may differ by, relatively, once the batch is added up in another order."""
 
     is_numeric: bool = False
-    """Whether an earlier part of the run was of another size."""
+    """Whether the run can equal an undisturbed one to rounding only, from its beginning on or as an
+    earlier part added up its batches in another order."""
 
     num_spares: int = 0
     """Warm spares that are kept."""

@@ -8,9 +8,9 @@ import platform
 import secrets
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import IO
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import IO, Any
 
 import paceline
 from paceline.control.controller import MARGIN_S, Controller, Progress
@@ -32,12 +32,11 @@ from paceline.record.events import (
     AnyEvent,
     BatchSkipped,
     EventLog,
-    ExactnessChanged,
     FaultInjected,
     RunFinished,
-    RunStarted,
     read_events,
 )
+from paceline.record.history import Event, History
 from paceline.record.holding import (
     InCharge,
     claim_control,
@@ -50,6 +49,7 @@ from paceline.record.holding import (
     publish_controller,
 )
 from paceline.record.run import RunFolder, check_steps_left, write_resolved
+from paceline.record.run_files import RunFiles
 from paceline.record.starts import keep_start
 
 UNIT_ROUNDOFF = {
@@ -250,9 +250,12 @@ class _Post:
     def _begin(self, journal: Journal) -> Memory:
         write_resolved(self.run, self.job.spec, self.plan)
         before = read_events(self.run.events_file)
+        history = History(is_script=False)
+        for event in RunFiles(self.run.path).events():
+            history.add(event)
         fired = Counter(event.fault for event in before if isinstance(event, FaultInjected))
         state = State(
-            setup=_setup(self.job, self.plan, before),
+            setup=_setup(self.job, self.plan, before, history),
             faults=_left(self.job.spec.drill.all_faults, fired),
         )
         memory = Memory(state=state, token=secrets.token_hex(16), lines_before=len(before))
@@ -272,7 +275,10 @@ class _Post:
         return memory
 
 
-def _setup(job: Job, plan: Plan, before: list[AnyEvent]) -> Setup:
+def _setup(job: Job, plan: Plan, before: list[AnyEvent], history: History) -> Setup:
+    layout, arithmetic = plan.layout.name, _arithmetic(plan)
+    difference = history.difference(layout, arithmetic)
+    history.add(Event(event="RunStarted", layout=layout, arithmetic=arithmetic))
     return Setup(
         num_nodes=plan.cluster.num_nodes,
         ranks_per_node=plan.cluster.ranks_per_node,
@@ -282,7 +288,7 @@ def _setup(job: Job, plan: Plan, before: list[AnyEvent]) -> Setup:
         versions=versions(),
         resumed=bool(before),
         first_generation=max((event.generation for event in before), default=0) + 1,
-        layout=plan.layout.name,
+        layout=layout,
         num_spares=_num_spares(job, plan),
         heartbeat_s=job.spec.recovery.heartbeat,
         in_order=plan.layout.pipeline == 1,
@@ -292,7 +298,9 @@ def _setup(job: Job, plan: Plan, before: list[AnyEvent]) -> Setup:
         shrink=job.spec.recovery.shrink,
         replace_timeout_s=job.spec.recovery.replace_timeout,
         tolerance=rounding_bound(plan.layout.global_batch, UNIT_ROUNDOFF[plan.precision]),
-        is_numeric=_was_numeric(before, plan) or not is_deterministic(job, plan),
+        arithmetic=arithmetic,
+        difference=difference,
+        is_numeric=history.exactness(is_deterministic=is_deterministic(job, plan)) == "numeric",
         on_oom=job.spec.recovery.on_oom,
         poison=job.spec.recovery.poison,
         node_strikes=job.spec.recovery.node_strikes,
@@ -316,11 +324,18 @@ def _left(faults: Iterable[str], fired: Counter[str]) -> tuple[str, ...]:
     return tuple(left)
 
 
-def _was_numeric(before: Sequence[AnyEvent], plan: Plan) -> bool:
-    """Whether earlier parts of the run had another layout, at some time."""
-    layouts = {event.layout for event in before if isinstance(event, RunStarted)}
-    changed = any(isinstance(event, ExactnessChanged) for event in before)
-    return changed or bool(layouts - {plan.layout.name})
+def _arithmetic(plan: Plan) -> dict[str, Any]:
+    """See `RunStarted.arithmetic`. Recomputed activations are the same bits."""
+    layout = {
+        f"layout.{name}": value
+        for name, value in asdict(plan.layout).items()
+        if not name.startswith("recompute")
+    }
+    return layout | {
+        "precision": plan.precision,
+        "accelerator": plan.cluster.accelerator,
+        "torch": versions().get("torch"),
+    }
 
 
 def _num_spares(job: Job, plan: Plan) -> int:

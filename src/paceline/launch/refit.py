@@ -11,15 +11,12 @@ from pathlib import Path
 from paceline.control.state import State
 from paceline.errors import PacelineError
 from paceline.job import Job
-from paceline.launch.attached import UNIT_ROUNDOFF
 from paceline.launch.factory import measure_factory
-from paceline.parallel.shrink import rounding_bound
 from paceline.plan import Plan, plan_job
 from paceline.plan.refit import Refit, next_fit, settings_of
 from paceline.record.events import (
     AnyEvent,
     EventLog,
-    ExactnessChanged,
     PlanChanged,
     WorkerLost,
     read_events,
@@ -62,30 +59,20 @@ def refit(
         tried = ", ".join(setting for each in changed for setting in each.settings) or "none"
         state.reason = f"{state.reason}; no layout that needs less memory is left; tried: {tried}"
         return None
-    layout, now, generation = found.plan.layout, time.time(), events[-1].generation
-    log = EventLog(run.events_file)
-    for event in (
-        PlanChanged(
-            at=now,
-            generation=generation,
-            settings=found.settings,
-            layout=layout.name,
-            micro_batch=layout.micro_batch,
-            accumulation=layout.accumulation,
-            global_batch=layout.global_batch,
-            reason=f"rank {lost.rank} ran out of memory after step {lost.last_step}",
-        ),
-        ExactnessChanged(
-            at=now,
-            generation=generation,
-            exactness="numeric",
-            reason="the layout changed",
-            tolerance=rounding_bound(layout.global_batch, UNIT_ROUNDOFF[plan.precision]),
-        ),
-    ):
-        log.write(event)
-        on_event(event)
+    layout, log = found.plan.layout, EventLog(run.events_file)
+    event = PlanChanged(
+        at=time.time(),
+        generation=events[-1].generation,
+        settings=found.settings,
+        layout=layout.name,
+        micro_batch=layout.micro_batch,
+        accumulation=layout.accumulation,
+        global_batch=layout.global_batch,
+        reason=f"rank {lost.rank} ran out of memory after step {lost.last_step}",
+    )
+    log.write(event)
     log.close()
+    on_event(event)
     return found
 
 

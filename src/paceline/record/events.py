@@ -8,7 +8,7 @@ controller adds these two. docs/reference/events.md is generated from the texts 
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -33,8 +33,13 @@ class RunStarted(Event, frozen=True, kw_only=True, tag=True):
     num_steps: int
     resumed: bool
     layout: str
-    """The layout's name. When a resumed run has another one than before, its numbers go on
-    equal to rounding, no longer to the bit."""
+    """The layout's name."""
+
+    arithmetic: dict[str, Any] = {}
+    """What decides in which order a step's numbers are added up, and how they are rounded: each
+    field of the layout but recompute, the precision, the accelerator, torch's version. Where a
+    resumed run has another value than before, its numbers go on equal to rounding, no longer to the
+    bit. Empty in records of older versions, and of scripts."""
 
     versions: dict[str, str]
     """Version of Paceline, Python and, where it is installed, torch."""

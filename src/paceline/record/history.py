@@ -3,6 +3,9 @@
 Read from the files of any version: an event that is not known counts for nothing.
 """
 
+from collections.abc import Mapping
+from typing import Any, Literal
+
 import msgspec
 
 
@@ -16,6 +19,7 @@ class Event(msgspec.Struct):
     num_nodes: int = 0
     num_steps: int = 0
     layout: str = ""
+    arithmetic: dict[str, Any] = {}
     step: int = 0
     loss: float | None = None
     by_source: dict[str, float | None] = {}
@@ -60,7 +64,8 @@ class History:
         self._closed_s = 0.0
         self._num_starts = self._num_trainings = self._counted_restarts = 0
         self._attempts: set[int] = set()
-        self._layouts: set[str] = set()
+        self._planned = ""
+        self._arithmetic: Mapping[str, Any] = {}
         self._is_numeric = False
 
     def add(self, event: Event) -> None:
@@ -93,13 +98,14 @@ class History:
     def _start(self, event: Event) -> None:
         if self._began_at is not None:  # the part before it ended without a word
             self._closed_s += max(0.0, self.seen_at - self._began_at)
+        self._is_numeric |= self.difference(event.layout, event.arithmetic) is not None
+        self._planned, self._arithmetic = event.layout, event.arithmetic
         self.started_at = self.started_at or event.at
         self._began_at, self.outcome, self.reason, self.state_digest = event.at, None, None, None
         self._num_starts += 1
         self._attempts.clear()
         self.num_ranks, self.num_nodes = event.num_ranks, event.num_nodes
         self.num_steps, self.layout = event.num_steps, event.layout
-        self._layouts.add(event.layout)
 
     def _finish(self, event: Event) -> None:
         if self._began_at is not None:
@@ -131,9 +137,32 @@ class History:
         open_s = 0.0 if self._began_at is None else max(0.0, seen_at - self._began_at)
         return self._closed_s + open_s
 
-    def exactness(self, *, is_deterministic: bool) -> str:
-        """What can be promised of the state; see `RunRow.exactness`."""
+    def difference(self, layout: str, arithmetic: Mapping[str, Any]) -> str | None:
+        """What a part of the run that starts so adds up in another order than the part before.
+
+        Args:
+            layout: Its layout's name: all that records of older versions have.
+            arithmetic: As `RunStarted` has it.
+
+        Returns:
+            Each value that differs, before and now; None where none does, or no part was before.
+        """
+        before = self._arithmetic
+        if self.started_at is None:
+            return None
+        if not before or not arithmetic:
+            same = layout == self._planned
+            return None if same else f"the layout was {self._planned} and is {layout}"
+        differs = [
+            f"{name} was {before.get(name)} and is {arithmetic.get(name)}"
+            for name in dict.fromkeys((*before, *arithmetic))
+            if before.get(name) != arithmetic.get(name)
+        ]
+        return ", ".join(differs) or None
+
+    def exactness(self, *, is_deterministic: bool) -> Literal["bitwise", "numeric", "unknown"]:
+        """What can be promised of the state: see `RunRow.exactness`. All that shows or records it
+        of a run asks here."""
         if self.is_script or self.started_at is None:
             return "unknown"
-        is_numeric = self._is_numeric or len(self._layouts) > 1 or not is_deterministic
-        return "numeric" if is_numeric else "bitwise"
+        return "numeric" if self._is_numeric or not is_deterministic else "bitwise"

@@ -1,6 +1,7 @@
 """One line of plain text for each event that a person wants to see."""
 
 import math
+from collections.abc import Sequence
 
 from paceline.record import events as log
 from paceline.record.checkpoints import checkpoint_name
@@ -92,6 +93,19 @@ def describe(event: log.AnyEvent) -> str | None:
             return f"{event.by}: stopping at the next step boundary; again to stop at once"
         case _:
             return describe_alert(event)
+
+
+def exactness_text(exactness: str, events: Sequence[log.AnyEvent]) -> str:
+    """What is promised of a run's state, and why it is not more.
+
+    >>> exactness_text("numeric", [])
+    'numeric: train.deterministic is off; equal to an undisturbed run to rounding'
+    """
+    if exactness != "numeric":
+        return exactness
+    reasons = [each.reason for each in events if isinstance(each, log.ExactnessChanged)]
+    why = "; ".join(dict.fromkeys(reasons)) or "train.deterministic is off"
+    return f"numeric: {why}; equal to an undisturbed run to rounding"
 
 
 def early_text(event: log.StoppedEarly) -> str:
