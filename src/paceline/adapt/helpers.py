@@ -5,18 +5,30 @@ sees all of what runs.
 """
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 
-from paceline.adapt.helper import Helper
-from paceline.adapt.helpers_accelerate import ACCELERATE
-from paceline.adapt.helpers_fsdp2 import FSDP2
-from paceline.adapt.helpers_torch import DDP
+import msgspec
+
 from paceline.adapt.result import Target
+from paceline.catalog.load import read_shipped
 
-HELPERS: Mapping[Target, Mapping[str, Helper]] = {
-    Target.DDP: DDP,
-    Target.FSDP2: FSDP2,
-    Target.ACCELERATE: ACCELERATE,
-}
+
+class Helper(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One name that the script gets, as `helpers.toml` has it."""
+
+    text: str = ""
+    imports: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+
+
+@cache
+def helpers_of(target: Target) -> Mapping[str, Helper]:
+    """Name -> helper of a form, in the order in which they are defined."""
+    forms = (target,) if target is Target.ACCELERATE else ("torchrun", target)
+    rows = msgspec.convert(read_shipped("helpers.toml"), dict[str, Helper])
+    keys = [key.partition(".") for key in rows]
+    return {name: rows[f"{form}.{name}"] for form, _, name in keys if form in forms}
+
 
 ON_CPU: Mapping[str, str] = {
     'torch.device("cuda", LOCAL_RANK) if torch.cuda.is_available() else torch.device("cpu")': (
@@ -29,7 +41,7 @@ ON_CPU: Mapping[str, str] = {
 
 def with_needs(target: Target, names: Iterable[str]) -> list[str]:
     """The names and all that they need, in the order they are defined."""
-    table = HELPERS[target]
+    table = helpers_of(target)
     found: set[str] = set()
     todo = list(names)
     while todo:
@@ -42,7 +54,7 @@ def with_needs(target: Target, names: Iterable[str]) -> list[str]:
 
 def bound_names(target: Target, names: Iterable[str]) -> list[str]:
     """What the helpers bind in the script: their own names and those of their imports."""
-    table = HELPERS[target]
+    table = helpers_of(target)
     found: list[str] = []
     for name in names:
         found.append(name)

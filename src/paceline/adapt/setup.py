@@ -4,7 +4,7 @@ import ast
 import builtins
 
 from paceline.adapt.data import epoch_loop
-from paceline.adapt.helpers import HELPERS, ON_CPU, bound_names, with_needs
+from paceline.adapt.helpers import ON_CPU, bound_names, helpers_of, with_needs
 from paceline.adapt.places import uses_no_gpu
 from paceline.adapt.result import Done, Left, Refusal
 from paceline.adapt.start import start_command
@@ -140,7 +140,7 @@ def _write_helpers(work: Work, calls: list[str]) -> None:
     script = work.script
     names = with_needs(work.target, work.helpers)
     _check_names(work, names)
-    table = HELPERS[work.target]
+    table = helpers_of(work.target)
     wanted = sorted({line for name in names for line in table[name].imports}, key=_import_order)
     have = {ast.unparse(n) for n in script.tree.body if isinstance(n, (ast.Import, ast.ImportFrom))}
     bound = dict(script.imports)
