@@ -4,15 +4,16 @@ watchdogs. What the operator has set is left as it is.
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+import msgspec
+
+from paceline.catalog.load import read_shipped
 from paceline.control.network import address_toward, interface_of
 from paceline.control.patience import meet_limit_s
 from paceline.topology import Cluster
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(msgspec.Struct, frozen=True):
     """A variable that recovery rests on."""
 
     value: str
@@ -23,45 +24,8 @@ class Setting:
     """Whether nothing can be recovered in place without it."""
 
 
-_SETS_ERROR_HANDLING = (
-    "it sets TORCH_NCCL_ASYNC_ERROR_HANDLING to 3, and torch's watchdog ends every survivor"
-)
-"""What ProcessGroupNCCL's constructor does where its desync debugging is on."""
-
-RECOVERY: Mapping[str, Setting] = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": Setting(
-        "0", "torch's watchdog ends every survivor of a lost rank, with its state", True
-    ),
-    "TORCH_NCCL_BLOCKING_WAIT": Setting(
-        "0", "torch has no watchdog then, so no rank learns that a group has an error", True
-    ),
-    "TORCH_NCCL_DESYNC_DEBUG": Setting("0", _SETS_ERROR_HANDLING, True),
-    "TORCH_DISTRIBUTED_DEBUG": Setting("OFF", _SETS_ERROR_HANDLING, True),
-    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": Setting(
-        "100",
-        "the watchdog sleeps four times as long over an error, and leaving a group waits for it",
-    ),
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": Setting(
-        "0", "8 minutes after one rank's error torch's monitors end the processes of all ranks"
-    ),
-    "TORCH_NCCL_ENABLE_MONITORING": Setting(
-        "0", "torch's monitor ends a process whose watchdog waits in CUDA for 8 minutes"
-    ),
-    "TORCH_NCCL_RETHROW_CUDA_ERRORS": Setting(
-        "0", "an error of CUDA in the watchdog ends the process before it can report anything"
-    ),
-    "TORCH_NCCL_USE_COMM_NONBLOCKING": Setting(
-        "1", "a communicator is made without a time limit: a rank lost meanwhile holds all others"
-    ),
-    "NCCL_COMM_BLOCKING": Setting(
-        "0", "NCCL overrides torch: a communicator is made without a time limit"
-    ),
-    # Says NVIDIA (nvidia-resiliency-ext, usage guide). Off costs bandwidth inside of a node with
-    # NVSwitch: how much is to be measured there.
-    "NCCL_NVLS_ENABLE": Setting("0", "aborts hang with NVLink SHARP"),
-}
-"""What agents set for their workers, unless the operator has. Read in torch 2.13's
-ProcessGroupNCCL.hpp and main's ProcessGroupNCCL.cpp. Older names (NCCL_BLOCKING_WAIT) give way."""
+RECOVERY = msgspec.convert(read_shipped("recovery_variables.toml"), dict[str, Setting])
+"""What agents set for their workers, unless the operator has."""
 
 CONNECT_LIMIT = "TORCH_NCCL_NONBLOCKING_TIMEOUT"
 """Seconds in which each call of NCCL is through on the host, or raises "NCCL timeout in" (torch's

@@ -18,7 +18,7 @@ import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
 from paceline.errors import JobError, Problem, did_you_mean
-from paceline.job.section import Number, Positive, Seconds, section
+from paceline.job.section import Number, Positive, Seconds, section, shipped
 
 Share = Annotated[Number, Field(ge=0, le=1)]
 Above = Annotated[Number, Field(gt=0)]
@@ -95,51 +95,7 @@ class FailuresSpec:
 
 
 PRESETS: Mapping[str, FailuresSpec] = {
-    each.name: each
-    for each in (
-        FailuresSpec(
-            name="llama3",
-            per_node_day=419 / 54 / 2048,
-            process=54 / 419,
-            hang=7 / 419,
-            switch=0.0,
-            source="cited: 419 unexpected interruptions in 54 days on 16,384 H100, 54 of them "
-            "software, 7 NCCL watchdog (arXiv:2407.21783, section 3.3.4)",
-        ),
-        FailuresSpec(
-            name="kokolis-rsc1",
-            per_node_day=6.50e-3,
-            source="cited: RSC-1, 6.50 failures in 1,000 node-days (arXiv:2410.21680)",
-        ),
-        FailuresSpec(
-            name="kokolis-rsc2",
-            per_node_day=2.34e-3,
-            source="cited: RSC-2, 2.34 failures in 1,000 node-days (arXiv:2410.21680)",
-        ),
-        FailuresSpec(
-            name="ft-hsdp-100k",
-            # 18 min between failures at 98,304 GPUs is 80 a day on 12,288 nodes; up to 32,768 GPUs
-            # a third of that rate.
-            per_node_day=24 * 60 / 18 / 12_288 / 3,
-            excess_from_nodes=4096,
-            excess_exponent=1.0,
-            process=0.071,
-            hang=0.09,
-            source="cited: a failure every 18 min at 98,304 GPUs, 3 x more than linear from 32k; "
-            "7.1 % software, 9.0 % NCCL timeouts (arXiv:2602.00277); that the excess grows in "
-            "proportion to the nodes is an assumption",
-        ),
-        FailuresSpec(
-            name="byterobust",
-            # 54,726 incidents; nodes and days are not published, so the rate is Llama 3's.
-            per_node_day=419 / 54 / 2048,
-            process=0.361 * 0.5 + 0.101,
-            hang=0.099,
-            source="cited mix of 54,726 incidents: CUDA errors 36.1 %, out of memory 10.1 %, hangs "
-            "9.9 % (ByteRobust, SOSP'25); that half of the CUDA errors leave the node well, and "
-            "Llama 3's rate, are assumptions",
-        ),
-    )
+    name: FailuresSpec(name=name, **values) for name, values in shipped("failures.toml").items()
 }
 """Published processes. The mix differs between operators: give your own where you have it."""
 

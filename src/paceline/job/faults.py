@@ -10,15 +10,14 @@ outside) and which row of the fault matrix it stands for (`check/drill/matrix.py
 """
 
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from typing import Literal
 
 import msgspec
 
 from paceline.errors import did_you_mean
+from paceline.job.section import shipped
 
 Maker = Literal["worker", "agent"]
 """Who carries a fault out: the worker itself, or its agent from outside."""
@@ -65,10 +64,7 @@ class Kind:
     """Whether every worker of the trigger's node is lost."""
 
 
-KINDS: Mapping[str, Kind] = msgspec.convert(
-    tomllib.loads((files("paceline.job") / "faults.toml").read_text(encoding="utf-8")),
-    dict[str, Kind],
-)
+KINDS: Mapping[str, Kind] = msgspec.convert(shipped("faults.toml"), dict[str, Kind])
 """Every kind, from `faults.toml`."""
 
 GRAMMAR = "KIND rank=R[+R...] step=S [phase=P] [times=N] [when=spare]"

@@ -5,41 +5,12 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from paceline.job.section import Auto, Positive, Wait, Whole, section
+from paceline.job.section import Auto, Positive, Wait, Whole, section, shipped
 
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@%+,/-]*")
 _HOST = re.compile(r"([A-Za-z0-9_.-]+@)?[A-Za-z0-9][A-Za-z0-9._-]*")
 _OPTION = re.compile(r"--[a-z][a-z-]*(=[^\s\x00-\x1f]+)?")
-_SET_BY_FIELD = {
-    "--nodes": "cluster.nodes (of a program: nodes)",
-    "--ntasks": "cluster.per_node (of a program: processes)",
-    "--ntasks-per-node": "cluster.per_node (of a program: processes)",
-    "--gpus": "slurm.gpus_per_node",
-    "--gpus-per-node": "slurm.gpus_per_node",
-    "--gpus-per-task": "slurm.gpus_per_node",
-    "--gpus-per-socket": "slurm.gpus_per_node",
-    "--gres": "slurm.gpus_per_node and slurm.gpu_type",
-    "--cpus-per-task": "slurm.cpus",
-    "--cpus-per-gpu": "slurm.cpus",
-    "--exclusive": "slurm.exclusive",
-    "--oversubscribe": "slurm.exclusive",
-    "--mem": "slurm.memory",
-    "--mem-per-cpu": "slurm.memory",
-    "--mem-per-gpu": "slurm.memory",
-    "--time": "slurm.time",
-    "--partition": "slurm.partition",
-    "--account": "slurm.account",
-    "--qos": "slurm.qos",
-    "--constraint": "slurm.constraint",
-    "--array": "slurm.array",
-    "--signal": "recovery.grace",
-    "--requeue": "slurm.requeue",
-    "--no-requeue": "slurm.requeue",
-    "--job-name": "name",
-    "--output": "--out, the run's folder",
-    "--error": "--out, the run's folder",
-    "--chdir": "--out, the run's folder",
-}
+_SET_BY_FIELD = {f"--{name}": field for name, field in shipped("sbatch_options.toml").items()}
 """Option of sbatch -> what says it here."""
 
 _SET_ALWAYS = (

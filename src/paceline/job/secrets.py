@@ -12,48 +12,17 @@ from typing import Any
 
 from paceline.errors import Problem
 from paceline.job.secret_names import find_in_text, find_under_name, flag_name, is_harmless
+from paceline.job.section import shipped
 
 _Path = tuple[str | int, ...]
 
+_ROWS = shipped("secret_forms.toml")
 _FORMS: Mapping[str, re.Pattern[str]] = {
-    # docs.aws.amazon.com/IAM: unique identifiers, AKIA long-lived and ASIA temporary.
-    "an AWS access key": re.compile(r"\b(AKIA|ASIA)[A-Z0-9]{16}\b"),
-    # huggingface.co/docs/hub/security-tokens
-    "a Hugging Face token": re.compile(r"\bhf_[A-Za-z0-9]{20,}"),
-    # platform.openai.com: sk-..., sk-proj-...; Anthropic's begin with sk-ant-.
-    "an API key (sk-...)": re.compile(r"\bsk-[A-Za-z0-9][A-Za-z0-9_-]{18,}"),
-    # docs.github.com: about authentication to GitHub, token formats.
-    "a GitHub token": re.compile(r"\b(gh[pousr]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9_]{22})"),
-    # docs.gitlab.com/security/tokens
-    "a GitLab token": re.compile(r"\bglpat-[A-Za-z0-9_-]{20}"),
-    # api.slack.com/authentication/token-types
-    "a Slack token": re.compile(r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}"),
-    # cloud.google.com/docs/authentication/api-keys
-    "a Google API key": re.compile(r"\bAIza[A-Za-z0-9_-]{35}"),
-    # docs.runpod.io: API keys begin with rpa_.
-    "a RunPod key": re.compile(r"\brpa_[A-Z0-9]{20,}", re.IGNORECASE),
-    # RFC 7468
-    "a private key": re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----"),
-    # RFC 7519: two parts of JSON, which begin with {" in base64.
-    "a signed token (JWT)": re.compile(r"\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\."),
-    # RFC 3986, section 3.2.1
-    "a password in a URL": re.compile(r"://[^\s/:@]+:(?P<value>[^\s/@$]{3,})@"),
+    kind: re.compile(row["form"]) for kind, row in _ROWS.items()
 }
 """What it is -> what it looks like."""
 
-_HINTS: Mapping[str, tuple[str, ...]] = {
-    "an AWS access key": ("AKIA", "ASIA"),
-    "a Hugging Face token": ("hf_",),
-    "an API key (sk-...)": ("sk-",),
-    "a GitHub token": ("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_"),
-    "a GitLab token": ("glpat-",),
-    "a Slack token": ("xox",),
-    "a Google API key": ("AIza",),
-    "a RunPod key": ("rpa_", "RPA_"),
-    "a private key": (" PRIVATE KEY-----", "BEGIN PRIVATE"),
-    "a signed token (JWT)": ("eyJ",),
-    "a password in a URL": ("://",),
-}
+_HINTS: Mapping[str, Sequence[str]] = {kind: row["hints"] for kind, row in _ROWS.items()}
 """What it is -> one of these is in it: found much faster than the form."""
 
 

@@ -1,7 +1,9 @@
 """What sections of a job file are made of: the class, numbers with units, and plain numbers."""
 
+import tomllib
 from collections.abc import Callable
 from dataclasses import is_dataclass
+from importlib.resources import files
 from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform, get_args
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema
@@ -18,6 +20,11 @@ def section(cls: type[_T]) -> type[_T]:
     config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
     make = _pydantic_dataclass(frozen=True, kw_only=True, config=config)
     return cast(type[_T], make(cls))
+
+
+def shipped(name: str) -> dict[str, Any]:
+    """The tables of a TOML file of this package."""
+    return tomllib.loads((files("paceline.job") / name).read_text(encoding="utf-8"))
 
 
 def _unit(

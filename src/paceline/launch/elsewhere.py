@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from paceline.catalog.load import read_shipped
 from paceline.errors import JobError, PacelineError, Problem, RunError
 from paceline.job.places import check_host
 from paceline.launch.places import PLACES, queued
@@ -24,48 +25,8 @@ from paceline.record.placement import Placement
 
 Verb = Literal["status", "logs", "stop"]
 
-_TOOLS: Mapping[str, Mapping[Verb, str]] = {
-    "slurm": {
-        "status": "scontrol show job {id}",
-        "logs": "scontrol show job {id}",  # names the file
-        "stop": "scancel {id}",
-    },
-    "kubernetes": {
-        "status": "kubectl get {kind} {name} --namespace {namespace} --output yaml",
-        "logs": "kubectl logs {kind}/{name} --namespace {namespace} --all-containers --prefix",
-        "stop": "kubectl delete {kind} {name} --namespace {namespace}",
-    },
-    "ray": {
-        "status": "ray job status {id}",
-        "logs": "ray job logs {id}",
-        "stop": "ray job stop {id}",
-    },
-    "sky": {
-        "status": "sky queue {cluster}",
-        "logs": "sky logs {cluster} {number}",
-        "stop": "sky down --yes {cluster}",
-    },
-    "sky-jobs": {
-        "status": "sky jobs queue",
-        "logs": "sky jobs logs {number}",
-        "stop": "sky jobs cancel --yes {number}",
-    },
-    "modal": {
-        "status": "modal app list",
-        "logs": "modal app logs {id}",
-        "stop": "modal app stop {id}",
-    },
-    "runpod": {"status": "runpodctl get pod {id}", "stop": "runpodctl remove pod {id}"},
-    "vertex": {
-        "status": "gcloud ai custom-jobs describe {id}",
-        "logs": "gcloud ai custom-jobs stream-logs {id}",
-        "stop": "gcloud ai custom-jobs cancel {id}",
-    },
-    "kfp": {"status": "kfp run get {id}", "stop": "kfp run terminate {id}"},
-}
-"""Place -> what its own tool is asked with. Sources: scontrol(1), scancel(1) of Slurm 22.05; the
-command line references of kubectl 1.34, Ray 2.50, SkyPilot 0.14, Modal 1.6, runpodctl 1.14, gcloud
-ai, kfp 2.17. Lambda's machines are ended at its page or by its API alone."""
+_TOOLS: Mapping[str, Mapping[Verb, str]] = read_shipped("place_tools.toml")
+"""Place -> what its own tool is asked with."""
 
 _FOLLOWS: Mapping[str, Sequence[str]] = {
     "kubernetes": ("--follow",),

@@ -1,7 +1,7 @@
 """What one printed line says of training: a table of how loops and frameworks print.
 
 Pure. `read_line` takes a piece of output between two line ends or carriage returns. A new framework
-is a row of `_ROWS` and its lines, or a log, in tests/launch/.
+is a row of `catalog/training_lines.toml` and its lines, or a log, in tests/launch/.
 """
 
 import ast
@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from paceline.catalog.load import read_shipped
 from paceline.record.plain import plain
 
 
@@ -292,108 +293,27 @@ _STARTS_EVALUATION = re.compile(rf"\W*(?:\[[^\]]*\]\s*)*{_EVALUATION}\b", re.IGN
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """How somebody prints."""
-
-    prints: str
-    """Who, in which version this was read."""
+    """How somebody prints: a row of `training_lines.toml`."""
 
     sign: str
-    """Is in every such line: looked for first, as patterns take much longer."""
-
     pattern: re.Pattern[str]
     read: Callable[[re.Match[str], str], Telling | None]
 
 
-_ROWS = (
-    _Row(
-        "Megatron-LM core 0.14, training.py, training_log",
-        "iteration",
-        re.compile(r"\biteration\s+(?P<step>\d+)/\s*(?P<total>\d+) \|"),
-        _megatron,
-    ),
-    _Row(
-        "Megatron-LM core 0.14, training.py, evaluate_and_print_results",
-        "validation loss",
-        re.compile(
-            r"validation loss at iteration (?P<step>\d+)[^|]*\| lm loss value: "
-            rf"(?P<loss>{_NUMBER})"
-        ),
-        _step_and_evaluation,
-    ),
-    _Row(
-        "Megatron-LM core 0.14, checkpointing.py",
-        "successfully saved",
-        re.compile(
-            r"successfully saved checkpoint from iteration\s+(?P<step>\d+) to (?P<path>\S+)"
-        ),
-        _saved,
-    ),
-    _Row(
-        "Hugging Face Trainer 4 and 5, with logging at info",
-        "Saving model",
-        re.compile(r"Saving model checkpoint to (?P<path>\S+checkpoint-(?P<step>\d+))"),
-        _saved,
-    ),
-    _Row(
-        "torchtitan 0.2, components/metrics.py",
-        "step:",
-        re.compile(r"(?P<validate>validate )?step:\s*(?P<step>\d+)\s+loss:"),
-        _titan,
-    ),
-    _Row(
-        "DeepSpeed 0.18, runtime/engine.py, _report_progress",
-        "skipped=",
-        re.compile(rf"\bstep=(?P<step>\d+), skipped=\d+, lr=\[(?P<rate>{_NUMBER})"),
-        _deepspeed,
-    ),
-    _Row(
-        "nanoGPT, train.py, an evaluation",
-        "val loss",
-        re.compile(rf"^step (?P<step>\d+): train loss (?:{_NUMBER}), val loss (?P<loss>{_NUMBER})"),
-        _step_and_evaluation,
-    ),
-    _Row(
-        "tqdm 4; Lightning 2, TQDMProgressBar",
-        "%",
-        re.compile(
-            r"^(?P<title>[^|%]*?)\s*(?<!\d)\d+%(?:\|[^|]*\|)?\s*(?P<done>\d+)/(?P<total>\d+)\s*"
-            r"\[[^,\]]*(?P<rest>(?:,[^\]]*)?)"
-        ),
-        _bar,
-    ),
-    _Row(
-        "tqdm 4, without a total",
-        "it [",
-        re.compile(
-            r"^(?P<title>[^|%\[]*?)\s*\b(?P<done>\d+)(?P<total>)it \[[^,\]]*(?P<rest>,[^\]]*)"
-        ),
-        _bar,
-    ),
-    _Row(
-        "Lightning 2, RichProgressBar",
-        "Epoch ",
-        re.compile(
-            r"Epoch (?P<epoch>\d+)/(?P<last>\d+)\s+[━╸╺]+ ?[━╸╺]* (?P<done>\d+)/(?P<total>\d+)"
-        ),
-        _rich,
-    ),
-    _Row(
-        "Keras 3, utils/progbar.py",
-        "/",
-        re.compile(r"^\s*(?P<done>\d+)/(?P<total>\d+) (?:━|\[=)"),
-        _keras,
-    ),
-    _Row(
-        "Hugging Face Trainer 4 and 5, PrinterCallback; JSON lines",
-        "{",
-        re.compile(r"^[^{]*(?P<dict>\{.*\})\s*$"),
-        _dict,
-    ),
-    _Row(
-        "PyTorch's examples, imagenet/main.py",
-        "Epoch: [",
-        re.compile(r"Epoch: \[(?P<epoch>\d+)\]\[\s*(?P<done>\d+)/(?P<total>\d+)\]"),
-        _imagenet,
-    ),
-    _Row("anybody: `step 10 loss=2.3`, `loss: 2.3`", "", re.compile("(?i)loss"), _plain),
-)
+_READ: Mapping[str, Callable[[re.Match[str], str], Telling | None]] = {
+    "megatron": _megatron,
+    "step_and_evaluation": _step_and_evaluation,
+    "saved": _saved,
+    "titan": _titan,
+    "deepspeed": _deepspeed,
+    "bar": _bar,
+    "rich": _rich,
+    "keras": _keras,
+    "dict": _dict,
+    "imagenet": _imagenet,
+    "plain": _plain,
+}
+_ROWS = [
+    _Row(row["sign"], re.compile(row["pattern"].replace("NUMBER", _NUMBER)), _READ[row["read"]])
+    for row in read_shipped("training_lines.toml").values()
+]

@@ -1,8 +1,11 @@
 """The root cause first: what wins over what, which rank was first, and what stays unknown."""
 
+import re
+
 import pytest
 
 from paceline.catalog.failure import load_failures
+from paceline.catalog.load import read_shipped
 from paceline.check.diagnose.conclusion import Confidence
 from paceline.check.diagnose.diagnose import diagnose, diagnose_text
 from paceline.check.diagnose.patterns import all_patterns, make_matcher
@@ -206,3 +209,10 @@ def test_the_host_that_ran_out_of_memory_is_named_as_ray_says_it():
     by_text = f"(raylet) node_manager.cc:3064: {killed} at node (ID: 7a9c, IP: 10.0.0.3)\n"
     for text in (by_prefix, by_text):
         assert diagnose_text(text).causes[0].host == "10.0.0.3", text
+
+
+def test_every_second_fact_is_of_a_known_failure_and_holds_of_one_thing():
+    for name, row in read_shipped("second_facts.toml").items():
+        assert name in load_failures()
+        assert len(row.keys() & {"when", "in_line", "often", "last_line"}) == 1
+        re.compile(row.get("when", row.get("in_line", "")))

@@ -3,7 +3,9 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
+from paceline.catalog.load import read_shipped
 from paceline.check.diagnose.hang import around
 from paceline.check.diagnose.seen import Seen, Sighting
 from paceline.check.diagnose.words import OutOfMemory
@@ -17,8 +19,20 @@ def second_facts(seen: Seen) -> Iterator[tuple[str, str]]:
             weak.setdefault(sighting.name, []).append(sighting)
     run = around(seen)
     for name, sightings in weak.items():
-        if name in _FACTS and (fact := _FACTS[name](seen, sightings, run)):
+        reader = _READERS.get(name, _of_table)
+        if fact := reader(seen, sightings, run):
             yield name, fact
+
+
+def _of_table(seen: Seen, sightings: list[Sighting], run: str) -> str | None:
+    row: Mapping[str, Any] = read_shipped("second_facts.toml").get(sightings[0].name, {})
+    holds = (
+        ("when" in row and re.search(row["when"], run))
+        or ("in_line" in row and re.search(row["in_line"], _text(sightings)))
+        or ("often" in row and _count(sightings) >= row["often"])
+        or ("last_line" in row and _ends(seen, sightings))
+    )
+    return row["fact"] if holds else None
 
 
 def _text(sightings: list[Sighting]) -> str:
@@ -45,40 +59,6 @@ def _all_on_gpu_0(seen: Seen, sightings: list[Sighting], run: str) -> str | None
     if lines and (len(ranks) > 1 or others > 1):
         return "several processes hold memory on GPU 0"
     return None
-
-
-def _when(form: str, fact: str) -> Callable[[Seen, list[Sighting], str], str | None]:
-    wanted = re.compile(form)
-
-    def look(seen: Seen, sightings: list[Sighting], run: str) -> str | None:
-        return fact if wanted.search(run) else None
-
-    return look
-
-
-def _in_line(form: str, fact: str) -> Callable[[Seen, list[Sighting], str], str | None]:
-    wanted = re.compile(form)
-
-    def look(seen: Seen, sightings: list[Sighting], run: str) -> str | None:
-        return fact if wanted.search(_text(sightings)) else None
-
-    return look
-
-
-def _often(times: int, fact: str) -> Callable[[Seen, list[Sighting], str], str | None]:
-    def look(seen: Seen, sightings: list[Sighting], run: str) -> str | None:
-        return fact if _count(sightings) >= times else None
-
-    return look
-
-
-def _last_line(fact: str) -> Callable[[Seen, list[Sighting], str], str | None]:
-    """The log ends with it: what was waited for never came."""
-
-    def look(seen: Seen, sightings: list[Sighting], run: str) -> str | None:
-        return fact if _ends(seen, sightings) else None
-
-    return look
 
 
 def _ends(seen: Seen, sightings: list[Sighting]) -> bool:
@@ -182,55 +162,17 @@ _PATIENCE = 3
 """Times that a start may wait for one task: TensorFlow says so each ten seconds."""
 
 
-_FACTS: Mapping[str, Callable[[Seen, list[Sighting], str], str | None]] = {
+_READERS: Mapping[str, Callable[[Seen, list[Sighting], str], str | None]] = {
     "cuda-oom-fragmentation": _fragmented,
     "missing-set-device": _all_on_gpu_0,
-    "ckpt-world-size-mismatch": _when(
-        r"load_checkpoint|load_state_dict|load_optimizer|resum", "a checkpoint was being loaded"
-    ),
-    "device-map-with-distributed": _in_line(
-        r"cuda:(\d+) and cuda:(?!\1\b)", "one process holds tensors on two GPUs"
-    ),
     "slurm-ntasks-mismatch": _members,
-    "acs-p2p-hang": _in_line("peer access is not", "these GPUs cannot reach each other"),
     "disk-full-checkpoint": _disk,
-    "nccl-graph-file-env": _when(
-        r"ncclSystemError|ncclInternalError|ncclInvalidUsage|NCCL WARN|unhandled system error",
-        "NCCL could not start with it",
-    ),
     "mtu-mismatch": _mtu,
     "shm-too-small": _shared_memory,
     "dns-unresolvable-master": _name,
     "sigterm-preempted": _cancelled,
-    "gloo-size-mismatch": _in_line(r"op\.preamble|nbytes", "sizes differ"),
-    "all-ranks-save-same-file": _when(
-        r"makedirs|mkdir", "a folder that is there already was to be made"
-    ),
-    "ds-op-cuda-mismatch": _in_line(r"\.so", "the op was not built"),
-    "environment-differs-between-nodes": _in_line(r"\.so", "a library of CUDA is not there"),
     "tf-config-mismatch": _same_task_waits,
-    "ray-unsatisfiable-resources": _last_line("nothing came after it"),
-    "k8s-init-container-stuck": _in_line(
-        r"PodInitializing|Init:0/", "pods wait in their init container"
-    ),
     "ethernet-fallback": _sockets,
     "nccl-wrong-interface": _interface,
-    "straggler-throttle": _in_line(r"Active", "a clock is held down"),
-    "fp16-loss-scale-collapse": _often(12, "the loss scale fell again and again"),
-    "slurm-world-size-copies": _in_line(r"srun", "started under Slurm without srun"),
-    "mlx-silent-singleton": _often(2, "several processes are each alone in their group"),
-    "zero3-zero-size-params": _when(
-        r"(?i)zero|deepspeed|stage3", "parameters are sharded by ZeRO-3"
-    ),
-    "cublas-or-assert": _in_line(
-        r"\.cu:\d+|block: \[|Loss|Indexing|srcIndex|index out of bounds|n_classes",
-        "an index is out of range in a kernel",
-    ),
-    "cuda-device-max-connections": _in_line(
-        r"(?i)assert|require|must|should|set", "the program asks for another value"
-    ),
-    "pp-p2p-order": _when(r"(?i)pipe", "stages exchanged tensors of different shape"),
-    "ds-ssh-not-passwordless": _in_line(r"KeyError|PDSH", "pdsh could not be used"),
-    "divergent-filesystem-branch": _in_line("time", "objects were broadcast when it timed out"),
 }
-"""Weak failures that a second fact makes likely. The hangs' are in `hang`."""
+"""Weak failures whose second fact is read by more than a pattern. The hangs' are in `hang`."""
