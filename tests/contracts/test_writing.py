@@ -1,11 +1,13 @@
 """A plan in the words of the two older JSON contracts."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paceline.check.preflight.layers import LAYERS
 from paceline.contracts.operate import health_checks
 from paceline.contracts.reading import check_training_plan, contract_kind, parse_contract
 from paceline.contracts.writing import format_contract
@@ -118,7 +120,7 @@ def test_the_strategy_is_the_nearest_word_that_the_schema_has(overrides, strateg
 
 
 @pytest.mark.parametrize("overrides", [(), SPLIT])
-def test_a_training_plan_agrees_with_itself(overrides: tuple[str, ...]):
+def test_s4_1_a_training_plan_agrees_with_itself(overrides: tuple[str, ...]):
     found = formatted("004", *overrides)
     assert check_training_plan(found, "plan.json") == []
     strategy, batch = found["strategy"], found["batch_configuration"]
@@ -127,7 +129,7 @@ def test_a_training_plan_agrees_with_itself(overrides: tuple[str, ...]):
     assert product * batch["data_parallel_size"] == batch["total_batch_size"] == 128
 
 
-def test_a_training_plan_has_all_twelve_sections_with_their_keys():
+def test_s4_1_a_training_plan_has_all_twelve_sections_with_their_keys():
     found = formatted("004")
     for section, keys in SEVEN_SECTIONS.items():
         assert keys <= set(found[section]), section
@@ -163,15 +165,7 @@ def test_a_plan_for_gpus_starts_torchrun_and_sets_no_nccl_variable():
 
 
 def test_a_plan_for_macs_starts_mlx_with_flags_that_exist():
-    overrides = (
-        "cluster.accelerator=M2-Ultra",
-        "cluster.nodes=2",
-        "cluster.per_node=1",
-        "model.preset=llama-3.2-1b",
-        "train.global_batch=8",
-        "layout.sharding=none",
-    )
-    found = formatted("004", *overrides)
+    found = formatted("004", *MACS)
     command = found["distributed_config"]["mlx_launch_command"]
     assert command.startswith("mlx.launch --hostfile hosts.json --backend ")
     assert "--gpus" not in command
@@ -229,3 +223,38 @@ def test_s2_6_backends_are_used_available_or_not_available_with_the_reason():
     assert said["gloo"] == "available on devices of: any"
     for name in ("xccl", "mpi", "ucc"):
         assert said[name].startswith("not available: ")
+
+
+MACS = (
+    "cluster.accelerator=M2-Ultra",
+    "cluster.nodes=2",
+    "cluster.per_node=1",
+    "model.preset=llama-3.2-1b",
+    "train.global_batch=8",
+    "layout.sharding=none",
+)
+
+
+@pytest.mark.parametrize("overrides", [(), MACS], ids=["gpus", "macs"])
+def test_s4_1_the_checklist_has_eight_checks_and_every_one_a_fix(overrides):
+    found = formatted("004", *overrides)["pre_flight_checklist"]
+    assert [check["name"] for check in found["checks"]] == list(LAYERS)
+    assert len(LAYERS) == 8
+    assert all(check["fix_command"] and check["command"] for check in found["checks"])
+    by_hand = [each for check in found["checks"] for each in check["by_hand"]]
+    _, plan = planned(*overrides)
+    assert len(by_hand) == len(health_checks(plan))
+    assert all(each["fix_command"] for each in by_hand)
+
+
+def test_s4_1_the_plan_for_macs_has_commands_that_macs_have_and_what_their_engine_does():
+    found = formatted("004", *MACS)
+    text = json.dumps(found)
+    assert not re.search(r"/dev/shm|--output=|sha256sum|nvidia-smi|/sys/class", text)
+    checkpoints = found["checkpoint_strategy"]
+    assert checkpoints["async"] is False
+    assert "start launch.sh" in checkpoints["approach"]
+    assert formatted("004")["checkpoint_strategy"]["async"] is True
+    faults = formatted("002", *MACS)["faultTolerance"]
+    assert faults["elasticTraining"] is False
+    assert "start launch.sh" in faults["recoveryStrategy"]

@@ -1,5 +1,6 @@
 import importlib.util
 import json
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -179,6 +180,33 @@ def test_a_wrong_hostfile_is_said_with_the_place(check, tmp_path):
     assert "cannot be read" in next(
         check.check_hosts(tmp_path / "no.json", ranks=2, backend="ring")
     )
+
+
+def test_s4_10_addresses_of_the_hostfile_are_called_from_the_macs(check, tmp_path, monkeypatch):
+    ssh = tmp_path / "ssh"
+    ssh.write_text(
+        '#!/bin/bash\nwhile [[ "$1" != -- ]]; do shift; done\n'
+        '[[ "$2" == off ]] && { echo "ssh: off: no route" >&2; exit 255; }\nexec bash -c "$3"\n'
+    )
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    path = tmp_path / "hosts.json"
+
+    def problems(*hosts: tuple[str, str], backend: str = "ring") -> list[str]:
+        path.write_text(json.dumps([{"ssh": name, "ips": [address]} for name, address in hosts]))
+        return list(check.check_reach(path, backend=backend, python=sys.executable))
+
+    # No connection goes to the address of all hosts.
+    good, bad = "127.0.0.1", "255.255.255.255"
+    assert problems(("mac-0", good), ("mac-1", good), ("mac-2", good)) == []
+    (found,) = problems(("mac-0", good), ("mac-1", bad), ("mac-2", good))
+    assert found.startswith(f"mac-0 does not reach {bad}: ")
+    found = problems(("mac-0", bad), ("mac-1", good), ("mac-2", good), backend="jaccl")
+    assert [each.split(":")[0] for each in found] == [
+        f"mac-{mac} does not reach {bad}" for mac in (1, 2)
+    ]
+    (found,) = problems(("mac-0", good), ("off", good))
+    assert "off cannot be asked: ssh: off: no route" in found
 
 
 def _end(rank: int, sha256: str = "a", world_size: int = 2) -> str:

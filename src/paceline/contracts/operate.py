@@ -63,8 +63,18 @@ def backends(plan: Plan) -> dict[str, str]:
     return known | {name: f"not available: {why}" for name, why in _NO_BACKENDS.items()}
 
 
-def recovery(recover: RecoverySpec) -> str:
-    """What a run does when ranks are lost, in a sentence."""
+def recovery(plan: Plan, recover: RecoverySpec) -> str:
+    """What a run of the plan's engine does when ranks are lost, in a sentence."""
+    if is_mlx(plan):
+        return (
+            "mlx.launch ends all ranks and nobody starts them again: start launch.sh, and all "
+            "ranks resume from rank 0's newest checkpoint"
+        )
+    if plan.engine != "paceline":
+        return (
+            f"all ranks are ended and started again, {recover.max_restarts} times in a row at most "
+            f"without a finished step, and load the newest checkpoint of {plan.engine}"
+        )
     lost = f"lost ranks get their state from {STATE_SOURCES[recover.state]}"
     rest = (
         "with fewer data ranks and the same global batch, until the node returns"
@@ -77,6 +87,11 @@ def recovery(recover: RecoverySpec) -> str:
     )
 
 
+def preflight_command(plan: Plan) -> str:
+    """The command that looks at every node of the plan."""
+    return f"paceline preflight job.yaml{' --on ssh' if plan.cluster.num_nodes > 1 else ''} --json"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthCheck:
     """A command that must print something, on every node."""
@@ -85,6 +100,12 @@ class HealthCheck:
     command: str
     expect: str
     """What its output must be, or `at least N`."""
+
+    fix: str
+    """The command that repairs it, or shows what is wrong."""
+
+    layer: str
+    """Of the eight in `check/preflight/layers.py`."""
 
     when: Literal["before the start", "every minute"]
 
@@ -99,6 +120,8 @@ def health_checks(plan: Plan) -> tuple[HealthCheck, ...]:
                 name="accelerators",
                 command="nvidia-smi --query-gpu=index --format=csv,noheader | grep -c '^[0-9]'",
                 expect=str(cluster.ranks_per_node),
+                fix="sudo dmesg | grep -i -e xid -e 'fallen off'",
+                layer="Hardware Layer",
                 when="before the start",
             ),
             HealthCheck(
@@ -106,6 +129,8 @@ def health_checks(plan: Plan) -> tuple[HealthCheck, ...]:
                 command="nvidia-smi --query-gpu=ecc.errors.uncorrected.volatile.total "
                 "--format=csv,noheader | sort -u",
                 expect="0",
+                fix="sudo nvidia-smi --gpu-reset -i INDEX",
+                layer="Health Check",
                 when="every minute",
             ),
         ]
@@ -115,6 +140,8 @@ def health_checks(plan: Plan) -> tuple[HealthCheck, ...]:
                     name="network ports",
                     command="cat /sys/class/infiniband/*/ports/*/state | sort -u",
                     expect="4: ACTIVE",
+                    fix="ibstat",
+                    layer="Hardware Layer",
                     when="before the start",
                 )
             )
@@ -124,15 +151,42 @@ def health_checks(plan: Plan) -> tuple[HealthCheck, ...]:
                 name="mlx",
                 command='python3 -c "import mlx.core as mx; print(mx.metal.is_available())"',
                 expect="True",
+                fix="python3 -m pip install mlx",
+                layer="Hardware Layer",
                 when="before the start",
             )
         )
+        needed = plan.estimate.memory.known_bytes
+        found.append(
+            HealthCheck(
+                name="memory of the GPU",
+                command='python3 -c "import mlx.core as mx; '
+                "print(int(mx.device_info()['max_recommended_working_set_size']))\"",
+                expect=f"at least {needed}",
+                fix=f"sudo sysctl iogpu.wired_limit_mb={-(-needed // 2**20)}",
+                layer="Hardware Layer",
+                when="before the start",
+            )
+        )
+        if cluster.uses_rdma:
+            found.append(
+                HealthCheck(
+                    name="RDMA devices",
+                    command="ibv_devices | grep -c rdma_",
+                    expect="at least 1",
+                    fix="rdma_ctl enable",
+                    layer="Hardware Layer",
+                    when="before the start",
+                )
+            )
     else:
         found.append(
             HealthCheck(
                 name="shared memory",
                 command=_FREE_BYTES.format("/dev/shm"),
                 expect="at least 1073741824",
+                fix="sudo mount -o remount,size=16g /dev/shm",
+                layer="Health Check",
                 when="before the start",
             )
         )
@@ -141,6 +195,8 @@ def health_checks(plan: Plan) -> tuple[HealthCheck, ...]:
             name="checkpoint storage",
             command=f"test -w runs && {_FREE_BYTES.format('runs')}",
             expect=f"at least {3 * plan.estimate.num_checkpoint_bytes}",
+            fix="mkdir -p runs && du -sh runs/*",
+            layer="Checkpoint Layer",
             when="before the start",
         )
     )

@@ -145,7 +145,7 @@ def _launch(plan: Plan, job: Job) -> str:
         checked = f"--ranks {ranks} --backend {mlx_backend(plan)}"
         lines += [
             'hostfile="${HOSTFILE:-' + HOSTFILE + '}"',
-            f'"$python" mlx_check.py hosts "$hostfile" {checked}',
+            f'"$python" mlx_check.py hosts "$hostfile" {checked} --reach "$python"',
         ]
     lines += [
         'kept="$(mktemp -d)"',

@@ -15,6 +15,9 @@ from typing import Any, Literal
 from paceline.topology import read_amd
 from paceline.topology.read_nvidia import QUERY, QUERY_MORE
 
+SYSTEM_PROFILER = ["system_profiler", "SPHardwareDataType", "SPThunderboltDataType", "-json"]
+"""The command that `read_mac` reads."""
+
 _TIMEOUT_S = 20
 _INFINIBAND = Path("/sys/class/infiniband")
 
@@ -95,11 +98,7 @@ def probe_machine() -> Probes:
         ports=() if is_mac else read_ports(looks),
         ibv_devices=run_tool(["ibv_devices"], looks),
         lscpu="" if is_mac else run_tool(["lscpu"], looks),
-        system_profiler=run_tool(
-            ["system_profiler", "SPHardwareDataType", "SPThunderboltDataType", "-json"], looks
-        )
-        if is_mac
-        else "",
+        system_profiler=run_tool(SYSTEM_PROFILER, looks) if is_mac else "",
         looks=tuple(looks),
     )
 

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
+from paceline.check.preflight.mac import check_mac
 from paceline.check.preflight.need import Need
 from paceline.check.preflight.result import Result, failed, passed, unknown, warned
 from paceline.check.preflight.xids import judge_xids
@@ -45,9 +46,7 @@ def gpu_states(facts: NodeFacts) -> tuple[GpuState, ...]:
 def check_accelerators(node: str, facts: NodeFacts, need: Need) -> Iterator[Result]:
     """What is asked of the accelerators; nothing where the job's ranks run on CPUs."""
     if need.backend == "mlx":
-        yield unknown(
-            "accelerators", node, "Apple's GPUs are not looked at: run mlx.launch's check"
-        )
+        yield from check_mac(node, facts, need)
         return
     gpus = gpu_states(facts)
     if need.accelerator == "cpu":

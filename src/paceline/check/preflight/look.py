@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from paceline.check.preflight.layers import layers_of
 from paceline.check.preflight.names import fold_names
 from paceline.check.preflight.need import Need, need_of
 from paceline.check.preflight.preflight import Preflight, judge
@@ -152,6 +153,7 @@ def preflight_data(verdict: Preflight) -> dict[str, Any]:
             "fail": fold_names(verdict.bad_nodes),
         },
         "allowed": list(verdict.allowed),
+        "layers": layers_of(verdict.results),
         "results": [asdict(each) for each in verdict.results],
     }
 

@@ -8,7 +8,13 @@ Macs through MLX.
 
 from typing import Any
 
-from paceline.contracts.operate import health_checks, launch_command, recovery
+from paceline.check.preflight.layers import LAYERS
+from paceline.contracts.operate import (
+    health_checks,
+    launch_command,
+    preflight_command,
+    recovery,
+)
 from paceline.job import Job
 from paceline.launch.default_alerts import alerts
 from paceline.plan.advice.learning_rate import scale_learning_rate
@@ -133,12 +139,19 @@ def _speedup(plan: Plan) -> str | None:
 def _checkpoints(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
     good = view.goodput
     best = view.checkpoints
+    own = not is_mlx(plan)
     return {
-        "approach": "sharded, copied to the host and written in the background; on a failure "
-        + recovery(job.spec.recovery),
-        "async": True,
+        "approach": (
+            "sharded, copied to the host and written in the background"
+            if own
+            else "rank 0 writes a file of the whole state while the others wait"
+        )
+        + f"; on a failure {recovery(plan, job.spec.recovery)}",
+        "async": own,
         "compression": "none",
-        "storage": "runs/<run>/checkpoints on storage that every node sees",
+        "storage": "runs/<run>/checkpoints on storage that every node sees"
+        if own
+        else "checkpoints/ on the first Mac, from which all ranks get the state",
         "frequency": f"every_{plan.checkpoint_every}_steps",
         "retention": f"last_{job.spec.checkpoint.keep_last}_checkpoints",
         "expected_recovery_time": (
@@ -185,7 +198,14 @@ def _verification(plan: Plan) -> list[str]:
             "torch.cuda.max_memory_reserved() after the first step is below the estimate "
             f"of {format_bytes(plan.estimate.memory.known_bytes)} plus 10 %"
         )
-    steps.append("Kill one rank at a step of your choice: training resumes with the same losses")
+    steps.append(
+        "Kill one rank at a step of your choice: "
+        + (
+            "launch.sh ends with an error, and started again it resumes from the newest checkpoint"
+            if is_mlx(plan)
+            else "training resumes with the same losses"
+        )
+    )
     return steps
 
 
@@ -197,7 +217,7 @@ def _sync(plan: Plan) -> dict[str, Any]:
         "block_on_failure": True,
         "dry_run": "paceline sync job.yaml --dry-run" if several else None,
         "command": "paceline sync job.yaml" if several else None,
-        "verify": "paceline preflight job.yaml --on ssh" if several else None,
+        "verify": preflight_command(plan) if several else None,
     }
 
 
@@ -218,7 +238,9 @@ def _consistency(plan: Plan) -> dict[str, Any]:
         "enabled": plan.cluster.num_nodes > 1,
         "threshold": 1.0,
         "compare": ["code", "job", "python packages", "driver", "NCCL", "torch"],
-        "command": "find . -name '*.py' -type f -print0 | sort -z | xargs -0 sha256sum | sha256sum",
+        # shasum comes with Perl, on macOS and Linux alike; sha256sum is not on every Mac.
+        "command": "find . -name '*.py' -type f -print0 | LC_ALL=C sort -z "
+        "| xargs -0 shasum -a 256 | shasum -a 256",
         "on_mismatch": "block",
         "byzantine_detection": None,
         "reason": "one stale rank spoils every gradient, so all hashes must be equal; Krum is for "
@@ -241,18 +263,25 @@ def _chunking(plan: Plan, job: Job) -> dict[str, Any]:
 
 
 def _preflight(plan: Plan) -> dict[str, Any]:
+    command = preflight_command(plan)
+    by_hand: dict[str, list[dict[str, str]]] = {}
+    for check in health_checks(plan):
+        row = {"name": check.name, "command": check.command, "expect": check.expect}
+        by_hand.setdefault(check.layer, []).append(row | {"fix_command": check.fix})
     checks = [
         {
-            "name": check.name,
+            "name": name,
             "status": "not run",
-            "command": check.command,
-            "expect": check.expect,
-            "fix_command": None,
+            "command": command,
+            "expect": f"the layer `{name}` with status pass",
+            "fix_command": layer.fix,
+            "by_hand": by_hand.get(name, []),
         }
-        for check in health_checks(plan)
+        for name, layer in LAYERS.items()
     ]
     return {
         "overall": "not run",
+        "run": command,
         "blocks_launch": True,
         "checks": checks,
         "alerts": [rule.condition for rule in alerts(plan)],

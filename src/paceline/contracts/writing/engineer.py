@@ -166,8 +166,8 @@ def _checkpoints(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
 def _faults(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
     good = view.goodput
     return {
-        "elasticTraining": job.spec.recovery.shrink,
-        "recoveryStrategy": recovery(job.spec.recovery),
+        "elasticTraining": job.spec.recovery.shrink and plan.engine == "paceline",
+        "recoveryStrategy": recovery(plan, job.spec.recovery),
         "healthChecks": [asdict(check) for check in health_checks(plan)],
         "expectedFailuresPerDay": None if good is None else 24 * good.failures_per_hour,
         "expectedUsefulShare": None if good is None else good.useful,

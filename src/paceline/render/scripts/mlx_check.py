@@ -1,6 +1,6 @@
 """What mlx.launch does not check: the hostfile, the Mac, and that every rank ended well.
 
-    mlx_check.py hosts hosts.json --ranks 4 --backend jaccl
+    mlx_check.py hosts hosts.json --ranks 4 --backend jaccl --reach python3
     mlx_check.py mac --memory-bytes 103079215104 --rdma
     mlx_check.py run launch.log --ranks 4
 
@@ -12,6 +12,7 @@ import ipaddress
 import json
 import platform
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -57,6 +58,61 @@ def check_hosts(path: Path, *, ranks: int, backend: str) -> Iterator[str]:
                 yield f"{name} is listed twice, as host {seen[name]} and host {rank}"
     if backend.startswith("jaccl"):
         yield from _check_mesh(hosts, is_ring=backend == "jaccl-ring")
+
+
+_CALL = """
+import socket, sys
+for address in sys.argv[1:]:
+    try:
+        socket.create_connection((address, 22), 5).close()
+    except ConnectionRefusedError:
+        pass  # it answered
+    except OSError as error:
+        print(f"{address}: {error}")
+"""
+"""Prints the addresses that do not answer."""
+
+_ANSWERS_S = 60
+"""For a Mac to log in and to call its peers."""
+
+
+def check_reach(path: Path, *, backend: str, python: str) -> Iterator[str]:
+    """Addresses of the hostfile that the Macs that call them do not reach, asked over ssh: with
+    the ring every Mac calls the next one, with JACCL all call the first."""
+    found = json.loads(path.read_text())
+    hosts = found["hosts"] if isinstance(found, dict) else found
+    calls: list[tuple[str, subprocess.Popen[str]]] = []
+    for rank, host in enumerate(hosts):
+        peer = hosts[(rank + 1) % len(hosts)] if backend == "ring" else hosts[0]
+        addresses = [str(each) for each in peer.get("ips") or []] if peer is not host else []
+        words = [python, "-c", _CALL, *addresses]
+        if host["ssh"] != "127.0.0.1":
+            far = " ".join(shlex.quote(word) for word in words)
+            words = [
+                "ssh",
+                "-o",
+                "BatchMode=yes",
+                "-o",
+                "ConnectTimeout=10",
+                "--",
+                host["ssh"],
+                far,
+            ]
+        pipe = subprocess.PIPE
+        calls.append((host["ssh"], subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True)))
+    for name, call in calls:
+        try:
+            out, err = call.communicate(timeout=_ANSWERS_S)
+        except subprocess.TimeoutExpired:
+            call.kill()
+            out, err = call.communicate()
+            yield f"{name} does not answer within {_ANSWERS_S} s: ssh {name} true"
+            continue
+        if call.returncode != 0:
+            said = (err.strip().splitlines() or ["no reason"])[-1]
+            yield f"{name} cannot be asked: {said}; try ssh {name} true, and see Remote Login"
+        for line in out.splitlines():
+            yield f"{name} does not reach {line}; write an address of the same network"
 
 
 def _check_address(text: str, rank: int) -> Iterator[str]:
@@ -133,6 +189,7 @@ def main() -> None:
     hosts.add_argument("file", type=Path)
     hosts.add_argument("--ranks", type=int, required=True)
     hosts.add_argument("--backend", required=True)
+    hosts.add_argument("--reach", metavar="PYTHON", help="of every Mac, which calls its peers")
     mac = checks.add_parser("mac")
     mac.add_argument("--memory-bytes", type=int, required=True)
     mac.add_argument("--rdma", action="store_true")
@@ -141,7 +198,9 @@ def main() -> None:
     run.add_argument("--ranks", type=int, required=True)
     asked = parser.parse_args()
     if asked.check == "hosts":
-        problems = check_hosts(asked.file, ranks=asked.ranks, backend=asked.backend)
+        problems = list(check_hosts(asked.file, ranks=asked.ranks, backend=asked.backend))
+        if asked.reach and not problems:
+            problems += check_reach(asked.file, backend=asked.backend, python=asked.reach)
     elif asked.check == "mac":
         problems = check_mac(memory_bytes=asked.memory_bytes, rdma=asked.rdma)
     else:

@@ -153,6 +153,21 @@ class RdmaTexts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MacTexts:
+    """What a Mac's tools print."""
+
+    profile: str = ""
+    """`system_profiler`, as JSON: `topology/read_mac.py`."""
+
+    macos: str = ""
+    """Version, such as `26.2`."""
+
+    ibv_devices: str = ""
+    wired_limit_bytes: int | None = None
+    """`iogpu.wired_limit_mb` that somebody set: memory that the GPU may have. None is macOS's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
     """One node."""
 
@@ -179,6 +194,9 @@ class NodeFacts:
 
     torch_build: TorchBuild | None = None
     gpu: GpuTexts = field(default_factory=GpuTexts)
+    mac: MacTexts | None = None
+    """None of a quick look, and of what is no Mac."""
+
     kernel_log: str | None = None
     """Lines about hardware; None where this user may not read it."""
 

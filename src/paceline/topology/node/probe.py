@@ -12,7 +12,7 @@ from pathlib import Path
 import paceline
 from paceline.topology.machine import read_cgroup_bytes
 from paceline.topology.node import read_state
-from paceline.topology.node.facts import NodeFacts, Question
+from paceline.topology.node.facts import MacTexts, NodeFacts, Question
 from paceline.topology.node.probe_gpu import list_gpus, probe_gpus, read_kernel_log
 from paceline.topology.node.probe_network import (
     find_interfaces,
@@ -29,7 +29,7 @@ from paceline.topology.node.probe_storage import (
     stale_locks,
 )
 from paceline.topology.node.probe_torch import probe_torch_build
-from paceline.topology.probe import Look, run_tool, text_of
+from paceline.topology.probe import SYSTEM_PROFILER, Look, run_tool, text_of
 
 _LIBRARIES = (
     *("NCCL_", "RCCL_", "TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "GLOO_", "TP_SOCKET", "UCX_"),
@@ -65,6 +65,7 @@ def probe_node(question: Question) -> NodeFacts:
         packages=_main_packages() if quick else _packages(),
         torch_build=probe_torch_build(),
         gpu=list_gpus() if quick else probe_gpus(looks),
+        mac=probe_mac(looks) if sys.platform == "darwin" and not quick else None,
         kernel_log=None if quick else read_kernel_log(looks),
         meminfo=text_of("/proc/meminfo"),
         memory_limit_bytes=_memory_limit(),
@@ -93,6 +94,17 @@ def probe_node(question: Question) -> NodeFacts:
         keeps_time=_keeps_time() if is_linux else None,
         seconds=time.monotonic() - began,
         unix_s=time.time(),
+    )
+
+
+def probe_mac(looks: list[Look]) -> MacTexts:
+    """What this Mac's tools print."""
+    limit = run_tool(["sysctl", "-n", "iogpu.wired_limit_mb"], looks).strip()
+    return MacTexts(
+        profile=run_tool(SYSTEM_PROFILER, looks),
+        macos=platform.mac_ver()[0],
+        ibv_devices=run_tool(["ibv_devices"], looks),
+        wired_limit_bytes=int(limit) * 2**20 if limit.isdigit() and int(limit) else None,
     )
 
 

@@ -11,7 +11,7 @@ cd "$(dirname "$0")"
 train="${TRAIN_SCRIPT:-train.py}"
 python="${PYTHON:-$(mlx.launch --print-python)}"
 hostfile="${HOSTFILE:-hosts.json}"
-"$python" mlx_check.py hosts "$hostfile" --ranks 2 --backend ring
+"$python" mlx_check.py hosts "$hostfile" --ranks 2 --backend ring --reach "$python"
 kept="$(mktemp -d)"
 trap 'rm -rf "$kept"' EXIT
 # mlx.launch reads its input all the time, and spins where that has ended.
