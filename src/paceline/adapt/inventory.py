@@ -6,11 +6,12 @@ whatever a file imports them. Judges nothing; what `adapt` would do is asked in 
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from paceline.adapt.script import Script
+from paceline.catalog.load import read_shipped
 from paceline.check.lint.events import Call, Loop
 from paceline.check.lint.names import canonical, kind_of
 from paceline.check.lint.program import Program, is_optimizer_step
@@ -69,78 +70,10 @@ class Inventory:
         return any(loop.role != "evaluation" for loop in self.loops)
 
 
-_FRAMEWORKS = {
-    "pytorch": (
-        "torch",
-        "accelerate",
-        "lightning",
-        "pytorch_lightning",
-        "deepspeed",
-        "trl",
-        "peft",
-    ),
-    "jax": ("jax", "flax", "optax", "equinox", "haiku"),
-    "tensorflow": ("tensorflow", "keras"),
-    "mlx": ("mlx", "mlx_lm"),
-}
-"""Framework -> packages whose import means it; the first that fits. transformers runs on two, so it
-counts as PyTorch only where nothing else is imported."""
-
-_NAMES: Mapping[str, str] = {
-    "devices": r"""
-        torch\.(device|set_default_device|(accelerator|xpu|mps)\.\w+|backends\.mps\.is_available)
-        |torch\.cuda\.(set_device|is_available|device_count|current_device|device)
-        |jax\.(devices|local_devices|device_count|local_device_count|device_put)
-        |tensorflow\.device|tensorflow\.config\.(\w+\.)*(list_physical|set_visible)_devices
-        |mlx\.core\.set_default_device""",
-    "loaders": r"""
-        tensorflow\.data\.\w+(\.\w+)?|tensorflow_datasets\.(load|as_numpy)
-        |(datasets|nlp)\.load_(dataset|from_disk)|grain\.\w+""",
-    "optimizers": r"""
-        optax\.(a\w*|sgd|lion|lamb|lars|rmsprop|noisy_sgd|novograd|muon|chain|MultiSteps)
-        |flax\.nnx\.Optimizer|(tensorflow\.)?keras\.optimizers\.\w+|mlx\.optimizers\.[A-Z]\w+
-        |deepspeed\.ops\.\w+\.\w+|transformers\.(AdamW|Adafactor)|torch\.distributed\.optim\.\w+""",
-    "wrapping": r"""
-        torch\.nn\.(parallel\.(?!parameters)\w+|DataParallel)|apex\.parallel\.\w+
-        |torch\.distributed\.(init_process_group|init_device_mesh|device_mesh\.init_device_mesh)
-        |torch\.distributed\.(fsdp|_composable|pipelining)\.([a-z_]\w*\.)*\w+
-        |torch\.distributed\.rpc\.(init_rpc|RRef|rpc_(sync|async))
-        |torch\.distributed\.tensor\.parallel\.parallelize_module|torch\.multiprocessing\.spawn
-        |accelerate\.(Accelerator(\.prepare\w*)?|PartialState)|deepspeed\.init\w*
-        |lightning\.(pytorch\.Trainer|fabric\.Fabric(\.(launch|setup\w*))?)
-        |transformers\.(Seq2Seq)?Trainer|trl\.(\w+\.)*\w+Trainer|horovod\.\w+\.(init|Distributed\w+)
-        |horovod\.\w+\.broadcast_\w+|ray\.train\.(\w+\.)*(prepare_\w+|\w+Trainer|ScalingConfig)
-        |fairscale\.(\w+\.)*[A-Z]\w+|colossalai\.(\w+\.)*\w+|paceline\.runtime\.\w+
-        |jax\.(pmap|shard_map|make_mesh|distributed\.initialize|experimental\.\w+\.(shard_map|pjit))
-        |jax\.sharding\.(Mesh|NamedSharding)|tensorflow\.distribute\.(\w+\.)*\w+Strategy
-        |mlx\.core\.distributed\.init|mlx\.nn\.average_gradients""",
-    "saves": r"""
-        torch\.(save|jit\.save|distributed\.checkpoint\.(async_)?save)|mlx\.core\.save\w*
-        |safetensors\.torch\.save_\w+|tensorflow\.train\.Checkpoint(Manager)?
-        |(lightning\.pytorch|tensorflow\.keras|keras)\.callbacks\.ModelCheckpoint
-        |orbax\.checkpoint\.\w+|flax\.training\.checkpoints\.save_\w+""",
-    "loads": r"""
-        torch\.(load|hub\.load\w*|distributed\.checkpoint\.load)|safetensors\.safe_open
-        |safetensors\.torch\.load_\w+|mlx\.core\.load|flax\.training\.checkpoints\.restore_\w+
-        |(tensorflow\.)?keras\.models\.load_model""",
-    "launch": r"torch\.distributed\.(launcher\.\w+|run\.\w+)|accelerate\.(notebook|debug)_launcher",
-}
-"""Part -> the qualified names that are it."""
-
-_MATCHES = {part: re.compile(names, re.VERBOSE) for part, names in _NAMES.items()}
-
-_METHODS: Mapping[str, tuple[str, ...]] = {
-    "devices": ("cuda",),
-    "saves": (
-        *("save_pretrained", "save_state", "save_checkpoint", "save_model", "save_weights"),
-        *("push_to_hub", "merge_and_unload"),
-    ),
-    "loads": (
-        *("load_state_dict", "from_pretrained", "load_state", "load_checkpoint", "load_weights"),
-        *("load_from_checkpoint",),
-    ),
-}
-"""Part -> methods, of whatever they are called on."""
+_TABLES: dict[str, dict[str, str]] = read_shipped("inventory.toml")
+_FRAMEWORKS = {name: packages.split() for name, packages in _TABLES["frameworks"].items()}
+_MATCHES = {part: re.compile(names, re.VERBOSE) for part, names in _TABLES["names"].items()}
+_METHODS = {part: methods.split() for part, methods in _TABLES["methods"].items()}
 
 _KINDS = {"loader": "loaders", "sampler": "loaders", "optimizer": "optimizers"}
 _GRADIENTS = re.compile(
@@ -164,7 +97,7 @@ _WIDEST = 60
 
 def inventory(program: Program) -> Inventory:
     """The parts of one file; those of the files that it imports are theirs."""
-    parts: dict[str, set[Item]] = {name: set() for name in _NAMES}
+    parts: dict[str, set[Item]] = {name: set() for name in _MATCHES}
     for node, name, method, is_placing in _calls(program):
         part = _part(name, method) or ("devices" if is_placing else None)
         if part is not None:
