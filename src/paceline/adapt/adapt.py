@@ -15,7 +15,7 @@ from paceline.adapt.places import place_on_device
 from paceline.adapt.printing import print_once
 from paceline.adapt.program import check_goes_on
 from paceline.adapt.refuse import check_is_single_device, read
-from paceline.adapt.result import Adapted, Done, Left, Refusal, Target
+from paceline.adapt.result import Adapted, Left, Refusal, Target
 from paceline.adapt.roles import Roles
 from paceline.adapt.saving import save_and_load
 from paceline.adapt.setup import MARK, meet_and_leave
@@ -92,7 +92,7 @@ def adapt(source: str, to: Target, *, name: str = "train.py") -> Adapted:
         )
     return Adapted(
         text=text,
-        done=_in_order(work.done),
+        done=tuple(sorted(set(work.done))),
         left=tuple(sorted(work.left)),
         job_file=job_file(name) if to is Target.PACELINE else None,
         start=start_command(to, name),
@@ -120,7 +120,3 @@ def _mark(source: str) -> str | None:
 
 def _refused(source: str, *left: Left) -> Adapted:
     return Adapted(text=source, left=tuple(sorted(set(left))), refused=True)
-
-
-def _in_order(done: list[Done]) -> tuple[Done, ...]:
-    return tuple(sorted(set(done)))

@@ -258,7 +258,7 @@ def _hold_back(work: Work, loop: ast.For | ast.While, call: ast.Call, condition:
                        "an epoch, which an incomplete step carries into the next as "
                        "before")  # fmt: skip
         return
-    first = next((s for s in between if _calls_model(work, s)), stmt)
+    first = next((s for s in between if _called_model(work, [s]) is not None), stmt)
     if any(isinstance(n, (ast.Break, ast.Continue)) for s in between for n in ast.walk(s)):
         work.leave(stmt, "the loop leaves early before the backward pass: gradients are "
                          "reduced with "
@@ -293,10 +293,6 @@ def _length(work: Work, loop: ast.For | ast.While) -> str | None:
         return None
     plus = f" + {1 - start}" if start != 1 else ""
     return f"{counter.id}{plus} == len({ast.unparse(node)})"
-
-
-def _calls_model(work: Work, stmt: ast.stmt) -> bool:
-    return _called_model(work, [stmt]) is not None
 
 
 def _called_model(work: Work, statements: list[ast.stmt]) -> str | None:
@@ -409,7 +405,7 @@ def _early_exits(work: Work, loop: ast.For) -> None:
 
 
 def _exits_at_callers(work: Work, loop: ast.For) -> None:
-    """The same in the function that calls the one with the batch loop, as early stopping is."""
+    """Exits in the function that calls the one with the batch loop, as early stopping is."""
     script = work.script
     function = script.function(loop)
     if function is None:

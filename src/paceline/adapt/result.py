@@ -25,7 +25,7 @@ class Done:
     """One change."""
 
     line: int
-    """Of the original script, from 1."""
+    """Line of the original script, from 1."""
 
     what: str
 
@@ -35,7 +35,7 @@ class Left:
     """One thing that was not changed because it could only have been guessed."""
 
     line: int
-    """Of the original script, from 1."""
+    """Line of the original script, from 1."""
 
     what: str
     """What stands there."""

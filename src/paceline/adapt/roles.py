@@ -76,7 +76,7 @@ class Roles:
                 bound = self._script.bindings.get(place, []) if place is not None else []
                 todo.extend(each.value for each in bound if not isinstance(each.stmt, ast.Call))
                 todo.extend(self._appended(place))
-            if isinstance(node, ast.Attribute) and self._is_part_of_module(node):
+            if isinstance(node, ast.Attribute) and self._is_module(node.value):
                 todo.append(node.value)
                 continue
             todo.extend(ast.iter_child_nodes(node))
@@ -97,9 +97,6 @@ class Roles:
                 )
                 found.extend(call.args)
         return found
-
-    def _is_part_of_module(self, node: ast.Attribute) -> bool:
-        return self._is_module(node.value)
 
     def _is_module(self, node: ast.expr) -> bool:
         return any(self._makes_module(origin) for origin in self._script.origins(node))

@@ -8,7 +8,7 @@ from pathlib import PurePath
 from paceline.adapt.result import Target
 
 _RANKS = 2
-"""Of the job file and the printed command: to be changed to the devices that there are."""
+"""Ranks of the job file and the printed command: to be changed to the devices that there are."""
 
 
 def start_command(to: Target, name: str, ranks: int | str = _RANKS) -> str:
@@ -29,7 +29,7 @@ def start_command(to: Target, name: str, ranks: int | str = _RANKS) -> str:
 
 
 def job_file_name(name: str) -> str:
-    """Of the job file beside a script."""
+    """Name of the job file beside a script."""
     return f"{PurePath(name).stem}.yaml"
 
 

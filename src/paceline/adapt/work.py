@@ -23,7 +23,7 @@ class Work:
     """What was asked for; a program for Paceline takes the form of DDP."""
 
     name: str
-    """Of the file that the script becomes."""
+    """Name of the file that the script becomes."""
 
     done: list[Done] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)

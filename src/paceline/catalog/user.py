@@ -101,7 +101,7 @@ def load_catalog(path: Path | None) -> Catalog:
 
 
 def merge_catalog(tables: Mapping[str, Any], path: Path) -> Catalog:
-    """The same from the tables of a file; `path` names it in messages."""
+    """A catalog merged from the tables of a file; `path` names it in messages."""
     file = path.name
     problems = [
         unknown_key(name, _TABLES, where="the file", file=file)

@@ -57,7 +57,7 @@ class Finding:
     """One failure seen in one place, in the reader's own names and numbers."""
 
     id: str
-    """Of the catalog's failure: `paceline explain ID` says why and how it shows."""
+    """Id of the catalog's failure: `paceline explain ID` says why and how it shows."""
 
     severity: Severity
     where: Place

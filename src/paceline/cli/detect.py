@@ -128,7 +128,7 @@ def _cut(text: str) -> str:
 
 
 _WIDEST = 40
-"""Of a command in the list of what was not found; `--json` has all of it."""
+"""Characters of a command in the list of what was not found; `--json` has all of it."""
 
 
 def _accelerators(found: "Detected") -> Iterator[str]:

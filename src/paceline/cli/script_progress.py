@@ -70,8 +70,8 @@ class ScriptView:
             self._screen.output(self._last_frame(rank, line))
 
     def _hidden(self, rank: int, content: bytes) -> None:
-        """Of a rank that is not shown, tracebacks alone: it may have failed first, and its process
-        may take seconds to end."""
+        """Show tracebacks alone of a rank that is not shown: it may have failed first, and its
+        process may take seconds to end."""
         *lines, torn = (self._unseen.get(rank, b"") + content).split(b"\n")
         self._unseen[rank] = torn[-_LONGEST:]
         for line in lines:

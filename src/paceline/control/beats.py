@@ -12,8 +12,8 @@ BEAT_EVERY_S = 0.2
 """Between two beats of an agent: 5 Hz, the rate the figures of others are given for."""
 
 SUSPECT_SHARE = 0.5
-"""Of the heartbeat limit, after which a silent agent is asked by another way. A guess: the answer
-has the other half to come."""
+"""Share of the heartbeat limit, after which a silent agent is asked by another way. A guess: the
+answer has the other half to come."""
 
 TIMES_ALIVE = 6.0
 """How many heartbeat limits an agent may be silent that something else speaks for. A guess: a

@@ -16,8 +16,8 @@ from paceline.job.faults import Fault
 from paceline.record.checkpoints import list_checkpoints
 
 _SLICE_S = 0.01
-"""Of `slow`: how long a worker is stopped, and then goes on. A guess: much less than a step takes,
-much more than a switch of processes."""
+"""Seconds for which `slow` stops a worker, and then lets it go on. A guess: much less than a step
+takes, much more than a switch of processes."""
 
 _SEEN_S = 0.05
 """How long the controller gets to put the fault on its record before it is hit itself: a hundred

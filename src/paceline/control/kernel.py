@@ -31,7 +31,7 @@ class ProcessTimes:
     """Monotonic clock."""
 
     process: ThreadTimes
-    """Of the first thread."""
+    """Times of the first thread."""
 
     training: ThreadTimes | None
     liveness: ThreadTimes | None

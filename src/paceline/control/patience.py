@@ -48,8 +48,8 @@ FORGET = 0.9999
 guess: a rare case of a loaded machine is remembered for an hour of steps, not for a month."""
 
 SUSPECT_SHARE = 0.5
-"""Of the floor, for a process that the kernel says is stopped: it cannot only be slow. A guess;
-what is stopped for less, by a debugger or a scheduler, is let be."""
+"""Share of the floor, for a process that the kernel says is stopped: it cannot only be slow. A
+guess; what is stopped for less, by a debugger or a scheduler, is let be."""
 
 TIMES_RARE = 10.0
 """Saving, loading and evaluating may take this many times the suspect limit: they are seen seldom,
@@ -77,15 +77,15 @@ USUAL_FLOOR_S = 10.0
 """The job's default, `recovery.patience`."""
 
 FEW_SHARE = 0.1
-"""Of the above, for a phase of a step that has been seen, but not often enough, if `TIMES_USUAL`
-times the longest of it is no more; for others it is the next one. Guesses: what took a second in
-the first step does not take half a minute in the second."""
+"""Share of `UNKNOWN_S`, for a phase of a step that has been seen, but not often enough, if
+`TIMES_USUAL` times the longest of it is no more; for others it is the next one. Guesses: what took
+a second in the first step does not take half a minute in the second."""
 
 FEW_RARE_SHARE = 0.25
 
 UNKNOWN_STEP_S = 300.0
-"""The same for the phases of a step. A guess: the first step of a large model warms up its
-communicators and its kernels."""
+"""Limit for phases of a step that were not seen before. A guess: the first step of a large model
+warms up its communicators and its kernels."""
 
 
 MEET_S = 60.0

@@ -102,7 +102,7 @@ class History:
     """In a row without progress between them."""
 
     repeats: dict[str, int] = field(default_factory=dict)
-    """The same of them: by exception, else by rank."""
+    """Failures in a row without progress, by exception, else by rank."""
 
     failed_at_step: int = -1
     """Last finished step at the last one; -1 before the first."""
@@ -130,10 +130,10 @@ class Verdict:
     """Why the run stops, where it does."""
 
     exit_code: int = RunError.exit_code
-    """Of the command, should this end the run."""
+    """Exit code of the command, should this end the run."""
 
     strikes: int = 0
-    """Of a node that is set aside by this loss; 0 for none."""
+    """Strikes of a node that is set aside by this loss; 0 for none."""
 
 
 def judge(

@@ -67,7 +67,7 @@ class Reading:
 
     phase: Phase
     micro_batch: int
-    """Of the step, from 0."""
+    """Micro-batch of the step, from 0."""
 
     is_first_step: bool
     """Whether it is this process's first step in its generation, which takes longer."""

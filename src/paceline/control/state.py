@@ -213,7 +213,7 @@ class Failure:
     """Last step every rank had finished."""
 
     exit_code: int = RunError.exit_code
-    """Of the command, should this end the run."""
+    """Exit code of the command, should this end the run."""
 
     formed_at: float | None = None
     met_at: float | None = None

@@ -157,7 +157,7 @@ def expand(faults: Iterable[str]) -> tuple[str, ...]:
 
 
 def shifted(text: str, steps: int) -> str:
-    """The same fault so many steps later.
+    """The fault, so many steps later.
 
     >>> shifted("kill rank=1 step=3 phase=vote", 40)
     'kill rank=1 step=43 phase=vote'

@@ -63,7 +63,8 @@ def read_hf_config(path: Path, *, where: str, fix: str) -> HfConfig:
 
 
 def parse_hf_config(text: str, *, source: str, where: str) -> HfConfig:
-    """The same from text; `source` names the file and `where` its place in the job."""
+    """The fields of a config.json from its text; `source` names the file and `where` its place in
+    the job."""
     try:
         values = json.loads(text)
     except json.JSONDecodeError as error:

@@ -86,7 +86,7 @@ def parse_job(
     overrides: Sequence[str] = (),
     count: CountSamples | None = None,
 ) -> Job:
-    """The same from text; `source` names it in messages, `folder` is where its paths start."""
+    """The job in a text; `source` names it in messages, `folder` is where its paths start."""
     values, lines = _parse_yaml(text, source)
     for assignment in overrides:
         _override(values, lines, assignment)
@@ -163,7 +163,7 @@ def load_alerts(path: Path, *, of_script: bool) -> tuple[AlertsSpec, Where]:
 
 
 def make_script(values: dict[str, Any], folder: Path, overrides: Sequence[str] = ()) -> Script:
-    """The same from options of the command line."""
+    """The program to start, from options of the command line."""
     lines: dict[_Path, int] = {(key,): 0 for key in values}
     for assignment in overrides:
         _override(values, lines, assignment)

@@ -55,7 +55,7 @@ class Pretrained:
     """Folder of the model's tokenizer; None where the folder has none."""
 
     commit: str | None
-    """Of a model in the Hugging Face cache: the commit that its files are of."""
+    """Commit of the files of a model in the Hugging Face cache."""
 
     where: str
     """Its place in the job, for messages."""

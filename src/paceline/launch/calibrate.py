@@ -32,7 +32,7 @@ class Place:
     """Which ranks measure."""
 
     rank: int | None
-    """Of this process under torchrun; None when it starts all ranks itself."""
+    """Rank of this process under torchrun; None when it starts all ranks itself."""
 
     num_nodes: int
     ranks_per_node: int | None

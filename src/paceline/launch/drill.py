@@ -17,7 +17,7 @@ from pathlib import Path
 
 import paceline
 from paceline.errors import JobError, Problem, RunError
-from paceline.job import DrillSpec, Job, dump_job
+from paceline.job import Job, dump_job
 from paceline.job.faults import parse_fault
 from paceline.plan import Plan
 from paceline.prepare import TrainedOn
@@ -70,7 +70,7 @@ def run_reference(
     Raises:
         RunError: `R060`, it did not finish.
     """
-    calm = replace(job, spec=replace(job.spec, drill=_calm(job)))
+    calm = replace(job, spec=replace(job.spec, drill=replace(job.spec.drill, kill=[], faults=[])))
     folder = runs / f"drill-reference-{_key(calm)}"
     if (folder / "run.json").exists():
         known = _read(open_run(folder), (), 0.0)
@@ -129,10 +129,6 @@ def run_to_end(
             break
     left = tuple(_left_behind(run, token))
     return _read(run, left, time.monotonic() - began)
-
-
-def _calm(job: Job) -> DrillSpec:
-    return replace(job.spec.drill, kill=[], faults=[])
 
 
 def _key(job: Job) -> str:

@@ -74,7 +74,8 @@ class Force:
     """What is done about a controller that does not answer."""
 
     lease_s: float
-    """Of the agents: they stop their workers when they have heard no controller for so long."""
+    """Lease of the agents: they stop their workers when they have heard no controller for so
+    long."""
 
     end_agents: Callable[[], None]
     """Ends the run's agents and with them its workers; returns when they are gone."""

@@ -42,7 +42,8 @@ def measure(
     limit_s: float = LIMIT_S,
     on_note: Callable[[str], None] = lambda text: None,
 ) -> Gathered:
-    """The same with what PyTorch says on every node, and all-reduce over the job's ranks."""
+    """What was gathered, with what PyTorch says on every node, and all-reduce over the job's
+    ranks."""
     began = time.monotonic()
     on_note("importing PyTorch on every node, multiplying matrices")
     answers = ask_torch(nodes, gathered, limit_s=limit_s)

@@ -94,8 +94,8 @@ class Site(Protocol):
         """Address of this machine on which every node reaches the controller."""
 
     def agents(self, lock: IO[bytes]) -> SiteAgents:
-        """Of a controller, the first or the next. `lock` holds the run while an agent lives; one
-        that cannot inherit it takes it itself (`agent --hold`)."""
+        """The agents of a controller, the first or the next. `lock` holds the run while an agent
+        lives; one that cannot inherit it takes it itself (`agent --hold`)."""
 
     def end_by_force(self) -> None:
         """End every agent of the run, whoever started it; returns when those that can be reached
@@ -112,7 +112,7 @@ class Start:
 
 
 LATER = "ADDRESS:PORT"
-"""Of the controller, which has none before it is started."""
+"""Stands for the address of the controller, which has none before it is started."""
 
 
 class AttachedModule(Protocol):

@@ -22,8 +22,8 @@ MOST_GPUS = 8
 """GPUs tested on one machine. `paceline preflight` and `drill` are for several machines."""
 
 _LIMIT_S = 600.0
-"""Of each command. A guess: a drill of this job takes 10 s on two CPU cores, and CUDA starts in
-some more."""
+"""Seconds for each command. A guess: a drill of this job takes 10 s on two CPU cores, and CUDA
+starts in some more."""
 
 _STEPS, _KILLED_STEP = 12, 7
 

@@ -96,7 +96,7 @@ class Seen:
     """What is wrong with the last checkpoint's files."""
 
     again: Ran | None = None
-    """The same run from the checkpoint in the middle."""
+    """The run again, from the checkpoint in the middle."""
 
     digest: str | None = None
     two: Ran | None = None

@@ -37,7 +37,7 @@ _KEEP_S = 15.0
 """A comment is sent so often where nothing is new: proxies end silent connections."""
 
 _MOST_LINES = 200
-"""Of a log. A guess: what a person reads on a page."""
+"""Lines of a log. A guess: what a person reads on a page."""
 
 _MOST_RUNS = 20
 """Runs over each other. A guess: more lines than colours."""

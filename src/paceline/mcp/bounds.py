@@ -14,7 +14,7 @@ from paceline.errors import JobError
 from paceline.record.plain import plain
 
 MOST_ROWS = 100
-"""Of any list in an answer. A guess: a client's context holds no more of use."""
+"""Rows of any list in an answer. A guess: a client's context holds no more of use."""
 
 MOST_TEXT = 20_000
 """Characters of any other text in an answer."""

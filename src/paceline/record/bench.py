@@ -46,7 +46,7 @@ class Communication:
     earlier collectives included."""
 
     exposed_s: float
-    """Of that, the rank computes nothing meanwhile."""
+    """The part of `in_flight_s` in which the rank computes nothing."""
 
     waiting_s: float | None = None
     """Part of `exposed_s` in which it only waits for another rank's message; None where that was
@@ -62,7 +62,7 @@ class RankTimes:
 
     rank: int
     step_s: tuple[float, ...] = ()
-    """Of every timed step: the end of one step to the end of the next."""
+    """Seconds of every timed step: the end of one step to the end of the next."""
 
     phases: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Phase -> its seconds in every timed step. Their sum is the step; on an accelerator,

@@ -80,7 +80,7 @@ class Converted:
     """Digest of what was converted, read from the source."""
 
     after: str = ""
-    """The same digest, read from what was written."""
+    """The digest of what was written, read back."""
 
     notes: tuple[str, ...] = ()
     """What was left out, renamed or not known."""

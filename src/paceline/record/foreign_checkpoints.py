@@ -71,8 +71,8 @@ class ForeignCheckpoint:
     """`data`, `tensor`, `pipeline`, `ranks`: those that the files tell."""
 
     form: str = ""
-    """Of several that a kind has: `ZeRO-3`, `ZeRO-1 or 2`, `no ZeRO`, `universal`; `legacy`,
-    `torch_dist`."""
+    """Which form a kind with several has: `ZeRO-3`, `ZeRO-1 or 2`, `no ZeRO`, `universal`;
+    `legacy`, `torch_dist`."""
 
     holds_optimizer: bool = False
     is_safetensors: bool = False

@@ -18,7 +18,8 @@ class RankSample(msgspec.Struct, frozen=True):
 
     rank: int
     phase: str
-    """Of its training thread, such as `forward`: a name of `control/slots.py`, in lower case."""
+    """Phase of its training thread, such as `forward`: a name of `control/slots.py`, in lower
+    case."""
 
     step: int
     """In work, or last in work; 0 is none."""
@@ -51,7 +52,7 @@ class MachineSample(msgspec.Struct, frozen=True, kw_only=True):
 
     sent_bytes_per_s: float | None = None
     ranks: list[RankSample] = []
-    """Those of the node; empty for scripts of your own, whose phases nobody knows."""
+    """Ranks of the node; empty for scripts of your own, whose phases nobody knows."""
 
 
 def machines_folder(run: Path) -> Path:

@@ -59,7 +59,7 @@ class Outputs(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def by_step(self) -> tuple["Outputs", ...]:
-        """That of each checkpoint, ascending by step."""
+        """Outputs of each checkpoint, ascending by step."""
         return tuple(sorted((self, *self.chosen), key=lambda each: each.step))
 
     @property
@@ -90,7 +90,7 @@ def write_outputs(run: Path, outputs: Outputs) -> None:
 
 
 def read_outputs(run: Path) -> Outputs | None:
-    """That of a run's folder; None where there is none that can be read."""
+    """Outputs of a run's folder; None where there are none that can be read."""
     try:
         return msgspec.json.decode((run / NAME).read_bytes(), type=Outputs)
     except (OSError, msgspec.MsgspecError):

@@ -59,8 +59,8 @@ class RunInfo:
     """Seconds since 1970 (UTC)."""
 
     data_fingerprint: str | None = None
-    """Of the text trained on, see `Corpus`, or the hash of prepared data's `index.json`; None for a
-    program of your own."""
+    """Fingerprint of the text trained on, see `Corpus`, or the hash of prepared data's
+    `index.json`; None for a program of your own."""
 
     data_padding: float | None = None
     """Share of a batch that is padding, where the data were prepared."""
@@ -333,8 +333,8 @@ _ADDED: Mapping[str, Any] = {
     "train.objective.kind": "auto",
     "train.objective.beta": 0.1,
 }
-"""Of these, fields of later versions: not counted where they are left out, so that runs of earlier
-versions can be resumed."""
+"""Fields of later versions: not counted where they are left out, so that runs of earlier versions
+can be resumed."""
 
 
 def _fixed(job: Job) -> Iterator[tuple[str, Any]]:

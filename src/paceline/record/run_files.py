@@ -106,7 +106,7 @@ class Step(msgspec.Struct):
     memory_bytes: int | None = None
     num_steps: int | None = None
     not_finite: list[str] | None = None
-    """Of a script: fields that were nan or infinite; others that are None were not printed."""
+    """A script's fields that were nan or infinite; others that are None were not printed."""
 
 
 class RunFiles:

@@ -273,7 +273,7 @@ def _usd(per_h: float | None, ran_s: float) -> float | None:
 
 
 def _num_steps(history: History, settings: Mapping[str, Any], newest: Sequence[Step]) -> int:
-    """Those of the job; for a script, as many as it has printed that it does."""
+    """Steps of the job; for a script, as many as it has printed that it does."""
     asked = settings.get("train.steps")
     if isinstance(asked, int) and asked:
         return asked

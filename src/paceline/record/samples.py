@@ -53,7 +53,7 @@ class Sampler:
         self._began: float | None = None
         self._last_at = 0.0
         self._ran_s = 0.0
-        """Of the parts of the run that are over."""
+        """Seconds of the parts of the run that are over."""
 
         self._first: int | None = None
         """First generation since the run was started."""

@@ -18,7 +18,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """On the host; of collectives on the wire, also while others compute."""
 
     device_s: float | None = None
-    """Of kernels that it started, where there is an accelerator."""
+    """Seconds of kernels that it started, where there is an accelerator."""
 
     calls: float | None = None
 

@@ -47,7 +47,7 @@ class Run:
     """Run whose checkpoint it starts from."""
 
     compression: Compression = "none"
-    """Of gradients on the wire."""
+    """Compression of gradients on the wire."""
 
     dropout: bool = False
     """Whether dropout is on: its masks are then written down."""
@@ -80,7 +80,7 @@ class Case:
     steps: int
     device: Literal["cpu", "cuda"]
     threads: int
-    """Of each rank on a CPU."""
+    """Threads of each rank on a CPU."""
 
     num_samples: int
     """In the data set that the sampler is asked about: two epochs are gone through."""
@@ -131,7 +131,7 @@ class Piece:
     """The part of a parameter that a rank holds."""
 
     shape: tuple[int, ...]
-    """Of the whole."""
+    """Shape of the whole tensor."""
 
     count: int
     itemsize: int
@@ -145,7 +145,7 @@ class StepFacts:
 
     step: int
     loss_sum: float
-    """Of this rank's targets; 0 on ranks that repeat another's."""
+    """Sum over this rank's targets; 0 on ranks that repeat another's."""
 
     num_targets: int
     grad_norm: float
@@ -169,7 +169,7 @@ class StepFacts:
     """Dropout module -> numbers that went through it here."""
 
     loss_scale: float = 1.0
-    """Of fp16, that the step was applied with."""
+    """Loss scale of fp16 that the step was applied with."""
 
     num_overflows: int = 0
     """Times the step was refused before."""
@@ -210,7 +210,7 @@ class RunFacts:
     """The same, as it was saved."""
 
     ended: str | None = None
-    """The same at the end."""
+    """SHA-256 of the whole state at the end."""
 
     reductions: tuple[Reduction, ...] = ()
     refused: str | None = None
@@ -253,7 +253,7 @@ class ReferenceStep:
     modules: dict[str, Reading] = field(default_factory=dict)
     inputs: dict[str, Reading] = field(default_factory=dict)
     gradients: dict[str, Deviation] = field(default_factory=dict)
-    """Of the narrow run from the wide one: the rounding of a single device."""
+    """Deviation of the narrow run from the wide one: the rounding of a single device."""
 
     parameters: dict[str, Deviation] = field(default_factory=dict)
 

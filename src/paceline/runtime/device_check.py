@@ -15,7 +15,7 @@ import torch
 from paceline.topology.node.facts import Device, TorchFacts
 
 _SIZE = 8192
-"""Of square bf16 matrices: large enough that every GPU of today is busy, 0.4 GB in all."""
+"""Rows of square bf16 matrices: large enough that every GPU of today is busy, 0.4 GB in all."""
 
 _CPU_SIZE = 1024
 _FOR_S = 0.5

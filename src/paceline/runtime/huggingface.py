@@ -193,7 +193,7 @@ def _tokens_by_name(
     if given.is_floating_point():
         named = {"inputs_embeds": given}
         call.hooks.append(_enter(blocks_of(model)[0], given))
-    if _model_type(model) in _BLOCKS_RETURN_TUPLES:
+    if str(model.config.model_type) in _BLOCKS_RETURN_TUPLES:
         call.hooks += [_as_tuple(block) for block in blocks_of(model) if _is_empty(block)]
     if isinstance(head := getattr(model, NEW_HEAD, None), nn.Linear):
         call.hooks.append(_keep(head, call))
@@ -201,10 +201,6 @@ def _tokens_by_name(
         call.hooks.append(_leave(blocks_of(model)[-1], call))
     setattr(model, _PLAIN_CALL, call)
     return (), named
-
-
-def _model_type(model: Any) -> str:
-    return str(model.config.model_type)
 
 
 def _enter(block: nn.Module, hidden_BSH: Tensor) -> Any:

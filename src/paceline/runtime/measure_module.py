@@ -208,14 +208,15 @@ def _inputs(
 
 
 def _attention_flops(query: Any, key: Any, value: Any, *rest: Any, **_: Any) -> int:
-    """Of the flash kernel on a CPU, which torch does not count; half of the scores when causal."""
+    """FLOPs of the flash kernel on a CPU, which torch does not count; half of the scores when
+    causal."""
     is_causal = len(rest) > 1 and bool(rest[1])
     seen = (key[-2] + 1) / (2 * key[-2]) if is_causal else 1
     return int(sdpa_flop_count(query, key, value) * seen)  # type: ignore[no-untyped-call]
 
 
 def _grouped_flops(tokens: Any, weights: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
-    """Of experts in one kernel, which torch does not count: every token meets one of them."""
+    """FLOPs of experts in one kernel, which torch does not count: every token meets one of them."""
     return int(2 * tokens[-2] * tokens[-1] * weights[-1])
 
 

@@ -117,7 +117,7 @@ def model_state(model: nn.Module) -> dict[str, Stored | Any]:
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Those of `named_parameters` that are saved: all but what adapters are trained beside."""
+    """Parameters that are saved: all of `named_parameters` but what adapters are trained beside."""
     frozen = {id(parameter) for parameter in frozen_parameters(model)}
     named = named_parameters(model).items()
     return {name: parameter for name, parameter in named if id(parameter) not in frozen}

@@ -56,7 +56,7 @@ class Trainer:
     device: torch.device
     precision: strategy.Precision
     seed: int
-    """Of the samples' order, and of the random numbers inside a step."""
+    """Seed of the samples' order, and of the random numbers inside a step."""
 
     clip_norm: float | None
     scaler: strategy.LossScaler | None = None
@@ -68,7 +68,7 @@ class Trainer:
     clock: PhaseClock = field(init=False)
     data_rank: DataRank = field(init=False)
     shares: list[float] = field(init=False)
-    """Of each group: its learning rate, as a multiple of the first group's."""
+    """Learning rate of each group, as a multiple of the first group's."""
 
     _feed: Feed | None = field(init=False, default=None)
 
@@ -481,7 +481,7 @@ class Step:
 
     @property
     def loss_sum(self) -> Tensor:
-        """Of this rank's losses, not divided; 0 on ranks that only repeat another rank's."""
+        """Sum of this rank's losses, not divided; 0 on ranks that only repeat another rank's."""
         return self._sums[0]
 
     @property

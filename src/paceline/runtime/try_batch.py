@@ -86,7 +86,7 @@ def _limit(request: Request, device: torch.device) -> None:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Of the CPU's allocator, torch says only this."""
+    """Whether an error is the CPU allocator's, of which torch says only this."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(
         error
     )

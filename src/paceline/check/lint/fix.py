@@ -67,7 +67,7 @@ def fix_files(findings: Sequence[Finding], texts: Mapping[str, str]) -> list[Fix
         if not edits:
             continue
         after = _applied(text, [edit for _, each in edits for edit in each])
-        if after != text and (not path.endswith(".py") or _parses(after)):
+        if after != text and (not path.endswith(".py") or _tree(after) is not None):
             fixed.append(
                 Fixed(
                     path=path,
@@ -91,10 +91,6 @@ def _applied(text: str, edits: Sequence[Edit]) -> str:
     for edit in sorted(edits, key=lambda one: (one.start, one.end), reverse=True):
         text = text[: edit.start] + edit.text + text[edit.end :]
     return text
-
-
-def _parses(text: str) -> bool:
-    return _tree(text) is not None
 
 
 def _line_span(text: str, line: int) -> tuple[int, int]:

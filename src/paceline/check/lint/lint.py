@@ -195,7 +195,8 @@ def _findings(
     context: Context,
     planned: Callable[[str], Planned],
 ) -> Iterator[Finding]:
-    """Of each file in its own context, and of all together; the worst for a failure and line.
+    """Findings of each file in its own context, and of all together; the worst for a failure and
+    line.
 
     JSON may stand in one line: there, each that says something else is kept.
     """

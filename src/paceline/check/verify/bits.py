@@ -10,7 +10,7 @@ from paceline.record.verification import Facts
 
 
 def check_repeat(facts: Facts) -> Iterator[Line]:
-    """The same run twice."""
+    """A run that is repeated ends with the same bits."""
     yield _same_bits(
         facts,
         AGAIN,
@@ -48,7 +48,7 @@ def check_resume(facts: Facts) -> Iterator[Line]:
 
 
 def check_elsewhere(facts: Facts) -> Iterator[Line]:
-    """The same checkpoint, loaded into other layouts."""
+    """A checkpoint that is loaded into other layouts has the same bits."""
     names = [run.name for run in facts.case.runs if run.name.startswith(f"{ELSEWHERE} ")]
     if not names:
         yield skipped("load in another layout", "the batch fits no other layout of as many ranks")

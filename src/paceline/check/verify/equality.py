@@ -297,7 +297,7 @@ def _narrow_all(facts: Facts, runs: Sequence[RunFacts], tolerance: Tolerance, ki
 
 
 def _share(ranks: Sequence[dict[str, Deviation]]) -> float:
-    """Of all tensors together; of each, the rank that is furthest off."""
+    """Share of all tensors together; of each, the rank that is furthest off."""
     worst: dict[str, Deviation] = {}
     for deviations in ranks:
         for name, each in deviations.items():

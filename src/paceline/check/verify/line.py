@@ -20,7 +20,7 @@ class Line:
     """The largest that is right."""
 
     where: str | None = None
-    """Of a failure: the first step, module or parameter, and ranks."""
+    """Where a failure begins: the first step, module or parameter, and ranks."""
 
     why: str | None = None
     """What it looks like."""

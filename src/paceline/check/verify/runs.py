@@ -61,7 +61,7 @@ def _others(layout: Layout, steps: int) -> Iterator[Run]:
 
 
 def _other_layouts(layout: Layout) -> Iterator[Layout]:
-    """Of as many ranks, to load the same checkpoint into: all sharded, or none."""
+    """Layouts of as many ranks, to load the same checkpoint into: all sharded, or none."""
     ranks, batch = layout.num_ranks, layout.global_batch
     if batch % ranks:
         return

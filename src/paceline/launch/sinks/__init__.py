@@ -38,7 +38,7 @@ class Told:
     """The run's folder."""
 
     id: str
-    """The same for every part of the run, also after the folder was moved."""
+    """Id that every part of the run has, also after the folder was moved."""
 
     settings: Mapping[str, Any]
     """The sink's section of the job file."""

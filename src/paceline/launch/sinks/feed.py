@@ -69,7 +69,7 @@ class _Line:
 
     file: str
     number: int
-    """Of the line, from 1."""
+    """Number of the line, from 1."""
 
     key: tuple[int, int]
     """Generation and step."""
@@ -106,9 +106,9 @@ class Feeder:
             now_s: Monotonic.
             is_over: Whether nothing more will be written.
         """
-        self._steps.extend((now_s, line) for line in self._read("metrics.jsonl", _step_of))
+        self._steps.extend((now_s, line) for line in self._read("metrics.jsonl", _decoded))
         has_more = self._follow["metrics.jsonl"].has_more
-        for name, decode in (("events.jsonl", _evaluation_of), ("media.jsonl", _medium_of)):
+        for name, decode in (("events.jsonl", _evaluation_of), ("media.jsonl", _decoded)):
             while True:
                 self._others[name].extend(self._read(name, decode))
                 if not self._follow[name].has_more:
@@ -213,10 +213,6 @@ def _sample_of(text: bytes) -> Any:
     return None
 
 
-def _step_of(text: bytes) -> Any:
-    return _decoded(text)
-
-
 def _evaluation_of(text: bytes) -> Any:
     if b'"Evaluated"' not in text:
         return None
@@ -227,10 +223,6 @@ def _evaluation_of(text: bytes) -> Any:
             "values": values
         }
     return None
-
-
-def _medium_of(text: bytes) -> Any:
-    return _decoded(text)
 
 
 def _decoded(text: bytes) -> Any:
@@ -352,7 +344,7 @@ def _alone(path: Path, patience_s: float) -> Iterator[None]:
 
 
 def _id_of(run: Path) -> str:
-    """Of name and birth, not of the folder, which may be moved."""
+    """An id from name and birth, not from the folder, which may be moved."""
     info = msgspec.json.decode((run / "run.json").read_bytes())
     return hashlib.sha256(f"{info['name']} {info['created_at']!r}".encode()).hexdigest()[:16]
 

@@ -115,7 +115,7 @@ def _device_spans(events: Sequence[Event]) -> tuple[list[Span], list[Span]]:
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
-    """The same moments, in order and without overlap.
+    """The moments of some spans, in order and without overlap.
 
     >>> union([(3, 5), (0, 2), (1, 3)])
     [(0, 5)]

@@ -44,7 +44,7 @@ def _kernels(device: torch.device) -> dict[str, SDPBackend | None]:
 
 
 def _cases(device: torch.device) -> list[Case]:
-    """The same number of tokens at every length on a GPU; few heads and samples on a CPU."""
+    """Cases with as many tokens at every length on a GPU; few heads and samples on a CPU."""
     if device.type == "cpu":
         return [(max(1, 512 // s), 4, s, d) for s in (128, 256, 512, 1024, 2048) for d in (32, 64)]
     lengths = (512, 1024, 2048, 4096, 8192, 16384, 32768)

@@ -52,7 +52,7 @@ class Reading:
     length: int
 
     name: str = ""
-    """Of the tensor or other value; empty where the bytes are only hashed."""
+    """Name of the tensor or other value; empty where the bytes are only hashed."""
 
     dtype: torch.dtype | None = None
     """None for a value that is no tensor."""

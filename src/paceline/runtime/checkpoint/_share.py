@@ -32,7 +32,7 @@ class _Facts(NamedTuple):
     """What is known of a box, or of another value."""
 
     num_bytes: int
-    """Of the values; of another value, of all it takes in the file."""
+    """Bytes of the values; of another value, all that it takes in the file."""
 
     dtype: str
     """As torch names it; empty for a value that is no tensor."""

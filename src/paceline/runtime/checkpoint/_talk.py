@@ -57,7 +57,7 @@ class Ended:
 
     number: int
     num_bytes: int = 0
-    """Of all data files; only where it was committed."""
+    """Bytes of all data files; only where it was committed."""
 
     reason: str | None = None
     is_space: bool = False

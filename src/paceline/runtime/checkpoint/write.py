@@ -33,7 +33,7 @@ class Saved:
     path: Path
     step: int
     num_bytes: int
-    """Of all ranks' data files together."""
+    """Bytes of all ranks' data files together."""
 
     stall_s: float
     """How long this rank's training stood still for it."""
@@ -67,7 +67,7 @@ class PartOutcome:
     reason: str | None = None
     is_space: bool = False
     num_bytes: int = 0
-    """Of all data files; only from the rank that committed."""
+    """Bytes of all data files; only from the rank that committed."""
 
     seconds: float = 0.0
     """From the start until this rank's writer was through."""

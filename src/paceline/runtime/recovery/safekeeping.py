@@ -287,7 +287,8 @@ class Safekeeping:
         self._here.report(told)
 
     def _choose_interval(self) -> None:
-        """The same on every rank: the dearest check against the shortest step. Collective."""
+        """Choose the interval, the same on every rank: the dearest check against the shortest step.
+        Collective."""
         cost_s = self.guard.cost_s()
         everyone = gather((cost_s, min(self._step_s)), None)
         dearest_s, shortest_s = max(cost for cost, _ in everyone), min(s for _, s in everyone)

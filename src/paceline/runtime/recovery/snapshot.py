@@ -43,7 +43,7 @@ _HEADER = struct.Struct("<8sqqqq16s8s")
 xxh3-64 of all before."""
 
 _LENGTH = struct.Struct("<q")
-"""Of the table, which follows it; the tensors come after the table."""
+"""Length of the table, which follows it; the tensors come after the table."""
 
 _MARK, _SIGN_BYTES = b"paceline", 8
 
@@ -69,7 +69,7 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True):
     entries: list[Entry]
     offsets: list[int]
     num_bytes: int
-    """Of all tensors, with what lies between them."""
+    """Bytes of all tensors, with what lies between them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,8 +98,8 @@ def differing(
 def held_by_all(
     verdict: Verdict, by_name: Sequence[Mapping[str, int]], tensors: Mapping[int, Sequence[str]]
 ) -> dict[int, tuple[str, ...]]:
-    """Those of the tensors that a wrong rank's source has too, or all suspects of a group have: no
-    other can be copied or compared.
+    """Tensors that a wrong rank's source has too, or all suspects of a group have: no other can be
+    copied or compared.
 
     Args:
         by_name: Each rank's fingerprint of every tensor.

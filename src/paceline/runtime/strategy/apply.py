@@ -143,8 +143,8 @@ def rejoin(
     ways: Ways | None,
     options: Options,
 ) -> nn.Module | None:
-    """The same model, live, over the process groups of a new generation; None where it has to be
-    built anew, because its parts have the old groups in them."""
+    """A live model over the process groups of a new generation; None where it has to be built anew,
+    because its parts have the old groups in them."""
     if not isinstance(model, Replica) or layout.num_ranks > layout.data:
         return None
     return _shard(model.unwrap(), layout, meshes, precision, ways, options)

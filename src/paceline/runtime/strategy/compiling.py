@@ -25,7 +25,7 @@ def compile_blocks(
     device_type: str = "cpu",
     backend: str = "inductor",
 ) -> nn.Module:
-    """The same model with its blocks compiled at their first call.
+    """Have a model's blocks compiled at their first call; returns the model.
 
     Fused operations round otherwise than single ones: results are close to those without, not equal
     in every bit. `aot_eager` as the backend captures the graphs and compiles nothing, for tests.

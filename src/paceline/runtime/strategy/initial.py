@@ -1,4 +1,4 @@
-"""The same numbers on every rank: the weights a run begins with, and buffers after each step."""
+"""Equal numbers on every rank: the weights a run begins with, and buffers after each step."""
 
 from collections.abc import Sequence
 

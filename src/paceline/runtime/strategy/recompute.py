@@ -50,7 +50,8 @@ KEPT = _operations(_KEPT_NAMES)
 
 
 def recompute_blocks(model: nn.Module, layout: Layout, ways: HasBlocks | None = None) -> nn.Module:
-    """The same model, its blocks recomputed as the layout says. After the splits, before `shard`.
+    """Have a model's blocks recomputed as the layout says; returns the model. After the splits,
+    before `shard`.
 
     `full` keeps of every `recompute_every`-th block (counted in the whole model, from the first)
     only its input; `selective` keeps of every block its input and the outputs of `KEPT`.

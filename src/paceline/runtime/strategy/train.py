@@ -79,7 +79,7 @@ class Uneven:
     """On every rank alike."""
 
     num_targets: float
-    """Of the whole step, over all ranks."""
+    """Targets of the whole step, over all ranks."""
 
 
 def on_device(batch: Batch, device: torch.device) -> Batch:

@@ -53,7 +53,8 @@ def build_model(case: Case, *, is_wide: bool, dropout: bool = False) -> nn.Modul
 
 
 def _turn_dropout_off(model: nn.Module) -> None:
-    """Of modules, and of functions that read their share from an attribute, as attention does."""
+    """Turn dropout off in modules, and in functions that read their share from an attribute, as
+    attention does."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

@@ -18,7 +18,7 @@ class Launch:
     """`torchrun`, `accelerate`, `deepspeed`, `mlx`, `horovod`, `python` or `ray`."""
 
     line: int
-    """Of the first word of the command, wrappers such as srun included."""
+    """Line of the first word of the command, wrappers such as srun included."""
 
     words: tuple[Word, ...]
     """All words, wrappers first."""

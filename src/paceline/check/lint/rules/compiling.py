@@ -15,7 +15,7 @@ COLLATORS = frozenset(
         "transformers.DataCollatorForTokenClassification",
     }
 )
-"""Of Transformers: each pads a batch to its longest sample."""
+"""Collators of Transformers: each pads a batch to its longest sample."""
 
 
 def check_changing_shapes(program: Program, context: Context) -> Iterator[Finding]:

@@ -62,7 +62,8 @@ def stated(given: Value | None) -> bool | None:
 
 
 def check_trainer_arguments(program: Program, context: Context) -> Iterator[Finding]:
-    """The same by the Trainer's arguments; it looks for unused parameters only when told to."""
+    """Re-entrant checkpointing by the Trainer's arguments; it looks for unused parameters only when
+    told to."""
     for call in program.calls(*ARGUMENTS):
         on = call.argument(None, "gradient_checkpointing")
         if (

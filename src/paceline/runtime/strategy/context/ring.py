@@ -199,7 +199,7 @@ class _Blocks:
     documents: Documents | None
 
     def of(self, source: int) -> list[_Block]:
-        """Of this rank's queries with a source's keys.
+        """Blocks of this rank's queries with a source's keys.
 
         Chunks r and 2W-1-r, and a source's s and 2W-1-s: r > s sees its first chunk with both of
         its own, r < s sees both with its second.
@@ -219,7 +219,8 @@ class _Blocks:
         return [_Block(second, both, False)]
 
     def _cut(self, source: int) -> Iterator[_Block]:
-        """The same with documents apart: for each pair of chunks the documents that are in both."""
+        """The blocks with documents apart: for each pair of chunks the documents that are in
+        both."""
         assert self.documents is not None
         chunk = self.num_tokens // 2
         for sample, spans in enumerate(self.documents.spans):

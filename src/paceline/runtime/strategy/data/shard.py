@@ -265,7 +265,7 @@ def even_placement(mesh: DeviceMesh) -> Callable[[nn.Parameter], Shard]:
 def _policies(
     precision: Precision, *, is_whole: bool
 ) -> tuple[MixedPrecisionPolicy, MixedPrecisionPolicy, MixedPrecisionPolicy]:
-    """Of blocks, of the root, and of experts, whose router weights keep their type."""
+    """Policies of blocks, of the root, and of experts, whose router weights keep their type."""
     narrow = narrow_type(precision)
     if narrow is None:
         plain = MixedPrecisionPolicy()

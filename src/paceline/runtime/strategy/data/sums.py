@@ -55,7 +55,8 @@ class BucketSums:
 
     @property
     def limit_s(self) -> float:
-        """Of the next bucket's all-reduce, from when all ranks have come to the first."""
+        """Time limit of the next bucket's all-reduce, from when all ranks have come to the
+        first."""
         return self._limit.seconds
 
     def reduce(self, bucket: GradBucket) -> Future[Tensor]:

@@ -83,7 +83,7 @@ class Experts(Protocol):
 def split_experts(
     model: nn.Module, layout: Layout, meshes: Meshes, ways: Ways | None = None
 ) -> nn.Module:
-    """The same model, each rank with its share of the routed experts.
+    """Leave each rank its share of a model's routed experts; returns the model.
 
     Before FSDP2 or DDP, after the pipeline's split; also on meta. A parameter becomes a DTensor,
     `Shard(0)` over `meshes.expert`, and keeps its name and its global shape. Expert e is on rank

@@ -219,7 +219,7 @@ def hidden_width(model: nn.Module, ways: StageWays) -> int:
 
 
 def tied_ends(model: nn.Module, ways: StageWays) -> dict[str, str]:
-    """Of each parameter that a first and a last module share: second name -> first name."""
+    """Names of each parameter that a first and a last module share: second name -> first name."""
     first: dict[int, str] = {}
     tied: dict[str, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):

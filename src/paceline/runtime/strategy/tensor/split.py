@@ -61,7 +61,7 @@ _KINDS: Mapping[str, type] = {
 
 
 def split_tensors(model: nn.Module, layout: Layout, meshes: Meshes, ways: Ways) -> nn.Module:
-    """The same model, each tensor rank with its part of the matrices.
+    """Leave each tensor rank its part of a model's matrices; returns the model.
 
     Before FSDP2 and after the split into pipeline stages. On meta, nothing is allocated; a model
     with values must have the same ones on all ranks of a tensor group, each of which keeps its part
