@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -65,6 +67,27 @@ def test_the_table_says_what_was_reached_of_what_the_plan_takes(monkeypatch, tmp
     assert done.exit_code == 0, done.output
     assert "best bus bandwidth: 2 GB/s (measured)" in done.output
     assert "of it were reached" in done.output
+
+
+def test_s4_7_two_sweeps_are_compared_size_by_size(tmp_path):
+    for name, rate, most in (("rdma", 8e9, 3), ("tcp", 1e9, 2)):
+        rows = tuple(
+            replace(row(4**power * 1024, rate), seconds=4**power * 1024 / rate)
+            for power in range(most)
+        )
+        made = Sweep(world_size=16, backend="nccl", device="H100", torch="2.13", rows=rows)
+        (tmp_path / f"{name}.json").write_bytes(msgspec.json.encode(made))
+    files = [str(tmp_path / f"{name}.json") for name in ("rdma", "tcp")]
+    done = CliRunner().invoke(command, ["--compare", *files])
+    assert done.exit_code == 0, done.output
+    assert done.output.count("8.00\n") == 2
+    assert "tcp takes 8.00 times as long for 1 KiB (latency)" in done.output
+    sentence = json.loads(CliRunner().invoke(command, ["--compare", *files, "--json"]).stdout)
+    assert sentence["sentence"] in done.output
+    (tmp_path / "tcp.json").write_text("{}")
+    with pytest.raises(JobError, match="is no sweep"):
+        CliRunner().invoke(command, ["--compare", *files], catch_exceptions=False)
+    assert CliRunner().invoke(command, ["--compare", *files, "--all-reduce"]).exit_code == 2
 
 
 def test_without_a_job_only_all_reduce_can_be_measured():

@@ -17,6 +17,16 @@ def verdict_of(tmp_path, second_s: float, *, cores: float = 8.0, **facts):
     return judge_bench([first, second], "strong")
 
 
+@pytest.mark.parametrize(
+    ("exposed", "band"), [(0.05, "below 20 %"), (0.3, "20 to 40 %"), (0.6, "above 40 %")]
+)
+def test_s4_18_communication_has_its_band(tmp_path, exposed, band):
+    verdict = verdict_of(tmp_path, 0.8, exposed=exposed)
+    share = verdict.rows[1].exposed_s / verdict.rows[1].step_s
+    assert verdict.communication.startswith(f"{share:.0%} of a step, {band}")
+    assert verdict.communication in " ".join(" ".join(bench_lines(verdict)).split())
+
+
 def test_efficiency_is_speed_up_over_how_many_times_the_ranks(tmp_path):
     first, second = verdict_of(tmp_path, 0.625).rows
     assert (first.efficiency, second.speedup, second.efficiency) == (1.0, 1.6, 0.8)

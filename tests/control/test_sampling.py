@@ -54,7 +54,7 @@ def test_what_a_machine_does_not_say_stays_unknown(tmp_path: Path):
     assert list(numbers_of_machine(sample)) == []
 
 
-def test_nvidia_smis_table_is_read_and_what_it_does_not_have_is_unknown():
+def test_s4_18_nvidia_smis_table_is_read_and_what_it_does_not_have_is_unknown():
     text = "0, 97, 61034, 71, 412.50, 700.00, 1755\n1, [N/A], [N/A], 40, [Not Supported], 700, x\n"
     first, second = read_nvidia_use(text)
     assert first == GpuSample(
@@ -144,7 +144,7 @@ def test_nvml_is_asked_for_the_gpus_that_the_run_may_use(monkeypatch: pytest.Mon
     assert (sliced.gpu, sliced.utilization) == (2, None)
 
 
-def test_samples_are_lines_of_the_nodes_file(tmp_path: Path):
+def test_s4_18_samples_are_lines_of_the_nodes_file(tmp_path: Path):
     ranks = [RankSample(3, "forward", 7)]
     thread = Sampling(tmp_path, 5, has_gpus=False, ranks=lambda: ranks)
     thread.close()  # after the first one

@@ -26,14 +26,14 @@ def named(
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 8, 64])
-def test_a_rank_one_and_a_half_times_as_slow_is_named_within_20_steps(num_ranks: int):
+def test_s4_12_a_rank_one_and_a_half_times_as_slow_is_named_within_20_steps(num_ranks: int):
     for seed in range(20):
         (one,) = named({1: 1.5}, num_ranks=num_ranks, seed=seed)
         assert one.rank == 1
         assert one.factor == pytest.approx(1.5, rel=0.1)
 
 
-def test_two_slow_ranks_of_eight_are_both_named():
+def test_s4_12_two_slow_ranks_of_eight_are_both_named():
     assert {one.rank for one in named({1: 1.5, 6: 2.0}, num_ranks=8)} == {1, 6}
 
 
@@ -75,7 +75,7 @@ def test_after_a_change_of_processes_it_begins_anew():
     assert not any(stragglers.add([1.0, 1.5]) for _ in range(15))
 
 
-def test_noise_alone_names_nobody():
+def test_s4_12_noise_alone_names_nobody():
     for seed in range(20):
         assert not named({}, num_ranks=8, num_steps=200, noise=0.5, seed=seed)
 

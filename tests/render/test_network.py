@@ -94,6 +94,30 @@ def test_s4_5_the_settings_can_be_sourced_and_only_set_or_take_away(tmp_path):
     assert "NCCL_IB_HCA" not in said  # only where the owner knows better
 
 
+@pytest.mark.parametrize(
+    ("words", "net", "file", "checks"),
+    [([], "", "all_reduce.json", 1), (["--tcp", "--x"], "Socket", "all_reduce-tcp.json", 0)],
+)
+def test_s4_7_the_sweep_has_a_leg_over_tcp(tmp_path, words, net, file, checks):
+    for name, text in network().files.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "torchrun").write_text('#!/bin/bash\necho "net=${NCCL_NET:-} $*"\n')
+    (tmp_path / "check-network.sh").write_text("#!/bin/bash\necho checked\n")
+    for name in ("torchrun", "check-network.sh"):
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run(
+        ["bash", str(tmp_path / "all-reduce.sh"), *words],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "HEAD_ADDRESS": "a", "RUN_ID": "b"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"net={net} " in done.stdout
+    assert f"--json {file}" in done.stdout
+    assert "--tcp" not in done.stdout
+    assert done.stdout.count("checked") == checks
+
+
 def test_macs_are_refused():
     macs = {"accelerator": "M2-Ultra", "per_node": 1, "network": "auto"}
     with pytest.raises(RenderError, match="--for mlx"):

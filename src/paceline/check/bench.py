@@ -71,6 +71,10 @@ class Verdict:
     limits: Limit
     """What takes the largest share of a step on the most ranks, computing aside."""
 
+    communication: str | None
+    """The share of a step that communication holds a rank up on the most ranks, with its band:
+    below 20 %, 20 to 40 %, above 40 %. None where none was measured."""
+
     sentence: str
     refused: str | None
     """Why the numbers cannot be compared; None when they can."""
@@ -98,6 +102,7 @@ def judge_bench(measured: Sequence[Measured], scaling: Scaling) -> Verdict:
         rows=tuple(rows),
         best_ranks=best.num_ranks,
         limits=limits,
+        communication=communication_band(rows[-1]),
         sentence=f"no verdict: {refused}" if refused else _sentence(rows, best, limits),
         refused=refused,
         caution=_caution(rows),
@@ -203,6 +208,27 @@ def _exposed_s(row: Row) -> float:
     if row.bubble is not None:
         exposed -= row.bubble * row.step_s * (1 + (row.profiler_stretch or 0.0))
     return max(0.0, exposed)
+
+
+_BANDS = (
+    (0.2, "below 20 %: nothing to gain there first"),
+    (0.4, "20 to 40 %: worth larger batches, fewer ranks that share, or a faster network"),
+)
+"""Largest share of a step -> its band. Source: the bands of the coordinator's benchmarks."""
+
+_MOST_BAND = "above 40 %: more ranks will hardly help before this does"
+
+
+def communication_band(row: Row) -> str | None:
+    """The exposed share of a step and its band; None where communication was not measured.
+
+    Nothing of it is other stages of a pipeline, where the bubble is known.
+    """
+    if row.exposed_s is None:
+        return None
+    share = min(1.0, _exposed_s(row) / row.step_s)
+    band = next((words for most, words in _BANDS if share <= most), _MOST_BAND)
+    return f"{share:.0%} of a step, {band}"
 
 
 def _communication(row: Row, last: Measured) -> Iterator[Advice]:

@@ -34,6 +34,14 @@ _LEAST_BYTES, _MOST_BYTES = 1024, 16 * 2**30
     help="Only with --all-reduce: the largest size. Each is four times the one before, from 1 KiB.",
 )
 @click.option(
+    "--compare",
+    "compared",
+    nargs=2,
+    type=PathName(path_type=Path),
+    metavar="A.json B.json",
+    help="Compare two sweeps of all_reduce.py, such as over RDMA and over TCP. Measures nothing.",
+)
+@click.option(
     "--ranks",
     "ranks_text",
     metavar="N,N,...",
@@ -103,6 +111,7 @@ def command(
     job_file: Path | None,
     all_reduce: bool,
     max_size: str,
+    compared: tuple[Path, Path] | None,
     ranks_text: str,
     steps: int,
     warm_up: int,
@@ -138,7 +147,14 @@ def command(
       paceline bench job.yaml --ranks 1,2 --out bench --json
       paceline bench job.yaml --ranks 4 --sweep train.bucket=1MiB,4MiB,25MiB,100MiB --write
       paceline bench --all-reduce --ranks 2 --max-size 256MiB
+      paceline bench --compare all_reduce.json all_reduce-tcp.json
     """
+    if compared is not None:
+        for name in (*_ONLY_TRAINING, "all_reduce", "max_size", "ranks_text", "job_file"):
+            if is_given(name):
+                raise click.UsageError("--compare reads two files and takes no other option.")
+        _print_compared(*compared, as_json=as_json)
+        return
     if all_reduce:
         for name, flag in _ONLY_TRAINING.items():
             if is_given(name):
@@ -346,6 +362,32 @@ def _print_sweeps(
         click.echo("\n".join(expected_lines(plan)))
     if network is not None and network.choice != "none":
         click.echo(network.reason)
+
+
+def _print_compared(one: Path, other: Path, *, as_json: bool) -> None:
+    import msgspec
+
+    from paceline.errors import JobError
+    from paceline.record.sweep import read_sweep
+    from paceline.report.sweep_text import compared_lines
+
+    found = []
+    for path in (one, other):
+        try:
+            found.append(read_sweep(path))
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise JobError.of(
+                code="R041",
+                what=f"{path} is no sweep: {getattr(error, 'strerror', None) or error}",
+                where="--compare",
+                fix="write it with all-reduce.sh of `paceline render JOB --for network`",
+            ) from None
+    try:
+        lines = compared_lines(found[0], found[1], (one.stem, other.stem))
+    except ValueError as error:
+        raise click.UsageError(f"The two cannot be compared: {error}.") from None
+    data = {"sweeps": [asdict(sweep) for sweep in found], "sentence": lines[-1]}
+    click.echo(json.dumps(data, indent=2) if as_json else "\n".join(lines))
 
 
 def _planned(job_file: Path, overrides: tuple[str, ...]) -> "Plan":

@@ -65,18 +65,31 @@ def _settings(plan: Plan, job: Job) -> str:
 
 
 def _sweep(plan: Plan, job: Job) -> str:
-    about = "All-reduce from 1 KiB to 256 MiB over all ranks; run it on every node."
+    about = ["All-reduce from 1 KiB to 256 MiB over all ranks; run it on every node."]
     lines = ['cd "$(dirname "$0")"', "# shellcheck source=network.sh", ". ./network.sh"]
     if log_lines(plan):
         lines += [
             "mkdir -p nccl-logs",
             "export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET NCCL_DEBUG_FILE=nccl-logs/%h-%p.log",
         ]
-    run = f'torchrun {" ".join(torchrun_options(plan))} all_reduce.py --json all_reduce.json "$@"'
+    run = f'torchrun {" ".join(torchrun_options(plan))} all_reduce.py --json "$found" "$@"'
+    lines.append("found=all_reduce.json")
+    if decide_network(plan).choice == "rdma":
+        about += [
+            "With --tcp over TCP, into all_reduce-tcp.json; compare the two with",
+            "  paceline bench --compare all_reduce.json all_reduce-tcp.json",
+        ]
+        lines += [
+            'if [[ "${1:-}" == --tcp ]]; then',
+            "  shift",
+            "  found=all_reduce-tcp.json",
+            "  export NCCL_NET=Socket",
+            "fi",
+        ]
     lines += [*meeting_lines(plan), run]
     if log_lines(plan):
-        lines.append(f"./{_CHECK} nccl-logs/*.log")
-    return script(header(plan, job, about), *lines)
+        lines.append(f'[[ "$found" == *-tcp.json ]] || ./{_CHECK} nccl-logs/*.log')
+    return script(header(plan, job, *about), *lines)
 
 
 def _check(plan: Plan, job: Job) -> str:

@@ -45,6 +45,8 @@ def bench_lines(verdict: Verdict) -> Iterator[str]:
         )
     yield ""
     yield from _wrapped("verdict     ", verdict.sentence)
+    if verdict.communication is not None:
+        yield from _wrapped("waits for   ", f"communication: {verdict.communication}")
     if verdict.caution is not None:
         yield from _wrapped("caution     ", verdict.caution)
     seen = list(dict.fromkeys(advice.what for advice in verdict.advice))

@@ -37,6 +37,36 @@ def sweep_lines(sweep: Sweep, plan: Plan | None) -> list[str]:
     return found
 
 
+def compared_lines(one: Sweep, other: Sweep, names: tuple[str, str]) -> list[str]:
+    """Two sweeps of the same ranks size by size, such as over RDMA and over TCP, and how many times
+    as long the second takes.
+
+    Raises:
+        ValueError: They are of other ranks, or have no size in common.
+    """
+    if one.world_size != other.world_size:
+        raise ValueError(f"{one.world_size} ranks and {other.world_size} ranks")
+    theirs = {row.bytes: row for row in other.rows}
+    pairs = [(row, theirs[row.bytes]) for row in one.rows if row.bytes in theirs]
+    if not pairs:
+        raise ValueError("they have no size in common")
+    rows: list[tuple[str, ...]] = [("size", *names, "times as long")]
+    for ours, its in pairs:
+        times = (format_seconds(ours.seconds), format_seconds(its.seconds))
+        rows.append((format_bytes(ours.bytes), *times, f"{its.seconds / ours.seconds:.2f}"))
+    (small, its_small), (large, its_large) = pairs[0], pairs[-1]
+    return [
+        f"{one.world_size} ranks, {one.backend} on {one.device}",
+        format_table(rows),
+        (
+            f"{names[1]} takes {its_small.seconds / small.seconds:.2f} times as long for "
+            f"{format_bytes(small.bytes)} (latency) and {its_large.seconds / large.seconds:.2f} times "
+            f"for {format_bytes(large.bytes)} (bandwidth): a step takes as much longer as its "
+            "communication is not hidden (`paceline detect`, network.json)"
+        ),
+    ]
+
+
 def expected_lines(plan: Plan) -> list[str]:
     """What the plan takes for a cluster that is not this machine, which was measured."""
     cluster = plan.cluster

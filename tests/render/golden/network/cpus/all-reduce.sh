@@ -7,7 +7,8 @@ set -euo pipefail
 cd "$(dirname "$0")"
 # shellcheck source=network.sh
 . ./network.sh
+found=all_reduce.json
 : "${HEAD_ADDRESS:?set it to the address of the first node, the same on every node}"
 : "${HEAD_PORT:=29500}"
 : "${RUN_ID:?set it to one name for the run, the same on every node}"
-torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint="$HEAD_ADDRESS:$HEAD_PORT" --rdzv-id="$RUN_ID" all_reduce.py --json all_reduce.json "$@"
+torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint="$HEAD_ADDRESS:$HEAD_PORT" --rdzv-id="$RUN_ID" all_reduce.py --json "$found" "$@"
