@@ -28,6 +28,7 @@ from paceline.check.preflight.result import Result, Status
 from paceline.control.environment import RECOVERY
 from paceline.job import parse_job
 from paceline.plan import plan_job
+from paceline.report.preflight_text import format_preflight
 from paceline.topology.node.facts import (
     Device,
     Disk,
@@ -805,3 +806,25 @@ checkpoint: {keep_last: 2, keep_best: 1}
     assert need.network_bytes_per_s == pytest.approx(400e9)
     assert need.rates_known == "declared"
     assert "NCCL_P2P_DISABLE" in need.harmful
+
+
+def test_s4_9_every_nodes_rate_and_share_is_told_and_one_that_computes_nothing_is_named():
+    gathered = answers(H100, H100, H100)
+
+    def of(rate: float | None) -> TorchFacts:
+        device = Device(name="GPU 0", matmul_flops_per_s=rate, why_not=None if rate else "lost")
+        return TorchFacts(torch="2.6.0", is_available=True, devices=(device,) * 2)
+
+    def verdict(*rates: float | None) -> Preflight:
+        nodes = zip(gathered.nodes, rates, strict=True)
+        told = tuple(replace(node, torch=of(rate)) for node, rate in nodes)
+        return judge(replace(gathered, nodes=told), ON_8_H100, note=NOTE)
+
+    found = verdict(4e14, 4e14, 2e14)
+    assert [each.share for each in found.rates] == pytest.approx([0.4, 0.4, 0.2])
+    text = "\n".join(format_preflight(found))
+    assert "waits for node03: 40% of what the nodes can do is lost" in text
+    found = verdict(4e14, None, 4e14)
+    assert (found.rates[1].flops_per_s, found.rates[1].why_not) == (0, "lost")
+    assert "node02 computes nothing" in "\n".join(format_preflight(found))
+    assert judged(H100, H100).rates == ()

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
+from paceline.check.preflight.bandwidth import NodeRate
 from paceline.check.preflight.names import fold_names
 from paceline.check.preflight.preflight import Preflight
 from paceline.check.preflight.result import Status
+from paceline.units import format_flops_per_s
 
 _GROUPS = {
     "host": (
@@ -53,6 +55,9 @@ def format_preflight(verdict: Preflight, *, shows_all: bool = False) -> Iterator
     if folds:
         rows.append((fold_names(quiet), *("ok" for _ in _GROUPS), "pass"))
     yield from _table(rows)
+    if len(verdict.rates) > 1:
+        yield ""
+        yield from _rates(verdict.rates)
     for status in (Status.FAIL, Status.WARNING):
         yield from _details(verdict, status)
     if shows_all:
@@ -64,6 +69,23 @@ def format_preflight(verdict: Preflight, *, shows_all: bool = False) -> Iterator
         yield f"pass  {fold_names(verdict.good_nodes)}"
     if verdict.bad_nodes:
         yield f"fail  {fold_names(verdict.bad_nodes)}"
+
+
+def _rates(rates: Sequence[NodeRate]) -> Iterator[str]:
+    """What each node multiplies, slowest first, and what equal shares lose by the slowest."""
+    equal, slowest = 1 / len(rates), min(rates, key=lambda each: each.share)
+    rows = [("node", "devices", "matrix products", "share", "equal share")]
+    for each in sorted(rates, key=lambda each: each.share)[:_MOST_ROWS]:
+        rate = format_flops_per_s(each.flops_per_s) if each.flops_per_s else f"none: {each.why_not}"
+        rows.append((each.node, str(each.num_devices), rate, f"{each.share:.1%}", f"{equal:.1%}"))
+    yield from _table(rows)
+    if slowest.flops_per_s:
+        yield (
+            f"A synchronous step gives every rank the same share and waits for {slowest.node}: "
+            f"{1 - len(rates) * slowest.share:.0%} of what the nodes can do is lost."
+        )
+    else:
+        yield f"{slowest.node} computes nothing: repair it, or take it out of the job."
 
 
 def _row(verdict: Preflight, node: str) -> tuple[str, ...]:

@@ -60,9 +60,9 @@ def compared_lines(one: Sweep, other: Sweep, names: tuple[str, str]) -> list[str
         format_table(rows),
         (
             f"{names[1]} takes {its_small.seconds / small.seconds:.2f} times as long for "
-            f"{format_bytes(small.bytes)} (latency) and {its_large.seconds / large.seconds:.2f} times "
-            f"for {format_bytes(large.bytes)} (bandwidth): a step takes as much longer as its "
-            "communication is not hidden (`paceline detect`, network.json)"
+            f"{format_bytes(small.bytes)} (latency) and {its_large.seconds / large.seconds:.2f} "
+            f"times for {format_bytes(large.bytes)} (bandwidth): a step is longer by as much of it "
+            "as its communication is not hidden (`paceline detect`, network.json)"
         ),
     ]
 

@@ -1,6 +1,7 @@
 """What was measured: matrix products of every device, all-reduce over all nodes."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from paceline.check.preflight.need import Need
@@ -17,6 +18,52 @@ _EXPECTED = 0.5
 of InfiniBand at large sizes, and a quick sweep ends before. A guess."""
 
 _ALL = "all nodes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRate:
+    """What one node's devices multiply together."""
+
+    node: str
+    num_devices: int
+    """That gave a rate."""
+
+    flops_per_s: float
+    """0 where none did."""
+
+    share: float
+    """Of all nodes' rates, from 0 to 1."""
+
+    why_not: str | None = None
+    """Why there is no rate."""
+
+
+def node_rates(answers: Sequence[NodeAnswer]) -> tuple[NodeRate, ...]:
+    """Each node's measured rate and its share of all; empty where nothing was measured."""
+    rates: dict[str, list[float]] = {}
+    for answer in answers:
+        devices = () if answer.torch is None else answer.torch.devices
+        rates[answer.name] = [each.matmul_flops_per_s or 0.0 for each in devices]
+    total = sum(sum(each) for each in rates.values())
+    if not total:
+        return ()
+    return tuple(
+        NodeRate(
+            node=answer.name,
+            num_devices=sum(rate > 0 for rate in rates[answer.name]),
+            flops_per_s=sum(rates[answer.name]),
+            share=sum(rates[answer.name]) / total,
+            why_not=None if sum(rates[answer.name]) else _why_no_rate(answer),
+        )
+        for answer in answers
+    )
+
+
+def _why_no_rate(answer: NodeAnswer) -> str:
+    if answer.torch is None:
+        return answer.torch_why_not or answer.why_not or "it was not asked"
+    reasons = [answer.torch.why_not, *(each.why_not for each in answer.torch.devices)]
+    return next((each for each in reasons if each), "no device gave a rate")
 
 
 def check_devices(answers: Sequence[NodeAnswer], need: Need) -> Iterator[Result]:

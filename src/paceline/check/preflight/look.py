@@ -153,6 +153,7 @@ def preflight_data(verdict: Preflight) -> dict[str, Any]:
             "fail": fold_names(verdict.bad_nodes),
         },
         "allowed": list(verdict.allowed),
+        "rates": [asdict(each) for each in verdict.rates],
         "layers": layers_of(verdict.results),
         "results": [asdict(each) for each in verdict.results],
     }

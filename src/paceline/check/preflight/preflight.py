@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from paceline.check.preflight.accelerators import check_accelerators
-from paceline.check.preflight.bandwidth import check_devices, check_sweep
+from paceline.check.preflight.bandwidth import NodeRate, check_devices, check_sweep, node_rates
 from paceline.check.preflight.environment import check_environment, check_interfaces_named
 from paceline.check.preflight.gpu_start import check_gpus_at_once, check_torch_build
 from paceline.check.preflight.host import check_host
@@ -35,6 +35,9 @@ class Preflight:
     results: tuple[Result, ...]
     allowed: tuple[str, ...]
     """Names of checks whose fails were taken for warnings by whoever asked."""
+
+    rates: tuple[NodeRate, ...] = ()
+    """What each node's devices multiply; empty where nothing was measured."""
 
     @property
     def failing(self) -> tuple[Result, ...]:
@@ -94,6 +97,7 @@ def judge(
         nodes=tuple(answer.name for answer in gathered.nodes),
         results=tuple(_allow(each, allowed) for each in results),
         allowed=tuple(allowed),
+        rates=node_rates(gathered.nodes),
     )
 
 

@@ -224,9 +224,11 @@ def _sync(plan: Plan) -> dict[str, Any]:
 def _calibration(plan: Plan) -> dict[str, Any]:
     share = 1 / plan.cluster.num_nodes
     return {
-        "enabled": False,
-        "reason": "all nodes are alike, and a synchronous step is as slow as its slowest rank: "
-        "uneven shares need uneven batches and weighted gradients",
+        "enabled": plan.cluster.num_nodes > 1 and not is_mlx(plan),
+        "command": None if is_mlx(plan) else preflight_command(plan),
+        "result": None if is_mlx(plan) else "`rates`: each node's FLOP/s and share of all",
+        "reason": "shares are equal: a synchronous step is as slow as its slowest rank, and uneven "
+        "shares need uneven batches and weighted gradients; a node far below its share is replaced",
         "nodes": plan.cluster.num_nodes,
         "workload_share_per_node": share,
         "measured": None,
