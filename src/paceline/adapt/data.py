@@ -98,7 +98,6 @@ def _is_peek(loop: ast.For) -> bool:
 
 
 def _read_also_for_other(work: Work, others: list[ast.For]) -> bool:
-    """Whether those loops are evaluation: without gradients."""
     return any("no_grad" in ast.unparse(each) or ".eval()" in ast.unparse(each)
                for loop in others
                if (each := work.script.function(loop)) is not None)  # fmt: skip

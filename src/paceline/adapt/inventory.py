@@ -28,7 +28,6 @@ class Item:
     does not tell."""
 
     text: str
-    """The line as it stands."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

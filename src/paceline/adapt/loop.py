@@ -92,7 +92,6 @@ def _masked(work: Work, backward: ast.Call) -> list[ast.AST]:
 
 
 def _made_from(work: Work, backward: ast.Call) -> set[ast.AST]:
-    """Every expression that the loss of a backward pass is computed from."""
     script = work.script
     found: set[ast.AST] = set()
     todo: list[ast.AST] = [backward.func]
@@ -116,7 +115,6 @@ def _made_from(work: Work, backward: ast.Call) -> set[ast.AST]:
 
 
 def _text(work: Work, node: ast.expr) -> str:
-    """An expression, or what its name was given."""
     place = work.script.place(node)
     bound = work.script.bindings.get(place, []) if place is not None else []
     return " ".join([ast.unparse(node), *(ast.unparse(each.value) for each in bound)])

@@ -29,11 +29,8 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     findings: int
     errors: int
     worst: str = ""
-    """The first error, or the first finding."""
-
     seq_len: int | None = None
     has_changed: bool = False
-    """Whether the files have changed since."""
 
     def __str__(self) -> str:
         """In a few words.
@@ -63,14 +60,7 @@ def files_of(job: Job) -> tuple[list[str], list[str]]:
 def keep_checked(
     folder: Path, files: Sequence[str], evals: Sequence[str], checked: dict[str, Any]
 ) -> Checked:
-    """Write the result of a check of these files.
-
-    Args:
-        folder: Of the job, or the current one.
-        files: That were checked.
-        evals: Those of evaluation.
-        checked: The fields of `Checked` but the contents.
-    """
+    """Write the result of a check of these files."""
     kept = folder / ".paceline" / "checks"
     found = Checked(**checked, contents=_contents([*files, *evals], kept))
     path = kept / _name(folder, files, evals)

@@ -76,8 +76,6 @@ def find_kind(job: Job, source: Source, *, has_template: bool) -> Rows:
     """The kind of a source's rows, what each column that is read is called, and the other ones.
 
     Args:
-        job: Its `data.kind` is kept to.
-        source: The files; the first one with a row is looked at.
         has_template: Whether instructions can be written as conversations.
 
     Raises:
@@ -143,7 +141,6 @@ def _check_asked_for(source: Source, known: set[str], kind: str) -> None:
 
 
 def _first_row(source: Source) -> tuple[str, Any]:
-    """Form of the first file that has a row, and the row; None where it is a text."""
     form = "text"
     broken: list[str] = []
     for file in source.files:

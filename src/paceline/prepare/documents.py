@@ -57,8 +57,6 @@ class Recipe:
     train_on: str
     dtype: DataType
     labels: tuple[str, ...] = ()
-    """Names of the classes, for `classification`."""
-
     longest: int | None = None
     """Tokens that a longer text is cut to before its label, for `classification`."""
 

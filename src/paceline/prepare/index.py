@@ -42,7 +42,6 @@ class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     documents: int
     example: str
-    """File and line, or row, of the first one."""
 
 
 class SourceIndex(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,8 +73,6 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
     """What was prepared, from what, and with which settings."""
 
     tokenizer: str
-    """Hash of the tokenizer."""
-
     vocab: int
     """Token numbers are below this."""
 

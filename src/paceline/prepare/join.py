@@ -208,7 +208,6 @@ def _targets_of(part: PartArrays, starts: Ints, stops: Ints) -> Ints:
 
 
 def _merged(starts: Ints, stops: Ints) -> list[tuple[int, int]]:
-    """Ranges that follow each other as one."""
     if not len(starts):
         return []
     edges = np.flatnonzero(starts[1:] != stops[:-1])

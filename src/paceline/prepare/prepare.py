@@ -75,8 +75,6 @@ class Request:
     sources: tuple[Source, ...]
     held_out: Source | None
     contents: dict[str, str]
-    """Each file -> hash of its contents."""
-
     tokenizer: TokenizerFiles
     folder: Path
     """Where it is kept; its name is the hash of all that it depends on."""
@@ -154,8 +152,6 @@ def prepared(job: Job, report: Report | None = None, *, processes: int | None = 
     """The folder of the job's prepared data, which are prepared now where they are not there.
 
     Args:
-        job: Its data are of rows, or have a tokenizer (`spec.data_fields.is_prepared`).
-        report: Is given how far it is, after each batch.
         processes: That tokenize; None: one a core.
 
     Raises:
@@ -300,7 +296,6 @@ def _join_sides(
 
 
 def _left_out(source: Source, parts: Sequence[Part], joined: Sequence[Joined]) -> Iterator[LeftOut]:
-    """Each reason once, with the first place."""
     counts: Counter[str] = Counter()
     places: dict[str, str] = {}
     for part in parts:

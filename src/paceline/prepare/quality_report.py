@@ -25,11 +25,7 @@ class Gate:
     name: str
     is_kept: bool
     severity: str = "error"
-    """`error`, `warning` or `info`."""
-
     seen: str = ""
-    """What was found, in the program's own numbers."""
-
     rows: int | None = None
     """That the program looked at."""
 

@@ -45,7 +45,7 @@ class Row(NamedTuple):
     """One row of a file."""
 
     number: int
-    """Its line, or its place counted from 1."""
+    """Line of the row, or its place counted from 1."""
 
     value: Any
     """Columns by name, or the text of a file."""

@@ -34,7 +34,6 @@ class Schema:
         """The rules that a row breaks, without its values.
 
         Args:
-            row: Columns by name.
             is_text: All values are texts (csv): each is read as the type that the schema asks.
         """
         if is_text:

@@ -17,8 +17,6 @@ class ShownDocument:
     """Part of a sample: a document, or in windows what is seen of it."""
 
     document: int
-    """Its number in the source, counted from 0."""
-
     parts: tuple[tuple[bool, str], ...]
     """Texts in order, each with whether its tokens are trained on."""
 
@@ -45,10 +43,7 @@ def show_sample(
     """The documents of one sample.
 
     Args:
-        folder: Of prepared data.
         sample: Its number; ids run through the sources in the index's order.
-        tokenizer_file: Turns tokens into text; None: one token a byte.
-        held_out: Whether it is of the held-out side.
 
     Raises:
         JobError: D021, there is no such sample.

@@ -91,9 +91,7 @@ class Fingerprints:
 
         Args:
             text: Hash of each row's text; 0 is compared with none.
-            label: Hash of its label; 0 is none.
             place: From `place_number`.
-            words: Of all rows.
             starts: Where each row's words begin.
         """
         found = {"text": text, "label": label, "place": place}
@@ -127,7 +125,6 @@ class Fingerprints:
         """What is alike among the rows that were added.
 
         Args:
-            num_train: Rows that were added first; the others are for evaluation.
             threshold: Jaccard similarity of near duplicates.
         """
         self.close()

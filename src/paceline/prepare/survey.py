@@ -88,11 +88,11 @@ class Survey:
     """What was seen."""
 
     rows: int = 0
-    """That could be read, for training."""
+    """Rows that could be read, for training."""
 
     eval_rows: int = 0
     num_bytes: int = 0
-    """Of the files, as they are stored."""
+    """Bytes of the files, as they are stored."""
 
     seen: dict[str, dict[str, Seen]] = field(default_factory=dict)
     """Check -> what of it -> how often and where."""
@@ -121,10 +121,6 @@ class Survey:
 
 def survey(asked: Asked, report: Callable[[Step], None]) -> Survey:
     """Read every row.
-
-    Args:
-        asked: Files and what to hold them against.
-        report: Is given how far it is.
 
     Raises:
         JobError: A column that was named is not there (D022), the disk is full (D015), or a package
@@ -289,7 +285,6 @@ class _Reader:
         )
 
     def _texts(self, file: str, batch: _Batch) -> list[str]:
-        """What is compared of each row."""
         columns = self._compared.get(file)
         if columns is None:
             columns = self._compared[file] = self._find_columns(file, batch)
@@ -460,7 +455,6 @@ def _hashes(texts: Iterator[str | None] | Any) -> Hashes:
 
 
 def _leaves(value: Any) -> Iterator[str]:
-    """Every text and number in a value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

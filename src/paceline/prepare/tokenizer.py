@@ -42,7 +42,6 @@ class TokenizerFiles:
     """The template for conversations with tools, where it is another."""
 
     template_file: Path | None = None
-    """Where they were read."""
 
 
 def read_tokenizer(job: Job) -> TokenizerFiles:
@@ -122,7 +121,7 @@ def _config(file: Path) -> dict[str, Any]:
 
 
 def _text(token: Any) -> Any:
-    """Of a token that is written with its properties: its text."""
+    """Text of a token that is written with its properties."""
     if isinstance(token, list):
         return [_text(each) for each in token]
     return token.get("content", "") if isinstance(token, dict) else token

@@ -34,7 +34,7 @@ class Prepared:
 
     @property
     def num_files(self) -> int:
-        """That were read."""
+        """Files that were read."""
         sources = (*self.index.train, *self.index.held_out)
         return len({name for source in sources for name in source.source_files})
 

@@ -39,7 +39,6 @@ class Words(NamedTuple):
 
     has_letter: NDArray[np.bool_]
     num_letters: Ints
-    """Characters of each word."""
 
 
 def words_of(texts: Sequence[str]) -> Words:
@@ -91,7 +90,7 @@ def shingles_of(hashes: Hashes, starts: Ints) -> tuple[Hashes, Ints]:
 
 
 def mixed(hashes: Hashes) -> Hashes:
-    """The same numbers with every bit stirred in (splitmix64, Steele et al., OOPSLA 2014)."""
+    """Hashes with every bit stirred in (splitmix64, Steele et al., OOPSLA 2014)."""
     hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return hashes ^ (hashes >> np.uint64(31))

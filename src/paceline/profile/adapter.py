@@ -97,8 +97,6 @@ def with_adapter(
     """The profile with only adapters trained; the profile itself when none are asked for.
 
     Args:
-        profile: Of the whole model.
-        spec: What is asked.
         family: `model_type` of its config.json; None for the built-in decoder.
         where: Place of `train.adapter` in the job.
 
@@ -162,10 +160,10 @@ class Adaptation:
 
     dropout: float
     frozen_type: Literal["float32", "bfloat16", "float16"]
-    """Of the frozen parameters."""
+    """Type of the frozen parameters."""
 
     num_parameters: int
-    """Of all adapters together, as planned."""
+    """Parameters of all adapters together, as planned."""
 
     has_magnitudes: bool = False
     """DoRA: whether the length of each output's row is trained as well."""
@@ -174,18 +172,10 @@ class Adaptation:
     """Frozen parameters in NF4, as planned: all matrices of the blocks, or none."""
 
     seed: int
-    """Initial weights are drawn from it."""
 
 
 def adaptation_of(adapter: Adapter, spec: AdapterSpec, *, precision: str, seed: int) -> Adaptation:
-    """What the runtime does for `train.adapter`.
-
-    Args:
-        adapter: As counted.
-        spec: As asked.
-        precision: The plan's.
-        seed: The job's.
-    """
+    """What the runtime does for `train.adapter`."""
     alpha = alpha_of(spec)
     frozen: Mapping[str, Literal["float32", "bfloat16", "float16"]]
     frozen = {"fp32": "float32", "tf32": "float32", "fp16": "float16"}

@@ -37,20 +37,12 @@ class Block:
     """What the family calls it: `decoder`, `dense`, `moe`, `encoder`."""
 
     count: int
-    """How many of this kind the model has, one after the other."""
-
     hidden: int
     """Width of the residual stream."""
 
     heads: int = 0
-    """Query heads."""
-
     kv_heads: int = 0
-    """Key and value heads."""
-
     head_dim: int = 0
-    """Width of one head's query and key."""
-
     value_dim: int = 0
     """Width of one head's value; `head_dim` unless attention is latent."""
 
@@ -74,20 +66,14 @@ class Block:
     """Heads of a second attention, over an encoder's output of as many tokens."""
 
     ffn: int = 0
-    """Width of the dense feed-forward layer."""
-
     gated: bool = False
     """Whether the feed-forward layer has a gate (SwiGLU, GeGLU): two matrices up instead of one."""
 
     experts: int = 0
-    """Routed experts."""
-
     experts_per_token: int = 0
     """Experts that a token is sent to."""
 
     expert_ffn: int = 0
-    """Width of one expert."""
-
     shared_ffn: int = 0
     """Width of all experts together that every token goes through."""
 

@@ -70,7 +70,6 @@ def profile_config(
     """Costs of the model that a config.json describes, on samples of `seq_len` tokens.
 
     Args:
-        config: Its fields.
         seq_len: Tokens in a sample; a vision transformer takes its own.
         source: The file's name for messages.
         where: Its place in the job for messages.

@@ -34,7 +34,7 @@ class Plain:
     """Rows of learned positions; 0 without."""
 
     embedding_width: int | None = None
-    """Of the token embedding where it is narrower than the stream."""
+    """Width of the token embedding where it is narrower than the stream."""
 
     qkv_bias: bool = True
     output_bias: bool = True
@@ -46,11 +46,7 @@ class Plain:
     """Vectors of a norm: weight and bias, weight only, or none."""
 
     relu: bool = False
-    """Whether the activation is ReLU."""
-
     query_key_norm: bool = False
-    """Whether query and key are normalised."""
-
     extra_vectors: int = 0
     """Besides, in one block."""
 

@@ -30,7 +30,7 @@ class Fields:
         return value or default or 1
 
     def optional(self, *names: str, least: int = 1, most: int = _MOST) -> int | None:
-        """The same, None where it is left out or null."""
+        """A field, None where it is left out or null."""
         for name in names:
             value = self.values.get(name)
             if value is None:

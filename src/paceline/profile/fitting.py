@@ -59,13 +59,7 @@ def check_decoder_tensors(
     shape: DecoderShape, stored: Mapping[str, StoredTensor], *, where: str
 ) -> Iterator[Problem]:
     """`M013`: every tensor of the files that the built-in decoder lacks, that it has and the files
-    lack, and of another shape than its own; `M014`: of a type that is not read.
-
-    Args:
-        shape: The decoder's sizes.
-        stored: Every tensor of the files.
-        where: Place of the files in the job.
-    """
+    lack, and of another shape than its own; `M014`: of a type that is not read."""
     wanted = decoder_tensors(shape)
     targets = {name: decoder_name(name) for name in stored}
     found = {target: stored[name].shape for name, target in targets.items() if target in wanted}
@@ -85,12 +79,7 @@ def check_decoder_tensors(
 
 
 def check_types(used: Iterable[StoredTensor], where: str) -> Iterator[Problem]:
-    """`M014`, one problem for each type that is not read.
-
-    Args:
-        used: Stored tensors that a model takes.
-        where: Place of the files in the job.
-    """
+    """`M014`, one problem for each type that is not read."""
     other: dict[str, list[str]] = {}
     for stored in used:
         if stored.dtype not in _READ:

@@ -23,7 +23,7 @@ class _Mode(NamedTuple):
     """Bytes of one element that goes into or out of a matrix or attention."""
 
     stream: int
-    """The same of the residual stream."""
+    """Bytes of one element of the residual stream."""
 
     has_casts: bool
     """Whether each linear keeps a cast of its input of its own."""

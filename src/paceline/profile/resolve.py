@@ -37,14 +37,10 @@ class AskedConfig(NamedTuple):
     """The config.json of a job's model."""
 
     config: Mapping[str, Any]
-    """Its fields."""
-
     source: str
     """The file, or the published model's name."""
 
     where: str
-    """Its place in the job."""
-
     name: str | None
     """Name of a published model."""
 
@@ -53,7 +49,6 @@ def resolve_profile(job: Job, facts: ModuleFacts | None = None) -> ModelProfile:
     """What the job's model costs, with its adapters when only those are trained.
 
     Args:
-        job: As `load_job` read it.
         facts: What a helper process counted of the module, for a job with `model.factory`.
 
     Raises:
@@ -185,7 +180,6 @@ def check_packing(job: Job, *, is_text: bool = False) -> Iterator[Problem]:
     """What keeps documents that are packed into one sample from being kept apart.
 
     Args:
-        job: What is asked.
         is_text: Whether all of its rows are plain texts, which can be cut into windows instead.
     """
     windows = ", or set data.pack: windows" if is_text else ""

@@ -49,7 +49,6 @@ def splits_of(config: Mapping[str, Any], seq_len: int, *, built_in: bool | None 
 
     Args:
         config: Fields that `profile_config` found good.
-        seq_len: Tokens in a sample.
         built_in: Whether it is the built-in decoder; left out, where it can be.
 
     >>> splits_of({"model_type": "bloom"}, 512)
@@ -76,12 +75,7 @@ def splits_of(config: Mapping[str, Any], seq_len: int, *, built_in: bool | None 
 
 
 def reasons_against_running(config: Mapping[str, Any], seq_len: int) -> Iterator[str]:
-    """Why the built-in trainer cannot train this model, one sentence each; none when it can.
-
-    Args:
-        config: Fields that `profile_config` found good.
-        seq_len: Tokens in a sample.
-    """
+    """Why the built-in trainer cannot train this model, one sentence each; none when it can."""
     kind = _kind(config)
     trains = FAMILIES[kind].trains
     if trains not in _CAUSAL:

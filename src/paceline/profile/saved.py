@@ -108,7 +108,8 @@ class Kernels:
     product. 3 where silu and product are one kernel, 2 where the product is recomputed."""
 
     plain_copies: Value = 2
-    """The same without a gate: the activation function's input and output."""
+    """Tensors of width F that a feed-forward without a gate keeps: the activation function's input
+    and output."""
 
     score_bytes: Value = 0
     """Kept for each score of attention: 0 with a flash kernel. 5 without: softmax (2), dropout's
@@ -154,8 +155,6 @@ def saved_bytes(block: Block, kernels: Kernels, seq_len: Value) -> SavedBytes:
     """Bytes one token leaves for the backward pass in one block.
 
     Args:
-        block: Its sizes; a measured block is not counted here.
-        kernels: Of the software that runs it.
         seq_len: Tokens that attention looks at, for the scores of unfused attention.
     """
     c, h = kernels.compute_bytes, block.hidden
@@ -307,20 +306,14 @@ class OutsideBytes(NamedTuple):
     """Until the backward pass: final norm, the output matrix's input, token ids and targets."""
 
     logits: float
-    """Of those that are as wide as the vocabulary, which tensor parallelism divides."""
+    """Bytes of tensors that are as wide as the vocabulary, which tensor parallelism divides."""
 
     loss_peak: float
     """Alive besides while the loss goes backward; divided as the logits are."""
 
 
 def outside_bytes(head_inputs: Value, head_outputs: Value, kernels: Kernels) -> OutsideBytes:
-    """Bytes one token keeps in the head, the loss and the embedding.
-
-    Args:
-        head_inputs: Width that enters the output matrix.
-        head_outputs: Width of the output: the vocabulary or the classes.
-        kernels: Of the software that runs it.
-    """
+    """Bytes one token keeps in the head, the loss and the embedding."""
     norm = kernels.norm_bytes * head_inputs + FLOAT32 * kernels.norm_scalars
     ids = 2 * 8
     return OutsideBytes(

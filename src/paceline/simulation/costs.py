@@ -91,7 +91,6 @@ class Costs:
     """Until a new process is ready to take a rank."""
 
     first_step: Phase
-    """What the first step takes beyond the others."""
 
     def of(self, kind: Kind) -> Phase:
         """The detection of a kind of fault."""
@@ -102,7 +101,7 @@ class Costs:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def with_phase(self, name: str, phase: Phase) -> "Costs":
-        """The same with another phase."""
+        """The costs with another phase."""
         return replace(self, **{name: phase})
 
 
@@ -146,12 +145,7 @@ _OWN = "docs/benchmarks.md, Recovery: 2 ranks over gloo, one machine, n = 12"
 
 
 def costs_on_gloo(*, copy_s: float, reload_s: float) -> Costs:
-    """Measured on this project's own runtime, over gloo.
-
-    Args:
-        copy_s: To copy a rank's state from a live copy.
-        reload_s: To read a checkpoint.
-    """
+    """Measured on this project's own runtime, over gloo."""
     return Costs(
         detect=Phase(seconds=0.032, known="measured", source=_OWN),
         detect_node=_HEARTBEAT,
@@ -182,8 +176,6 @@ def costs_on_nccl(*, copy_s: float, reload_s: float, meet: Literal["cited", "log
     """For accelerators: cited and assumed, as nothing of ours was measured there.
 
     Args:
-        copy_s: To copy a rank's state from a live copy.
-        reload_s: To read a checkpoint.
         meet: `cited`: communicators of all ranks are made anew, as slowly as Meta's. `log2`: the
             rank table is pushed and the time grows with the logarithm, which is assumed.
     """

@@ -26,10 +26,6 @@ def play(
     """The ledger of a system over the faults.
 
     Args:
-        system: What it does.
-        faults: In order of time.
-        rhythm: Of its steps and saves.
-        machines: Spares and repairs.
         ranks: For phases that grow.
         horizon_s: Where the run ends.
         fails_while_down: Otherwise the times of the faults count training only, and none comes

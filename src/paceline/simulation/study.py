@@ -33,12 +33,12 @@ _QUIET_S = 3.0
 """Runs that take less say nothing of their progress."""
 
 SPARE_SHARE = 0.01
-"""Of the nodes, kept as spares when nothing is said. A guess; ByteRobust keeps 4 for 1,024."""
+"""Share of the nodes kept as spares when nothing is said. A guess; ByteRobust keeps 4 for 1,024."""
 
 
 _STORAGE_BYTES_PER_S = 2e12
-"""That all nodes together reach, whatever one of them could: Llama 3's storage sustains 2 TB/s
-(arXiv:2407.21783, section 3.3.1)."""
+"""Bytes a second that all nodes together reach, whatever one of them could: Llama 3's storage
+sustains 2 TB/s (arXiv:2407.21783, section 3.3.1)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +87,13 @@ class Result:
 
     useful_low: float
     useful_high: float
-    """Of the seeds, the lowest and the highest."""
+    """The highest of the seeds; `useful_low` is the lowest."""
 
     shares: dict[Part, float]
     """Mean by part; they sum to 1."""
 
     faults: float
-    """Mean number in a run."""
+    """Mean number of faults in a run."""
 
     recoveries: float | None
     """None for systems that are not our controller; so the others below."""

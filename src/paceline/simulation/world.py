@@ -127,7 +127,7 @@ class Outcome:
 
     ledger: Ledger
     steps: int = 0
-    """That are kept."""
+    """Steps that are kept."""
 
     num_faults: int = 0
     num_recoveries: int = 0
