@@ -76,7 +76,8 @@ def test_a_card_without_a_price_is_named():
 
 
 def test_a_provider_that_bills_by_the_accelerator_has_a_price_of_any_number_of_them():
-    (cost,) = [each for each in bill().costs if each.provider == "modal"]
+    one_node = bill(Size(num_parameters=7e9, tokens=1e12, num_ranks=8))
+    (cost,) = [each for each in one_node.costs if each.provider == "modal"]
     assert cost.per_instance_hour_usd == pytest.approx(8 * 3.9492, rel=1e-3)
 
 

@@ -66,6 +66,9 @@ class Provider:
     serverless: bool = False
     """Whether it bills the seconds in which requests are served, and nothing between them."""
 
+    one_machine: str | None = None
+    """Why a run there has one machine alone; None where several can be joined."""
+
     storage: Rent | None = None
     egress: Rent | None = None
     fabrics: Mapping[str, Fabric] = field(default_factory=dict)
@@ -86,6 +89,7 @@ def _provider(name: str, row: Mapping[str, Any]) -> Provider:
         render=row["render"],
         by_accelerator=row.get("by_accelerator", False),
         serverless=row.get("serverless", False),
+        one_machine=row.get("one_machine"),
         storage=Rent(**row["storage"]) if "storage" in row else None,
         egress=None
         if egress is None

@@ -92,6 +92,10 @@ class Needs:
     is_rdma: bool = False
     """Whether the plan counts on a network with RDMA."""
 
+    is_exact: bool = False
+    """Whether a rented machine has a node's accelerators and no more: so `paceline render` writes
+    it for a provider. Machines of the reader's own may hold several nodes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keeping:
@@ -113,8 +117,18 @@ def cannot_run(price: Price, needs: Needs) -> str | None:
     >>> cannot_run(price, Needs(accelerators_per_node=8, host_memory_bytes=164 * 2**30))
     '128 GiB of host memory, the run needs 164 GiB a node'
     """
+    alone = _provider(price).one_machine
+    if needs.num_nodes > 1 and alone is not None:
+        return f"no second node: {alone}"
     if price.num_accelerators < needs.accelerators_per_node:
         return f"{price.num_accelerators} accelerators, a node has {needs.accelerators_per_node}"
+    render = _provider(price).render
+    larger = price.num_accelerators > needs.accelerators_per_node
+    if larger and needs.is_exact and render != "torchrun":
+        return (
+            f"{price.num_accelerators} accelerators, a node has {needs.accelerators_per_node}: "
+            f"files for {render} rent no larger machine"
+        )
     # An instance larger than a node holds several of them.
     nodes = min(needs.num_nodes, price.num_accelerators // needs.accelerators_per_node)
     host = price.host_memory_bytes
@@ -135,6 +149,17 @@ def cannot_run(price: Price, needs: Needs) -> str | None:
             f"{wanted * 8e-9:.4g} Gb/s"
         )
     return None
+
+
+def why_none(provider: str, prices: Iterable[Price], needs: Needs) -> str | None:
+    """Why no machine of a provider can run the job: the last of the reasons of the one that comes
+    nearest. None where it has no price of any, or one that can."""
+    rows = [row for row in prices if row.provider.lower() == provider.lower()]
+    if not rows:
+        return None
+    largest = max(rows, key=lambda row: (row.num_accelerators, row.host_memory_bytes or 0))
+    why = cannot_run(largest, needs)
+    return None if why is None else f"{largest.instance} has {why}"
 
 
 def unknown_of(price: Price, needs: Needs) -> tuple[str, ...]:

@@ -18,10 +18,10 @@ from paceline.estimate.cost import (
     Keeping,
     Needs,
     RunCost,
-    cannot_run,
     cheapest_costs,
     run_costs,
     training_flops,
+    why_none,
 )
 from paceline.job import Job
 from paceline.plan.decision import Plan
@@ -174,6 +174,7 @@ def bill_of_size(
     needs = Needs(
         num_nodes=nodes,
         accelerators_per_node=per_node,
+        is_exact=True,
         host_memory_bytes=state / nodes + per_node * PROCESS_BYTES,
         network_bytes_per_s=(
             NETWORK_SHARE * accelerator.network_node_bytes_per_s if nodes > 1 else None
@@ -282,20 +283,15 @@ def _bill(
         train_s=train_s,
         basis=tuple(basis),
         costs=costs,
-        refused=tuple(_refused(rows, needs, have)) if train_s is not None else (),
+        refused=tuple(
+            (provider, why)
+            for provider in sorted({row.provider for row in rows} - have)
+            if train_s is not None
+            if (why := why_none(provider, rows, needs)) is not None
+        ),
         keeping=keeping,
         spot_unpriced=tuple(sorted(have - with_spot)),
     )
-
-
-def _refused(rows: tuple[Price, ...], needs: Needs, have: set[str]) -> Iterable[tuple[str, str]]:
-    """Why a provider has no cost: of the machine that comes nearest, the last of its reasons."""
-    for provider in sorted({row.provider for row in rows} - have):
-        mine = [row for row in rows if row.provider == provider]
-        largest = max(mine, key=lambda row: (row.num_accelerators, row.host_memory_bytes or 0))
-        why = cannot_run(largest, needs)
-        if why is not None:
-            yield provider, f"{largest.instance} has {why}"
 
 
 def _assumed(restart_s: float) -> list[str]:

@@ -14,7 +14,7 @@ from paceline.catalog.engines import Engine, as_asked, find_engine
 from paceline.choices import Precision
 from paceline.errors import PlanError, Problem
 from paceline.estimate import Case, Estimate, case_of, price, price_one, stage_memory
-from paceline.estimate.cost import RunCost
+from paceline.estimate.cost import RunCost, why_none
 from paceline.estimate.holdings import compressed_share
 from paceline.estimate.stages import stage_sizes
 from paceline.job import Job, LayoutSpec
@@ -33,7 +33,7 @@ from paceline.plan.decision import Decision, Plan, Point
 from paceline.plan.host import check_building, host_bytes_of_one
 from paceline.plan.limits import limit_not_kept, limits_of
 from paceline.plan.loss import check_loss_chunk, check_router_loss, router_loss_of
-from paceline.plan.outlook import Outlook, outlook
+from paceline.plan.outlook import Outlook, needs_of, outlook
 from paceline.plan.parallelize import parallelize_plan
 from paceline.plan.recover import check_state, plan_state
 from paceline.plan.refuse import nothing_fits, offloads_of
@@ -416,7 +416,8 @@ def _with_outlook(plan: Plan, asked: _Asked, found: Found) -> Plan:
     ]
     cost = costs[0] if costs else None
     if wanted.provider is not None and cost is None:
-        raise PlanError(_no_such_provider(asked, view))
+        why = why_none(wanted.provider, prices, needs_of(plan))
+        raise PlanError(_no_such_provider(asked, view, why))
     wall_s = view.train_s if cluster.is_local else view.wall_s
     if cost is not None and cost.way == "spot":
         wall_s = cost.hours * 3600
@@ -441,13 +442,15 @@ def _cheapest_providers(view: Outlook) -> tuple[RunCost, ...]:
     return tuple(sorted((cost for kind in kinds for cost in kind), key=lambda cost: cost.usd))
 
 
-def _no_such_provider(asked: _Asked, view: Outlook) -> Problem:
+def _no_such_provider(asked: _Asked, view: Outlook, why: str | None) -> Problem:
     wanted = asked.job.spec.plan
     way = "spot" if wanted.spot else "on demand"
     known = sorted({cost.provider for cost in view.costs if cost.way == way})
     return Problem(
         code="P003",
-        what=f"no price of {asked.cluster.accelerator} {way} at {wanted.provider} is known",
+        what=f"no price of {asked.cluster.accelerator} {way} at {wanted.provider} is known"
+        if why is None
+        else f"{wanted.provider} cannot run the plan: {why}",
         where=asked.job.where("plan.provider"),
         fix=f"name one of {', '.join(known)}"
         if known

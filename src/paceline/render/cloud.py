@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from paceline.catalog import Price, find_prices, offers_of_nodes
+from paceline.catalog import Price, find_prices, load_providers, offers_of_nodes
 from paceline.catalog.price import price_day
 from paceline.errors import JobError
 from paceline.estimate.cost import RunCost, cannot_run
@@ -173,7 +173,7 @@ def offers(plan: Plan, providers: Sequence[str]) -> list[Price]:
     the cheapest first. Where the network of all of them is slower than the plan counts on, they
     still have a price an hour, which limits hold; the run's time is then not known."""
     count, needs = plan.cluster.ranks_per_node, needs_of(plan)
-    alone = replace(needs, network_bytes_per_s=None, is_rdma=False)
+    alone = replace(needs, num_nodes=1, network_bytes_per_s=None, is_rdma=False)
     rows = offers_of_nodes(
         [row for row in find_prices(plan.cluster.accelerator) if row.provider in providers], count
     )
@@ -265,11 +265,13 @@ def need_lines(*names: str) -> list[str]:
     return [f': "${{{name}:?set it in your environment}}"' for name in names]
 
 
-def one_machine(plan: Plan, *, why: str, fix: str) -> list[Gap]:
-    """A refusal of several nodes."""
-    if plan.cluster.num_nodes == 1:
+def one_machine(plan: Plan, provider: str) -> list[Gap]:
+    """A refusal of several nodes, where the catalog says that a provider has none."""
+    why = load_providers()[provider].one_machine
+    if plan.cluster.num_nodes == 1 or why is None:
         return []
     what, where = f"{plan.cluster.num_nodes} nodes", "cluster.nodes"
+    fix = "set cluster.nodes to 1, or render for sky"
     return [Gap(what=what, why=why, nearest=None, fix=fix, where=where)]
 
 

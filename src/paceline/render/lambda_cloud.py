@@ -50,12 +50,7 @@ def gaps(plan: Plan, job: Job) -> list[Gap]:
         *torchrun.gaps(plan, job),
         *cloud.data_gap(job),
         *cloud.region_gap(job, "lambda", "Lambda"),
-        *cloud.one_machine(
-            plan,
-            why="Lambda's instances on demand have no fast network between them; its 1-Click "
-            "Clusters are reserved, not started by an API",
-            fix="set cluster.nodes to 1, or render for sky",
-        ),
+        *cloud.one_machine(plan, "lambda"),
     ]
     if job.spec.plan.spot:
         found.append(

@@ -58,11 +58,7 @@ def gaps(plan: Plan, job: Job) -> list[Gap]:
     found = [
         *torchrun.gaps(plan, job),
         *cloud.data_gap(job),
-        *cloud.one_machine(
-            plan,
-            why="Modal's containers (1.6) are single machines; its clusters are experimental",
-            fix="set cluster.nodes to 1, or render for sky",
-        ),
+        *cloud.one_machine(plan, "modal"),
     ]
     if job.spec.plan.spot:
         found.append(

@@ -64,12 +64,7 @@ def gaps(plan: Plan, job: Job) -> list[Gap]:
         *torchrun.gaps(plan, job),
         *cloud.data_gap(job),
         *cloud.region_gap(job, "runpod", "RunPod"),
-        *cloud.one_machine(
-            plan,
-            why="pods have no network of their own between them; RunPod's Instant Clusters are "
-            "rented another way",
-            fix="set cluster.nodes to 1, or render for sky",
-        ),
+        *cloud.one_machine(plan, "runpod"),
     ]
     if plan.cluster.accelerator == "MI300X" and job.spec.cloud.image is None:
         found.append(
