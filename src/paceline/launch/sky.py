@@ -37,19 +37,13 @@ _NOTE = (
     "nobody looks at the machines before (docs/guides/preflight.md)."
 )
 
-_STATES: dict[str, State] = {
-    "INIT": "waiting",
-    "PENDING": "waiting",
-    "SUBMITTED": "waiting",
-    "STARTING": "waiting",
-    "SETTING_UP": "running",
-    "RUNNING": "running",
-    "WINDING_DOWN": "running",
-    "RECOVERING": "running",
-    "CANCELLING": "running",
-    "SUCCEEDED": "finished",
-    "CANCELLED": "cancelled",
+_WORDS: dict[State, str] = {
+    "waiting": "INIT PENDING SUBMITTED STARTING",
+    "running": "SETTING_UP RUNNING WINDING_DOWN RECOVERING CANCELLING",
+    "finished": "SUCCEEDED",
+    "cancelled": "CANCELLED",
 }
+_STATES = {word: state for state, words in _WORDS.items() for word in words.split()}
 """States of SkyPilot 0.14: sky/skylet/job_lib.py and sky/jobs/state.py; all others begin with
 FAILED."""
 

@@ -33,23 +33,13 @@ _DOWN = re.compile(
 )
 """What sbatch says when nobody has heard it; nothing is in the queue then."""
 
-_STATES: dict[str, State] = {
-    "PENDING": "waiting",
-    "CONFIGURING": "waiting",
-    "REQUEUED": "waiting",
-    "REQUEUE_HOLD": "waiting",
-    "SPECIAL_EXIT": "waiting",
-    "RESV_DEL_HOLD": "waiting",
-    "RUNNING": "running",
-    "COMPLETING": "running",
-    "SUSPENDED": "running",
-    "STOPPED": "running",
-    "SIGNALING": "running",
-    "STAGE_OUT": "running",
-    "RESIZING": "running",
-    "COMPLETED": "finished",
-    "CANCELLED": "cancelled",
+_WORDS: dict[State, str] = {
+    "waiting": "PENDING CONFIGURING REQUEUED REQUEUE_HOLD SPECIAL_EXIT RESV_DEL_HOLD",
+    "running": "RUNNING COMPLETING SUSPENDED STOPPED SIGNALING STAGE_OUT RESIZING",
+    "finished": "COMPLETED",
+    "cancelled": "CANCELLED",
 }
+_STATES = {word: state for state, words in _WORDS.items() for word in words.split()}
 """Job states of squeue(1), Slurm 22.05 to 25.05; all others are ends by failure."""
 
 _FIRST: tuple[State, ...] = ("running", "waiting", "failed", "cancelled", "finished")

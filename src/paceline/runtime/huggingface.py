@@ -193,7 +193,8 @@ def _tokens_by_name(
     if given.is_floating_point():
         named = {"inputs_embeds": given}
         call.hooks.append(_enter(blocks_of(model)[0], given))
-    if str(model.config.model_type) in _BLOCKS_RETURN_TUPLES:
+    config: Any = model.config
+    if config.model_type in _BLOCKS_RETURN_TUPLES:
         call.hooks += [_as_tuple(block) for block in blocks_of(model) if _is_empty(block)]
     if isinstance(head := getattr(model, NEW_HEAD, None), nn.Linear):
         call.hooks.append(_keep(head, call))

@@ -9,6 +9,8 @@ TensorFlow, Kubernetes and syslog; NCCL `host:pid:tid [device]`. They are taken 
 import re
 from dataclasses import dataclass, field, replace
 
+from paceline.catalog.load import read_shipped
+
 MAX_LINE = 4096
 """Characters of a line that are looked at. The longest message in the catalog's sources that
 carries its numbers late (CUDA out of memory, with its advice) has about 700."""
@@ -43,68 +45,22 @@ class Line:
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 _ANSI_BYTES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)")
 _LEVELS = {"WARNING": "W", "WARN": "W", "ERROR": "E", "CRITICAL": "F", "FATAL": "F", "INFO": "I"}
-_LEVEL = r"(?P<level>DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)"
-_CLOCK = r"(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d(?:[.,]\d+)?)"
-_DATE = r"\d{4}[-/](?P<mo>\d\d)[-/](?P<d>\d\d)"
-_MONTH_DAY = r"(?P<mo>\d\d?)(?P<d>\d\d)"
-_SYSLOG_DAY = r"(?P<mon>[A-Z][a-z]{2}) +(?P<d>\d\d?)"
+_TOKENS = {
+    "<CLOCK>": r"(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d(?:[.,]\d+)?)",
+    "<DATE>": r"\d{4}[-/](?P<mo>\d\d)[-/](?P<d>\d\d)",
+    "<MONTH_DAY>": r"(?P<mo>\d\d?)(?P<d>\d\d)",
+    "<SYSLOG_DAY>": r"(?P<mon>[A-Z][a-z]{2}) +(?P<d>\d\d?)",
+    "<LEVEL>": r"(?P<level>DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)",
+}
 _MONTHS = {
     name: number + 1
     for number, name in enumerate(re.findall("...", "JanFebMarAprMayJunJulAugSepOctNovDec"))
 }
-_FORMS = tuple(
-    re.compile(form)
-    for form in (
-        # a bar of tqdm that the message was written behind
-        r"[^|\n]{0,80}?\d{1,3}%\|[^|\n]{0,200}\| ?\S+ \[[^\]\n]{0,200}\](?=\S)",
-        # torchrun, torchelastic --tee, torch's own error lines
-        r"\[rank ?(?P<rank>\d+)\]:? ?",
-        r"\[(?:default|trainer|worker|[a-z_]*node)(?P<local>\d+)\]: ?",
-        r"\[Rank (?P<rank>\d+)\]:? ",
-        r"\[PG (?:ID )?\S+ (?:PG GUID \S+ )?Rank (?P<rank>\d+)\] +",
-        # mpirun --tag-output, Horovod
-        r"\[\d+,(?P<rank>\d+)\]<std(?:err|out)>: ?",
-        r"\[(?P<rank>\d+)\]<std(?:err|out)>: ?",
-        # axolotl, Lightning, accelerate's MultiProcessAdapter
-        r"\[(?:RANK|rank|global_rank)[:= ](?P<rank>\d+)\]:? ?",
-        r"\[PID[:=](?P<pid>\d+)\] ?",
-        # Ray
-        r"\((?P<actor>[\w.:<>-]+) pid=(?P<pid>\d+)(?:, ip=(?P<host>[\w.:-]+))?\) ?",
-        r"\(\w+, ip=(?P<host>[\w.:-]+)\) ?",
-        r"\[repeated \d+x across cluster\] ?",
-        # glog and c10d, with or without brackets: E0321 02:07:08.40 1234 file.cc:123]
-        rf"\[?(?P<glog>[DIWEF]){_MONTH_DAY} {_CLOCK}(?: +(?P<pid>\d+))?(?: +[\w./-]+:\d+)?\] ?",
-        r"\[(?P<glog>[DIWEF]) [\w./-]+:\d+\] ",
-        # TensorFlow, loguru, Python logging, accelerate, DeepSpeed, Megatron
-        rf"\[?{_DATE}[T _]{_CLOCK}(?:Z|[+-]\d\d:?\d\d)?\]?:? ?(?:(?:stdout|stderr) [FP] )?",
-        rf"\[?{_DATE} ?\]? ",
-        rf"\[{_CLOCK}\] ",
-        rf"\[?(?P<mo>\d\d)/(?P<d>\d\d)(?:/\d{{2,4}})?,? {_CLOCK}\]? ?",
-        r"(?P<glog>[DIWEF]) (?=[\w/.-]+\.cc:\d+\])",
-        r"[\w./-]+\.(?:cc|cpp|cu|h|hpp|py):\d+\](?: \[\d+\])? ",
-        rf"\[?{_LEVEL}\]? *(?::|\||-|(?<=\]))? +",
-        rf"\[{_LEVEL}(?:\|[^\]]*)?\] ?",
-        rf"\| *{_LEVEL} *\| *",
-        r"\[[\w./]+(?:\.py)?:\d+(?::[\w<>.]+)?\] +",
-        # syslog, dmesg
-        rf"{_SYSLOG_DAY} {_CLOCK} (?P<host>[\w.-]+) (?=[\w./-]+(?:\[\d+\])?:)",
-        r"kernel: ",
-        r"\[ *\d+\.\d{6}\] ",
-        rf"\[[A-Z][a-z]{{2}} {_SYSLOG_DAY} {_CLOCK} \d{{4}}\] ",
-        # NCCL: host:pid:tid [device] NCCL WARN ...
-        r"(?P<host>[A-Za-z0-9][\w.-]*):(?P<pid>\d+):\d+ (?:\[(?P<local>\d+)\] )?(?=\S|\n)",
-        # stern, docker compose, kubetail
-        r"(?P<host>[a-z0-9][a-z0-9.-]*)(?: [a-z0-9-]+)? +[│›|] ?",
-        r"\[(?P<host>[a-z0-9][a-z0-9.-]*-(?:worker|master|launcher|head)[a-z0-9.-]*)\] ",
-        r"\[pod/(?P<host>[a-z0-9.-]+)/[a-z0-9-]+\] ",
-        # srun -l
-        r" {0,4}(?P<rank>\d{1,5}): (?=\S| )",
-        # Megatron and others: (rank 3), rank3:, rank=3
-        r"(?:\(rank |rank[ =]?)(?P<rank>\d+)[):] ",
-        # pdsh
-        r"(?P<host>(?:\d{1,3}\.){3}\d{1,3}|localhost|[a-z][a-z0-9-]*\d[a-z0-9.-]*): (?=\S| )",
-    )
-)
+_FORMS = [
+    re.compile(re.sub("<[A-Z_]+>", lambda token: _TOKENS[token[0]], form))
+    for row in read_shipped("line_forms.toml").values()
+    for form in row["forms"]
+]
 _RAY_NODE = re.compile(r"\bnode \((?:ID: \w+, )?IP: (?P<host>[\w.:]+?)[,)]")
 _PODS = re.compile(r"-(?:master|launcher|head)-\d+")
 _ANYWHERE = re.compile(

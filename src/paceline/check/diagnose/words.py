@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from paceline.catalog.failure import load_failures
+from paceline.catalog.load import read_shipped
 from paceline.check.diagnose.line import Line
 
 Said = Mapping[str, str]
@@ -187,20 +188,7 @@ def _xid(line: Line, groups: Said) -> str:
     return f"Xid {match[2]} on GPU {match[1]}: {match[3][:90]}" if match else ""
 
 
-_REASONS: Mapping[str, str] = {
-    "Resources": "its nodes are not free yet",
-    "Priority": "jobs of higher priority are before it",
-    "ReqNodeNotAvail": "nodes that it needs are down or reserved",
-    "Dependency": "another job must end first",
-    "DependencyNeverSatisfied": "the job it waits for failed, so it never starts",
-    "PartitionTimeLimit": "it asks for more time than the partition allows, so it never starts",
-    "PartitionNodeLimit": "it asks for more nodes than the partition allows, so it never starts",
-    "BadConstraints": "no node meets its constraints, so it never starts",
-    "BeginTime": "its start time has not come",
-    "JobHeldUser": "it is held: scontrol release",
-    "JobHeldAdmin": "an administrator holds it",
-    "Licenses": "a licence is not free",
-}
+_REASONS: Mapping[str, str] = read_shipped("slurm_reasons.toml")["reasons"]
 """Slurm's reasons, as on slurm.schedmd.com/job_reason_codes.html."""
 
 
