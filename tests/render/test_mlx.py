@@ -20,14 +20,7 @@ def macs(nodes: int, **layout: Any) -> dict[str, Any]:
     return {"cluster": MACS | {"nodes": nodes}, "layout": PLAIN | layout}
 
 
-@pytest.fixture
-def jaccl(tmp_path: Path) -> dict[str, Any]:
-    """Macs whose Thunderbolt 5 has RDMA, as a catalog file says."""
-    catalog = tmp_path / "catalog.toml"
-    catalog.write_text(
-        '[accelerators.M3-Ultra]\nlink = "thunderbolt-5-jaccl"\nnetwork = "thunderbolt-5-jaccl"\n'
-    )
-    return MACS | {"catalog": str(catalog)}
+JACCL = MACS | {"rdma": True}
 
 
 @pytest.fixture(scope="module")
@@ -65,21 +58,21 @@ def test_one_mac_starts_its_program_without_a_launcher(check_golden):
     check_golden("mlx/one-mac", found)
 
 
-def test_every_pair_of_macs_with_rdma_has_a_device(jaccl, check_golden, check, tmp_path):
-    hosts = hostfile(*planned(cluster=jaccl | {"nodes": 4}, layout=PLAIN))
+def test_every_pair_of_macs_with_rdma_has_a_device(check_golden, check, tmp_path):
+    hosts = hostfile(*planned(cluster=JACCL | {"nodes": 4}, layout=PLAIN))
     assert hosts["backend"] == "jaccl"
     for rank, host in enumerate(hosts["hosts"]):
         assert [device is None for device in host["rdma"]] == [rank == peer for peer in range(4)]
         devices = [device for device in host["rdma"] if device]
         assert len(set(devices)) == 3
-    check_golden("mlx/four-macs-rdma", rendered("mlx", cluster=jaccl | {"nodes": 4}, layout=PLAIN))
+    check_golden("mlx/four-macs-rdma", rendered("mlx", cluster=JACCL | {"nodes": 4}, layout=PLAIN))
 
 
-def test_more_macs_than_ports_are_cabled_in_a_ring(jaccl):
+def test_more_macs_than_ports_are_cabled_in_a_ring():
     train = {"global_batch": 56}
-    seven, _ = planned(cluster=jaccl | {"nodes": 7}, layout=PLAIN, train=train)
+    seven, _ = planned(cluster=JACCL | {"nodes": 7}, layout=PLAIN, train=train)
     assert mlx_backend(seven) == "jaccl"
-    plan, job = planned(cluster=jaccl | {"nodes": 8}, layout=PLAIN, train=train)
+    plan, job = planned(cluster=JACCL | {"nodes": 8}, layout=PLAIN, train=train)
     assert mlx_backend(plan) == "jaccl-ring"
     for rank, host in enumerate(hostfile(plan, job)["hosts"]):
         peers = {peer for peer, device in enumerate(host["rdma"]) if device}
@@ -100,8 +93,8 @@ def test_sharding_on_a_ring_says_what_it_costs():
     assert "twice the bytes" in (gap.nearest or "")
 
 
-def test_sharding_with_rdma_lacks_nothing(jaccl):
-    assert rendered("mlx", cluster=jaccl, layout=PLAIN | {"sharding": "full"}).gaps == ()
+def test_sharding_with_rdma_lacks_nothing():
+    assert rendered("mlx", cluster=JACCL, layout=PLAIN | {"sharding": "full"}).gaps == ()
 
 
 def test_what_mlx_lacks_is_said_or_refused():
@@ -114,6 +107,20 @@ def test_what_mlx_lacks_is_said_or_refused():
         rendered("mlx", cluster=MACS | {"per_node": 2}, layout=PLAIN)
     with pytest.raises(RenderError, match="for Macs and CPUs"):
         rendered("mlx", layout=PLAIN | {"sharding": "none"})
+
+
+def test_s4_2_rdma_is_a_field_of_the_job():
+    plan, _ = planned(cluster=JACCL, layout=PLAIN)
+    assert (mlx_backend(plan), plan.cluster.network_link) == ("jaccl", "thunderbolt-5-jaccl")
+    plain, _ = planned(cluster=JACCL | {"rdma": False}, layout=PLAIN)
+    assert (mlx_backend(plain), plain.cluster.network_link) == ("ring", "thunderbolt-5-tcp")
+    assert plan.estimate.step_s < plain.estimate.step_s
+    gpus = {"accelerator": "H100-SXM", "nodes": 2, "per_node": 8, "rdma": False}
+    tcp, _ = planned(cluster=gpus, layout={})
+    assert not tcp.cluster.uses_rdma
+    for wrong in (JACCL | {"accelerator": "M2-Ultra"}, {"accelerator": "cpu", "rdma": True}):
+        with pytest.raises(JobError, match=r"T024: cluster\.rdma is true"):
+            planned(cluster=wrong, layout={})
 
 
 @pytest.mark.parametrize("engine", ["paceline", "mlx"])

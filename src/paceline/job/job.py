@@ -243,6 +243,10 @@ class ClusterSpec:
     """Bandwidth between nodes, for each node and direction: `400Gb/s`. `auto` is the catalog's
     usual network for the accelerator."""
 
+    rdma: bool | Auto = "auto"
+    """Whether nodes talk by RDMA. `auto` is as usual for the accelerator's network. On Macs `true`
+    is JACCL over Thunderbolt 5 (macOS 26.2); on GPUs `false` is TCP."""
+
     topology: str | None = None
     """A file with what `nvidia-smi topo -m` prints on a node, or a recording of `paceline preflight
     --record`, relative to the job file: the links inside a node are then as it shows them. Left

@@ -115,7 +115,9 @@ def _on_this_machine(job: Job, count: int) -> tuple[Job, list[str]]:
     if cluster.accelerator not in ("auto", "cpu"):
         asked = find_cluster(spec.cluster, job)
         if not asked.is_local:
-            cluster = replace(cluster, accelerator="auto", memory="auto", network="auto")
+            cluster = replace(
+                cluster, accelerator="auto", memory="auto", network="auto", rdma="auto"
+            )
             notes.append(f"measured on this machine; the job asks for {asked.name}")
     elif spec.cluster.nodes > 1:
         notes.append(f"one node; the job asks for {spec.cluster.nodes}, simulated on this machine")

@@ -109,6 +109,8 @@ def _cluster_decisions(job: Job, cluster: Cluster) -> Iterator[Decision]:
     if cluster.num_nodes > 1 and not cluster.is_local:
         gigabits = (cluster.network_bytes_per_s or 0) * 8 / 1e9
         reason = f"usual for {cluster.accelerator}"
+        if spec.rdma != "auto":
+            reason = f"{cluster.network_link}, as cluster.rdma asks"
         if spec.network != "auto":
             rdma = "with" if cluster.uses_rdma else "without"
             reason = (

@@ -22,7 +22,13 @@ PLANNED = frozenset(
         *("name", "layout", "plan", "engine", "model.decoder", "model.preset"),
         *("model.hf_config", "model.size", "model.factory", "model.weights"),
         *("cluster.accelerator", "cluster.nodes", "cluster.per_node"),
-        *("cluster.memory", "cluster.network", "cluster.topology", "cluster.catalog"),
+        *(
+            "cluster.memory",
+            "cluster.network",
+            "cluster.rdma",
+            "cluster.topology",
+            "cluster.catalog",
+        ),
         *("data.seq_len", "train.global_batch", "train.precision"),
     }
 )

@@ -62,6 +62,9 @@ def find_cluster(spec: ClusterSpec, job: Job, machine: Machine | None = None) ->
     catalog = load_catalog(find_catalog_file(job.folder, spec.catalog))
     if spec.accelerator == "auto":
         check_gpus_seen(machine, job.where("cluster.accelerator"), "set cluster.accelerator to cpu")
+    here = spec.accelerator in ("auto", "cpu")
+    if here and spec.rdma != "auto":
+        raise _no_rdma(job, "the ranks are on this machine, without a network between them")
     if spec.accelerator == "cpu" or (spec.accelerator == "auto" and not machine.gpus):
         return _cpu_cluster(spec, machine, catalog)
     if spec.accelerator == "auto":
@@ -78,7 +81,35 @@ def find_cluster(spec: ClusterSpec, job: Job, machine: Machine | None = None) ->
             spec = replace(spec, per_node=len(declared.gpus))
         else:
             _enough(declared, spec.per_node, job)
-    return _declared_cluster(spec, known, catalog, declared)
+    return _declared_cluster(spec, _with_rdma(known, job, catalog), catalog, declared)
+
+
+def _with_rdma(known: Accelerator, job: Job, catalog: Catalog) -> Accelerator:
+    """The accelerator with a network that has or lacks RDMA, as `cluster.rdma` says."""
+    asked, usual = job.spec.cluster.rdma, catalog.links.get(known.network or "")
+    if asked == "auto" or (usual is not None and usual.is_rdma == asked):
+        return known
+    links = [each for each in catalog.links.values() if each.is_rdma == asked]
+    if usual is not None:
+        alike = (usual.kind, usual.bytes_per_s)
+        same = [each for each in links if (each.kind, each.bytes_per_s) == alike]
+        if same:  # Thunderbolt 5 on Macs, which has both
+            return replace(known, network=same[0].name)
+    wired = [each for each in links if each.kind == "tcp"]
+    if asked or usual is None or not wired:
+        raise _no_rdma(job, f"the network of {known.name}, {known.network or 'unknown'}, has none")
+    link = min(wired, key=lambda each: abs(each.bytes_per_s - usual.bytes_per_s))
+    return replace(known, network=link.name, network_node_bytes_per_s=link.bytes_per_s)
+
+
+def _no_rdma(job: Job, why: str) -> JobError:
+    return JobError.of(
+        code="T024",
+        what=f"cluster.rdma is {str(job.spec.cluster.rdma).lower()}, and {why}",
+        where=job.where("cluster.rdma"),
+        fix="leave cluster.rdma out, or write the network that the nodes have into "
+        "paceline-catalog.toml: `network` of the accelerator",
+    )
 
 
 def check_gpus_seen(machine: Machine, where: str, on_cpus: str) -> None:
