@@ -254,6 +254,18 @@ CASES: Mapping[str, tuple[NodeFacts, Status, str, str]] = {
         "checkpoint-folder",
         "checkpoint-folder-unusable",
     ),
+    "checkpoints in memory": (
+        replace(H100, folders=(replace(H100.folders[0], kind="tmpfs"),)),
+        Status.WARNING,
+        "checkpoint-ephemeral",
+        "checkpoint-ephemeral",
+    ),
+    "checkpoints in a container's own layer": (
+        replace(H100, folders=(replace(H100.folders[0], kind="overlay"),)),
+        Status.WARNING,
+        "checkpoint-ephemeral",
+        "checkpoint-ephemeral",
+    ),
     "room for one checkpoint": (
         replace(
             H100,
@@ -418,6 +430,34 @@ def test_one_fault_of_a_node_is_found_and_nothing_else(facts, status, name, id):
     found = only(judged(facts, need=need))
     assert (found.name, found.status, found.id) == (name, status, id)
     assert found.fix
+
+
+@pytest.mark.parametrize(
+    ("kind", "disk_model", "said"),
+    [
+        ("tmpfs", None, "in memory (tmpfs)"),
+        ("overlay", None, "in the container's own layer"),
+        ("ext4", "Amazon EC2 NVMe Instance Storage", "the instance's own disk"),
+        ("ext4", "nvme_card", "the instance's own disk (nvme_card)"),
+        ("ext4", "nvme_card-pd", None),
+        ("ext4", "Amazon Elastic Block Store", None),
+        ("lustre", None, None),
+    ],
+)
+def test_s1_13_a_folder_that_goes_with_its_machine_is_warned_of(kind, disk_model, said):
+    folder = replace(H100.folders[0], kind=kind, disk_model=disk_model)
+    facts = replace(H100, folders=(folder,))
+    if said is None:
+        assert not_right(judged(facts)) == {}
+        return
+    found = only(judged(facts))
+    assert (found.name, found.status) == ("checkpoint-ephemeral", Status.WARNING)
+    assert said in found.evidence
+    assert "checkpoint.copy_to" in found.fix
+    copied = judged(facts, need=replace(ON_8_H100, is_copied=True))
+    assert not_right(copied) == {}
+    (passes,) = [each for each in copied.results if each.name == "checkpoint-ephemeral"]
+    assert "copied by checkpoint.copy_to" in passes.evidence
 
 
 def test_a_node_without_any_gpu_is_offered_cpus():

@@ -17,7 +17,10 @@ _GROUPS = {
         *("accelerators", "driver", "accelerator-memory", "accelerator-ecc", "fabric", "iommu"),
         *("accelerator-clocks", "kernel-log", "pcie", "links", "acs", "numa", "torch", "matmul"),
     ),
-    "storage": ("checkpoint-folder", "checkpoint-room", "shared-folder", "folder", "caches"),
+    "storage": (
+        *("checkpoint-folder", "checkpoint-room", "checkpoint-ephemeral", "shared-folder"),
+        *("folder", "caches"),
+    ),
     "software": ("versions", "packages", "code", "data", "data-check", "environment", "settings"),
     "network": (
         *(

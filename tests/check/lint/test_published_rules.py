@@ -163,3 +163,23 @@ def test_the_published_remedy_of_the_deadlock_is_itself_found(skip, said):
         if one.id == "rank-divergent-decision"
     ]
     assert said in finding.what
+
+
+@pytest.mark.parametrize(
+    ("save", "level"),
+    [
+        ('torch.save(model.state_dict(), "/tmp/out/last.pt")', "warning"),
+        ('torch.save(model.state_dict(), f"/dev/shm/{epoch}.pt")', "warning"),
+        ('torch.save(model.state_dict(), os.path.join("/tmp", f"{epoch}.pt"))', "warning"),
+        ('torch.save(model.state_dict(), folder / "last.pt")', "warning"),
+        ('torch.save(model.state_dict(), "/raid/me/last.pt")', "info"),
+        ('torch.save(model.state_dict(), "/mnt/nfs/last.pt")', None),
+        ('torch.save(model.state_dict(), "/tmpfiles/last.pt")', None),
+        ('torch.save(model.state_dict(), "/tmp/l.pt")\n    s3.upload_file("/tmp/l.pt", "b")', None),
+    ],
+)
+def test_s1_21_checkpoints_on_a_disk_of_one_machine_are_warned_of(save, level):
+    text = training() + f"    if dist.get_rank() == 0: {save.replace(chr(10), chr(10))}\n"
+    text = text.replace("import os\n", 'import os, pathlib\nfolder = pathlib.Path("/tmp") / "a"\n')
+    found = [one for one in lint_program("train.py", text, Context()) if "ephemeral" in one.id]
+    assert [str(one.severity) for one in found] == ([] if level is None else [level])

@@ -30,7 +30,9 @@ _LITTLE_DISK = 10 * 10**9
 """Below it is worth a word: torch with its CUDA libraries takes 5 to 7 GB. A guess."""
 
 _OTHERS = ("tensorflow", "jax", "mlx")
-_OF_A_JOB = ("answers", "checkpoint-folder", "checkpoint-room", "folder", "ports")
+_OF_A_JOB = (
+    *("answers", "checkpoint-folder", "checkpoint-room", "checkpoint-ephemeral", "folder", "ports"),
+)
 _FIRST = ("python", "torch", "nccl", "driver", "architectures", "accelerators", "vram", "packages")
 
 

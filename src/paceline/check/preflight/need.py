@@ -44,6 +44,9 @@ class Need:
     num_checkpoints: int = 0
     """That are there at once: those kept, and the one that is being written."""
 
+    is_copied: bool = False
+    """Whether checkpoints are copied to another storage, too."""
+
     link_bytes_per_s: float | None = None
     """Between ranks of a node, as the plan takes it."""
 
@@ -89,6 +92,7 @@ def need_of(job: Job, plan: Plan, *, place: str) -> Need:
         host_bytes=plan.host_bytes + (rank_bytes * cluster.ranks_per_node if on_cpu else 0),
         checkpoint_bytes=plan.estimate.num_checkpoint_bytes,
         num_checkpoints=most_kept(job.spec),
+        is_copied=job.spec.checkpoint.copy_to is not None,
         link_bytes_per_s=cluster.link_bytes_per_s,
         network_bytes_per_s=cluster.network_bytes_per_s,
         compiles=job.spec.train.compile,

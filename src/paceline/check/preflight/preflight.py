@@ -113,6 +113,7 @@ _NAMES = (
     *("acs", "iommu"),
     *("numa", "versions", "nccl", "torch", "checkpoint-folder", "checkpoint-room", "shared-folder"),
     *(
+        "checkpoint-ephemeral",
         "folder",
         "caches",
         "data",

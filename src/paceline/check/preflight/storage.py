@@ -4,10 +4,24 @@ from collections.abc import Iterator
 
 from paceline.check.preflight.need import Need
 from paceline.check.preflight.result import Result, failed, passed, warned
-from paceline.topology.node.facts import NodeFacts
+from paceline.topology.node.facts import FolderFacts, NodeFacts
 from paceline.units import format_bytes
 
 _ON_MANY_MACHINES = ("nfs", "lustre", "gpfs", "beegfs", "cephfs", "ceph", "fuse.ceph", "wekafs")
+
+
+_IN_MEMORY = ("tmpfs", "ramfs")
+_OF_A_CONTAINER = ("overlay", "fuse-overlayfs", "aufs")
+
+_OF_AN_INSTANCE = (
+    "Amazon EC2 NVMe Instance Storage",
+    "EphemeralDisk",
+    "Microsoft NVMe Direct Disk",
+    "nvme_card",
+)
+"""Models of disks that a cloud wipes when the instance stops. Source: AWS, "Make instance store
+volumes available"; Google, "About Local SSD disks" (its persistent ones are nvme_card-pd and
+PersistentDisk); Microsoft, "Temporary NVMe disks"."""
 
 
 def check_storage(node: str, facts: NodeFacts, need: Need, *, note: str | None) -> Iterator[Result]:
@@ -31,6 +45,8 @@ def check_storage(node: str, facts: NodeFacts, need: Need, *, note: str | None) 
         yield passed(name, node, f"{said}: written and read")
         if folder.disk is not None and number == 0:
             yield _room(node, folder.disk.free_bytes, where, need)
+        if number == 0:
+            yield from _lasting(node, folder, where, need)
         if number == 0 and need.is_apart and note is not None:
             yield _shared(node, folder.note, note, where, folder.kind)
     yield from _caches(node, facts, need)
@@ -49,6 +65,27 @@ def _room(node: str, free: int, where: str, need: Need) -> Result:
         fix += "checkpoint.keep_last, keep_every, keep_best and evaluate.outputs_every"
         return failed(name, node, said, id="disk-full-checkpoint", fix=fix)
     return passed(name, node, said)
+
+
+def _lasting(node: str, folder: FolderFacts, where: str, need: Need) -> Iterator[Result]:
+    """Whether checkpoints are there when the machine, or the container, is not any more."""
+    name, kind, model = "checkpoint-ephemeral", folder.kind or "", folder.disk_model or ""
+    lost = None
+    if kind in _IN_MEMORY:
+        lost = (
+            f"{where} is in memory ({kind}): a restart of the machine takes it, and it grows there"
+        )
+    elif kind in _OF_A_CONTAINER and need.accelerator != "cpu":
+        lost = f"{where} is in the container's own layer ({kind}), which goes with the container"
+    elif model.startswith(_OF_AN_INSTANCE) and not model.startswith("nvme_card-pd"):
+        lost = f"{where} is on the instance's own disk ({model}), wiped when it stops or is taken"
+    if lost is None:
+        return
+    if need.is_copied:
+        yield passed(name, node, f"{lost}; checkpoints are copied by checkpoint.copy_to")
+        return
+    fix = "--runs on a disk that stays, or checkpoint.copy_to: s3://bucket/prefix"
+    yield warned(name, node, lost, id=name, fix=fix)
 
 
 def _shared(node: str, found: str | None, note: str, where: str, kind: str | None) -> Result:

@@ -117,6 +117,9 @@ class FolderFacts:
     note: str | None = None
     """Text of the note that was left there; None where it is not to be seen."""
 
+    disk_model: str | None = None
+    """Of the disk under it, as Linux has it; None where that is no single disk."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interface:

@@ -36,7 +36,19 @@ def look_at_folder(path: str, note: str | None = None) -> FolderFacts:
         disk=disk_of(nearest),
         why_not=_why_not_writable(nearest),
         note=None if note is None else _read(nearest / note),
+        disk_model=_disk_model(nearest),
     )
+
+
+def _disk_model(path: Path) -> str | None:
+    """Model of the disk, or of the one that the partition is on; None of volumes over several."""
+    try:
+        number = path.stat().st_dev
+        block = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve(strict=True)
+    except OSError:
+        return None
+    models = (_read(folder / "device" / "model") for folder in (block, block.parent))
+    return next((model.strip() for model in models if model), None)
 
 
 def disk_of(path: Path) -> Disk | None:
