@@ -27,3 +27,33 @@ def test_s3_4_one_rank_that_says_no_is_heard_by_all():
     first, second, third = run_ranks(decide, 3)
     assert first == third == [True, False, False, True]
     assert second == [True, False, False]
+
+
+def compare(rank: int, world: int) -> list[object]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    found: list[object] = [paceline.replicas_differ(model)]
+    model(torch.ones(2, 4) * (rank + 1)).square().mean().backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+    found.append(paceline.replicas_differ(model))
+    if rank == 2:
+        model[0].bias.grad[1] += 1e-7
+    found.append(paceline.replicas_differ(model))
+    if rank == 1:
+        model[0].weight.data.view(torch.int32)[3, 3] ^= 1
+    found.append(paceline.replicas_differ(model))
+    if rank != 1:
+        pair = dist.new_group([0, 2], use_local_synchronization=True)
+        found.append(paceline.replicas_differ(model, pair))
+    return found
+
+
+@pytest.mark.ranks
+def test_s1_19_the_rank_and_the_first_tensor_that_differ_are_named_in_a_script_of_ones_own():
+    assert paceline.replicas_differ(torch.nn.Linear(2, 2)) is None
+    first, second, third = run_ranks(compare, 3)
+    gradient, weight = ("gradient of 0.bias", (2,)), ("0.weight", (1,))
+    assert second == [None, None, gradient, weight]
+    # Of two that differ, none is the usual one.
+    assert first == third == [*second, ("gradient of 0.bias", (0, 1))]

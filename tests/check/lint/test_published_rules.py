@@ -183,3 +183,115 @@ def test_s1_21_checkpoints_on_a_disk_of_one_machine_are_warned_of(save, level):
     text = text.replace("import os\n", 'import os, pathlib\nfolder = pathlib.Path("/tmp") / "a"\n')
     found = [one for one in lint_program("train.py", text, Context()) if "ephemeral" in one.id]
     assert [str(one.severity) for one in found] == ([] if level is None else [level])
+
+
+LARGE = """
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler
+from transformers import AutoModelForCausalLM
+
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+model = AutoModelForCausalLM.from_pretrained("{name}"{how})
+model = DDP(model.cuda())
+optimizer = torch.optim.AdamW(model.parameters())
+sampler = DistributedSampler(data)
+loader = DataLoader(data, sampler=sampler{batch})
+for epoch in range(2):
+    sampler.set_epoch(epoch)
+    for batch in loader:
+        model(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def found_in(text: str, id: str, **facts: object) -> list[str]:
+    findings = lint_program("train.py", text, Context(**facts))
+    return [f"{each.severity}: {each.what}" for each in findings if each.id == id]
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "gpu", "said"),
+    [
+        ("meta-llama/Llama-2-70b-hf", "", "A100-80", "1.02 TiB on every rank"),
+        ("meta-llama/Llama-2-70b-hf", "", None, "the largest known accelerator"),
+        ("meta-llama/Llama-2-13b-hf", "", "A100-80", "16 bytes each"),
+        ("meta-llama/Llama-2-13b-hf", ", torch_dtype=torch.bfloat16", "A100-80", "8 bytes each"),
+        ("meta-llama/Llama-2-13b-hf", "", None, None),
+        ("meta-llama/Llama-2-7b-hf", ", torch_dtype=torch.bfloat16", "A100-80", None),
+        ("EleutherAI/pythia-1.4b", "", "A100-40", None),
+        ("my-model", "", "A100-40", None),
+    ],
+)
+def test_s3_1_ddp_of_a_model_that_cannot_fit_is_an_error(name, how, gpu, said):
+    text = LARGE.format(name=name, how=how, batch=", batch_size=8")
+    found = found_in(text, "ddp-does-not-fit", gpu=gpu)
+    if said is None:
+        assert found == []
+    else:
+        (line,) = found
+        assert line.startswith("error: DDP keeps")
+        assert said in line
+    # Adapters have few gradients and moments.
+    lora = text.replace("model = DDP", "model = get_peft_model(model, config)\nmodel = DDP")
+    assert found_in(lora, "ddp-does-not-fit", gpu=gpu) == []
+
+
+@pytest.mark.parametrize(
+    ("batch", "nodes", "is_found"),
+    [(", batch_size=1", 64, True), ("", 64, True), (", batch_size=8", 64, False), ("", 2, False)],
+)
+def test_s3_1_one_sample_a_rank_on_hundreds_of_ranks_is_warned_of(batch, nodes, is_found):
+    text = LARGE.format(name="my-model", how="", batch=batch)
+    found = found_in(text, "scaling-not-linear", nodes=nodes, gpus_per_node=8)
+    assert bool(found) == is_found
+    assert all("each of 512 ranks computes one sample" in line for line in found)
+
+
+def test_s1_21_a_bubble_of_torchs_pipelines_is_computed_from_their_numbers():
+    text = """
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+stage = PipelineStage(model, rank, 8, device)
+schedule = Schedule1F1B(stage, n_microbatches={batches}, loss_fn=loss)
+"""
+    (line,) = found_in(text.format(batches=8), "pipeline-bubble")
+    assert "8 stages with 8 micro-batches wait 47%" in line
+    assert found_in(text.format(batches=32), "pipeline-bubble") == []
+
+
+def test_s1_21_tensor_ranks_of_a_mesh_stay_inside_of_a_node_and_are_not_for_small_models():
+    text = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import parallelize_module
+from transformers import AutoModelForCausalLM
+mesh = init_device_mesh("cuda", (2, {tp}), mesh_dim_names=("dp", "tp"))
+model = AutoModelForCausalLM.from_pretrained("{name}")
+parallelize_module(model, mesh["tp"], plan)
+"""
+    wide, narrow = text.format(tp=16, name="x/y-70b"), text.format(tp=8, name="x/y-0.2b")
+    facts = {"gpu": "A100-80", "nodes": 4, "gpus_per_node": 8}
+    (line,) = found_in(wide, "tp-across-nodes", **facts)
+    assert "16 tensor ranks are on several nodes of 8" in line
+    assert found_in(narrow, "tp-across-nodes", **facts) == []
+    (line,) = found_in(narrow, "model-parallel-needless", **facts)
+    assert line.startswith("info: 0.2B parameters")
+    assert found_in(wide, "model-parallel-needless", **facts) == []
+
+
+def test_s1_21_gradients_averaged_by_hand_are_to_be_verified():
+    text = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+for batch in loader:
+    model(batch).backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+    {check}
+"""
+    (line,) = found_in(text.format(check="pass"), "sync-unverified")
+    assert line.startswith("info: gradients are averaged by hand")
+    assert found_in(text.format(check="assert not replicas_differ(model)"), "sync-unverified") == []

@@ -52,14 +52,22 @@ def check_copies(program: Program, context: Context) -> Iterator[Finding]:
 
 def copy_bytes(call: Call) -> float | None:
     """Bytes of one copy of the named checkpoint; None where its name does not tell."""
+    count = named_parameters(call)
+    return None if count is None else count * (2 if names_narrow(call) else 4)
+
+
+def named_parameters(call: Call) -> float | None:
+    """Parameters of the checkpoint that `from_pretrained` is given, by its name; else None."""
     named = call.argument(0, "pretrained_model_name_or_path")
     text = named.likely() if named is not None and call.method == "from_pretrained" else None
     found = SIZE.search(text) if isinstance(text, str) else None
-    if found is None:
-        return None
+    return None if found is None else float(found[1]) * 1e9
+
+
+def names_narrow(call: Call) -> bool:
+    """Whether a model is asked for in 16 bits."""
     dtype = call.argument(None, "torch_dtype", "dtype")
-    each = 2 if dtype is not None and (dtype.name in NARROW or dtype.const == "auto") else 4
-    return float(found[1]) * 1e9 * each
+    return dtype is not None and (dtype.name in NARROW or dtype.const == "auto")
 
 
 def reads_nothing(call: Call) -> bool:

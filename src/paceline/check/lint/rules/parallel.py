@@ -1,0 +1,190 @@
+"""Ways to split a model that cannot work, or cost more than they give: by sizes that are known."""
+
+from collections.abc import Iterator
+
+from paceline.catalog import accelerator_spellings, load_accelerators
+from paceline.check.finding import Finding, Severity
+from paceline.check.lint.configs.megatron_arguments import bubble
+from paceline.check.lint.context import Context
+from paceline.check.lint.events import Call
+from paceline.check.lint.program import Program
+from paceline.check.lint.rules.ddp import wrapped_models
+from paceline.check.lint.rules.host_memory import named_parameters, names_narrow
+from paceline.check.lint.rules.samplers import training_loops
+from paceline.check.lint.values import Value
+from paceline.units import format_bytes
+
+FEWER_TRAINED = ("get_peft_model", "LoraConfig", "requires_grad_", "requires_grad", "bitsandbytes")
+"""Words of programs in which most parameters have no gradient, or less than 16 bits."""
+
+WIDE_BYTES, NARROW_BYTES = 16, 8
+"""Of a parameter with its gradient and Adam's two moments, all in float32 or all in 16 bits.
+Source: ZeRO, arXiv:1910.02054, section 3.1; torch/optim/adam.py, `zeros_like(p)`."""
+
+MANY_RANKS = 128
+"""From which one sample a rank is worth a word. A guess: hundreds of ranks, with a margin."""
+
+SCHEDULES = ("ScheduleGPipe", "Schedule1F1B", "ScheduleInterleaved1F1B")
+PIPELINING = "torch.distributed.pipelining"
+MESH = "torch.distributed.device_mesh.init_device_mesh"
+ADAMS = ("torch.optim.Adam", "torch.optim.AdamW")
+
+
+def check_ddp_fits(program: Program, context: Context) -> Iterator[Finding]:
+    """A model that is larger, with its gradients and Adam's moments, than a GPU it is for."""
+    if program.mentions(*FEWER_TRAINED) or not program.has_call(*ADAMS):
+        return
+    gpu, room = room_of(context)
+    for wrap, model in wrapped_models(program):
+        made = model.call if isinstance(model.call, Call) else None
+        count = named_parameters(made) if made is not None else None
+        if made is None or count is None:
+            continue
+        each = NARROW_BYTES if names_narrow(made) else WIDE_BYTES
+        if count * each <= room:
+            continue
+        yield program.finding(
+            "ddp-does-not-fit",
+            Severity.ERROR,
+            wrap,
+            what=(
+                f"DDP keeps {format_bytes(count * each)} on every rank ({count / 1e9:g}B "
+                f"parameters, {each} bytes each with gradient and Adam's moments); {gpu} has "
+                f"{format_bytes(room)}"
+            ),
+            fix="shard it: fully_shard or ZeRO-3; `paceline plan` has the ranks needed",
+            seen=(made,),
+        )
+        return
+
+
+def room_of(context: Context) -> tuple[str, int]:
+    """The accelerator and its bytes; of an unknown one, those of the largest in the catalog."""
+    known = load_accelerators()
+    spelled = {name.lower(): each for name, each in accelerator_spellings(known).items()}
+    name = spelled.get((context.gpu or "").lower())
+    if name is not None and (size := known[name].memory_bytes):
+        return name, size
+    size, name = max((each.memory_bytes or 0, name) for name, each in known.items())
+    return f"the largest known accelerator ({name})", size
+
+
+def check_tiny_batches(program: Program, context: Context) -> Iterator[Finding]:
+    """One sample a rank between two reductions, on hundreds of ranks."""
+    ranks, wraps = context.num_processes, [wrap for wrap, _ in wrapped_models(program)]
+    if ranks is None or ranks < MANY_RANKS or not wraps or program.mentions("no_sync"):
+        return
+    for loop in training_loops(program):
+        for loader in (loop.over or Value()).origins():
+            call = loader.call
+            if not isinstance(call, Call) or call.name != "torch.utils.data.DataLoader":
+                continue
+            size = call.argument(1, "batch_size")
+            if call.has_argument(None, "batch_sampler") or (size is not None and size.const != 1):
+                continue
+            yield program.finding(
+                "scaling-not-linear",
+                Severity.WARNING,
+                call,
+                what=(
+                    f"each of {ranks} ranks computes one sample between two all-reduces of all "
+                    "gradients: most of a step is waiting"
+                ),
+                fix="a larger batch_size, several micro-batches under no_sync(), or fewer ranks",
+                seen=wraps[:1],
+            )
+            return
+
+
+def check_pipeline_bubble(program: Program, context: Context) -> Iterator[Finding]:
+    """A schedule of torch.distributed.pipelining with too few micro-batches for its stages."""
+    stages = [
+        call.argument(2, "num_stages") for call in program.calls(f"{PIPELINING}.PipelineStage")
+    ]
+    counts = [one.const for one in stages if one is not None and isinstance(one.const, int)]
+    for call in program.calls(*(f"{PIPELINING}.{name}" for name in SCHEDULES)):
+        batches = call.argument(1, "n_microbatches")
+        chunks = call.argument(0, "stages")
+        many = len(chunks.items or ()) if chunks is not None else 0
+        if counts and batches is not None and isinstance(batches.const, int) and batches.const > 0:
+            ranks = counts[0] // max(1, many)
+            yield from bubble(program.path, call.line, ranks, batches.const, max(1, many))
+
+
+def check_tensor_mesh(program: Program, context: Context) -> Iterator[Finding]:
+    """A mesh whose tensor ranks are more than a node has."""
+    per_node = context.devices or context.gpus_per_node
+    for call in program.calls(MESH):
+        shape, names = call.argument(1, "mesh_shape"), call.argument(2, "mesh_dim_names")
+        sizes = [one.const for one in (shape and shape.items) or ()]
+        called = [str(one.const).lower() for one in (names and names.items) or ()]
+        for size, name in zip(sizes, called, strict=False):
+            is_tensor = name in ("tp", "tensor", "tensor_parallel", "model")
+            if is_tensor and per_node and isinstance(size, int) and size > per_node:
+                yield program.finding(
+                    "tp-across-nodes",
+                    Severity.WARNING,
+                    call,
+                    what=f"{size} tensor ranks are on several nodes of {per_node}: every block is "
+                    "summed over the network",
+                    fix=f"{per_node} tensor ranks at most; split the rest over data or stages",
+                )
+
+
+def check_needless(program: Program, context: Context) -> Iterator[Finding]:
+    """Tensor or pipeline ranks for a model that one GPU trains by itself."""
+    splits = program.calls(
+        "torch.distributed.tensor.parallel.parallelize_module", f"{PIPELINING}.PipelineStage"
+    )
+    gpu, room = room_of(context)
+    if not splits or context.gpu is None:
+        return
+    for call in program.all_calls:
+        count = named_parameters(call)
+        if count is not None and 2 * count * WIDE_BYTES <= room:
+            yield program.finding(
+                "model-parallel-needless",
+                Severity.INFO,
+                splits[0],
+                what=(
+                    f"{count / 1e9:g}B parameters take {format_bytes(count * WIDE_BYTES)} with "
+                    f"gradients and Adam's moments, and {gpu} has {format_bytes(room)}: data ranks "
+                    "alone send less"
+                ),
+                fix="DDP or fully_shard alone; `paceline plan` compares them",
+                seen=(call,),
+            )
+            return
+
+
+COMPARES = ("replicas_differ", "allclose", "assert_close", "equal", "_verify_param_shape_across")
+"""Words of programs that compare what ranks hold."""
+
+
+def check_unverified(program: Program, context: Context) -> Iterator[Finding]:
+    """Gradients that the program averages by hand, and nothing that compares the copies."""
+    if program.wraps or program.framework or program.mentions(*COMPARES):
+        return
+    for call in program.calls("torch.distributed.all_reduce"):
+        tensor = call.argument(0, "tensor")
+        if tensor is not None and any(one.attribute == "grad" for one in tensor.origins()):
+            yield program.finding(
+                "sync-unverified",
+                Severity.INFO,
+                call,
+                what="gradients are averaged by hand, and nothing checks that the ranks' copies of "
+                "the model stay equal",
+                fix="every few hundred steps: `assert paceline.replicas_differ(model) is None`; or "
+                "DistributedDataParallel, which does both",
+            )
+            return
+
+
+RULES = (
+    check_ddp_fits,
+    check_tiny_batches,
+    check_pipeline_bubble,
+    check_tensor_mesh,
+    check_needless,
+    check_unverified,
+)
