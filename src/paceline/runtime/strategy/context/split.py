@@ -13,7 +13,7 @@ them; both are the ordinary thing in a layout without context parallelism.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
@@ -34,7 +34,7 @@ from paceline.runtime.strategy.context.tokens import (
     local_spans,
     local_tokens,
 )
-from paceline.runtime.strategy.context.ulysses import ulysses_attention, whole_attention
+from paceline.runtime.strategy.context.ulysses import Scores, ulysses_attention, whole_attention
 from paceline.runtime.strategy.mesh import Meshes
 from paceline.runtime.strategy.pipeline.stages import ENTERS_AT_BLOCKS
 from paceline.runtime.strategy.ways.ways import block_modules
@@ -133,12 +133,7 @@ class Context:
         query_BNSD: Tensor,
         key_BKSD: Tensor,
         value_BKSD: Tensor,
-        *,
-        is_causal: bool = True,
-        scale: float | None = None,
-        dropout: float = 0.0,
-        window: int | None = None,
-        softcap: float | None = None,
+        **scores: Unpack[Scores],
     ) -> Tensor:
         """Attention of this rank's tokens to all tokens of their samples, `output_BNSD`.
 
@@ -160,32 +155,22 @@ class Context:
             value_BKSD = value_BKSD.to(narrow)
         heads = (query_BNSD, key_BKSD, value_BKSD)
         if self.layout.context == 1:
-            return whole_attention(
-                *heads,
-                is_causal=is_causal,
-                scale=scale,
-                dropout=dropout,
-                window=window,
-                softcap=softcap,
-            )
+            return whole_attention(*heads, **scores)
         if self.layout.context_kind == "ring":
-            self._check_ring(query_BNSD.shape[2], is_causal, dropout, window, softcap)
+            is_causal = scores.get("is_causal", True)
+            self._check_ring(query_BNSD.shape[2], is_causal, scores)
             assert self.group is not None
             mixed: Tensor = ring_attention(
-                *heads, self.group, is_causal=is_causal, scale=scale, documents=current()
+                *heads,
+                self.group,
+                is_causal=is_causal,
+                scale=scores.get("scale"),
+                documents=current(),
             )
             return mixed
         self._check_heads(query_BNSD.shape[1])
         assert self.group is not None
-        return ulysses_attention(
-            *heads,
-            self.group,
-            is_causal=is_causal,
-            scale=scale,
-            dropout=dropout,
-            window=window,
-            softcap=softcap,
-        )
+        return ulysses_attention(*heads, self.group, **scores)
 
     def positions(self, num_tokens: int, device: torch.device | None = None) -> Tensor:
         """Where in their samples this rank's tokens are, given how many it has of each; in packed
@@ -195,27 +180,20 @@ class Context:
         seq_len = num_tokens * self.layout.context
         return local_positions(seq_len, self.layout, self.rank, device)
 
-    def _check_ring(
-        self,
-        num_tokens: int,
-        is_causal: bool,
-        dropout: float,
-        window: int | None,
-        softcap: float | None,
-    ) -> None:
+    def _check_ring(self, num_tokens: int, is_causal: bool, scores: Scores) -> None:
         """The ring's blocks have no form for these."""
         seq_len = num_tokens * self.layout.context
         fix = "set layout.context_kind to ulysses"
         if num_tokens % 2 and is_causal:
             raise JobError(*check_sample(seq_len, None, None, self.layout))
-        if dropout > 0:
+        if (dropout := scores.get("dropout", 0.0)) > 0:
             raise cannot(
                 f"a ring with dropout {dropout:g} of attention weights",
                 f"{fix}, or the model's attention dropout (attention_dropout, attn_pdrop) to 0",
             )
-        if window is not None and window < seq_len:
+        if (window := scores.get("window")) is not None and window < seq_len:
             raise cannot(f"a ring with a window of {window} of {seq_len} tokens", fix)
-        if softcap is not None:
+        if (softcap := scores.get("softcap")) is not None:
             raise cannot(f"a ring with scores capped at {softcap:g}", fix)
 
     def _check_heads(self, heads: int) -> None:

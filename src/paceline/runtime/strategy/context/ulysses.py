@@ -14,7 +14,7 @@ Letters in tensor names:
 
 from functools import partial
 from math import lcm
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 import torch.distributed as dist
@@ -25,17 +25,31 @@ from paceline.runtime._torch_private import FUNCTIONAL
 from paceline.runtime.strategy.context.documents import apart_attention, current, fused_attention
 
 
+class Scores(TypedDict, total=False):
+    """How a query's scores are made; what is left out is as usual."""
+
+    is_causal: bool
+    """Whether a token sees only itself and earlier ones, as it does when left out."""
+
+    scale: float | None
+    """Factor of the scores; 1 / sqrt(D) when None."""
+
+    dropout: float
+    """Share of the attention weights that is dropped; 0 outside training."""
+
+    window: int | None
+    """How many tokens a token sees, itself included; None is all."""
+
+    softcap: float | None
+    """Scores are kept below this by a tangens hyperbolicus; None leaves them as they are."""
+
+
 def ulysses_attention(
     query_BNSD: Tensor,
     key_BKSD: Tensor,
     value_BKSD: Tensor,
     group: dist.ProcessGroup,
-    *,
-    is_causal: bool = True,
-    scale: float | None = None,
-    dropout: float = 0.0,
-    window: int | None = None,
-    softcap: float | None = None,
+    **scores: Unpack[Scores],
 ) -> Tensor:
     """Attention of this rank's tokens to all tokens of the sample, `output_BNSD`.
 
@@ -46,10 +60,6 @@ def ulysses_attention(
     Args:
         query_BNSD: Of this rank's tokens. N is a multiple of the ranks and of K.
         group: The ranks that share the sample, in the order of their tokens.
-        is_causal: Whether a token sees only itself and earlier ones.
-        scale: Of the scores; 1 / sqrt(D) when None.
-        window: How many tokens a token sees, itself included, or all.
-        softcap: Scores are kept below this by a tangens hyperbolicus, or as they are.
     """
     times = lcm(key_BKSD.shape[1], group.size()) // key_BKSD.shape[1]
     if times > 1:
@@ -59,16 +69,38 @@ def ulysses_attention(
         _tokens_for_heads(query_BNSD, group),
         _tokens_for_heads(key_BKSD, group),
         _tokens_for_heads(value_BKSD, group),
-        is_causal=is_causal,
-        scale=scale,
-        dropout=dropout,
-        window=window,
-        softcap=softcap,
+        **scores,
     )
     return _heads_for_tokens(output, group)
 
 
 def whole_attention(
+    query_BNTD: Tensor,
+    key_BKTD: Tensor,
+    value_BKTD: Tensor,
+    **scores: Unpack[Scores],
+) -> Tensor:
+    """Attention where all tokens are on this rank; in packed samples, of each document alone.
+
+    torch's own, except with a softcap.
+    """
+    heads = query_BNTD, key_BKTD, value_BKTD
+    documents = current()
+    is_shaped = scores.get("window") is not None or scores.get("softcap") is not None
+    if documents is not None and not is_shaped and not scores.get("dropout"):
+        fused = fused_attention(
+            *heads,
+            documents,
+            is_causal=scores.get("is_causal", True),
+            scale=scores.get("scale"),
+        )
+        if fused is not None:
+            return fused
+    attend = partial(_attention, **scores)
+    return attend(*heads) if documents is None else apart_attention(*heads, documents, attend)
+
+
+def _attention(
     query_BNTD: Tensor,
     key_BKTD: Tensor,
     value_BKTD: Tensor,
@@ -78,38 +110,6 @@ def whole_attention(
     dropout: float = 0.0,
     window: int | None = None,
     softcap: float | None = None,
-) -> Tensor:
-    """Attention where all tokens are on this rank; in packed samples, of each document alone.
-
-    torch's own, except with a softcap.
-    """
-    heads = query_BNTD, key_BKTD, value_BKTD
-    documents = current()
-    if documents is not None and window is None and softcap is None and not dropout:
-        fused = fused_attention(*heads, documents, is_causal=is_causal, scale=scale)
-        if fused is not None:
-            return fused
-    attend = partial(
-        _attention,
-        is_causal=is_causal,
-        scale=scale,
-        dropout=dropout,
-        window=window,
-        softcap=softcap,
-    )
-    return attend(*heads) if documents is None else apart_attention(*heads, documents, attend)
-
-
-def _attention(
-    query_BNTD: Tensor,
-    key_BKTD: Tensor,
-    value_BKTD: Tensor,
-    *,
-    is_causal: bool,
-    scale: float | None,
-    dropout: float,
-    window: int | None,
-    softcap: float | None,
 ) -> Tensor:
     num_tokens = query_BNTD.shape[2]
     is_shared = query_BNTD.shape[1] != key_BKTD.shape[1]
