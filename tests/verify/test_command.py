@@ -9,7 +9,8 @@ from click.testing import CliRunner, Result
 from paceline.check.verify.judge import judge
 from paceline.cli import cli
 from paceline.errors import PacelineError
-from paceline.record.verification import Facts, read_facts
+from paceline.record.lines import read_facts
+from paceline.record.verification import Facts
 from paceline.report.verify_text import verdict_lines
 from paceline.topology import machine as machine_module
 

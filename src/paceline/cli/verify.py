@@ -88,7 +88,7 @@ def command(
     from paceline.check.verify.judge import judge
     from paceline.check.verify.small import small_case
     from paceline.launch.verify import verify_on_ranks
-    from paceline.record.verification import write_facts
+    from paceline.record.lines import write_facts
     from paceline.report.verify_text import verdict_lines
 
     check_can_write(facts_file, "--facts")

@@ -16,7 +16,8 @@ from paceline.launch.factory import measure_factory
 from paceline.launch.ranks import OnProgress, RankProcess, run_ranks
 from paceline.launch.ready import check_can_run
 from paceline.plan import Plan, plan_job
-from paceline.record.bench import Measured, RankTimes, Scaling, Stretch, read_times
+from paceline.record.bench import Measured, RankTimes, Scaling, Stretch
+from paceline.record.lines import read_facts
 from paceline.record.run import RunFolder, create_run
 
 _FOREVER = 10**9
@@ -96,7 +97,7 @@ def measure(
         ranks = [_rank(rank, count, run, case.plan, stretch) for rank in range(count)]
         late = _late(count, limit_s)
         run_ranks(ranks, limit_s=limit_s, on_progress=on_progress, late=late, died=_died)
-        times = tuple(read_times(_times_file(run, rank), RankTimes) for rank in range(count))
+        times = tuple(read_facts(_times_file(run, rank), RankTimes) for rank in range(count))
     spec = case.job.spec
     return Measured(
         plan=case.plan,
@@ -215,7 +216,7 @@ def _rank(rank: int, world: int, run: RunFolder, plan: Plan, stretch: Stretch) -
     times_file = _times_file(run, rank)
 
     def read_problems() -> Sequence[Problem]:
-        return read_times(times_file, RankTimes).problems if times_file.exists() else ()
+        return read_facts(times_file, RankTimes).problems if times_file.exists() else ()
 
     return RankProcess(
         rank,

@@ -9,7 +9,8 @@ from pathlib import Path
 from paceline.errors import JobError, Problem
 from paceline.job.packages import check_package
 from paceline.launch.ranks import OnProgress, RankProcess, run_ranks
-from paceline.record.verification import Case, Facts, RankFacts, Reference, read_facts, write_facts
+from paceline.record.lines import read_facts, write_facts
+from paceline.record.verification import Case, Facts, RankFacts, Reference
 
 
 def check_verifiable(case: Case) -> Iterator[Problem]:

@@ -5,10 +5,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal, TypeVar
-
-import msgspec
+from typing import Literal
 
 from paceline.errors import Problem
 from paceline.plan import Plan
@@ -19,8 +16,6 @@ ranks; `bookkeeping` is what the loop does between two steps."""
 
 Scaling = Literal["strong", "weak"]
 """`strong`: the same global batch on every number of ranks. `weak`: the same batch a rank."""
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,15 +91,3 @@ class Measured:
     def num_ranks(self) -> int:
         """Processes that shared the work."""
         return self.plan.layout.num_ranks
-
-
-def write_times(path: Path, value: object) -> None:
-    """One JSON file, whole or not there."""
-    draft = path.with_suffix(".draft")
-    draft.write_bytes(msgspec.json.encode(value))
-    draft.rename(path)
-
-
-def read_times(path: Path, kind: type[_T]) -> _T:
-    """A value of this kind, as `write_times` wrote it."""
-    return msgspec.json.decode(path.read_bytes(), type=kind)

@@ -1,8 +1,14 @@
-"""Append-only files of JSON lines that outlive a full disk."""
+"""Files that are written whole or line by line: JSON lines outlive a full disk."""
 
 import errno
+import json
 import os
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+_T = TypeVar("_T")
 
 _MEANWHILE_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -58,3 +64,14 @@ def write_whole(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.rename(path)
+
+
+def write_facts(path: Path, value: object) -> None:
+    """What a process found out, as one JSON file. Numbers that are not finite stay what they are,
+    as Python's own JSON writes them."""
+    write_whole(path, json.dumps(msgspec.to_builtins(value)).encode())
+
+
+def read_facts(path: Path, kind: type[_T]) -> _T:
+    """A value of this kind, as `write_facts` wrote it."""
+    return msgspec.convert(json.loads(path.read_text(encoding="utf-8")), type=kind)

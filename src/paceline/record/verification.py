@@ -4,20 +4,14 @@
 `check/verify/` judges them: recorded facts are enough to judge again.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, TypeVar
-
-import msgspec
+from typing import Any, Literal
 
 from paceline.choices import Compression
 from paceline.errors import Problem
 from paceline.parallel.layout import Layout
 from paceline.profile import DecoderShape
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,16 +277,3 @@ class Facts:
     case: Case
     reference: Reference
     ranks: tuple[RankFacts, ...]
-
-
-def write_facts(path: Path, value: Any) -> None:
-    """One JSON file, whole or not there. Numbers that are not finite stay what they are, as
-    Python's own JSON writes them."""
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(msgspec.to_builtins(value)), encoding="utf-8")
-    draft.rename(path)
-
-
-def read_facts(path: Path, kind: type[_T]) -> _T:
-    """A value of this kind, as `write_facts` wrote it."""
-    return msgspec.convert(json.loads(path.read_text(encoding="utf-8")), type=kind)

@@ -20,7 +20,8 @@ import torch.distributed as dist
 from paceline.control.parent import die_with_parent
 from paceline.errors import PacelineError, Problem, reason_of
 from paceline.plan import Plan
-from paceline.record.bench import RankTimes, Stretch, write_times
+from paceline.record.bench import RankTimes, Stretch
+from paceline.record.lines import write_facts
 from paceline.record.run import open_run
 from paceline.runtime._torch_private import load_compiler
 from paceline.runtime.bench.program import bench_rank
@@ -42,14 +43,14 @@ def main() -> NoReturn:
         device = _meet(run.path, rank, options.world, run.plan())
         stretch = Stretch(warm_up=options.warm_up, timed=options.timed, profiled=options.profiled)
         say = _say if rank == 0 else _be_quiet
-        write_times(times_file, bench_rank(run, device, stretch, on_progress=say))
+        write_facts(times_file, bench_rank(run, device, stretch, on_progress=say))
         dist.barrier()
     except PacelineError as error:
-        write_times(times_file, RankTimes(rank=rank, problems=tuple(error.problems)))
+        write_facts(times_file, RankTimes(rank=rank, problems=tuple(error.problems)))
         code = error.exit_code
     except Exception as error:  # noqa: BLE001 - the edge of the process
         traceback.print_exc()
-        write_times(times_file, RankTimes(rank=rank, problems=(_problem(error),)))
+        write_facts(times_file, RankTimes(rank=rank, problems=(_problem(error),)))
         code = 4
     sys.stderr.flush()
     os._exit(code)  # gloo's threads may abort a normal exit

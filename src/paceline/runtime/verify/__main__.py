@@ -18,7 +18,8 @@ import torch.distributed as dist
 
 from paceline.control.parent import die_with_parent
 from paceline.errors import PacelineError
-from paceline.record.verification import Case, RankFacts, read_facts, write_facts
+from paceline.record.lines import read_facts, write_facts
+from paceline.record.verification import Case, RankFacts
 from paceline.runtime._torch_private import load_compiler
 from paceline.runtime.verify.program import verify_rank
 
