@@ -10,7 +10,6 @@ import os
 import queue
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -45,6 +44,7 @@ from paceline.record.metrics import read_metrics
 from paceline.record.run import RunFolder
 from paceline.record.script_profile import VARIABLE as PROFILE
 from paceline.record.starts import keep_start
+from paceline.topology.node.reach import free_port
 
 _PROFILER = "paceline.runtime.script_profile"
 _TICK_S = LOOK_S
@@ -248,7 +248,7 @@ class _Shell:
                     task.add_done_callback(self._waiting.discard)
 
     def _start(self, attempt: int, restarts: int) -> None:
-        spec, port, num_watched = self._script.spec, _free_port(), self._script.num_watched
+        spec, port, num_watched = self._script.spec, free_port(), self._script.num_watched
         self._record.begin(attempt)
         threads = max(1, (os.cpu_count() or 1) // num_watched)
         self._ranks = {}
@@ -422,10 +422,3 @@ async def _exit_of(process: subprocess.Popen[bytes]) -> int:
         loop.remove_reader(fd)
         os.close(fd)
     return process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

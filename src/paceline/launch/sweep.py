@@ -4,7 +4,6 @@ The program is the one that `paceline render --for network` hands over for sever
 """
 
 import os
-import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -15,6 +14,7 @@ from paceline.launch.ranks import OnProgress, RankProcess, run_ranks
 from paceline.record.sweep import Sweep, read_sweep
 from paceline.render.example import script_text
 from paceline.topology.machine import find_local_machine
+from paceline.topology.node.reach import free_port
 
 _WHERE = "paceline bench --all-reduce"
 
@@ -39,7 +39,7 @@ def sweep_all_reduce(
         program.write_text(script_text(program.name), encoding="utf-8")
         command = [sys.executable, str(program), "--max-bytes", str(max_bytes)]
         command += ["--json", str(found)]
-        port = _free_port()
+        port = free_port()
         run_ranks(
             [_rank(rank, num_ranks, command, folder, port) for rank in range(num_ranks)],
             limit_s=limit_s,
@@ -79,13 +79,6 @@ def _rank(rank: int, world: int, command: list[str], folder: Path, port: int) ->
         environment=environment,
         mark="  ",
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _failed(what: str) -> Problem:

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.control.messages import At
+from paceline.record.lines import write_whole
 from paceline.runtime._torch_private import ranks_by_group, recorded_collectives
 
 
@@ -43,7 +44,4 @@ def keep_dump(logs: Path, *, rank: int, generation: int, since_ns: int) -> None:
         return
     groups = {name: {"ranks": str(ranks)} for name, ranks in ranks_by_group().items()}
     dump = {"rank": rank, "generation": generation, "pg_config": groups, "entries": entries}
-    path = logs / f"flight-rank-{rank}.json"
-    unfinished = path.with_suffix(".part")
-    unfinished.write_bytes(msgspec.json.encode(dump))
-    unfinished.replace(path)
+    write_whole(logs / f"flight-rank-{rank}.json", msgspec.json.encode(dump))
