@@ -239,17 +239,7 @@ def _read(path: str, kind: str, document: Marked, documents: Sequence[Marked]) -
     launches = list(_launches(job))
     if kind in {"Job", "StatefulSet", "Pod"} and not launches and not job.num_gpus:
         return None
-    return ClusterJob(
-        path=path,
-        kind=kind,
-        name=name,
-        document=document,
-        pods=pods,
-        per_node=per_node,
-        deadline=deadline,
-        knows_volumes=knows,
-        launches=tuple(launches),
-    )
+    return replace(job, launches=tuple(launches))
 
 
 def _add(pods: list[Pods], role: str, count: int, holder: Marked, *inside: str) -> None:
