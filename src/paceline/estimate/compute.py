@@ -208,15 +208,18 @@ _UNKNOWN_BLOCK_SHARE = 0.75
 estimated here for six known models on A100 and H100, 8,192 tokens at a time: 0.36 to 0.92."""
 
 
-def head_times(inputs: Value, outputs: Value, work: Work, rates: Rates) -> tuple[Column, Column]:
-    """Forward and backward seconds of the output matrix and the loss."""
+def head_times(
+    inputs: Value, outputs: Value, work: Work, rates: Rates
+) -> tuple[Column, Column, Column]:
+    """Seconds of the output matrix and the loss: forward, backward without the gradients of the
+    matrix, and these."""
     n = outputs / work.tensor
     rate = rates.wide_matmul
     forward = matmul_s(work.tokens, inputs, n, rate)
     back = matmul_s(work.tokens, n, inputs, rate)
     weight = matmul_s(inputs, work.tokens, n, rate) * work.weight_gradients
     logits = work.tokens * n / rates.memory_bytes_per_s
-    return forward + _LOSS_BYTES * logits, back + weight + _LOSS_BYTES * logits
+    return forward + _LOSS_BYTES * logits, back + _LOSS_BYTES * logits, weight
 
 
 _LOSS_BYTES = 9.0

@@ -43,6 +43,9 @@ class Crossing(NamedTuple):
     """Casts and copies beside it, in the forward pass."""
 
     backward_copies: Column
+    gradient_copies: Column
+    """Of those in the backward pass, gradients of matrices that are cast and added: a backward pass
+    in two makes them in its second half."""
 
 
 def crossing_of(
@@ -57,10 +60,11 @@ def crossing_of(
     own = dense_parameters(block) / t.tensor
     own = own + expert_parameters(block) / routed_split(t, traffic.ways).holders
     forward, backward = copied_parameters_s(own, model, t, rates, traffic)
+    gradients = backward
     cast = autocasts(model, t, traffic) * cast_inputs_s(block, times, work, t, rates)
     forward, backward = forward + cast, backward + cast
     if not np.any(traffic.ways.crosses_apart) or not np.any(t.tensor > 1):
-        return Crossing(each_pass, np.asarray(0.0), forward, backward)
+        return Crossing(each_pass, np.asarray(0.0), forward, backward, gradients)
     selective = np.where(times > 0, each_pass - np.where(t.sequence_parallel, gather, once), 0.0)
     is_split = (np.asarray(work.stream) > 1) & (np.asarray(work.samples) > 1)
     laid_out = 4 * times * is_split
@@ -71,6 +75,7 @@ def crossing_of(
         traffic.ways.crosses_apart * np.where(t.tensor > 1, selective, 0.0),
         forward + second * laid_out,
         backward + second * (laid_out + added),
+        gradients,
     )
 
 

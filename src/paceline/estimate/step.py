@@ -98,7 +98,7 @@ def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -
     t = layouts
     work = _work(model, t, traffic)
     parts = [_block_seconds(block, model, work, t, rates, traffic) for block in model.blocks]
-    head = _head_s(model, t, rates, traffic)
+    head, head_weight = _head_s(model, t, rates, traffic)
     num_blocks = sum(np.asarray(block.count, float) for block in model.blocks)
     mean = {
         name: sum(block.count * part[name] for block, part in zip(model.blocks, parts, strict=True))
@@ -118,7 +118,7 @@ def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -
     }
     terms["compute"] = terms["compute"] + m * np.where(has_head, head, 0.0)
     average = (num_blocks * whole_block + head) / t.pipeline
-    share = mean["weight_gradient"] / whole_block
+    share = (num_blocks * mean["weight_gradient"] + head_weight) / (average * t.pipeline)
     ahead = traffic.ways.launches_ahead
     launches = Launches(
         stage=ahead * on_stage * mean["launch"],
@@ -173,20 +173,24 @@ def _experts(t: Layouts, traffic: Traffic) -> RoutedSplit:
     return routed_split(t, traffic.ways)
 
 
-def _head_s(model: Model, t: Layouts, rates: Rates, traffic: Traffic) -> Column:
-    """Output matrix and loss, forward and backward, of one micro-batch."""
+def _head_s(model: Model, t: Layouts, rates: Rates, traffic: Traffic) -> tuple[Column, Column]:
+    """Output matrix and loss, forward and backward, of one micro-batch; and of that the gradients
+    of the matrix."""
 
-    def seconds(layouts: Layouts) -> Column:
+    def seconds(layouts: Layouts) -> tuple[Column, Column]:
         work = _work(model, layouts, traffic)
-        both = sum(head_times(model.head_inputs, model.head_outputs, work, rates))
-        return both + own_loss_s(model, work, rates, traffic)
+        forward, back, weight = head_times(model.head_inputs, model.head_outputs, work, rates)
+        return forward + back + weight + own_loss_s(model, work, rates, traffic), weight
 
     own = model.num_head_parameters / t.tensor
-    copied = sum(copied_parameters_s(own, model, t, rates, traffic))
+    ahead, gradients = copied_parameters_s(own, model, t, rates, traffic)
     if np.ndim(model.seq_len) > 0:
-        return seconds(t) + copied
-    rows, places = distinct(t, _COMPUTE_COLUMNS)
-    return np.broadcast_to(seconds(t.take(rows)), len(rows))[places] + copied
+        whole, weight = seconds(t)
+    else:
+        rows, places = distinct(t, _COMPUTE_COLUMNS)
+        each = seconds(t.take(rows))
+        whole, weight = (np.broadcast_to(column, len(rows))[places] for column in each)
+    return whole + ahead + gradients, weight + gradients
 
 
 _COMPUTE_COLUMNS = (
@@ -241,7 +245,7 @@ def _block_seconds(
         "context": context,
         "expert": 2 * exchange + again.exchange + summed,
         "gathered": exposed,
-        "weight_gradient": times.weight_gradient,
+        "weight_gradient": times.weight_gradient + crossing.gradient_copies,
         "forward": times.forward,
         "backward": backward,
         "launch": times.forward - times.device_forward + backward - device_backward,

@@ -6,20 +6,18 @@ Leaves out: what is refused (`refuse.py`), and what was chosen and why (`choose.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
-from math import ceil
 from typing import Any
 
 from paceline.catalog.efficiencies import Efficiencies
 from paceline.estimate import Case, Estimate
 from paceline.estimate.estimate import case_holdings
-from paceline.estimate.schedule import bubble_share, idle_share
 from paceline.job import Job, LayoutSpec
 from paceline.parallel import Layout, Space
 from paceline.parallel.abilities import check_accelerator
-from paceline.parallel.stages import num_chunks
-from paceline.parallel.table import code_of, table_of
+from paceline.parallel.table import table_of
+from paceline.plan.choose import choose
 from paceline.plan.decision import Caution, Unit
-from paceline.plan.search import fastest
+from paceline.plan.search import estimates_of, search
 from paceline.profile import ModelProfile, resolve_config
 from paceline.profile.block import dense_parameters, expert_parameters
 from paceline.units import format_bytes, format_seconds
@@ -28,8 +26,8 @@ MOST_BUBBLE = 0.2
 """Share of a step that a pipeline may stand still without a word. Source: four micro-batches a
 stage, above which GPipe finds the bubble negligible (arXiv:1811.06965, section 2.3), are 20 %."""
 
-_WEIGHT_SHARE = 1 / 3
-"""Gradients of matrices as a share of a micro-batch: as many FLOPs as the two other passes each."""
+_MOST_TIMES = 32
+"""Batches up to so many times as large are priced."""
 
 MOST_OF_MEMORY = 0.02
 """Share of a rank's usable memory that one gathered unit may take without a word. A guess: a unit
@@ -68,7 +66,7 @@ def cautions_of(
     """
     yield from _runs_elsewhere(case)
     yield from _assumed_length(job)
-    yield from _bubble(job, space, case, layout, limit_bytes)
+    yield from _bubble(job, space, case, layout, price, limit_bytes)
     yield from _tensor_across_nodes(job, space, layout, price)
     yield from _data_parallel_alone(job, space, case, layout, price, limit_bytes)
     yield from _large_units(job, space, case, layout, limit_bytes)
@@ -92,47 +90,75 @@ def _assumed_length(job: Job) -> Iterator[Caution]:
 
 
 def _bubble(
-    job: Job, space: Space, case: Case, layout: Layout, limit_bytes: int
+    job: Job, space: Space, case: Case, layout: Layout, price: Estimate, limit_bytes: int
 ) -> Iterator[Caution]:
-    share = bubble_share(layout)
+    share = _idle_share(price)
     if share <= MOST_BUBBLE:
         return
-    other = _fuller_schedule(job, space, case, layout, limit_bytes)
-    another = "" if other is None else f"leave layout.schedule at auto ({other}); or "
-    schedule = code_of("schedule", layout.schedule)
-    idle = float(idle_share(layout.pipeline, num_chunks(layout), schedule, _WEIGHT_SHARE))
-    enough = ceil(idle * (1 / MOST_BUBBLE - 1))
-    batch = enough * layout.micro_batch * layout.data
-    smaller = "" if layout.micro_batch == 1 else " or smaller micro-batches,"
+    fixes = [
+        *_fuller(job, space, case, price, limit_bytes),
+        *_larger_batch(case, layout, limit_bytes),
+    ]
     yield Caution(
         about="bubble",
         what=f"{layout.pipeline} pipeline stages with {layout.accumulation} micro-batches stand "
-        f"still for {share:.0%} of the step",
-        fix=f"{another}set train.global_batch to {batch} ({enough} micro-batches: "
-        f"{MOST_BUBBLE:.0%}),{smaller} or take fewer stages",
+        f"still or send for {share:.0%} of the step",
+        fix="; or ".join(fixes)
+        or f"nothing that was priced is faster, nor a batch up to {_MOST_TIMES} times as large "
+        "that fits: take accelerators with more memory, and fewer stages",
     )
 
 
-def _fuller_schedule(
-    job: Job, space: Space, case: Case, layout: Layout, limit_bytes: int
-) -> str | None:
-    """The schedule that the search takes for the same stages where the job's own has more idle."""
-    if job.spec.layout.schedule == "auto":
-        return None
-    stages = {"tensor": layout.tensor, "pipeline": layout.pipeline}
-    found = _fastest(space, case, limit_bytes, schedule="auto", chunks="auto", **stages)
-    if found is None or bubble_share(found[0]) >= bubble_share(layout):
-        return None
-    chunks = f" of {found[0].chunks} chunks" if found[0].chunks > 1 else ""
-    return f"{found[0].schedule}{chunks}: {bubble_share(found[0]):.0%}"
+def _idle_share(price: Estimate) -> float:
+    """Share of a step that stages stand still or send, as the plan's time line has it; 0 where the
+    time is unknown."""
+    return price.terms["pipeline"] / price.step_s if price.step_s else 0.0
 
 
-def _fastest(
-    space: Space, case: Case, limit_bytes: int, **changes: Any
+_FREED = (("schedule", "chunks"), ("micro_batch",), ("pipeline", "data", "schedule", "chunks"))
+"""Fields that are left open together, what changes least first."""
+
+
+def _fuller(job: Job, space: Space, case: Case, price: Estimate, limit_bytes: int) -> Iterator[str]:
+    """The first of what the job fixes that, left open, gives a faster step with less idle."""
+    for names in _FREED:
+        fixed = [name for name in names if getattr(job.spec.layout, name) != "auto"]
+        opened = dict.fromkeys(names, "auto")
+        found = _planned(job, space, case, limit_bytes, **opened) if fixed else None
+        if found is None or not _is_clearly_faster(job, found[1], price):
+            continue
+        if _idle_share(found[1]) < _idle_share(price):
+            yield (
+                f"leave {_listed([f'layout.{name}' for name in fixed])} at auto "
+                f"({case.named(found[0])}: {_idle_share(found[1]):.0%}, "
+                f"{format_seconds(found[1].step_s or 0)} a step, not "
+                f"{format_seconds(price.step_s or 0)})"
+            )
+            return
+
+
+def _larger_batch(case: Case, layout: Layout, limit_bytes: int) -> Iterator[str]:
+    """The least multiple of the batch that fills the same stages."""
+    times = range(2, _MOST_TIMES + 1)
+    larger = [replace(layout, accumulation=layout.accumulation * each) for each in times]
+    for other, its in estimates_of(table_of(larger), case):
+        if _idle_share(its) <= MOST_BUBBLE and its.memory.known_bytes <= limit_bytes:
+            yield (
+                f"set train.global_batch to {other.global_batch} ({other.accumulation} "
+                f"micro-batches: {_idle_share(its):.0%})"
+            )
+            return
+
+
+def _planned(
+    job: Job, space: Space, case: Case, limit_bytes: int, **changes: Any
 ) -> tuple[Layout, Estimate] | None:
-    """The fastest layout that fits when some of what the job fixes is different."""
+    """What is planned when some of what the job fixes is different; None where nothing fits."""
     other = replace(space, fixed=replace(space.fixed, **changes))
-    return next(iter(fastest(other, case, limit_bytes=limit_bytes, count=1)), None)
+    margin = job.spec.plan.simpler_margin
+    found = search(other, case, limit_bytes=limit_bytes, margin=margin)
+    choice = choose(found, case, limit_bytes=limit_bytes, margin=margin)
+    return None if choice is None else (choice.layout, choice.estimate)
 
 
 def _tensor_across_nodes(
@@ -165,7 +191,7 @@ def _data_parallel_alone(
     fixed = [axis for axis in _MODEL_AXES if getattr(layout, axis) > 1 and _is_fixed(job, axis)]
     if not fixed or price.step_high_s is None:
         return
-    others = (_fastest(space, case, limit_bytes, **each) for each in (_ALONE, _ALL_ALONE))
+    others = (_planned(job, space, case, limit_bytes, **each) for each in (_ALONE, _ALL_ALONE))
     better = (found for found in others if found and _is_clearly_faster(job, found[1], price))
     if (found := next(better, None)) is None:
         return
@@ -265,7 +291,7 @@ def _large_units(
     listed = "; ".join(f"{count} x {part} {format_bytes(size)}" for size, count, part in parts)
     other = None
     if job.spec.layout.sharding != "auto":
-        other = _fastest(space, case, limit_bytes, sharding="auto", shard="auto")
+        other = _planned(job, space, case, limit_bytes, sharding="auto", shard="auto")
     if other is not None and other[0].sharding not in ("full", "hybrid"):
         fix = f"leave layout.sharding at auto: {case.named(other[0])} fits and gathers no units"
     else:
