@@ -109,6 +109,25 @@ def test_what_mlx_lacks_is_said_or_refused():
         rendered("mlx", layout=PLAIN | {"sharding": "none"})
 
 
+def test_s4_3_macs_that_hold_the_state_are_enough_and_half_as_many_are_not():
+    model = {"decoder": {"layers": 80, "hidden": 8192, "heads": 64}}
+    train = {"global_batch": 16, "precision": "bf16"}
+    asked = {"model": model, "train": train, "layout": {}}
+    plan, _ = planned(cluster=MACS | {"nodes": 4, "memory": "512 GiB"}, **asked)
+    # Parameters, gradients and two moments in float32, shared by four Macs: 16 bytes each.
+    parts = plan.estimate.memory.parts
+    state = parts["parameters"] + parts["gradients"] + parts["optimizer"]
+    assert state == pytest.approx(16 * plan.profile.num_parameters / 4, rel=0.01)
+    assert plan.layout.sharding == "full"
+    with pytest.raises(PlanError):
+        planned(cluster=MACS | {"nodes": 2, "memory": "512 GiB"}, **asked)
+
+
+def test_s4_3_unlike_macs_are_refused_with_the_one_that_limits():
+    with pytest.raises(JobError, match="set accelerator to M2-Ultra and memory to"):
+        planned(cluster=MACS | {"accelerator": "M3-Ultra + M2-Ultra"}, layout={})
+
+
 def test_s4_2_rdma_is_a_field_of_the_job():
     plan, _ = planned(cluster=JACCL, layout=PLAIN)
     assert (mlx_backend(plan), plan.cluster.network_link) == ("jaccl", "thunderbolt-5-jaccl")
