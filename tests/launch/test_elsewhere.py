@@ -18,6 +18,7 @@ from paceline.launch.elsewhere import (
     stand_elsewhere,
     stop_elsewhere,
 )
+from paceline.launch.places import find_place
 from paceline.launch.standing import stand
 from paceline.launch.standing import stop as stop_run
 from paceline.record.placement import Placement, write_placement
@@ -119,7 +120,7 @@ def test_a_run_of_a_queue_that_is_not_reached_names_the_command(tools, tmp_path)
     assert "scontrol show job 4711" in silent
 
 
-def test_a_place_is_asked_by_its_own_tool(tools):
+def test_s0_22_a_place_is_asked_by_its_own_tool(tools):
     tools("ray")
     job = PlaceJob(place="ray", job_id="raysubmit_1")
     assert stand_elsewhere(job)["text"] == "ray job status raysubmit_1\n"
@@ -210,3 +211,11 @@ def test_a_machine_that_ssh_does_not_reach_is_an_error_of_ours(tools):
 def test_a_slurm_log_without_slurm_names_the_command(tools):
     with pytest.raises(RunError, match="scontrol show job 123"):
         log_command(PlaceJob(place="slurm", job_id="123"), None, follow=False, tail=10)
+
+
+@pytest.mark.parametrize("name", ["modal", "runpod", "lambda", "vertex"])
+def test_s0_22_a_cloud_that_is_no_place_names_the_command_that_writes_its_files(name):
+    with pytest.raises(JobError, match=f"paceline render JOB --for {name} --out FOLDER"):
+        find_place(name)
+    with pytest.raises(JobError, match="did you mean `slurm`"):
+        find_place("sluurm")

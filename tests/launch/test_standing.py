@@ -3,14 +3,20 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.record.made_runs import make_run
 from tests.run.scene import Scene, wait_until
 
+from paceline.cli.status import _lines
+from paceline.launch.standing import stand
+from paceline.record.machines import MachineLog, MachineSample, newest_gpus
 from paceline.record.pace import cost_of, pace_s
+from paceline.topology.read_use import GpuSample
 
 
 def test_the_pace_is_of_the_newest_steps_without_the_recoveries():
@@ -24,7 +30,7 @@ def test_the_pace_is_unknown_before_there_are_two_steps():
     assert pace_s([0.0, 5.0], [1, 2]) is None
 
 
-def test_the_cost_at_the_end_is_at_the_newest_pace_and_before_that_as_planned():
+def test_s0_22_the_cost_at_the_end_is_at_the_newest_pace_and_before_that_as_planned():
     cost = SimpleNamespace(per_instance_hour_usd=36.0, num_instances=2, usd=50.0)
     cost.provider, cost.instance, cost.way, cost.as_of = "a", "b", "spot", "2026-01-01"
     plan: Any = SimpleNamespace(cost=cost)
@@ -36,7 +42,7 @@ def test_the_cost_at_the_end_is_at_the_newest_pace_and_before_that_as_planned():
 
 
 @pytest.mark.ranks
-def test_a_run_is_asked_followed_and_stopped_from_another_terminal(tmp_path):
+def test_s0_22_a_run_is_asked_followed_and_stopped_from_another_terminal(tmp_path):
     scene = Scene(tmp_path)
     first = scene.start("runs/mine", "--set", "train.steps=5000", "--no-report")
     metrics = scene.folder / "runs/mine/metrics.jsonl"
@@ -71,6 +77,24 @@ def test_a_run_is_asked_followed_and_stopped_from_another_terminal(tmp_path):
     again = scene.paceline("stop", "mine")
     assert again.returncode == 2
     assert "W016: the run is not running" in again.stderr
+
+
+def test_s0_22_the_newest_use_of_each_gpu_is_found_and_shown(tmp_path):
+    log = MachineLog(make_run(tmp_path / "r"), 0)
+    for at in range(2000):  # more than is read of the end
+        use = 0.25 if at == 1999 else 0.9
+        gpus = [GpuSample(gpu=0, utilization=0.75), GpuSample(gpu=1, utilization=use)]
+        log.write(MachineSample(at=float(at), node=0, gpus=gpus))
+    log.close()
+    with (tmp_path / "r/machines/node-0.jsonl").open("a") as file:
+        file.write('{"at": 2000, "node"')  # being written
+    found = newest_gpus(tmp_path / "r")
+    assert {name: gpu.utilization for name, gpu in found.items()} == {
+        "node 0 GPU 0": 0.75,
+        "node 0 GPU 1": 0.25,
+    }
+    told = dict(_lines(replace(stand(str(tmp_path / "r"), tmp_path), gpus=found)))
+    assert told["GPUs"] == "2 GPUs used 50% of the time, node 0 GPU 1 the least: 25%"
 
 
 def test_a_run_that_nobody_knows_is_named(tmp_path):

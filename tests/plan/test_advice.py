@@ -16,17 +16,25 @@ from paceline.plan.advice import (
 HOUR = 3600.0
 
 
-def test_64_is_8_at_once_4_accumulated_on_2_ranks():
+def test_s0_6_64_is_8_at_once_4_accumulated_on_2_ranks():
     split = solve_batch(64, data_ranks=2, max_micro_batch=8)
     assert (split.micro_batch, split.accumulation, split.achieved_batch) == (8, 4, 64)
     assert split.nearest == ()
     assert split.explanation == "64 = 8 a micro-batch x 4 accumulated x 2 ranks"
 
 
-def test_a_batch_that_does_not_divide_is_rounded_and_says_so():
-    split = solve_batch(100, data_ranks=8, max_micro_batch=4)
+def test_s0_6_a_batch_that_does_not_divide_is_rounded_to_the_nearest_and_says_so():
+    split = solve_batch(103, data_ranks=8, max_micro_batch=4)
     assert split.nearest == (96, 104)
-    assert split.rounding_error == pytest.approx(0.04)
+    assert split.rounding_error == pytest.approx(1 / 103)
+    assert split.micro_batch == 1
+
+
+def test_s0_6_of_two_batches_as_near_the_one_with_the_larger_micro_batch_is_taken():
+    split = solve_batch(100, data_ranks=8, max_micro_batch=8)
+    assert split.nearest == (96, 104)
+    assert (split.achieved_batch, split.micro_batch, split.accumulation) == (96, 6, 2)
+    assert split.rounding_error == pytest.approx(-0.04)
     assert split.explanation.startswith("100 does not divide by 8 ranks: 12.50 samples each")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -60,12 +61,26 @@ def test_the_guard_ends_everything_after_the_longest_time(tmp_path):
     assert not status.exists() or "(zombie)" in status.read_text()
 
 
-def test_the_guard_ends_when_the_budget_is_spent(tmp_path):
+def test_s0_16_the_guard_ends_when_the_budget_is_spent(tmp_path):
     money = ("--per-hour-usd", "3600", "--budget-usd", "0.5")  # half a second
     done = guard(tmp_path, "--max-run-s", "60", "--idle-s", "60", *money, "--", "sleep", "300")
     assert done.returncode == 124
     assert "the limit is 0 s" in done.stderr
     assert ", $0." in done.stderr
+
+
+def test_s0_16_the_guard_alerts_before_the_limit_and_looks_again_when_it_is_reached(tmp_path):
+    money = ("--per-hour-usd", "7200", "--budget-usd", "2")  # a second
+    script = str(SCRIPTS / "cloud_guard.py")
+    limits = ("--max-run-s", "60", "--idle-s", "60", "--look-s", "0.1", *money)
+    done = run(tmp_path, script, *limits, "--", "sleep", "300")
+    told = re.findall(r"alert: \d s, \$(\d\.\d\d) so far, (\d+)% of the limit of 1 s", done.stderr)
+    assert "95" in {share for _, share in told}
+    assert [float(dollars) / 2 >= int(share) / 100 for dollars, share in told] == [True] * len(told)
+    limits = ("--max-run-s", "0.5", "--idle-s", "60", "--look-s", "100")
+    began = time.monotonic()
+    assert run(tmp_path, script, *limits, "--", "sleep", "300").returncode == 124
+    assert time.monotonic() - began < 60
 
 
 def test_the_guard_takes_no_budget_that_it_could_not_count(tmp_path):
@@ -76,7 +91,7 @@ def test_the_guard_takes_no_budget_that_it_could_not_count(tmp_path):
     assert not (tmp_path / "started").exists()
 
 
-def test_the_guard_ends_an_idle_machine_and_leaves_a_busy_one(tmp_path):
+def test_s0_16_the_guard_ends_an_idle_machine_and_leaves_a_busy_one(tmp_path):
     program(tmp_path, "nvidia-smi", "echo 0; echo 0")
     done = guard(tmp_path, "--max-run-s", "60", "--idle-s", "0.4", "--", "sleep", "300")
     assert done.returncode == 125

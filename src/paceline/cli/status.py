@@ -4,6 +4,7 @@ import json
 import time
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -72,7 +73,7 @@ def _lines(standing: "Standing") -> list[tuple[str, str]]:
     from paceline.record.run import RunFolder
     from paceline.report.alert_text import summarise_alerts
     from paceline.report.event_text import exactness_text
-    from paceline.units import format_seconds
+    from paceline.units import counted, format_seconds
 
     run, queue = standing.run, standing.queue
     lines = [("run", run.folder), ("state", run.state)]
@@ -104,6 +105,16 @@ def _lines(standing: "Standing") -> list[tuple[str, str]]:
     if standing.mfu is not None and standing.mfu_planned is not None:
         planned = f"{standing.mfu_planned:.1%} planned"
         lines.append(("MFU", f"{standing.mfu:.1%} measured over the newest steps, {planned}"))
+    busy = [
+        (gpu.utilization, name)
+        for name, gpu in standing.gpus.items()
+        if gpu.utilization is not None
+    ]
+    if busy:
+        least, where = min(busy)
+        text = f"{counted(len(busy), 'GPU')} used {fmean(share for share, _ in busy):.0%}"
+        least_text = f", {where} the least: {least:.0%}" if len(busy) > 1 else ""
+        lines.append(("GPUs", f"{text} of the time{least_text}"))
     events = read_events(RunFolder(Path(run.folder)).events_file)
     lines += [("alert", text) for text in summarise_alerts(events)]
     changed = [each for each in events if isinstance(each, PlanChanged)]

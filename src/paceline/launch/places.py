@@ -199,16 +199,19 @@ def find_place(name: str) -> Place:
     """The place of that name.
 
     Raises:
-        JobError: `W001`, naming the nearest.
+        JobError: `W001`, naming the command that writes files for it, or the nearest place.
     """
     place = PLACES.get(name)
     if place is None:
-        raise JobError.of(
-            code="W001",
-            what=f"there is no place {name!r}",
-            where="--on",
-            fix=did_you_mean(name, PLACES) or f"one of {', '.join(PLACES)}",
-        )
+        from paceline.render import ENGINES
+
+        fix = did_you_mean(name, PLACES) or f"one of {', '.join(PLACES)}"
+        if name in ENGINES:
+            fix = (
+                f"`paceline render JOB --for {name} --out FOLDER` writes files to start there; "
+                f"places are {', '.join(PLACES)}"
+            )
+        raise JobError.of(code="W001", what=f"there is no place {name!r}", where="--on", fix=fix)
     return place
 
 

@@ -21,12 +21,14 @@ from paceline.launch.places import PLACES, Sight, queued
 from paceline.plan import Plan
 from paceline.record.events import AlertFired, read_events
 from paceline.record.holding import find_controller, machine
+from paceline.record.machines import newest_gpus
 from paceline.record.metrics import read_metrics
 from paceline.record.pace import cost_of, pace_s
 from paceline.record.placement import Placement, read_placement
 from paceline.record.registry import run_folder
 from paceline.record.run import RunFolder, open_run
 from paceline.record.run_row import RunRow, read_row, running_since
+from paceline.topology.read_use import GpuSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,10 @@ class Standing:
     left_s: float | None
     """Until the last step at the pace of the newest steps; None before there are some, and once it
     is over."""
+
+    gpus: dict[str, GpuSample]
+    """`node 0 GPU 1` -> its newest sample; empty where no GPU was sampled, and once the run is
+    over."""
 
     alerts: list[dict[str, Any]]
     """Alerts that have fired and are not over: the events, as they are in events.jsonl."""
@@ -118,6 +124,7 @@ def stand(named: str, runs: Path) -> Standing:
         mfu=row.mfu,
         mfu_planned=plan.estimate.mfu if plan is not None else None,
         left_s=left_s,
+        gpus=newest_gpus(run.path) if is_on else {},
         alerts=[msgspec.to_builtins(event) for event in is_firing(events)],
         num_fired=dict(Counter(event.rule for event in events if isinstance(event, AlertFired))),
     )

@@ -4,6 +4,7 @@ Each node's agent writes `machines/node-N.jsonl`; of your own script, `paceline 
 machine does not say is null. Leaves out how a machine is asked (`control/sampling.py`).
 """
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,6 +88,25 @@ def machine_files(run: Path) -> list[Path]:
 
 
 decode_machine = msgspec.json.Decoder(MachineSample).decode
+
+
+_TAIL_BYTES = 64 << 10
+"""Read for a node's newest sample: a line of 64 GPUs is some ten kilobytes."""
+
+
+def newest_gpus(run: Path) -> dict[str, GpuSample]:
+    """The newest whole sample of every GPU of a run, by `node 0 GPU 1`."""
+    found: dict[str, GpuSample] = {}
+    for path in machine_files(run):
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            lines = file.read().split(b"\n")
+        for line in reversed(lines[:-1]):
+            with contextlib.suppress(msgspec.DecodeError):  # the first of the tail may be cut
+                sample = decode_machine(line)
+                found |= {f"node {sample.node} GPU {gpu.gpu}": gpu for gpu in sample.gpus}
+                break
+    return found
 
 
 def numbers_of_machine(sample: MachineSample) -> Iterator[tuple[str, str, float]]:

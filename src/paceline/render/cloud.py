@@ -69,7 +69,7 @@ class Limits:
         if self.per_hour_usd is None:
             return ["What it costs is not known: no price of this accelerator here.", ends]
         most = self.per_hour_usd * self.max_run_s / 3600
-        at_most = f"{ends} That is ${most:,.2f} at the most."
+        at_most = f"{ends} That is ${most:,.2f} at the most, at ${self.per_hour_usd:,.2f} an hour."
         if self.expected is None:
             return ["What it costs is not known: nor is its time.", at_most]
         cost = self.expected
@@ -256,7 +256,7 @@ def secret_files(job: Job, *keys: str) -> dict[str, str]:
     about = commented(["Set these where you submit. Never write a value into a file of the job."])
     return {
         ".env.example": about + "".join(f"{name}=\n" for name in names),
-        ".gitignore": ".env\n.env.local\ncheckpoints/\n",
+        ".gitignore": ".env\n.env.*\n!.env.example\ncheckpoints/\n",
     }
 
 

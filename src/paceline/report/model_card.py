@@ -4,7 +4,7 @@ Leaves out: what only a person knows (what the model is for, its limits, its lic
 model names none); the card has a place for it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from paceline.job.adapters import alpha_of
 from paceline.job.data_fields import objective_of
@@ -16,6 +16,7 @@ from paceline.record.conversion import LogitsCheck
 from paceline.record.events import Evaluated, RunStarted
 from paceline.record.gather import RunRecord
 from paceline.record.run import RunInfo
+from paceline.report.table import markdown_table
 from paceline.units import counted, format_bytes
 
 _SETTINGS = (
@@ -166,7 +167,7 @@ def _sources(index: Index) -> str:
             )
             for each in sources
         ]
-    return _table(rows)
+    return markdown_table(rows)
 
 
 def _treatment(record: RunRecord, index: Index) -> str:
@@ -192,7 +193,7 @@ def _training(exported: Exported, record: RunRecord) -> str:
     precision = train.precision if record.plan is None else record.plan.precision
     rows.append(("precision of the products", precision))
     rows += [(name, version) for name, version in _versions(record, exported).items()]
-    return _table(rows)
+    return markdown_table(rows)
 
 
 def _adapter(record: RunRecord) -> str:
@@ -224,7 +225,7 @@ def _losses(exported: Exported, record: RunRecord) -> str:
         for name in next(reversed(evaluated.values())).by_source:
             of_source = {step: e.by_source.get(name) for step, e in evaluated.items()}
             rows.append(_row(f"evaluation, {name}", of_source))
-    return _table(rows) if len(rows) > 1 else "None were recorded."
+    return markdown_table(rows) if len(rows) > 1 else "None were recorded."
 
 
 def _row(name: str, losses: Mapping[int, float | None]) -> tuple[str, ...]:
@@ -244,11 +245,4 @@ def _files(exported: Exported) -> str:
         f"SHA-256 of the tensors, read back: `{done.after}`.",
         *(f"{note[:1].upper()}{note[1:]}." for note in done.notes),
     ]
-    return "\n".join(lines)
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows in Markdown, the first the heading."""
-    lines = ["| " + " | ".join(each.replace("|", "\\|") for each in row) + " |" for row in rows]
-    lines.insert(1, "|" + " --- |" * len(rows[0]))
     return "\n".join(lines)

@@ -23,6 +23,19 @@ def format_table(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows in Markdown, the first the heading.
+
+    >>> print(markdown_table([("name", "n"), ("a|b", "10")]))
+    | name | n |
+    | --- | --- |
+    | a\\|b | 10 |
+    """
+    lines = ["| " + " | ".join(each.replace("|", "\\|") for each in row) + " |" for row in rows]
+    lines.insert(1, "|" + " --- |" * len(rows[0]))
+    return "\n".join(lines)
+
+
 def wrapped(head: str, text: str, *, width: int = WIDTH, indent: int | None = None) -> list[str]:
     """The lines of a text after its label.
 

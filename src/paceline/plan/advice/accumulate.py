@@ -39,8 +39,8 @@ class BatchSplit:
 def solve_batch(global_batch: int, *, data_ranks: int, max_micro_batch: int) -> BatchSplit:
     """The largest micro-batch that divides, with its accumulation.
 
-    A batch that does not divide by the data ranks is rounded to the nearest that does (the larger
-    of two), and so says `rounding_error`.
+    A batch that does not divide by the data ranks is rounded to the nearest that does, and so says
+    `rounding_error`. Of two that are as near, the one with the larger micro-batch is taken.
 
     Args:
         global_batch: Samples in one optimizer step, over all ranks.
@@ -53,7 +53,7 @@ def solve_batch(global_batch: int, *, data_ranks: int, max_micro_batch: int) -> 
     (8, 4, 0.0)
     >>> split = solve_batch(100, data_ranks=8, max_micro_batch=4)
     >>> split.achieved_batch, split.nearest, round(split.rounding_error, 2)
-    (104, (96, 104), 0.04)
+    (96, (96, 104), -0.04)
     """
     for name, value in (
         ("global batch", global_batch),
@@ -68,7 +68,14 @@ def solve_batch(global_batch: int, *, data_ranks: int, max_micro_batch: int) -> 
     if below != global_batch:
         above = below + data_ranks
         nearest = (below, above) if below else (above,)
-        achieved = min(nearest, key=lambda each: (abs(each - global_batch), -each))
+        achieved = min(
+            nearest,
+            key=lambda batch: (
+                abs(batch - global_batch),
+                -largest_divisor(batch // data_ranks, max_micro_batch),
+                -batch,
+            ),
+        )
     share = achieved // data_ranks
     micro = largest_divisor(share, max_micro_batch)
     return BatchSplit(

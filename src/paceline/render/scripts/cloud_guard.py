@@ -22,6 +22,9 @@ TOO_LONG, IDLE = 124, 125
 _NOTE_S = 60
 """Between two notes of what is spent: storages bill each write."""
 
+_NOTICES = (0.5, 0.8, 0.95)
+"""Shares of the limit whose passing is said: time to save or to raise it."""
+
 _BUSY_PERCENT = 1
 """A GPU that computes anything at all shows more."""
 
@@ -73,9 +76,11 @@ def watch(asked: argparse.Namespace) -> int:
         signal.signal(number, lambda *_: end(process, asked.grace_s))
     busy_at = said_at = noted_at = time.monotonic()
     started = busy_at - before_s
+    ahead = [share for share in _NOTICES if before_s < share * limit_s]
     while True:
         try:
-            code = process.wait(asked.look_s)
+            left_s = limit_s - (time.monotonic() - started)
+            code = process.wait(max(0.05, min(asked.look_s, left_s)))
         except subprocess.TimeoutExpired:
             pass
         else:
@@ -90,6 +95,11 @@ def watch(asked: argparse.Namespace) -> int:
         if now - noted_at >= _NOTE_S:
             noted_at = now
             note_spent(asked.spent_file, now - started)
+        passed = [share for share in ahead if now - started >= share * limit_s]
+        if passed:
+            ahead = ahead[len(passed) :]
+            spent = cost(now - started, rate)
+            say(f"alert: {spent} so far, {passed[-1]:.0%} of the limit of {limit_s:.0f} s")
         if now - said_at >= 3600:
             said_at = now
             say(f"{cost(now - started, rate)} so far")
