@@ -61,7 +61,7 @@ class Scene:
         """This data rank's micro-batches of a step, other samples in every step."""
         layout, first = self.layout, number * self.layout.global_batch
         data_rank = self.mesh.get_local_rank("data")
-        for slots in rank_slots(data_rank, layout.data, layout.global_batch, layout.micro_batch):
+        for slots in rank_slots(layout, data_rank):
             yield self._samples([first + slot for slot in slots])
 
     def set_rate(self, optimizer: Any, number: int) -> None:

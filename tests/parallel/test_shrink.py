@@ -1,6 +1,7 @@
 """The same training on fewer ranks."""
 
 from dataclasses import replace
+from math import ceil
 
 import pytest
 from hypothesis import given
@@ -62,17 +63,51 @@ def test_the_samples_of_a_step_are_the_same_in_the_same_order_of_slots(data, few
         parts = [
             part
             for rank in range(one.data)
-            for part in rank_slots(rank, one.data, one.global_batch, one.micro_batch)
+            for part, size in zip(rank_slots(one, rank), one.micro_batches_of(rank), strict=True)
+            if size
         ]
         return [slot for part in parts for slot in part]
 
     assert slots(small) == slots(layout) == list(range(layout.global_batch))
 
 
-def test_a_batch_that_three_cannot_share_goes_to_two():
+def test_s1_16_a_batch_that_does_not_divide_is_shared_unequally_by_all_who_live():
     small = shrunk(replace(DDP, micro_batch=1, accumulation=2), 3)
     assert small is not None
-    assert (small.data, small.accumulation) == (2, 4)
+    assert (small.data, small.accumulation, small.global_batch) == (3, 3, 8)
+    shares = [small.micro_batches_of(rank) for rank in range(3)]
+    assert shares == [[1, 1, 1], [1, 1, 1], [1, 1, 0]]
+
+
+def test_s1_16_stages_of_a_pipeline_keep_micro_batches_of_one_size():
+    layout = replace(DDP, micro_batch=1, accumulation=2, pipeline=2)
+    small = shrunk(layout, 7)
+    assert small is not None
+    assert (small.data, small.accumulation, small.batch) == (2, 4, None)
+
+
+@given(
+    data=st.integers(1, 12),
+    micro_batch=st.integers(1, 5),
+    accumulation=st.integers(1, 5),
+    sharding=st.sampled_from(["none", "zero1", "zero2", "full"]),
+    lost=st.integers(1, 11),
+)
+def test_s1_16_any_number_of_ranks_that_live_goes_on(
+    data, micro_batch, accumulation, sharding, lost
+):
+    layout = Layout(
+        data=data, sharding=sharding, micro_batch=micro_batch, accumulation=accumulation
+    )
+    left = data - lost
+    small = shrunk(layout, left)
+    if left < 1:
+        assert small is None
+        return
+    assert small is not None
+    assert (small.data, small.global_batch) == (left, layout.global_batch)
+    # No rank does more micro-batches than the largest share of samples takes.
+    assert small.accumulation == ceil(ceil(layout.global_batch / left) / micro_batch)
 
 
 def test_a_model_that_is_split_over_more_ranks_than_live_cannot_shrink():

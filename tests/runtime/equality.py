@@ -255,7 +255,7 @@ class Trainer:
         tokens = torch.randint(0, SHAPE.vocab, (GLOBAL_BATCH, SEQ_LEN + 1), generator=generator)
         targets = tokens[:, 1:].clone()
         targets[torch.rand(targets.shape, generator=generator) < 0.3] = strategy.IGNORED
-        slots = rank_slots(self.meshes.place.data, layout.data, GLOBAL_BATCH, layout.micro_batch)
+        slots = rank_slots(layout, self.meshes.place.data)
         batches: list[Any]
         batches = [(tokens[s.start : s.stop, :-1], targets[s.start : s.stop]) for s in slots]
         uneven = None

@@ -42,7 +42,7 @@ def a_feed(samples, *, ahead: bool = True) -> Feed:
 
 def ids_of(place) -> list[int]:
     step, index = place
-    slots = rank_slots(1, world=2, global_batch=12, micro_batch=2)[index]
+    slots = rank_slots(RANK.layout, 1)[index]
     return sample_ids(step - 1, slots, seed=3, global_batch=12, num_samples=50).tolist()
 
 

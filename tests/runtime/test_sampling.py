@@ -1,13 +1,20 @@
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.parallel.layout import Layout
 from paceline.runtime import sampling
 from paceline.runtime.sampling import Mixture, batch_digest, rank_slots, sample_ids
+
+
+def split(world: int, global_batch: int, micro_batch: int) -> Layout:
+    accumulation = global_batch // world // micro_batch
+    return Layout(data=world, sharding="none", micro_batch=micro_batch, accumulation=accumulation)
 
 
 @given(
@@ -25,7 +32,7 @@ def test_every_epoch_reads_each_sample_exactly_once_over_all_ranks(
     read = []
     for step in range(-(-num_samples * num_epochs // global_batch)):
         for rank in range(world):
-            for slots in rank_slots(rank, world, global_batch, micro_batch):
+            for slots in rank_slots(split(world, global_batch, micro_batch), rank):
                 assert len(slots) == micro_batch
                 read += sample_ids(
                     step, slots, seed=seed, global_batch=global_batch, num_samples=num_samples
@@ -38,7 +45,7 @@ def test_every_epoch_reads_each_sample_exactly_once_over_all_ranks(
 @given(world=st.sampled_from([1, 2, 3, 6]), step=st.integers(0, 10**6))
 def test_a_step_reads_the_same_samples_on_any_number_of_ranks(world, step):
     def ids(world):
-        slots = [s for rank in range(world) for s in rank_slots(rank, world, 12, 2)]
+        slots = [s for rank in range(world) for s in rank_slots(split(world, 12, 2), rank)]
         parts = [sample_ids(step, s, seed=3, global_batch=12, num_samples=1000) for s in slots]
         return np.concatenate(parts).tolist()
 
@@ -73,7 +80,7 @@ def test_the_digest_of_a_batch_is_another_for_another_step_or_seed():
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_the_slots_of_a_rank_lie_side_by_side(rank):
-    slots = rank_slots(rank, 3, 12, 2)
+    slots = rank_slots(split(3, 12, 2), rank)
     assert [slot for part in slots for slot in part] == list(range(rank * 4, rank * 4 + 4))
 
 
@@ -161,7 +168,7 @@ def test_a_block_has_as_many_of_each_source_as_are_due():
 @settings(deadline=None, max_examples=30)
 def test_a_step_of_a_mixture_reads_the_same_samples_on_any_ranks(mixture, world, micro_batch, step):
     options = {"seed": 3, "global_batch": 48, "num_samples": mixture}
-    slots = [s for rank in range(world) for s in rank_slots(rank, world, 48, micro_batch)]
+    slots = [s for rank in range(world) for s in rank_slots(split(world, 48, micro_batch), rank)]
     ids = np.concatenate([sample_ids(step, part, **options) for part in slots])
     assert ids.tolist() == sample_ids(step, range(48), **options).tolist()
     # The run in one go, of which this step is a part.
@@ -193,3 +200,32 @@ def test_the_order_of_a_mixture_is_this_one_for_ever():
 
 
 IDS_OF_A_MIXTURE = [10, 26, 78, 156, 115, 70]
+
+
+@given(world=st.integers(1, 9), batch=st.integers(9, 40), micro_batch=st.integers(1, 8))
+def test_s1_16_unequal_shares_are_every_slot_once_in_micro_batches_that_never_grow(
+    world, batch, micro_batch
+):
+    whole = Layout(data=batch, sharding="none", micro_batch=1, accumulation=1)
+    most = -(-batch // world)
+    layout = replace(
+        whole,
+        data=world,
+        accumulation=-(-most // micro_batch),
+        micro_batch=micro_batch,
+        batch=batch,
+    )
+    sizes = [layout.micro_batches_of(rank) for rank in range(world)]
+    assert {len(each) for each in sizes} == {layout.accumulation}
+    assert max(map(max, sizes)) <= micro_batch
+    totals = [sum(each) for each in sizes]
+    assert sum(totals) == batch
+    assert max(totals) - min(totals) <= 1
+    read = [
+        slot
+        for rank in range(world)
+        for slots, size in zip(rank_slots(layout, rank), sizes[rank], strict=True)
+        for slot in slots
+        if size
+    ]
+    assert read == list(range(batch))

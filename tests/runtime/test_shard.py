@@ -106,7 +106,7 @@ def train(model, layout, data_rank):
     for step in range(NUM_STEPS):
         generator = torch.Generator().manual_seed(step)
         tokens = torch.randint(0, SHAPE.vocab, (GLOBAL_BATCH, SEQ_LEN + 1), generator=generator)
-        slots = rank_slots(data_rank, layout.data, GLOBAL_BATCH, layout.micro_batch)
+        slots = rank_slots(layout, data_rank)
         for index, part in enumerate(slots):
             set_gradient_sync(model, layout, is_last=index == len(slots) - 1)
             loss_of(model, layout, tokens[part.start : part.stop]).backward()

@@ -90,7 +90,7 @@ def train_steps(
         tokens = torch.randint(0, SHAPE.vocab, (GLOBAL_BATCH, SEQ_LEN + 1), generator=generator)
         batches = [
             (tokens[part.start : part.stop, :-1], tokens[part.start : part.stop, 1:])
-            for part in rank_slots(meshes.place.data, layout.data, GLOBAL_BATCH, layout.micro_batch)
+            for part in rank_slots(layout, meshes.place.data)
         ]
         seen = strategy.forward_backward(model, meshes, batches, precision=precision)
         norms.append(float(strategy.gradient_norm(model, meshes)))

@@ -64,7 +64,7 @@ class SameSamples(Faults):
         if step != STEP or meshes.place.data != 1:
             return ids
         layout = run.layout
-        slots = rank_slots(0, layout.data, layout.global_batch, layout.micro_batch)
+        slots = rank_slots(layout, 0)
         whole = range(slots[0].start, slots[-1].stop)
         batch = layout.global_batch
         return sample_ids(step - 1, whole, seed=3, global_batch=batch, num_samples=37)

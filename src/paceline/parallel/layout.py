@@ -71,6 +71,10 @@ class Layout:
     """Whether parameters and gradients are kept there too, and copied to the accelerator block by
     block (ZeRO-Infinity, FSDP's `CPUOffload`)."""
 
+    batch: int | None = None
+    """Samples in one optimizer step, only where ranks take unequal numbers of them: after a loss,
+    when `data` x `micro_batch` x `accumulation` is more. `micro_batch` is then the largest."""
+
     @property
     def num_ranks(self) -> int:
         """Ranks in the whole layout."""
@@ -92,7 +96,21 @@ class Layout:
     @property
     def global_batch(self) -> int:
         """Samples in one optimizer step."""
-        return self.data * self.micro_batch * self.accumulation
+        return self.batch or self.data * self.micro_batch * self.accumulation
+
+    def micro_batches_of(self, data_rank: int) -> list[int]:
+        """Samples in each micro-batch of a data rank, as equal as they can be.
+
+        All ranks have the same number of micro-batches, as they meet in each of them where
+        parameters or experts are shared: one of 0 samples only takes part.
+
+        >>> nine = Layout(data=2, sharding="none", micro_batch=1, accumulation=5, batch=9)
+        >>> nine.micro_batches_of(0), nine.micro_batches_of(1)
+        ([1, 1, 1, 1, 1], [1, 1, 1, 1, 0])
+        """
+        share, rest = divmod(self.global_batch, self.data)
+        size, more = divmod(share + (data_rank < rest), self.accumulation)
+        return [size + (index < more) for index in range(self.accumulation)]
 
     @property
     def shard_degree(self) -> int:

@@ -1,7 +1,8 @@
 """The same training on fewer ranks, and which part of the state a rank has in a layout.
 
-The global batch stays what it is: fewer data ranks do more micro-batches each. The model-parallel
-axes stay too, so that the parts of the model that live ranks hold are still parts of it.
+The global batch stays what it is: fewer data ranks do more micro-batches each, and where it does
+not divide over them, some do a sample more than others. The model-parallel axes stay too, so that
+the parts of the model that live ranks hold are still parts of it.
 
 Leaves out: whether it fits into memory (a shard of fewer ranks is larger), and how fast it is.
 """
@@ -19,11 +20,15 @@ Part = tuple[str | int, ...]
 def shrunk(layout: Layout, num_ranks: int) -> Layout | None:
     """The largest layout of at most so many ranks with the same global batch, or None.
 
-    Micro-batches keep their size where the batch allows it, and never grow: they fitted.
+    Micro-batches keep their size where the batch allows it, and never grow: they fitted. The stages
+    of a pipeline have micro-batches of one size, so there the data ranks divide the batch.
 
     >>> small = shrunk(Layout(data=4, sharding="none", micro_batch=2, accumulation=3), 3)
     >>> small.data, small.micro_batch, small.accumulation, small.global_batch
     (3, 2, 4, 24)
+    >>> small = shrunk(Layout(data=3, sharding="none", micro_batch=3, accumulation=1), 2)
+    >>> small.data, [small.micro_batches_of(rank) for rank in range(2)], small.global_batch
+    (2, [[3, 2], [2, 2]], 9)
     >>> shrunk(Layout(data=2, sharding="none", micro_batch=1, accumulation=1, tensor=2), 1)
     """
     per_data = layout.num_ranks // layout.data
@@ -75,13 +80,19 @@ def rounding_bound(global_batch: int, unit_roundoff: float) -> float:
 
 def _with_data(layout: Layout, data: int) -> Layout | None:
     sharers = data * layout.context
-    if layout.global_batch % data or sharers % layout.expert:
+    if sharers % layout.expert:
         return None
-    samples = layout.global_batch // data
-    fitting = [size for size in range(layout.micro_batch, 0, -1) if samples % size == 0]
-    micro_batch = fitting[0]
-    if layout.pipeline > 1 and (samples // micro_batch) % layout.accumulation:
-        return None  # a schedule takes multiples of what it took
+    batch, most = layout.global_batch, -(-layout.global_batch // data)
+    if layout.pipeline > 1:
+        if batch % data:
+            return None
+        micro_batch = max(n for n in range(1, layout.micro_batch + 1) if most % n == 0)
+        accumulation = most // micro_batch
+        if accumulation % layout.accumulation:
+            return None  # a schedule takes multiples of what it took
+    else:
+        accumulation = -(-most // layout.micro_batch)
+        micro_batch = -(-most // accumulation)
     sharding, shard = layout.sharding, layout.shard
     if sharding == "hybrid":
         if sharers <= layout.shard_degree:
@@ -96,7 +107,8 @@ def _with_data(layout: Layout, data: int) -> Layout | None:
         layout,
         data=data,
         micro_batch=micro_batch,
-        accumulation=samples // micro_batch,
+        accumulation=accumulation,
+        batch=None if data * micro_batch * accumulation == batch else batch,
         sharding=sharding,
         shard=shard,
     )

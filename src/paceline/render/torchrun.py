@@ -62,7 +62,7 @@ def least_nodes(plan: Plan, job: Job) -> int:
         small = shrunk(layout, nodes * cluster.ranks_per_node)
         if small is None or small.num_ranks != nodes * cluster.ranks_per_node:
             break
-        if small.micro_batch != layout.micro_batch:
+        if small.micro_batch != layout.micro_batch or small.batch is not None:
             break
         case = case_of_plan(plan, replace(cluster, num_nodes=nodes))
         if price_one(small, case).memory.known_bytes > plan.limit_bytes:

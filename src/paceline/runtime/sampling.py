@@ -66,9 +66,7 @@ class DataRank:
 
     def slots(self, place: Place) -> range:
         """Places in the step's global batch."""
-        layout = self.layout
-        parts = rank_slots(self.rank, layout.data, layout.global_batch, layout.micro_batch)
-        return parts[place[1]]
+        return rank_slots(self.layout, self.rank)[place[1]]
 
     def ids(self, place: Place, num_samples: "int | Mixture") -> Ids:
         """Ids of one micro-batch's samples."""
@@ -130,17 +128,22 @@ def sample_ids(
     return ids
 
 
-def rank_slots(rank: int, world: int, global_batch: int, micro_batch: int) -> list[range]:
-    """One rank's places in the global batch, one range a micro-batch, in the order it runs them.
+def rank_slots(layout: Layout, rank: int) -> list[range]:
+    """One data rank's places in the global batch, one range a micro-batch, in the order it runs
+    them. A micro-batch of no samples reads the rank's last one again, which then counts nothing.
 
-    >>> rank_slots(1, world=2, global_batch=8, micro_batch=2)
+    >>> rank_slots(Layout(data=2, sharding="none", micro_batch=2, accumulation=2), 1)
     [range(4, 6), range(6, 8)]
+    >>> rank_slots(Layout(data=2, sharding="none", micro_batch=1, accumulation=3, batch=5), 1)
+    [range(3, 4), range(4, 5), range(4, 5)]
     """
-    share = global_batch // world
-    assert share * world == global_batch, "the planner gives every rank the same share"
-    assert share % micro_batch == 0, "the planner fills every micro-batch"
-    starts = range(rank * share, (rank + 1) * share, micro_batch)
-    return [range(start, start + micro_batch) for start in starts]
+    share, rest = divmod(layout.global_batch, layout.data)
+    start = rank * share + min(rank, rest)
+    slots = []
+    for size in layout.micro_batches_of(rank):
+        slots.append(range(start, start + size) if size else range(start - 1, start))
+        start += size
+    return slots
 
 
 def batch_digest(step: int, *, seed: int, global_batch: int, num_samples: int | Mixture) -> str:

@@ -193,7 +193,8 @@ class Step:
         self._has_accuracy = False
         self._expected_targets = 1.0
         self._num_backward = 0
-        self._num_asked = trainer.layout.accumulation
+        self._sizes = trainer.layout.micro_batches_of(trainer.meshes.place.data)
+        self._num_asked = len(self._sizes)
         self._num_forward = 0
         self._reads_itself = False
         self._buffers = trainer.buffers
@@ -291,15 +292,18 @@ class Step:
             with strategy.loss_context(layout):
                 yield batch
 
-    def backward(self, loss: torch.Tensor, *, num_targets: float = 1.0) -> None:
+    def backward(self, loss: torch.Tensor, *, num_targets: float | None = None) -> None:
         """Add the gradient of a micro-batch's mean loss.
 
         Args:
             num_targets: Over how many targets it is the mean, where micro-batches differ: the
-                step's loss is then the mean over all targets of the global batch.
+                step's loss is then the mean over all targets of the global batch. Left out, the
+                samples of the global batch count alike, also where ranks take unequal numbers.
         """
         self._enter("backward")
-        layout = self._trainer.layout
+        layout, size = self._trainer.layout, self._sizes[self._num_backward % len(self._sizes)]
+        if num_targets is None or not size:
+            num_targets = size / layout.micro_batch
         self._expected_targets = float(layout.accumulation * layout.data)
         loss_sum = strategy.local_of(loss) * num_targets
         factor = strategy.loss_factor(layout, self._model) * self._trainer.loss_scale

@@ -185,10 +185,11 @@ def with_overrides(layout: Layout, overrides: Sequence[str]) -> Layout:
         JobError: V002, a field or a value that a layout does not have.
     """
     hints = get_type_hints(Layout)
+    del hints["batch"]  # follows from the others, but after a loss
     for assignment in overrides:
         name, equals, text = (part.strip() for part in assignment.partition("="))
         if not equals or name not in hints:
-            names = ", ".join(field.name for field in fields(Layout))
+            names = ", ".join(hints)
             raise _bad_override(assignment, f"write it like tensor=2; fields are {names}")
         try:
             layout = replace(layout, **{name: _read(text, hints[name])})

@@ -132,7 +132,7 @@ class _Link:
     def __init__(self) -> None:
         self.is_open = True
         self._pending: dict[int, Pending] = {}
-        self._told_fd: int | None = None
+        self._told: tuple[int | None, int] = None, 0
         self.copies: deque[CheckpointCopied | CheckpointCopyFailed] = deque()
         self.uncopied: set[int] = set()
         self._outbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -157,8 +157,9 @@ class _Link:
     def send(self, pending: Pending, write: Write, stage: Stage) -> None:
         self._pending[pending.number] = pending
         self.want(pending.number)
-        if stage.fd is not None and stage.fd != self._told_fd:
-            self._told_fd, fd = stage.fd, os.dup(stage.fd)
+        # Larger memory may well have the number of the descriptor that was closed for it.
+        if stage.fd is not None and (stage.fd, stage.num_bytes) != self._told:
+            self._told, fd = (stage.fd, stage.num_bytes), os.dup(stage.fd)
             self._outbox.put(lambda: self._send_memory(fd, stage.num_bytes))
         self._outbox.put(lambda: self._talk.send(write))
         if not self.is_open:  # it ended meanwhile, and who hears had not seen this save

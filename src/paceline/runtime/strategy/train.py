@@ -130,7 +130,8 @@ def forward_backward(
         model: As `apply` returned it.
         meshes: Where this rank stands.
         micro_batches: This data rank's, `layout.accumulation` of them, on the model's device and
-            all of one shape. Taken one at a time, except by a pipeline, which needs all.
+            all of one shape, but for the number of samples where ranks take unequal numbers. Taken
+            one at a time, except by a pipeline, which needs all.
         precision: The job's.
         loss_of: The loss of one micro-batch.
         loss_scale: Gradients come out multiplied by it: a loss scaler's, or 1.
@@ -140,7 +141,8 @@ def forward_backward(
         targets_per_sample: Their mean, where not every token of a sample is a target.
     """
     layout, total = meshes.layout, _Total(meshes, uneven, targets_per_sample)
-    num = layout.accumulation if uneven is None else uneven.num_micro_batches
+    sizes = layout.micro_batches_of(meshes.place.data)
+    num = len(sizes) if uneven is None else uneven.num_micro_batches
     if isinstance(model, pipeline.Pipeline):
         parts = [_own_part(batch, meshes, model) for batch in micro_batches]
         on_phase("backward")
@@ -161,7 +163,10 @@ def forward_backward(
         part = _own_part(batch, meshes, model)
         total.expect(part)
         on_phase("forward")
+        counts_nothing = uneven is None and not sizes[index]
         factor = loss_scale * loss_factor(layout, model) / total.expected
+        if counts_nothing:
+            factor = 0.0
         with (
             _loss_context(model, meshes, loss_of) as own_loss_of,
             kept_apart(part.documents),
@@ -175,7 +180,8 @@ def forward_backward(
             del output
             on_phase("backward")
             (loss_sum * factor).backward()  # type: ignore[no-untyped-call]
-        total.add(loss_sum, *counts)
+        if not counts_nothing:
+            total.add(loss_sum, *counts)
         del loss_sum
     finish_gradients(model)
     return total.losses()
@@ -283,7 +289,7 @@ class _Total:
     def expect(self, part: _Part) -> None:
         """Unless it is known, every micro-batch is expected to have as many as the first."""
         if not self.expected:
-            per_sample = part.targets_BS.numel() * self._layout.context / self._layout.micro_batch
+            per_sample = part.targets_BS.numel() * self._layout.context / len(part.targets_BS)
             self.expected = per_sample * self._layout.global_batch
 
     def add(self, loss_sum: Tensor, num_targets: Tensor | int, num_right: Tensor | int = 0) -> None:

@@ -140,7 +140,7 @@ def _note_shares(
     if layout.data == 1:
         return
     for rank in range(layout.data):
-        slots = rank_slots(rank, layout.data, layout.global_batch, layout.micro_batch)
+        slots = rank_slots(layout, rank)
         whole = range(slots[0].start, slots[-1].stop)
         _backward(case, model, step, whole, device, nullcontext())
         tensors |= {

@@ -221,9 +221,7 @@ class _Training:
 
     def _ids(self, number: int) -> Ids:
         layout = self.run.layout
-        slots = rank_slots(
-            self.meshes.place.data, layout.data, layout.global_batch, layout.micro_batch
-        )
+        slots = rank_slots(layout, self.meshes.place.data)
         whole = range(slots[0].start, slots[-1].stop)
         return sample_ids(
             number - 1,
@@ -293,7 +291,7 @@ def read_epochs(case: Case, meshes: Meshes, num_epochs: int = 2) -> tuple[tuple[
     batch = layout.global_batch
     read: list[list[int]] = [[] for _ in range(num_epochs)]
     for step in range(-(-size * num_epochs // batch)):
-        for slots in rank_slots(meshes.place.data, layout.data, batch, layout.micro_batch):
+        for slots in rank_slots(layout, meshes.place.data):
             ids = sample_ids(step, slots, seed=seed, global_batch=batch, num_samples=size)
             for slot, sample in zip(slots, ids.tolist(), strict=True):
                 epoch = (step * batch + slot) // size
