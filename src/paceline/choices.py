@@ -10,6 +10,9 @@ Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "dualpipe-v"]
 ContextKind = Literal["ring", "ulysses"]
 # What recomputes more comes later.
 Recompute = Literal["none", "selective", "full"]
+NetworkKind = Literal[
+    "infiniband", "roce", "efa", "slingshot", "omni-path", "tcpx", "thunderbolt", "tcp", "rdma"
+]
 Offload = Literal["none", "cpu", "nvme"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 Attention = Literal["flash", "fused", "unfused"]

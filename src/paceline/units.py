@@ -97,7 +97,7 @@ def parse_count(value: float | str) -> int:
 
 
 def parse_bytes_per_s(value: float | str) -> float:
-    """Bytes per second. A small b is bits, a capital B is bytes; words after it are ignored.
+    """Bytes per second. A small b is bits, a capital B is bytes; words after it are no part of it.
 
     Several of a kind are written `8x400Gb/s` and count together.
 
@@ -119,6 +119,39 @@ def parse_bytes_per_s(value: float | str) -> float:
     if scale is None or not slash or second.lower() != "s":
         raise ValueError(f"{value!r} is not a bandwidth; write it like 400Gb/s or 50GB/s")
     return _finite(number * scale, value) / (8 if base.endswith("b") else 1)
+
+
+NETWORKS = {
+    **dict.fromkeys(("infiniband", "ib", "edr", "hdr", "ndr", "xdr"), "infiniband"),
+    **dict.fromkeys(("roce", "rocev2"), "roce"),
+    **dict.fromkeys(("ethernet", "eth", "tcp"), "tcp"),
+    **dict.fromkeys(("omni-path", "opa"), "omni-path"),
+    **{kind: kind for kind in ("efa", "slingshot", "tcpx", "thunderbolt", "rdma")},
+}
+"""Word -> kind of the catalog's links; `rdma` is any with remote memory access."""
+
+
+def split_network(text: str) -> tuple[str, str | None]:
+    """A network as a person writes it -> its rate alone, and the kind of the words beside it.
+
+    >>> split_network("8x400Gb/s InfiniBand"), split_network("100GbE")
+    (('8x400Gb/s', 'infiniband'), ('100Gb/s', 'tcp'))
+    >>> split_network("Ethernet, 10 Gbit/s"), split_network("400Gb/s")
+    (('10 Gb/s', 'tcp'), ('400Gb/s', None))
+    """
+    spelled = re.sub(r"(?i)(?<=[kmgt])be\b", "b/s Ethernet", text)
+    spelled = re.sub(r"(?i)(?<=[kmgt])bit(?=/s|ps\b)", "b", spelled)
+    words = [word.strip(",()") for word in spelled.split()]
+    named = {word for word in words if re.fullmatch(r"[A-Za-z][A-Za-z0-9-]+", word)}
+    named = {word for word in named if not re.fullmatch(r"(?i)[kmgt]?i?bps", word)}
+    kinds = {NETWORKS.get(word.lower()) for word in named}
+    if None in kinds or len(kinds) > 1:
+        raise ValueError(
+            f"{text!r} names no one network; write the rate and one of InfiniBand, RoCE, EFA, "
+            "Slingshot, Omni-Path, TCPX, Thunderbolt, RDMA or Ethernet"
+        )
+    rate = " ".join(word for word in words if word and word not in named)
+    return rate, next(iter(kinds), None)
 
 
 def parse_seconds(value: float | str) -> float:

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.catalog import built_in_catalog
 from paceline.errors import JobError
-from paceline.job import parse_job
+from paceline.job import dump_job, parse_job
 from paceline.topology import Cluster, FoundGpu, Machine, find_cluster
 from paceline.topology import machine as machine_module
 from paceline.topology.machine import find_local_machine, with_links
@@ -194,3 +194,36 @@ def test_a_job_may_name_the_matrix_of_another_cluster(tmp_path: Path):
         find(machine, *asked, "per_node=8", "topology=topo.txt", folder=tmp_path)
     with pytest.raises(JobError, match=r"T019: .* run on CPUs"):
         find(machine, "accelerator=cpu", "topology=topo.txt", folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("network", "link", "rdma"),
+    [
+        ("100Gb/s Ethernet", "ethernet-100", False),
+        ("100GbE", "ethernet-100", False),
+        ("Ethernet 10 Gbit/s", "ethernet-10", False),
+        ("8x400Gb/s RoCE", "roce-400", True),
+        ("400Gb/s InfiniBand", "infiniband-ndr", True),
+        ("InfiniBand NDR, 400Gb/s", "infiniband-ndr", True),
+        ("50Gb/s RDMA", "infiniband-ndr", True),
+        ("400Gb/s", "infiniband-ndr", True),
+    ],
+)
+def test_a_network_is_of_the_kind_that_stands_beside_its_rate(network: str, link: str, rdma: bool):
+    cluster = find(
+        replace(here(""), gpus=()), "accelerator=H100-SXM", "nodes=2", f"network={network}"
+    )
+    assert (cluster.network_link, cluster.uses_rdma) == (link, rdma)
+
+
+def test_a_network_of_unknown_kind_is_refused_and_a_known_one_survives_the_run_s_folder():
+    for wrong in ("network=100Gb/s Token-Ring", "network=10GbE InfiniBand", "network_kind=roce"):
+        with pytest.raises(JobError, match="cluster"):
+            find(here(""), "accelerator=H100-SXM", "nodes=2", wrong)
+    job = parse_job(JOB, source="job.yaml", folder=Path("/"), overrides=["cluster.network=10GbE"])
+    again = parse_job(dump_job(job.spec), source="job.yaml", folder=Path("/"))
+    assert again.spec == job.spec
+    assert (again.spec.cluster.network, again.spec.cluster.network_kind) == (1.25e9, "tcp")
+    for wrong in (("network=100GbE", "rdma=true"), ("network=400Gb/s InfiniBand", "rdma=false")):
+        with pytest.raises(JobError, match=r"cluster\.rdma is .*cluster\.network names"):
+            find(replace(here(""), gpus=()), "accelerator=H100-SXM", "nodes=2", *wrong)

@@ -4,11 +4,21 @@ These are frozen dataclasses; pydantic checks them as they are read (see `load.p
 need the model's or the cluster's numbers live further down the flow, in `parallel/`.
 """
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic_core import ArgsKwargs
 
-from paceline.choices import ContextKind, Objective, Offload, Recompute, Schedule, Sharding
+from paceline.choices import (
+    ContextKind,
+    NetworkKind,
+    Objective,
+    Offload,
+    Recompute,
+    Schedule,
+    Sharding,
+)
 from paceline.job.alerts import AlertsSpec
 from paceline.job.cloud import CloudSpec
 from paceline.job.evaluate import EvaluateSpec
@@ -19,13 +29,14 @@ from paceline.job.places import RaySpec, SlurmSpec, SshSpec
 from paceline.job.section import (
     Auto,
     Bytes,
-    BytesPerS,
     Count,
+    NetworkRate,
     Number,
     Positive,
     Seconds,
     Wait,
     Whole,
+    kind_of_network,
     section,
 )
 from paceline.job.train import TrainSpec
@@ -239,9 +250,13 @@ class ClusterSpec:
     memory: Bytes | Auto = "auto"
     """Memory of one accelerator (of one node, on CPU). `auto` is the catalog's or the machine's."""
 
-    network: BytesPerS | Auto = "auto"
-    """Bandwidth between nodes, for each node and direction: `400Gb/s`. `auto` is the catalog's
-    usual network for the accelerator."""
+    network: NetworkRate | Auto = "auto"
+    """Bandwidth between nodes, for each node and direction: `8x400Gb/s InfiniBand`, `100GbE`; the
+    word is `network_kind`. `auto` is the catalog's usual network for the accelerator."""
+
+    network_kind: Literal["auto", NetworkKind] = "auto"
+    """Only with `network`: what it is. `tcp` is Ethernet without RDMA; `rdma` any network with it;
+    `auto` the accelerator's usual kind where the rate is one of its ports'."""
 
     rdma: bool | Auto = "auto"
     """Whether nodes talk by RDMA. `auto` is as usual for the accelerator's network. On Macs `true`
@@ -259,6 +274,23 @@ class ClusterSpec:
 
     rendezvous_port: Annotated[int, Field(gt=0, lt=65536)] | Auto = "auto"
     """TCP port where the ranks meet. `auto` takes a free one."""
+
+    @model_validator(mode="before")
+    @staticmethod
+    def _take_kind(values: Any) -> Any:
+        """The word beside the rate is the kind."""
+        given = values.kwargs if isinstance(values, ArgsKwargs) else values
+        if not isinstance(given, Mapping):
+            return values
+        text, asked = given.get("network", "auto"), given.get("network_kind", "auto")
+        kind = kind_of_network(text) if isinstance(text, str) else None
+        if asked != "auto" and text == "auto":
+            raise ValueError("network_kind goes with a rate: network: 100Gb/s Ethernet")
+        if kind is None:
+            return values
+        if asked not in ("auto", kind):
+            raise ValueError(f"network is {text!r}, and network_kind {asked!r}")
+        return {**given, "network_kind": kind}
 
 
 @section

@@ -46,7 +46,27 @@ def _unit(
 Count = Annotated[int, *_unit(units.parse_count, "7B"), Field(gt=0)]
 Bytes = Annotated[int, *_unit(units.parse_bytes, "80 GiB", least=2**20), Field(gt=0)]
 SmallBytes = Annotated[int, *_unit(units.parse_bytes, "25 MiB", least=2**10), Field(gt=0)]
-BytesPerS = Annotated[float, *_unit(units.parse_bytes_per_s, "400Gb/s", least=1e6), Field(gt=0)]
+
+
+def _network_rate(value: float | str) -> float:
+    if not isinstance(value, str):
+        return units.parse_bytes_per_s(value)
+    try:
+        return units.parse_bytes_per_s(units.split_network(value)[0])
+    except ValueError:
+        units.parse_bytes_per_s(value)  # a rate that is none is reported before its kind
+        raise
+
+
+def kind_of_network(text: str) -> str | None:
+    """The kind that stands beside a rate; None where there is none, or no one."""
+    try:
+        return units.split_network(text)[1]
+    except ValueError:
+        return None  # the field's own reader reports it
+
+
+NetworkRate = Annotated[float, *_unit(_network_rate, "400Gb/s InfiniBand", least=1e6), Field(gt=0)]
 Seconds = Annotated[float, *_unit(units.parse_seconds, "30m"), Field(gt=0)]
 _LONGEST_WAIT_S = 30 * 86_400.0
 """Beyond a month a wait is never, or a slip."""

@@ -113,10 +113,10 @@ def _cluster_decisions(job: Job, cluster: Cluster) -> Iterator[Decision]:
             reason = f"{cluster.network_link}, as cluster.rdma asks"
         if spec.network != "auto":
             rdma = "with" if cluster.uses_rdma else "without"
-            reason = (
-                f"as declared; latency is {cluster.network_link}'s, {rdma} RDMA: words after the "
-                "rate are not read. Of another network: `network` of the accelerator in "
-                "paceline-catalog.toml"
+            reason = f"as declared; latency is {cluster.network_link}'s, {rdma} RDMA" + (
+                ""
+                if spec.network_kind != "auto"
+                else ": write its kind beside the rate, `100Gb/s Ethernet`, where it is another"
             )
         yield Decision(field="cluster.network", value=f"{gigabits:.4g} Gb/s a node", reason=reason)
 

@@ -26,6 +26,7 @@ PLANNED = frozenset(
             "cluster.memory",
             "cluster.network",
             "cluster.rdma",
+            "cluster.network_kind",
             "cluster.topology",
             "cluster.catalog",
         ),

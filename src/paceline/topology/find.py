@@ -84,9 +84,16 @@ def find_cluster(spec: ClusterSpec, job: Job, machine: Machine | None = None) ->
     return _declared_cluster(spec, _with_rdma(known, job, catalog), catalog, declared)
 
 
+_WITHOUT_RDMA = ("tcp", "tcpx")
+"""Kinds of networks whose NICs do not move data without the CPU."""
+
+
 def _with_rdma(known: Accelerator, job: Job, catalog: Catalog) -> Accelerator:
     """The accelerator with a network that has or lacks RDMA, as `cluster.rdma` says."""
     asked, usual = job.spec.cluster.rdma, catalog.links.get(known.network or "")
+    kind = _kind(job.spec.cluster)
+    if asked != "auto" and kind not in (None, "thunderbolt") and asked == (kind in _WITHOUT_RDMA):
+        raise _no_rdma(job, f"cluster.network names {kind}")
     if asked == "auto" or (usual is not None and usual.is_rdma == asked):
         return known
     links = [each for each in catalog.links.values() if each.is_rdma == asked]
@@ -267,6 +274,7 @@ def _cpu_cluster(spec: ClusterSpec, machine: Machine, catalog: Catalog) -> Clust
             ranks_per_node=per_node,
             network_node_bytes_per_s=network,
             network_known=network_known,
+            network_kind=_kind(spec),
         ),
         host_bytes=machine.memory_bytes // spec.nodes,
         known=_KNOWN_CATALOG
@@ -280,6 +288,10 @@ def _cpu_cluster(spec: ClusterSpec, machine: Machine, catalog: Catalog) -> Clust
             "overhead_bytes": "cited",
         },
     )
+
+
+def _kind(spec: ClusterSpec) -> str | None:
+    return None if spec.network_kind == "auto" or spec.network == "auto" else spec.network_kind
 
 
 def _share(rate: float | None, num_ranks: int) -> float | None:
@@ -512,6 +524,7 @@ def _from_catalog(
             ranks_per_node=per_node,
             network_node_bytes_per_s=network,
             network_known=network_known,
+            network_kind=_kind(spec),
             in_node=in_node,
         )
     measured: dict[str, Known] = {"cores_per_rank": "measured"} if is_local else {}

@@ -81,6 +81,7 @@ def find_levels(
     ranks_per_node: int,
     network_node_bytes_per_s: float,
     network_known: Known = "cited",
+    network_kind: str | None = None,
     in_node: Sequence[Level] | None = None,
 ) -> tuple[Level, ...]:
     """The levels of a cluster of one kind of accelerator, innermost first.
@@ -96,6 +97,7 @@ def find_levels(
         ranks_per_node: Ranks on each.
         network_node_bytes_per_s: Of a node and direction, all its NICs together.
         network_known: How that is known.
+        network_kind: Which, where it was declared; `rdma` is any with it.
         in_node: Those inside a node, where the machine showed them; the catalog's when left out.
     """
     num_ranks = num_nodes * ranks_per_node
@@ -117,7 +119,7 @@ def find_levels(
         add(level)
     between = links[accelerator.network] if accelerator.network else _UNKNOWN_NETWORK
     if network_known == "declared":
-        between = link_of_rate(between, links, network_node_bytes_per_s)
+        between = link_of_rate(between, links, network_node_bytes_per_s, network_kind)
     most = _most_of_rank(between, accelerator, network_node_bytes_per_s, ranks_per_node)
     rate = min(network_node_bytes_per_s / ranks_per_node, most)
     level = level_of("network", num_ranks, replace(between, bytes_per_s=rate), network_known)
@@ -210,8 +212,11 @@ def node_bytes_per_s(accelerator: Accelerator, links: Mapping[str, Link]) -> flo
     return None if link is None else link.bytes_per_s
 
 
-def link_of_rate(usual: Link, links: Mapping[str, Link], node_bytes_per_s: float) -> Link:
-    """The row that a declared rate of a node is most likely of, for its latency.
+def link_of_rate(
+    usual: Link, links: Mapping[str, Link], node_bytes_per_s: float, kind: str | None = None
+) -> Link:
+    """The row that a declared rate of a node is most likely of, for its latency: of the kind that
+    is given.
 
     The usual one when the rate is a whole number of its ports; else the fastest of its kind of
     which it is; else the Ethernet nearest to it, as a rate below every port of the usual kind has
@@ -222,6 +227,14 @@ def link_of_rate(usual: Link, links: Mapping[str, Link], node_bytes_per_s: float
         ports = node_bytes_per_s / link.bytes_per_s
         return ports > 0.99 and abs(ports - round(ports)) < 0.01
 
+    if kind == "rdma":
+        kind = usual.kind if usual.is_rdma else "roce"
+    if kind is not None:
+        rows = [row for row in links.values() if row.kind == kind and row.per == "port"]
+        rows = [row for row in rows if is_whole(row)] or rows
+        if usual in rows:
+            return usual
+        return min(rows, key=lambda row: (abs(row.bytes_per_s - node_bytes_per_s), row.name))
     if is_whole(usual):
         return usual
     same = [link for link in links.values() if link.kind == usual.kind and link.per == "port"]
