@@ -48,7 +48,7 @@ def lefts(adapted: Adapted) -> str:
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 @pytest.mark.parametrize("target", PLAIN, ids=str)
-def test_adapting_what_was_adapted_changes_nothing_and_says_so(path, target):
+def test_s0_8_adapting_what_was_adapted_changes_nothing_and_says_so(path, target):
     once = adapt(path.read_text(), target)
     again = adapt(once.text, target)
     assert once.text != path.read_text()
@@ -228,7 +228,7 @@ def run_command(*args: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_the_command_shows_a_diff_and_writes_only_when_asked(tmp_path):
+def test_s0_8_the_command_shows_a_diff_and_writes_only_when_asked(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SMALL)
     shown = run_command("train.py", "--to", "ddp", folder=tmp_path)

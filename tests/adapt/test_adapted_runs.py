@@ -92,7 +92,7 @@ def assert_prints_the_same(one: Ran, ranks: list[Ran]) -> None:
 
 
 @pytest.mark.parametrize(("name", "target"), cases(ISSUE + SHAPES))
-def test_two_ranks_print_the_losses_of_one_device(name, target, alone, tmp_path):
+def test_s0_8_two_ranks_print_the_losses_of_one_device(name, target, alone, tmp_path):
     script = written(name, target, tmp_path)
     first = FIRST_EPOCH.get(name, "0")
     assert_prints_the_same(alone(name), run(script, 2, tmp_path / "ranks", first_epoch=first))

@@ -40,7 +40,7 @@ def test_the_list_has_state_step_and_both_losses(runs):
     assert second.split()[:5] == ["r1", "finished", "2/100", "3.0000", "3.0000"]
 
 
-def test_filter_order_and_columns_act_on_the_json_too(runs):
+def test_s0_23_filter_order_and_columns_act_on_the_json_too(runs):
     words = ["--sort", "-train.learning_rate", "--columns", "run,train.learning_rate", "--json"]
     assert json.loads(printed(runs, *words)) == [
         {"run": "r1", "train.learning_rate": 0.1},
@@ -62,7 +62,7 @@ def test_a_damaged_run_is_named_with_the_line(runs):
     assert lines[3].startswith("r1: events.jsonl, line 4, cannot be read")
 
 
-def test_compare_shows_what_differs_and_whether_bits_are_equal(runs):
+def test_s0_23_compare_shows_what_differs_and_whether_bits_are_equal(runs):
     text = printed(runs, "compare", "r0", "r1")
     assert "train.learning_rate" in text
     assert "train.seed" not in text

@@ -64,7 +64,7 @@ def memory_of(layout: Layout, **options: Any) -> MemoryEstimate:
     return estimate_of(layout, **options).memory
 
 
-def test_ddp_holds_all_states_in_float32():
+def test_s0_3_ddp_holds_all_states_in_float32():
     parts = memory_of(layout_of(sharding="none")).parts
     assert parts["parameters"] == parts["gradients"] == 4 * P
     assert parts["optimizer"] == 8 * P
@@ -86,7 +86,7 @@ def test_s3_10_memory_by_size_says_what_is_priced():
         assert said == pytest.approx([4, 2, *priced], rel=0.005)
 
 
-def test_full_sharding_divides_the_states():
+def test_s0_3_full_sharding_divides_the_states():
     parts = memory_of(layout_of()).parts
     assert parts["parameters"] == pytest.approx(4 * P / 8, rel=1e-6)
     assert parts["optimizer"] == 2 * (parts["parameters"] or 0)
@@ -113,7 +113,7 @@ def test_activations_grow_with_the_micro_batch():
     assert two == pytest.approx(2 * one, rel=1e-9)
 
 
-def test_the_parts_add_up():
+def test_s0_3_the_parts_add_up():
     memory = memory_of(layout_of())
     assert memory.total_bytes == sum(part or 0 for part in memory.parts.values())
     assert memory.allocated_bytes < memory.reserved_bytes < memory.known_bytes

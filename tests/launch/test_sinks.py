@@ -186,7 +186,7 @@ def test_pictures_and_texts_are_sent_from_their_files(run, np):
     assert sent(run).shown == [(1, "a/b", "a__b.png"), (1, "words", "words.txt")]
 
 
-def test_samples_of_machines_are_sent_with_the_step_of_their_time(run):
+def test_s0_21_samples_of_machines_are_sent_with_the_step_of_their_time(run):
     append(run, "metrics.jsonl", step(1), step(2), step(3))
     for node in (0, 1):
         log = MachineLog(run, node)
@@ -219,7 +219,7 @@ def scalars(run):
     return events
 
 
-def test_tensorboard_shows_each_step_once_after_a_rewind_and_a_kill(run):
+def test_s0_21_tensorboard_shows_each_step_once_after_a_rewind_and_a_kill(run):
     append(run, "metrics.jsonl", *(step(number) for number in (1, 2, 3)))
     row, mark = SINKS["tensorboard"], Mark()
     for begun in (mark.step, 1):  # the second was killed before it kept a mark past step 1

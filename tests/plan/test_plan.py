@@ -69,7 +69,7 @@ def test_the_chosen_layout_leaves_head_room():
     assert total <= plan.limit_bytes < plan.cluster.usable_bytes
 
 
-def test_every_other_layout_is_there_with_a_reason():
+def test_s0_4_every_other_layout_is_there_with_a_reason():
     plan = plan_of()
     layouts = [each.layout for each in plan.rejected]
     assert len(layouts) == len(set(layouts))
@@ -84,21 +84,21 @@ def test_what_the_job_fixed_is_kept_and_not_decided():
     assert not decided & {"layout.sharding", "layout.micro_batch"}
 
 
-def test_precision_follows_the_accelerator():
+def test_s0_5_precision_follows_the_accelerator():
     assert plan_of().precision == "bf16"
     assert plan_of(TINY, "train.precision=auto").precision == "fp32"
     assert plan_of(TINY, "train.precision=bf16").precision == "bf16"
 
 
 @pytest.mark.parametrize("accelerator", ["V100-32", "T4"])
-def test_without_bf16_fp16_with_a_loss_scaler_is_taken(accelerator: str):
+def test_s0_5_without_bf16_fp16_with_a_loss_scaler_is_taken(accelerator: str):
     plan = plan_of(JOB, f"cluster.accelerator={accelerator}", "model={preset: gpt2-large}")
     assert plan.precision == "fp16"
     (reason,) = (each.reason for each in plan.decisions if each.field == "train.precision")
     assert "loss scaler" in reason
 
 
-def test_bf16_on_an_accelerator_without_it_is_refused():
+def test_s0_5_bf16_on_an_accelerator_without_it_is_refused():
     problem = refused("cluster.accelerator=V100-32", "train.precision=bf16")
     assert problem.code == "L003"
 
@@ -121,7 +121,7 @@ def test_a_batch_that_does_not_divide_is_refused_with_the_nearest():
     assert "56 or 64" in problem.fix
 
 
-def test_nothing_fits_says_where_the_memory_goes_and_what_would_help():
+def test_s0_4_nothing_fits_says_where_the_memory_goes_and_what_would_help():
     problem = refused(*TOO_LARGE)
     assert problem.code == "P001"
     assert "It is optimizer" in problem.what
@@ -551,7 +551,7 @@ SLOW_LINKS = (
 )
 
 
-def test_offloading_is_looked_at_where_the_fastest_layout_without_mostly_sends():
+def test_s0_4_offloading_is_looked_at_where_the_fastest_layout_without_mostly_sends():
     """Full sharding over 64 ranks fits, and gathers 141 GB for each of 16 micro-batches over
     10 Gb/s: offloading was not searched, and is forty times as fast."""
     plan = plan_of(JOB, *SLOW_LINKS)

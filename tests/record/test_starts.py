@@ -52,7 +52,7 @@ def everything_in(folder: Path) -> str:
     return "\n".join(path.read_text() for path in sorted(folder.iterdir()))
 
 
-def test_a_start_has_commit_branch_command_host_and_packages(scene, monkeypatch):
+def test_s0_23_a_start_has_commit_branch_command_host_and_packages(scene, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["paceline", "run", "job.yaml", "--set", "train.steps=5"])
     start = kept(scene)
     assert start["code"]["commit"] == git(scene / "code", "rev-parse", "HEAD")

@@ -25,16 +25,16 @@ def config(**changes):
     return yaml.safe_load(rendered("accelerate", **changes).files["accelerate.yaml"])
 
 
-def test_ddp_on_two_nodes(check_golden):
+def test_s0_7_ddp_on_two_nodes(check_golden):
     check_golden("accelerate/ddp-two-nodes", rendered("accelerate", layout={"sharding": "none"}))
 
 
-def test_fsdp2_on_one_node(check_golden):
+def test_s0_7_fsdp2_on_one_node(check_golden):
     found = rendered("accelerate", cluster={"nodes": 1}, layout={"sharding": "full"})
     check_golden("accelerate/fsdp2-one-node", found)
 
 
-def test_zero1_goes_through_deepspeed(check_golden):
+def test_s0_7_zero1_goes_through_deepspeed(check_golden):
     check_golden("accelerate/zero1-two-nodes", rendered("accelerate", layout={"sharding": "zero1"}))
 
 

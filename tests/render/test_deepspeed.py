@@ -13,7 +13,7 @@ def config(**changes):
     return json.loads(rendered("deepspeed", **changes).files["ds_config.json"])
 
 
-def test_zero3_on_two_nodes(check_golden):
+def test_s0_7_zero3_on_two_nodes(check_golden):
     check_golden("deepspeed/zero3-two-nodes", rendered("deepspeed", layout={"sharding": "full"}))
 
 

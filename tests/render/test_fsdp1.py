@@ -17,7 +17,7 @@ def config(**changes):
     ("sharding", "strategy"),
     [("full", "FULL_SHARD"), ("zero2", "SHARD_GRAD_OP"), ("hybrid", "HYBRID_SHARD")],
 )
-def test_sharding_is_a_strategy_of_version_1(sharding, strategy):
+def test_s0_7_sharding_is_a_strategy_of_version_1(sharding, strategy):
     values = config(layout={"sharding": sharding})
     assert values["fsdp_config"]["fsdp_version"] == 1
     assert values["fsdp_config"]["fsdp_sharding_strategy"] == strategy

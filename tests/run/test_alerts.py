@@ -18,7 +18,7 @@ def rule(name: str, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.ranks
-def test_an_alert_saves_another_stops_and_no_address_is_kept(
+def test_s0_21_an_alert_saves_another_stops_and_no_address_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("OPS_URL", f"http://127.0.0.1:1/{SECRET}")

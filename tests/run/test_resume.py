@@ -51,7 +51,7 @@ def damage(path: Path) -> str:
     return target.name
 
 
-def test_a_damaged_checkpoint_is_refused_and_the_previous_one_used(
+def test_s0_9_a_damaged_checkpoint_is_refused_and_the_previous_one_used(
     scene, eight_steps, clean_constant
 ):
     copy(eight_steps, "damaged")
@@ -91,7 +91,7 @@ def test_when_every_checkpoint_is_damaged_the_run_does_not_start_over_in_silence
     assert "step-00000004" in resumed.output
 
 
-def test_a_run_resumes_on_another_number_of_ranks(scene, eight_steps, clean_constant):
+def test_s0_9_a_run_resumes_on_another_number_of_ranks(scene, eight_steps, clean_constant):
     copy(eight_steps, "narrow")
     resumed = scene.resume("narrow", "--set", "train.steps=12", "--set", "cluster.per_node=1")
     assert "equal to rounding" in resumed.output

@@ -40,7 +40,7 @@ def verify(folder: Path, text: str, *options: str) -> Result:
 
 
 @pytest.mark.ranks
-def test_a_right_layout_ends_with_0_and_its_facts_can_be_judged_again(tmp_path: Path):
+def test_s0_12_a_right_layout_ends_with_0_and_its_facts_can_be_judged_again(tmp_path: Path):
     facts_file = tmp_path / "facts.json"
     result = verify(tmp_path, JOB, *TWO, "--steps", "2", "--json", "--facts", str(facts_file))
     assert result.exit_code == 0, result.output

@@ -67,7 +67,7 @@ def fault_of(facts: Facts) -> Fault:
     return fault
 
 
-def test_gradients_that_are_not_divided_are_told_by_their_factor(found: dict[str, Facts]):
+def test_s0_12_gradients_that_are_not_divided_are_told_by_their_factor(found: dict[str, Facts]):
     fault = fault_of(found["EveryGradientDoubled"])
     assert (fault.step, fault.kind) == (2, "gradient")
     assert "it is 2 x the right one, as if summed over the 2 data" in fault.looks_like
@@ -126,13 +126,13 @@ def test_gradients_rounded_to_bfloat16_are_not_taken_for_float32(found: dict[str
     assert line_of(verdict, "gradients in float64").status == "pass"
 
 
-def test_a_number_that_is_not_one_is_found_in_its_step(found: dict[str, Facts]):
+def test_s0_12_a_number_that_is_not_one_is_found_in_its_step(found: dict[str, Facts]):
     line = line_of(found["NotANumber"], "finite numbers")
     assert line.status == "fail"
     assert line.where == "step 2, rank 0"
 
 
-def test_a_resume_that_forgets_a_moment_is_named(found: dict[str, Facts]):
+def test_s0_12_a_resume_that_forgets_a_moment_is_named(found: dict[str, Facts]):
     line = line_of(found["ForgottenMoment"], "save, load, go on")
     assert line.status == "fail"
     assert line.where is not None
