@@ -33,7 +33,9 @@ LAYERS: Mapping[str, Layer] = {
         fix="ssh-copy-id HOST",
     ),
     "Checkpoint Layer": Layer(
-        checks=("checkpoint-folder", "checkpoint-room", "shared-folder"),
+        checks=(
+            *("checkpoint-folder", "checkpoint-room", "checkpoint-ephemeral", "shared-folder"),
+        ),
         fix="paceline checkpoint ls runs/RUN",
     ),
     "Gradient Layer": Layer(
