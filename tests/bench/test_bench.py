@@ -91,7 +91,7 @@ def test_ranks_are_measured_once_and_fewest_first():
     assert read_ranks(" 4,1, 2,4") == (1, 2, 4)
 
 
-def test_weak_scaling_takes_the_batch_for_the_fewest_ranks(folder):
+def test_s0_11_weak_scaling_takes_the_batch_for_the_fewest_ranks(folder):
     cases = bench_cases(job_in(folder), (1, 2), "weak")
     assert [case.plan.layout.global_batch for case in cases] == [8, 16]
 

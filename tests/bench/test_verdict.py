@@ -57,7 +57,7 @@ def test_more_ranks_than_cores_comes_first_and_says_so(tmp_path):
     assert verdict.sentence.endswith("; 1 rank is the fastest")
 
 
-def test_exposed_communication_is_a_bound_beside_a_priced_change(tmp_path):
+def test_s0_10_exposed_communication_is_a_bound_beside_a_priced_change(tmp_path):
     verdict = verdict_of(tmp_path, 0.8, exposed=0.4)
     assert verdict.limits == "communication"
     told = [each for each in verdict.advice if each.limit == "communication"]
@@ -69,7 +69,7 @@ def test_exposed_communication_is_a_bound_beside_a_priced_change(tmp_path):
     assert row.profiler_stretch == pytest.approx(0.1)
 
 
-def test_slow_data_is_named_with_what_it_would_give_back(tmp_path):
+def test_s0_10_slow_data_is_named_with_what_it_would_give_back(tmp_path):
     verdict = verdict_of(tmp_path, 0.8, shares={"data": 0.5})
     assert verdict.limits == "data"
     assert verdict.advice[0].gain == pytest.approx(1.0)
@@ -126,7 +126,7 @@ def test_text_and_page_show_every_number_of_ranks_and_every_advice(tmp_path):
     assert "http" not in page.replace("http://www.w3.org", "")
 
 
-def test_more_than_as_many_times_as_fast_is_no_verdict(tmp_path):
+def test_s0_11_more_than_as_many_times_as_fast_is_no_verdict(tmp_path):
     verdict = verdict_of(tmp_path, 0.4)
     assert verdict.refused is not None
     assert verdict.sentence.startswith("no verdict: 2 ranks are 2.50 times as fast as 1, and 2 tim")
@@ -140,7 +140,7 @@ def test_a_rank_that_computed_something_twice_may_be_beaten_by_more(tmp_path):
     assert judge_bench([first, second], "strong").refused is None
 
 
-def test_a_step_above_the_peak_is_no_verdict(tmp_path):
+def test_s0_11_a_step_above_the_peak_is_no_verdict(tmp_path):
     plan = plan_of(tmp_path, 1)
     cluster = replace(plan.cluster, accelerator="H100-SXM")
     estimate = replace(plan.estimate, mfu=0.5, step_s=1.0)
@@ -161,7 +161,7 @@ def waits(plan, *waiting, shares=None):
     return replace(seen, ranks=ranks)
 
 
-def test_a_pipelines_bubble_is_measured_by_stage_beside_the_schedules(tmp_path):
+def test_s1_20_a_pipelines_bubble_is_measured_by_stage_beside_the_schedules(tmp_path):
     plan = plan_of(tmp_path, 2, data=1, pipeline=2, accumulation=4)
     verdict = judge_bench([waits(plan, 0.3, 0.4)], "strong")
     (row,) = verdict.rows
@@ -191,7 +191,7 @@ def test_where_context_ranks_send_messages_too_the_bubble_is_unknown(tmp_path):
     assert "stage 0: waits for communication 45% of a step\n" in text
 
 
-def test_the_fastest_of_a_sweep_is_named_where_it_is_told_apart(tmp_path):
+def test_s1_2_the_fastest_of_a_sweep_is_named_where_it_is_told_apart(tmp_path):
     plan, values = plan_of(tmp_path, 2), ["1MiB", "4MiB", "25MiB"]
     steps = [measured(plan, s, steps=(s, 1.02 * s, 1.04 * s)) for s in (1.2, 1.0, 1.5)]
     found = judge_settings("train.bucket", values, steps)

@@ -50,7 +50,7 @@ def test_what_is_missing_or_clashes_is_named(words, what):
     assert what in done.output
 
 
-def test_serving_names_the_break_even():
+def test_s0_14_serving_names_the_break_even():
     done = run("--accelerator", "L4", "--requests-per-day", "10000", "--latency", "500ms")
     assert done.exit_code == 0, done.output
     assert "break-even" in done.output

@@ -217,7 +217,7 @@ def test_schedules_are_what_torchs_orders_count_to(schedule, chunks, p, held, de
     assert 3 * idle_share(p, chunks, code, 1 / 3) == pytest.approx(idle)
 
 
-def test_compressed_gradients_take_less_of_the_wire():
+def test_s1_12_compressed_gradients_take_less_of_the_wire():
     plain = Layout(data=32, sharding="none", micro_batch=1, accumulation=2)
     whole = price_one(plain, LLAMA).terms["data"]
     half = price_one(plain, replace(LLAMA, replica_share=0.5)).terms["data"]

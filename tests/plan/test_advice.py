@@ -111,7 +111,7 @@ def test_the_batch_finder_says_when_nothing_fits():
     assert (found.largest, found.chosen) == (0, 0)
 
 
-def test_large_jobs_want_larger_buckets_than_the_default():
+def test_s1_2_large_jobs_want_larger_buckets_than_the_default():
     advice = advise_buckets(
         gradient_bytes=500 * 10**6, backward_s=0.1, ranks=64, bytes_per_s=12.5e9, latency_s=20e-6
     )

@@ -18,7 +18,7 @@ def bill(size: Size = SEVEN, **choices):
     return bill_of_size(size, H100, find_prices("H100-SXM"), **choices)
 
 
-def test_a_size_takes_six_flops_a_parameter_and_token():
+def test_s0_15_a_size_takes_six_flops_a_parameter_and_token():
     found = bill(Size(num_parameters=7e9, tokens=1e12, num_ranks=64, mfu=0.5))
     assert found.train_s == pytest.approx(4.2e22 / (64 * PEAK * 0.5))
     assert any("6 FLOPs a parameter and token" in line for line in found.basis)
@@ -57,7 +57,7 @@ def test_a_size_that_does_not_fit_names_the_least_that_does():
     assert bill(replace(big, tokens_per_s=100.0)).costs  # it was measured, so it fits
 
 
-def test_tokens_a_second_show_their_mfu_and_are_held_against_the_peak():
+def test_s0_15_tokens_a_second_show_their_mfu_and_are_held_against_the_peak():
     found = bill(replace(SEVEN, tokens_per_s=650e3))
     assert any("MFU 43% in bf16" in line for line in found.basis)
     with pytest.raises(ValueError, match=r"more than 64 x H100-SXM can compute: 3.02M at"):

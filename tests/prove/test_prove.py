@@ -215,7 +215,7 @@ def sent_bytes(**fields):
     return sum(c.num_bytes for c in each), sum(c.count for c in each)
 
 
-def test_compressed_gradients_are_counted_as_they_are_sent():
+def test_s1_12_compressed_gradients_are_counted_as_they_are_sent():
     plain, _ = sent_bytes()
     assert sent_bytes(compression="bf16")[0] == plain // 2
     assert sent_bytes(compression="fp16")[0] == plain // 2
