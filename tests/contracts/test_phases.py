@@ -365,3 +365,15 @@ def test_s2_2_the_bucket_sentence_and_the_overhead_are_one_number():
     assert waits is not None
     assert f": {waits[1]} of the reduction is exposed" in found["gradientBucketing"]
     assert re.findall(r"[\d.]+ m?s\b", found["gradientBucketing"]) == [waits[1]]
+
+
+def test_s1_16_phase_8_says_how_many_ranks_go_on_after_a_lost_node():
+    three = ("cluster.nodes=3", "cluster.per_node=1", "train.global_batch=9")
+    down = output(8, *three, "layout.data=3", "layout.micro_batch=1")["elastic"]["down"]
+    assert down == (
+        "after a lost node 2 of the 2 ranks that are left go on, with 5 or 4 samples for each data "
+        "rank: the same global batch of 9"
+    )
+    assert output(8, "recovery.shrink=false")["elastic"]["down"].startswith(
+        "recovery.shrink is off"
+    )

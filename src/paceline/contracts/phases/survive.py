@@ -6,6 +6,8 @@ from paceline.contracts.operate import METRICS, STATE_SOURCES, health_checks
 from paceline.contracts.phases.case import Case
 from paceline.job.evaluate import kept_every, num_best
 from paceline.launch.default_alerts import alerts, silence_s
+from paceline.parallel.shrink import shrunk
+from paceline.plan import Plan
 from paceline.units import format_bytes, format_count, format_seconds
 
 
@@ -50,7 +52,7 @@ def survive_faults(case: Case) -> dict[str, Any]:
             "min": ranks // plan.layout.data if spec.recovery.shrink else ranks,
             "max": ranks,
             "up": "the run grows back to all ranks when the node returns",
-            "down": "fewer data ranks with more accumulation and the same global batch"
+            "down": after_a_lost_node(plan)
             if spec.recovery.shrink
             else "recovery.shrink is off: the run waits, and ends",
         },
@@ -72,6 +74,21 @@ def survive_faults(case: Case) -> dict[str, Any]:
         "expectedUsefulShare": None if good is None else good.useful,
         "reason": None if best is None else best.reason,
     }
+
+
+def after_a_lost_node(plan: Plan) -> str:
+    """To how many ranks the loss of one node leads, and how they share the same global batch."""
+    cluster, layout = plan.cluster, plan.layout
+    left = (cluster.num_nodes - 1) * cluster.ranks_per_node
+    small = shrunk(layout, left) if left else None
+    if small is None:
+        return "too few ranks are left after a lost node: the run waits for it, and ends"
+    shares = {sum(small.micro_batches_of(rank)) for rank in range(small.data)}
+    samples = " or ".join(str(share) for share in sorted(shares, reverse=True))
+    return (
+        f"after a lost node {small.num_ranks} of the {left} ranks that are left go on, with "
+        f"{samples} samples for each data rank: the same global batch of {small.global_batch}"
+    )
 
 
 def plan_monitoring(case: Case) -> dict[str, Any]:
