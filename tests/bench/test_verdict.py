@@ -33,7 +33,7 @@ def test_efficiency_is_speed_up_over_how_many_times_the_ranks(tmp_path):
     assert second.tokens_per_s == pytest.approx(8 * 64 / 0.625)
 
 
-def test_weak_scaling_is_perfect_when_a_larger_batch_takes_as_long(tmp_path):
+def test_s2_14_weak_scaling_is_perfect_when_a_larger_batch_takes_as_long(tmp_path):
     first = measured(plan_of(tmp_path, 1), 1.0)
     second = measured(plan_of(tmp_path, 2, accumulation=8), 1.0)
     assert judge_bench([first, second], "weak").rows[1].efficiency == 1.0

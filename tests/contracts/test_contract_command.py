@@ -232,7 +232,9 @@ def test_values_that_cannot_be_searched_are_refused(values, said, tmp_path):
         ),
     ],
 )
-def test_a_request_of_a_pipeline_that_cannot_be_is_refused(asked, said, tmp_path, monkeypatch):
+def test_s2_11_a_request_of_a_pipeline_that_cannot_be_is_refused(
+    asked, said, tmp_path, monkeypatch
+):
     monkeypatch.delenv("KFP_ENDPOINT", raising=False)
     (tmp_path / "p.py").touch()
     (tmp_path / "p.txt").touch()

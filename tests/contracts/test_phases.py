@@ -164,7 +164,7 @@ def test_nothing_outdated_is_advised():
         ),
     ],
 )
-def test_every_script_is_one_that_bash_can_read(tmp_path: Path, overrides: tuple[str, ...]):
+def test_s2_16_every_script_is_one_that_bash_can_read(tmp_path: Path, overrides: tuple[str, ...]):
     made = phased(*overrides)
     launch = next(phase.output for phase in made.phases if phase.number == 13)
     assert made.files["validate.sh"] == launch["validationScript"]

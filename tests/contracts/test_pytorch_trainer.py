@@ -79,7 +79,7 @@ def losses(found):
 
 
 @pytest.mark.own_process
-def test_it_learns_and_says_every_epoch(folder):
+def test_s2_8_it_learns_and_says_every_epoch(folder):
     found = answer(asked(epochs=6), folder)
     assert found["status"] == "success"
     assert [point["epoch"] for point in found["learningCurve"]] == [1, 2, 3, 4, 5, 6]
@@ -92,7 +92,7 @@ def test_it_learns_and_says_every_epoch(folder):
 
 @pytest.mark.ranks
 @pytest.mark.own_process
-def test_two_processes_train_as_one_does(folder):
+def test_s2_8_two_processes_train_as_one_does(folder):
     request = asked(gradientAccumulation=2, gradientClipping=1.0, scheduler="onecycle", epochs=2)
     one = answer(request, folder)
     request["trainingConfig"]["numProcesses"] = 2
@@ -104,7 +104,7 @@ def test_two_processes_train_as_one_does(folder):
     assert two["metrics"]["valLoss"] == pytest.approx(one["metrics"]["valLoss"], rel=1e-5)
 
 
-def test_going_on_from_a_checkpoint_is_as_if_it_had_never_stopped(folder):
+def test_s2_8_going_on_from_a_checkpoint_is_as_if_it_had_never_stopped(folder):
     request = asked(epochs=4, scheduler="cosine")
     whole = answer(request, folder)
     request["checkpointConfig"] = {"saveDir": "again", "resumeFrom": "checkpoints/epoch-2.pt"}
@@ -113,7 +113,7 @@ def test_going_on_from_a_checkpoint_is_as_if_it_had_never_stopped(folder):
     assert rest["metrics"]["epochsTrained"] == 4
 
 
-def test_early_stopping_ends_it_and_says_so(folder):
+def test_s2_8_early_stopping_ends_it_and_says_so(folder):
     found = answer(asked(epochs=500, learningRate=0.05, earlyStopping={"patience": 2}), folder)
     assert found["status"] == "early_stopped"
     curve = [point["valLoss"] for point in found["learningCurve"]]

@@ -15,6 +15,7 @@ from paceline.contracts.writing.engineer import node_assignments, strategy_of
 from paceline.job import Job, parse_job
 from paceline.job.alerts import DEFAULTS
 from paceline.launch.default_alerts import alerts
+from paceline.live import serve
 from paceline.plan import Plan, plan_job
 
 JOB = """\
@@ -91,7 +92,7 @@ def test_the_engineers_output_has_every_field_of_the_schema_in_its_type():
             assert type(found[section][name]) is kind, f"{section}.{name}"
 
 
-def test_every_rank_has_a_node_and_a_place():
+def test_s2_4_every_rank_has_a_node_and_a_place():
     _, plan = planned(*SPLIT)
     rows = node_assignments(plan)
     assert len(rows) == 16
@@ -103,7 +104,7 @@ def test_every_rank_has_a_node_and_a_place():
     assert rows[5]["tp"] == 1
 
 
-def test_memory_of_a_node_is_that_of_its_ranks():
+def test_s2_5_memory_of_a_node_is_that_of_its_ranks():
     _, plan = planned()
     resources = formatted("002")["resourceAllocation"]
     assert resources["memoryPerNodeBytes"] == 8 * plan.estimate.memory.known_bytes
@@ -175,12 +176,18 @@ def test_a_plan_for_macs_starts_mlx_with_flags_that_exist():
     assert check_training_plan(found, "plan.json") == []
 
 
-def test_the_alerts_of_a_contract_are_the_rules_that_the_run_judges():
+def test_s2_13_the_alerts_of_a_contract_are_the_rules_that_the_run_judges():
     _, plan = planned()
     listed = formatted("002")["monitoringSetup"]["alerts"]
     assert [row["condition"] for row in listed] == [rule.condition for rule in alerts(plan)]
     assert all(row["metric"] and row["action"] for row in listed)
     assert {rule.name for rule in alerts(plan)} <= set(DEFAULTS)
+
+
+def test_s2_13_the_dashboard_is_the_page_that_paceline_watch_serves():
+    found = formatted("002")["monitoringSetup"]
+    assert found["dashboardUrl"] == f"http://127.0.0.1:{serve._PORT}"
+    assert found["dashboardCommand"] == "paceline watch"
 
 
 def test_a_rate_below_the_plans_range_is_slow():
@@ -190,7 +197,7 @@ def test_a_rate_below_the_plans_range_is_slow():
     assert slow.below <= 0.8 * (plan.estimate.tokens_per_s or 0)
 
 
-def test_health_checks_are_commands_with_what_they_print():
+def test_s2_13_health_checks_are_commands_with_what_they_print():
     _, plan = planned()
     checks = health_checks(plan)
     assert {"accelerators", "network ports", "checkpoint storage"} <= {each.name for each in checks}

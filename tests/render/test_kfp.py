@@ -14,7 +14,7 @@ def test_one_node_of_gpus(check_golden):
     check_golden("kfp/one-node", found)
 
 
-def test_the_pipeline_carries_every_file_of_the_program():
+def test_s2_11_the_pipeline_carries_every_file_of_the_program():
     files = rendered("kfp", cluster=ONE).files
     assert set(json.loads(files["kfp.json"])["program"]) == files.keys() - {
         "pipeline.py",

@@ -21,7 +21,7 @@ def written(found: Rendered, folder: Path) -> Path:
     return folder
 
 
-def test_a_worker_is_a_node_with_all_its_gpus(check_golden):
+def test_s2_10_a_worker_is_a_node_with_all_its_gpus(check_golden):
     found = rendered("tensorflow", layout=PLAIN | {"sharding": "none"})
     configs = [json.loads(found.files[f"tf_config/worker-{node}.json"]) for node in range(2)]
     assert [config["task"] for config in configs] == [
@@ -39,7 +39,7 @@ def test_a_rank_of_a_cpu_is_a_worker_of_its_own():
     assert found.gaps == ()
 
 
-def test_one_node_needs_no_tf_config(check_golden):
+def test_s2_10_one_node_needs_no_tf_config(check_golden):
     found = rendered("tensorflow", cluster={"nodes": 1}, layout=PLAIN | {"sharding": "none"})
     assert not [name for name in found.files if name.startswith("tf_config")]
     check_golden("tensorflow/one-node", found)

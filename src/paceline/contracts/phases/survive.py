@@ -137,7 +137,7 @@ def plan_monitoring(case: Case) -> dict[str, Any]:
             "retention": "as long as the run's folder",
         },
         "dashboards": [
-            "runs/<run>/report.html",
+            "paceline watch",
             *(
                 ["tensorboard --logdir runs"]
                 if "tensorboard" in case.job.spec.metrics.wanted

@@ -25,6 +25,9 @@ _SHARDING = {
     "full": "parameters, gradients and optimizer state over the data ranks (FSDP2, ZeRO-3)",
 }
 
+_PAGE = "http://127.0.0.1:7341"
+"""Where `paceline watch` serves its page, if the port is free; it prints the page's token."""
+
 
 def output_of(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
     """The plan in the engineer's words."""
@@ -191,8 +194,6 @@ def _monitoring(plan: Plan, job: Job) -> dict[str, Any]:
             }
             for rule in alerts(plan)
         ],
-        "dashboardUrl": "http://localhost:6006" if tensorboard else "runs/<run>/report.html",
-        "dashboardCommand": (
-            "tensorboard --logdir runs" if tensorboard else "paceline report runs/<run>"
-        ),
+        "dashboardUrl": "http://localhost:6006" if tensorboard else _PAGE,
+        "dashboardCommand": "tensorboard --logdir runs" if tensorboard else "paceline watch",
     }
