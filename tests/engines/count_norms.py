@@ -4,10 +4,10 @@ import json
 import os
 import runpy
 
-from torch import nn
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 count = 0
-forward = nn.RMSNorm.forward
+forward = LlamaRMSNorm.forward
 
 
 def counted(self, x):
@@ -16,6 +16,6 @@ def counted(self, x):
     return forward(self, x)
 
 
-nn.RMSNorm.forward = counted
+LlamaRMSNorm.forward = counted
 runpy.run_path("train.py", run_name="__main__")
 print(json.dumps({"rank_of_norms": int(os.environ["RANK"]), "norms": count}) + "\n", end="")

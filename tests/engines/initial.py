@@ -1,4 +1,4 @@
-"""The initial weights of `lm.py`, for the example programs of engines that are not PyTorch."""
+"""The weights that `lm.py` draws, for the example programs of engines that are not PyTorch."""
 
 import subprocess
 import sys
@@ -9,8 +9,12 @@ from paceline import render
 _WRITE = """
 import numpy
 import lm
-weights = lm.LanguageModel(lm.read_settings()).named_parameters()
-numpy.savez("initial.npz", **{name: each.detach().numpy() for name, each in weights})
+from paceline.profile.hf_names import from_hf_name
+def ours(name):
+    name = from_hf_name(name).replace("attention.output", "out")
+    return name.replace("attention.", "").replace("ffn.", "")
+weights = lm.build(lm.read_settings()).named_parameters()
+numpy.savez("initial.npz", **{ours(name): each.detach().numpy() for name, each in weights})
 """
 
 

@@ -20,9 +20,10 @@ def losses(settings: dict, precision: str) -> list[float]:
     """Of every step, with the micro-batches of all data ranks one after another."""
     batch = settings["batch"]
     micro_batches = batch["global"] // batch["micro"]
-    model = lm.LanguageModel(settings)
+    model = lm.build(settings)
     if precision == "fp64":
         model = model.double()
+        model.set_experts_implementation("eager")  # the other products are of narrower numbers
     narrow = AUTOCAST.get(precision)
     optimizer = lm.adamw(settings, model)
     samples, found = lm.Samples(settings), []
@@ -33,9 +34,12 @@ def losses(settings: dict, precision: str) -> list[float]:
         for tokens in samples.micro_batches(step, 0, 1):
             cast = torch.autocast("cpu", narrow) if narrow else contextlib.nullcontext()
             with cast:
-                logits = model(tokens[:, :-1])
-            logits = logits if precision == "fp64" else logits.float()
-            loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()) / micro_batches
+                output = model(tokens[:, :-1])
+            logits = output.logits if precision == "fp64" else output.logits.float()
+            loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+            if settings["router_loss"]:
+                loss = loss + settings["router_loss"] * output.aux_loss
+            loss = loss / micro_batches
             loss.backward()
             total += loss.item()
         if settings["clip_norm"] is not None:
@@ -50,12 +54,12 @@ def main() -> None:
     """Prints the losses, and the most numbers that one element adds up."""
     torch.set_num_threads(1)
     settings = lm.read_settings()
-    sizes, seq_len = settings["model"], settings["data"]["seq_len"]
-    tokens = settings["batch"]["global"] * seq_len
+    tokens = settings["batch"]["global"] * settings["data"]["seq_len"]
+    shapes = [size for each in lm.build(settings).parameters() for size in each.shape]
     result = {
         "truth": losses(settings, "fp64"),
         "narrow": losses(settings, sys.argv[2]),
-        "longest": max(sizes["vocab"], sizes["ffn"], sizes["hidden"], tokens),
+        "longest": max(tokens, *shapes),
     }
     print(json.dumps(result))
 

@@ -1,11 +1,13 @@
 """Accelerate reads what was rendered for it, and really runs it."""
 
 import json
+import math
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from tests.engines.runs import (
     BadRun,
@@ -15,11 +17,11 @@ from tests.engines.runs import (
     start,
     write_files,
 )
-from tests.engines.tiny import tiny
+from tests.engines.tiny import model_folder, tiny, token_file
 from tests.render.plans import rendered
 
 HERE = Path(__file__).parent
-DDP, FSDP, ZERO = "DistributedDataParallel", "FSDPLanguageModel", "DeepSpeedEngine"
+DDP, FSDP, ZERO = "DistributedDataParallel", "FSDPLlamaForCausalLM", "DeepSpeedEngine"
 ON_CPU = {"ACCELERATE_USE_CPU": "true"}
 
 
@@ -89,6 +91,41 @@ def test_ddp_equals_a_single_device(python_with, tmp_path):
     output = start(["./launch.sh"], folder, python=python, environment=ON_CPU)
     losses = check_run(output, world_size=2, wrapper=DDP, sharded=False)
     check_losses(losses, folder)
+
+
+@pytest.mark.engine(ran="a Qwen2, a GPT-2 and a Mixtral of Hugging Face on a file of tokens")
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2", "mixtral"])
+def test_the_planned_model_of_hugging_face_is_trained_on_the_planned_tokens(
+    python_with, tmp_path, kind
+):
+    python = python_with("accelerate", "transformers")
+    model = model_folder(kind, tmp_path / "model")
+    found = tiny("accelerate", 2, model=model, data=token_file(tmp_path), sharding="none")
+    folder = write_files(found.files, tmp_path)
+    output = start(["./launch.sh"], folder, python=python, environment=ON_CPU)
+    losses = check_run(output, world_size=2, wrapper=DDP, sharded=False)
+    check_losses(losses, folder)
+    assert not [gap for gap in found.gaps if "TRAIN_SCRIPT" in str(gap.nearest)]
+
+
+@pytest.mark.engine(ran="trained weights of a folder, FSDP2, 2 ranks")
+def test_training_begins_with_the_weights_of_the_folder(python_with, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    python = python_with("accelerate", "transformers")
+    model_folder("qwen2", tmp_path / "model")
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "model")
+    made = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():  # so that the first loss is not that of drawn weights
+        made.model.embed_tokens.weight.mul_(8)
+    made.save_pretrained(tmp_path / "model")
+    model = {"decoder": None, "pretrained": str(tmp_path / "model"), "tokenizer": "bytes"}
+    found = tiny("accelerate", 2, model=model, data=token_file(tmp_path), sharding="full")
+    folder = write_files(found.files, tmp_path)
+    losses = check_run(
+        on_cpu(folder, python), world_size=2, wrapper="FSDPQwen2ForCausalLM", sharded=True
+    )
+    check_losses(losses, folder)
+    assert losses[0] > 1.5 * math.log(256)
 
 
 @pytest.mark.engine(ran="DDP in bf16, 2 ranks")

@@ -58,7 +58,7 @@ def test_fsdp2_under_ray_equals_a_single_device(python_with, tmp_path):
     python = python_with("ray", "torch")
     folder = write_files(files(sharding="full"), tmp_path)
     output = run(folder, python, "train.py")
-    losses = check_run(output, world_size=2, wrapper="FSDPLanguageModel", sharded=True)
+    losses = check_run(output, world_size=2, wrapper="FSDPLlamaForCausalLM", sharded=True)
     check_losses(losses, folder)
 
 

@@ -59,8 +59,10 @@ def test_ranks_that_count_otherwise_are_found():
 
 
 def test_another_wrapper_than_asked_is_found():
-    with pytest.raises(BadRun, match="trained a DistributedDataParallel, not a FSDPLanguageModel"):
-        checked(steps(5.5), end(0), end(1), wrapper="FSDPLanguageModel")
+    with pytest.raises(
+        BadRun, match="trained a DistributedDataParallel, not a FSDPLlamaForCausalLM"
+    ):
+        checked(steps(5.5), end(0), end(1), wrapper="FSDPLlamaForCausalLM")
 
 
 def test_parameters_that_were_not_sharded_are_found():

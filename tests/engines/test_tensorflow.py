@@ -28,13 +28,20 @@ numpy.savez("served.npz", tokens=tokens, logits=logits)
 
 COMPARE = """
 import sys, numpy, torch, lm
-model = lm.LanguageModel(lm.read_settings())
+from paceline.profile.hf_names import to_hf_name
+model = lm.build(lm.read_settings())
+def theirs(name):
+    for part in ("query", "key", "value"):
+        name = name.replace(f".{part}.", f".attention.{part}.")
+    for part in ("gate", "up", "down"):
+        name = name.replace(f".{part}.", f".ffn.{part}.")
+    return to_hf_name(name.replace(".out.", ".attention.output."))
 kept, served = numpy.load("weights.npz"), numpy.load("served.npz")
 names = [name for name, _ in model.named_parameters()]
-state = {name: torch.from_numpy(kept[f"arr_{place}"]) for place, name in enumerate(ORDER)}
+state = {theirs(name): torch.from_numpy(kept[f"arr_{place}"]) for place, name in enumerate(ORDER)}
 assert sorted(names) == sorted(state), names
 model.load_state_dict(state)
-logits = model(torch.from_numpy(served["tokens"]).long()).detach().numpy()
+logits = model(torch.from_numpy(served["tokens"]).long()).logits.detach().numpy()
 print(float(abs(logits - served["logits"]).max()), float(abs(logits).max()))
 """
 

@@ -40,7 +40,7 @@ def test_fsdp2_equals_a_single_device(python_with, tmp_path):
     python = python_with("torch")
     folder = write_files(tiny("torchrun", 2, sharding="full").files, tmp_path)
     output = start(["./launch.sh"], folder, python=python)
-    losses = check_run(output, world_size=2, wrapper="FSDPLanguageModel", sharded=22)
+    losses = check_run(output, world_size=2, wrapper="FSDPLlamaForCausalLM", sharded=21)
     check_losses(losses, folder)
 
 
@@ -50,7 +50,7 @@ def test_hsdp_equals_a_single_device(python_with, tmp_path):
     found = tiny("torchrun", 4, sharding="hybrid", shard=2)
     folder = write_files(found.files, tmp_path)
     output = start(["./launch.sh"], folder, python=python)
-    losses = check_run(output, world_size=4, wrapper="FSDPLanguageModel", sharded=True)
+    losses = check_run(output, world_size=4, wrapper="FSDPLlamaForCausalLM", sharded=True)
     check_losses(losses, folder)
 
 
@@ -66,7 +66,7 @@ def test_a_run_goes_on_from_its_own_checkpoint_on_fewer_ranks(python_with, tmp_p
     output = start(
         ["torchrun", "--standalone", "--nproc-per-node=1", "train.py"], folder, python=python
     )
-    losses = check_run(output, world_size=1, wrapper="FSDPLanguageModel", sharded=True)
+    losses = check_run(output, world_size=1, wrapper="FSDPLlamaForCausalLM", sharded=True)
     assert len(losses) == 3
     check_losses(losses, folder, first_step=4)
 
@@ -78,7 +78,7 @@ def test_zero2_with_recomputed_blocks_equals_a_single_device(python_with, tmp_pa
     found = tiny("torchrun", 2, sharding="zero2", recompute=recompute)
     folder = write_files(found.files, tmp_path)
     output = start(["./launch.sh"], folder, python=python)
-    losses = check_run(output, world_size=2, wrapper="FSDPLanguageModel", sharded=True)
+    losses = check_run(output, world_size=2, wrapper="FSDPLlamaForCausalLM", sharded=True)
     check_losses(losses, folder)
 
 
@@ -102,7 +102,7 @@ def test_a_killed_rank_is_started_again_and_the_losses_stay(python_with, tmp_pat
     (folder / "own.py").write_text(KILLS_ITSELF)
     output = start(["./launch.sh"], folder, python=python, environment={"TRAIN_SCRIPT": "own.py"})
     losses = check_run(
-        output, world_size=2, wrapper="FSDPLanguageModel", sharded=True, restarted=True
+        output, world_size=2, wrapper="FSDPLlamaForCausalLM", sharded=True, restarted=True
     )
     assert "exitcode: -9" in output
     check_losses(losses, folder)
@@ -141,7 +141,7 @@ def test_a_job_of_two_nodes_goes_on_with_one(python_with, tmp_path):
     output = start(["bash", "both.sh"], folder, python=python)
     assert "the other node ended with 137" in output
     losses = check_run(
-        output, world_size=2, wrapper="FSDPLanguageModel", sharded=True, restarted=True
+        output, world_size=2, wrapper="FSDPLlamaForCausalLM", sharded=True, restarted=True
     )
     check_losses(losses, folder)
 

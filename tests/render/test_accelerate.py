@@ -56,7 +56,7 @@ def test_units_of_a_model_that_names_none_are_a_gap_and_can_be_named():
         "accelerate",
         engine="accelerate",
         layout={"sharding": "full"},
-        model={"decoder": None, "preset": "gpt2"},
+        model={"decoder": None, "preset": "bert-large"},
     )
     (gap,) = [gap for gap in theirs.gaps if gap.what == "blocks as units of sharding"]
     assert "WRAP_CLASS=MyBlock ./launch.sh" in gap.nearest

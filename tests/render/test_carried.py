@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import struct
 from dataclasses import replace
 from functools import cache
 
@@ -337,8 +338,9 @@ def test_what_an_engine_says_that_it_carries_is_there(engine):
     assert set(module.CARRIES) <= known
 
 
+WEIGHTS = ("model.pretrained", {"model": {"decoder": None, "pretrained": "TINY"}})
 ELSE = [
-    ("model.pretrained", {"model": {"decoder": None, "pretrained": "./tiny"}}),
+    WEIGHTS,
     ("data.kind", {"data": {"kind": "chat"}, "model": {"tokenizer": "./tiny"}}),
     ("data.sources", {"data": {"corpus": None, "sources": [{"path": "a.jsonl"}]}}),
 ]
@@ -346,22 +348,34 @@ ELSE = [
 
 PODS = {"ray", "kubernetes", "kfp"}
 OWN_LOOP = {"megatron", "megatron-bridge", "torchtitan"}
-REFUSED_BY = dict.fromkeys(("model.pretrained", "data.kind"), PODS | OWN_LOOP)
-REFUSED_BY["data.sources"] = PODS
+REFUSED_BY = {
+    "model.pretrained": OWN_LOOP,
+    "data.kind": PODS | OWN_LOOP,
+    "data.sources": PODS,
+}
 """Where no program of one's own takes the example's place; the others name it in a gap."""
 
 
 @pytest.mark.parametrize("engine", [name for name in ENGINES if name != "network"])
 @pytest.mark.parametrize(("key", "changes"), ELSE, ids=[key for key, _ in ELSE])
-def test_no_file_trains_something_else_than_the_weights_and_rows_of_the_job(engine, key, changes):
+def test_no_file_trains_something_else_than_the_weights_and_rows_of_the_job(
+    engine, key, changes, tmp_path
+):
     base = BASE_OF.get(engine, "two-nodes")
-    plan, job = plain(base, "")[0], job_of(**BASES[base], **changes)
+    plan, job = plain(base, "")[0], job_of(**BASES[base], **with_weights(changes, tmp_path))
     if engine in REFUSED_BY[key]:
         with pytest.raises(PacelineError) as refused:
             render_job(engine, plan, job)
         assert any(problem.where.startswith(key) for problem in refused.value.problems)
         return
     found = render_job(engine, plan, job)
+    if key == "model.pretrained" and engine not in ("mlx", "tensorflow"):  # transformers loads them
+        program = next(text for text in found.files.values() if '"pretrained"' in text)
+        assert str(tmp_path) in program
+        apart = engine in PODS | {"sky", "modal", "runpod", "lambda", "vertex"}
+        gaps = [gap.nearest for gap in found.gaps if gap.where == key]
+        assert apart == ("train.py ends where it is missing" in str(gaps))
+        return
     said = next(gap for gap in found.gaps if gap.where == key or key in gap.what)
     if "train.json" in found.files:
         assert "TRAIN_SCRIPT" in said.nearest
@@ -370,19 +384,41 @@ def test_no_file_trains_something_else_than_the_weights_and_rows_of_the_job(engi
         assert key == "data.sources"
 
 
-def test_the_image_may_have_a_program_that_loads_the_weights():
+def with_weights(changes, folder):
+    """The changes with a folder of a model in place of TINY."""
+    if changes.get("model", {}).get("pretrained") != "TINY":
+        return changes
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 256,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 128,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
+    model = changes["model"] | {"pretrained": str(folder), "tokenizer": "bytes"}
+    return changes | {"model": model}
+
+
+def test_the_image_may_have_a_program_of_its_own_for_rows(tmp_path):
     base = BASES["two-nodes"]
-    changes = {"kubernetes": {"script": "/app/train.py"}} | dict(ELSE)["model.pretrained"]
+    changes = {"kubernetes": {"script": "/app/train.py"}} | dict(ELSE)["data.kind"]
     gaps = render_job("kubernetes", planned(**base)[0], job_of(**base, **changes)).gaps
-    (said,) = (gap.nearest for gap in gaps if gap.where == "model.pretrained")
+    (said,) = (gap.nearest for gap in gaps if gap.where == "data.kind")
     assert said == "what /app/train.py does"
 
 
-def test_sizes_alone_are_rendered_where_the_job_asks_for_drawn_weights():
-    model = {"decoder": None, "pretrained": "./tiny", "weights": "drawn", "tokenizer": "bytes"}
-    drawn = render_job("torchrun", planned(**BASES["two-nodes"])[0], job_of(model=model))
-    assert json.loads(drawn.files["train.json"])["needs"] == []
-    assert "model.pretrained" in {gap.where for gap in drawn.gaps}
+def test_sizes_alone_are_rendered_where_the_job_asks_for_drawn_weights(tmp_path):
+    changes = {"model": WEIGHTS[1]["model"] | {"weights": "drawn"}}
+    job = job_of(**with_weights(changes, tmp_path))
+    drawn = render_job("torchrun", planned(**BASES["two-nodes"])[0], job)
+    program = json.loads(drawn.files["train.json"])
+    assert (program["needs"], program["pretrained"]) == ([], None)
+    assert program["model"]["intermediate_size"] == 64
 
 
 @pytest.mark.parametrize("engine", ["torchrun", "accelerate", "mlx", "tensorflow"])

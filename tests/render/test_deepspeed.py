@@ -128,7 +128,7 @@ def test_checkpointing_is_set_up_for_as_many_blocks_as_are_recomputed():
 
 def test_a_program_of_ones_own_is_told_to_start_the_checkpointing():
     asked = {"layout": {"sharding": "full", "recompute": "full"}, "engine": "deepspeed"}
-    theirs = rendered("deepspeed", **asked, model={"decoder": None, "preset": "gpt2"})
+    theirs = rendered("deepspeed", **asked, model={"decoder": None, "preset": "bert-large"})
     (gap,) = [gap for gap in theirs.gaps if gap.where == "layout.recompute"]
     assert "TRAIN_SCRIPT calls deepspeed.checkpointing.checkpoint" in gap.nearest
     assert not [gap for gap in rendered("deepspeed", **asked).gaps if "recompute" in gap.where]

@@ -3,12 +3,17 @@
 import importlib.util
 import json
 import re
+import struct
+from array import array
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 from tests.render.plans import job_of, planned, rendered
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 from paceline import render
 from paceline.errors import JobError
@@ -30,9 +35,51 @@ def program(folder: Path, paths: Any) -> ModuleType:
 
 
 def text_of(folder: Path, paths: Any) -> bytes:
-    asked = {"data": {"paths": paths, "seq_len": 2}, "batch": {}}
-    found: bytes = program(folder, paths).Text(asked).text
-    return found
+    asked = {"data": DATA | {"paths": paths, "seq_len": 2}, "batch": {}, "vocab": 256}
+    return b"".join(program(folder, paths).Text(asked).parts)
+
+
+DATA: dict[str, Any] = {"corpus": None, "kind": "auto", "tokenizer": None}
+
+
+@pytest.mark.parametrize("kind", ["nanogpt", "llm.c", "megatron"])
+def test_token_files_are_read_as_the_planned_tokens_across_files(tmp_path, kind):
+    paths, numbers = [], iter(range(70_000 if kind == "megatron" else 0, 10**6))
+    for name in ("a", "b"):
+        tokens = array("i" if kind == "megatron" else "H", [next(numbers) for _ in range(7)])
+        head = struct.pack("<i", 20240520).ljust(1024, b"\0") if kind == "llm.c" else b""
+        (tmp_path / f"{name}.bin").write_bytes(head + tokens.tobytes())
+        paths.append(str(tmp_path / f"{name}.bin"))
+        if kind == "megatron":
+            index = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 4, 1, 2) + struct.pack("<i", 7)
+            (tmp_path / f"{name}.idx").write_bytes(index)
+    asked = {"data": DATA | {"paths": paths, "seq_len": 4}, "batch": {}, "vocab": 70_014}
+    text = program(tmp_path, paths).Text(asked)
+    first = 70_000 if kind == "megatron" else 0
+    assert text.take([0, 1, 2]) == [list(range(first + 4 * n, first + 4 * n + 5)) for n in range(3)]
+    small = program(tmp_path, paths).Text(asked | {"vocab": first + 9})
+    with pytest.raises(SystemExit, match=f"token {first + 12} in the data: the model knows"):
+        small.take([2])
+
+
+def test_text_becomes_tokens_of_the_jobs_tokenizer(tmp_path):
+    (tmp_path / "tok").mkdir()
+    tokenizer = Tokenizer(WordLevel({"one": 7, "two": 9, "?": 0}, unk_token="?"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(tmp_path / "tok" / "tokenizer.json"))
+    (tmp_path / "a.txt").write_text("one two one two one")
+    job = job_of(
+        **ONE_NODE,
+        model={"tokenizer": str(tmp_path / "tok")},
+        data={"corpus": None, "path": str(tmp_path / "a.txt")},
+    )
+    asked = settings(planned(**ONE_NODE)[0], job)
+    asked["data"]["seq_len"] = 2
+    assert program(tmp_path, None).Text(asked).take([0, 1]) == [[7, 9, 7], [7, 9, 7]]
+    (tmp_path / "a.jsonl").write_text("{}")
+    asked["data"]["paths"] = [str(tmp_path / "a.jsonl")]
+    with pytest.raises(SystemExit, match="holds rows, or is compressed"):
+        program(tmp_path, None).Text(asked)
 
 
 def test_text_is_found_where_the_job_file_says_and_never_read_twice(tmp_path):
@@ -61,10 +108,7 @@ ELSE: list[tuple[dict[str, Any], str]] = [
 ]
 NEEDS: list[tuple[dict[str, Any], str]] = [
     ({"data": {"corpus": None, "sources": [{"path": "a.jsonl"}]}}, "data.sources (1)"),
-    ({"model": {"decoder": None, "pretrained": "./tiny"}}, "the trained weights of ./tiny"),
-    ({"model": {"tokenizer": "./tok"}}, "the tokenizer of ./tok"),
     ({"model": {"tokenizer": "./tok"}, "data": {"kind": "chat"}}, "data.kind chat"),
-    ({"data": {"kind": "tokens"}}, "data.kind tokens"),
 ]
 ONE_NODE = {
     "cluster": {"accelerator": "H100-SXM", "nodes": 1, "per_node": 8},

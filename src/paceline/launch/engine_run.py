@@ -52,14 +52,17 @@ class Launcher:
     extra: str = ""
     """The extra of Paceline that installs it."""
 
+    program: str | None = None
+    """What the example program imports besides."""
+
     needs: Sequence[str] = ()
     """Fields of the job without which its own program has nothing to run on."""
 
 
 LAUNCHERS: Mapping[str, Launcher] = {
-    "torchrun": Launcher(module="torch", extra="train"),
-    "accelerate": Launcher(module="accelerate", extra="accelerate"),
-    "deepspeed": Launcher(module="deepspeed", extra="deepspeed"),
+    "torchrun": Launcher(module="torch", extra="train", program="transformers"),
+    "accelerate": Launcher(module="accelerate", extra="accelerate", program="transformers"),
+    "deepspeed": Launcher(module="deepspeed", extra="deepspeed", program="transformers"),
     "megatron": Launcher(needs=("engine_path", "data.path")),
     "megatron-bridge": Launcher(module="megatron.bridge", needs=("data.path",)),
     "torchtitan": Launcher(module="torchtitan", needs=("model.tokenizer", "data.path")),
@@ -175,15 +178,8 @@ def check(
             where="--on",
             fix=f"one of {', '.join(PLACES)}",
         )
-    if place == "local" and launcher.module is not None and not _is_installed(launcher.module):
-        yield Problem(
-            code="H023",
-            what=f"{engine} is not installed: {sys.executable} has no module {launcher.module}",
-            where="--with" if own is not None else job.where("engine"),
-            fix=f"pip install 'paceline[{launcher.extra}]'"
-            if launcher.extra
-            else f"install {engine}",
-        )
+    if place == "local":
+        yield from _check_installed(engine, job, launcher, own)
     if place == "local" and (not cluster.is_local or cluster.num_nodes > 1):
         yield Problem(
             code="H024",
@@ -223,6 +219,28 @@ def check_anywhere(engine: str, job: Job, *, own: OwnScript | None = None) -> It
         )
     if own is None:
         yield from _check_inputs(engine, job, launcher)
+
+
+def _check_installed(
+    engine: str, job: Job, launcher: Launcher, own: OwnScript | None
+) -> Iterator[Problem]:
+    if launcher.module is not None and not _is_installed(launcher.module):
+        yield Problem(
+            code="H023",
+            what=f"{engine} is not installed: {sys.executable} has no module {launcher.module}",
+            where="--with" if own is not None else job.where("engine"),
+            fix=f"pip install 'paceline[{launcher.extra}]'"
+            if launcher.extra
+            else f"install {engine}",
+        )
+    if own is None and launcher.program is not None and not _is_installed(launcher.program):
+        yield Problem(
+            code="H023",
+            what=f"the program that {engine} starts builds the model with {launcher.program}, "
+            f"which {sys.executable} does not have",
+            where=job.where("engine"),
+            fix=f"pip install {launcher.program}; or start your own, with --script and --with",
+        )
 
 
 def _launcher_of(engine: str) -> Launcher | None:

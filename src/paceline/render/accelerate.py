@@ -11,7 +11,7 @@ from paceline.job import Job
 from paceline.parallel.abilities import abilities_of
 from paceline.plan import Plan
 from paceline.render import deepspeed
-from paceline.render.carried import OF_DDP, OF_PROGRAM
+from paceline.render.carried import OF_DDP
 from paceline.render.device import accelerator_refusals
 from paceline.render.engine import Files, Gap
 from paceline.render.environment import export_lines, meeting_lines
@@ -36,7 +36,7 @@ def way_of(plan: Plan) -> Way:
     return "DEEPSPEED" if wants_deepspeed and layout.sharding != "hybrid" else "FSDP"
 
 
-CARRIES = OF_PROGRAM | OF_DDP
+CARRIES = OF_DDP
 """Settings that the files say, beside the plan."""
 
 

@@ -45,7 +45,13 @@ OF_PROGRAM = frozenset(
 )
 """What the example programs read from `train.json` and do."""
 
-OF_DDP = frozenset({"train.bucket"})
+OF_EXAMPLE = OF_PROGRAM | {"data.kind", "model.tokenizer"}
+"""What every example program does: also tokens of a file, or of a tokenizer."""
+
+OF_TORCH = OF_EXAMPLE | {"model.pretrained", "model.revision", "train.router_loss"}
+"""What those of PyTorch do, whose model transformers builds."""
+
+OF_DDP = OF_TORCH | {"train.bucket"}
 """What those with PyTorch's DistributedDataParallel do as well."""
 
 EVERYTHING = frozenset({""})
@@ -130,7 +136,9 @@ def left_out(job: Job, carries: Collection[str], said: Collection[str]) -> Itera
     """
     other_places: dict[str, list[str]] = {}
     own = job.spec.kubernetes.script if covers(carries, "kubernetes.script") else None
-    needed = [gap for gap in needs(job) if gap.where not in said and not covers(carries, gap.where)]
+    # Of data.kind the example programs have text and tokens alone.
+    read = carries if "" in carries else set(carries) - {"data.kind"}
+    needed = [gap for gap in needs(job) if gap.where not in said and not covers(read, gap.where)]
     yield from (gap if own is None else replace(gap, nearest=f"what {own} does") for gap in needed)
     said = {*said, *(gap.where for gap in needed)}
     for key, value in settings_asked(job.spec).items():

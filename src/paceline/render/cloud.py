@@ -17,12 +17,13 @@ from paceline.job import Job
 from paceline.plan import Plan
 from paceline.plan.outlook import needs_of, outlook
 from paceline.render.engine import Gap
+from paceline.render.example import folder_gaps
 from paceline.render.shell import command
 from paceline.render.text import commented
 from paceline.units import format_seconds
 
 GUARD = "cloud_guard.py"
-TORCH = "torch>=2.11,<2.14"
+PACKAGES = ("torch>=2.11,<2.14", "transformers>=5,<6")
 """What the example program was run with; images of PyTorch may have an older one."""
 
 _COMPASS = "(north|south|east|west|central|northeast|northwest|southeast|southwest)"
@@ -244,7 +245,7 @@ def torch_lines(job: Job, image: str) -> list[str]:
     see = f"import sys,torch; torch.cuda.is_available() or sys.exit({_BLIND!r})"
     return [
         f"# {image} has an older PyTorch.",
-        command("python3", "-m", "pip", "install", "--quiet", TORCH),
+        command("python3", "-m", "pip", "install", "--quiet", *PACKAGES),
         command("python3", "-c", see),
     ]
 
@@ -277,15 +278,17 @@ def one_machine(plan: Plan, provider: str) -> list[Gap]:
 
 def data_gap(job: Job) -> list[Gap]:
     """A rented machine has none of the files of this one."""
+    found = list(folder_gaps(job))
     if job.spec.data.path is None:
-        return []
+        return found
     return [
+        *found,
         Gap(
             what=f"the files of data.path, {job.spec.data.path}",
             where="data.path",
             why="they are on this machine, and only the folder of these files is copied",
             nearest="copy them into the folder, at the same relative place, before submitting",
-        )
+        ),
     ]
 
 

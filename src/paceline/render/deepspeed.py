@@ -13,7 +13,7 @@ from paceline.job import Job
 from paceline.job.places import SshSpec
 from paceline.parallel.abilities import abilities_of
 from paceline.plan import Plan
-from paceline.render.carried import OF_PROGRAM
+from paceline.render.carried import OF_TORCH
 from paceline.render.deepspeed_pipeline import pipeline_gaps, pipeline_section
 from paceline.render.device import accelerator_refusals, wider_precision
 from paceline.render.engine import Files, Gap
@@ -47,7 +47,7 @@ _NOTHING_NEAR = {
     "expert": "the program has to build its layers from deepspeed.moe.layer.MoE",
 }
 
-CARRIES = OF_PROGRAM | {"train.optimizer", "ssh.hosts", "ssh.port"}
+CARRIES = OF_TORCH | {"train.optimizer", "ssh.hosts", "ssh.port"}
 """Settings that the files say, beside the plan."""
 
 

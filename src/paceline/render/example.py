@@ -1,22 +1,28 @@
 """The example program that the files start where nobody names another one.
 
 `scripts/lm_plain.py` is the data, the schedule and what is said at the end, for every engine;
-`scripts/lm.py` the model, for those of PyTorch; `scripts/train_<engine>.py` what is the engine's
-own. They run without Paceline. What the plan says they read from `train.json`.
+`scripts/lm.py` the planned model, as transformers builds it, for those of PyTorch;
+`scripts/train_<engine>.py` what is the engine's own. They run without Paceline. What the plan says
+they read from `train.json`.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
 from functools import cache
 from pkgutil import get_data
-from typing import Any
+from typing import Any, Literal
 
 from paceline.job import Job
-from paceline.job.data_fields import has_tokenizer
+from paceline.job.data_fields import has_tokenizer, objective_of
+from paceline.job.pretrained import find_pretrained, loads_weights
+from paceline.job.sources import find_tokenizer
 from paceline.job.training import decay_steps
 from paceline.plan import Plan
+from paceline.profile.resolve import written_config
+from paceline.profile.runnable import left_out, reasons_against_running
 from paceline.render.carried import needs
 from paceline.render.engine import Gap
+from paceline.render.model import router_coefficient
 from paceline.render.text import to_json
 
 SETTINGS = "train.json"
@@ -24,42 +30,49 @@ PLAIN = "lm_plain.py"
 _OWN_PROGRAM = "TRAIN_SCRIPT"
 """Named in what comes nearest wherever only a program of the person's own does it."""
 
+Builder = Literal["transformers", "own"]
+"""What builds an example program's model: transformers, any that predicts the next token; or the
+program itself, a Llama or Qwen2 with drawn weights."""
+
 
 def example(plan: Plan, job: Job, *scripts: str) -> dict[str, str]:
     """`train.json`, `lm_plain.py` and the named files of `scripts/`; the first is called
-    `train.py`."""
-    found = {SETTINGS: to_json(settings(plan, job)), PLAIN: script_text(PLAIN)}
+    `train.py`. With `lm.py` among them transformers builds the model."""
+    builds: Builder = "transformers" if "lm.py" in scripts else "own"
+    found = {SETTINGS: to_json(settings(plan, job, builds)), PLAIN: script_text(PLAIN)}
     for place, name in enumerate(scripts):
         found["train.py" if place == 0 else name] = script_text(name)
     return found
 
 
-def settings(plan: Plan, job: Job) -> dict[str, Any]:
+def settings(plan: Plan, job: Job, builds: Builder = "transformers") -> dict[str, Any]:
     """What the example programs read: model, data, batch, schedule and layout."""
-    layout, spec, shape = plan.layout, job.spec, plan.decoder
-    model = (
-        None
-        if shape is None
-        else {
-            "layers": shape.layers,
-            "hidden": shape.hidden,
-            "heads": shape.heads,
-            "kv_heads": shape.kv_heads,
-            "ffn": shape.ffn,
-            "vocab": shape.vocab,
-        }
-    )
+    layout, spec = plan.layout, job.spec
+    pretrained = find_pretrained(job) if loads_weights(job) else None
+    commit = None if pretrained is None else pretrained.commit
     named = [spec.data.path] if isinstance(spec.data.path, str) else spec.data.path
     # Beside the program, where somebody has copied them, or where the job file says.
     paths = named and [place for name in named for place in (name, str(job.folder / name))]
     return {
         "name": spec.name,
-        "model": model,
-        "other_model": _other_model(plan),
+        # A config.json for transformers; the sizes for programs that build the model themselves.
+        "model": _config(job),
+        "decoder": _decoder(plan, job),
+        "lacks_model": _lacks_model(plan, job, builds),
+        "pretrained": None if pretrained is None else pretrained.name,
+        "revision": commit,
+        "router_loss": router_coefficient(job) if _has_experts(plan) else 0.0,
         "program": spec.program,
-        "needs": [gap.what for gap in _needs(job)],
+        "needs": [gap.what for gap in _needs(job, builds)],
         "parameters": plan.profile.num_parameters,
-        "data": {"paths": paths, "corpus": spec.data.corpus, "seq_len": spec.data.seq_len},
+        "vocab": plan.profile.head_outputs,
+        "data": {
+            "kind": spec.data.kind,
+            "paths": paths,
+            "corpus": spec.data.corpus,
+            "seq_len": spec.data.seq_len,
+            **_tokenizer(job),
+        },
         "batch": {
             "global": layout.global_batch,
             "micro": layout.micro_batch,
@@ -101,27 +114,54 @@ def settings(plan: Plan, job: Job) -> dict[str, Any]:
     }
 
 
-def _other_model(plan: Plan) -> str | None:
-    """Name of a model that is not the decoder of `lm.py`."""
-    return plan.profile.name if plan.decoder is None else None
+def _config(job: Job) -> Mapping[str, Any] | None:
+    """The config.json of a model that predicts the next token; None for any other."""
+    config = written_config(job)
+    if config is None or objective_of(job.spec) != "next_token":
+        return None
+    return None if any(reasons_against_running(config, job.spec.data.seq_len)) else config
 
 
-def _needs(job: Job) -> Iterator[Gap]:
-    """What of the job's weights and data no example program reads."""
-    yield from needs(job)
-    model, data = job.spec.model, job.spec.data
-    if data.kind == "tokens":
-        why = "the example program reads bytes of text"
-        yield Gap(what="data.kind tokens", where="data.kind", why=why, nearest=None)
-    if has_tokenizer(job) and job.spec.program is None:
-        named = model.pretrained if model.tokenizer == "auto" else model.tokenizer
-        yield Gap(
-            what=f"the tokenizer of {named}",
-            where="model.tokenizer",
-            why="the example program's tokens are bytes",
-            nearest=None,
-            fix="leave engine out for Paceline's own runtime, or model.tokenizer: bytes",
-        )
+def _decoder(plan: Plan, job: Job) -> dict[str, Any] | None:
+    """Sizes of a plain Llama or Qwen2; None for any other model."""
+    config = _config(job)
+    if plan.decoder is None or config is None or any(left_out(config, job.spec.data.seq_len)):
+        return None
+    return asdict(plan.decoder)
+
+
+def _has_experts(plan: Plan) -> bool:
+    return any(block.experts for block in plan.profile.blocks)
+
+
+def _lacks_model(plan: Plan, job: Job, builds: Builder) -> str | None:
+    """Name of a model that the example program cannot build."""
+    is_own = builds == "own" or plan.layout.pipeline > 1
+    found = _decoder(plan, job) if is_own else _config(job)
+    return plan.profile.name if found is None else None
+
+
+def _tokenizer(job: Job) -> dict[str, str | None]:
+    """The tokenizer's folder or name, with its commit; None where a byte is a token."""
+    if not _makes_tokens(job):
+        return {"tokenizer": None, "tokenizer_revision": None}
+    file, own = find_tokenizer(job), find_pretrained(job)
+    assert file is not None, "the job has a tokenizer"
+    if job.spec.model.tokenizer == "auto" and own is not None and own.commit is not None:
+        return {"tokenizer": own.name, "tokenizer_revision": own.commit}
+    return {"tokenizer": str(file.parent), "tokenizer_revision": None}
+
+
+def _makes_tokens(job: Job) -> bool:
+    """Whether the example program has text to make tokens of."""
+    plain = job.spec.data.kind in ("auto", "text") and job.spec.data.sources is None
+    return plain and has_tokenizer(job) and job.spec.program is None
+
+
+def _needs(job: Job, builds: Builder) -> Iterator[Gap]:
+    """What of the job's weights and data an example program does not read."""
+    read = ("model.pretrained",) if builds == "transformers" else ()
+    yield from (gap for gap in needs(job) if gap.where not in read)
 
 
 @cache
@@ -132,7 +172,7 @@ def script_text(name: str) -> str:
     return found.decode()
 
 
-def example_gaps(plan: Plan, job: Job) -> list[Gap]:
+def example_gaps(plan: Plan, job: Job, builds: Builder = "transformers") -> list[Gap]:
     """What the job asks of its training and no example program does, in any engine: all but the
     last are in `train.json`, and `lm_plain.check` ends the program where it reads them."""
     train, spec = job.spec.train, job.spec
@@ -145,10 +185,13 @@ def example_gaps(plan: Plan, job: Job) -> list[Gap]:
     if spec.program is not None:
         why = "it is called with a Session, which Paceline's own workers alone have"
         lack(f"your program {spec.program}", why, "program", "`paceline run`")
-    other = _other_model(plan)
-    if other is not None:
-        lack(f"the model {other}", "the example program has a small decoder of its own", "model")
-    found += (replace(gap, nearest=own) for gap in _needs(job))
+    other = _lacks_model(plan, job, builds)
+    if other is not None and spec.program is None:
+        has = "models that predict the next token, of transformers"
+        if builds == "own" or plan.layout.pipeline > 1:
+            has = "Llama and Qwen2 only, without sliding windows or scaled positions"
+        lack(f"the model {other}", f"the example program has {has}", "model")
+    found += (replace(gap, nearest=own) for gap in _needs(job, builds))
     if train.optimizer != "adamw":
         what, why = f"the optimizer {train.optimizer}", "the example program has AdamW only"
         lack(what, why, "train.optimizer", "train.optimizer: adamw")
@@ -169,9 +212,22 @@ def example_gaps(plan: Plan, job: Job) -> list[Gap]:
     return found
 
 
+def folder_gaps(job: Job) -> Iterator[Gap]:
+    """Trained weights in a folder of this machine, for machines that do not see its disk."""
+    found = find_pretrained(job) if loads_weights(job) else None
+    if found is not None and found.commit is None:
+        yield Gap(
+            what=f"the trained weights in {found.folder}",
+            where="model.pretrained",
+            why="they are on this machine",
+            nearest="the same folder on the machines of the run: train.py ends where it is missing",
+            fix="model.pretrained: the name of a model on the Hugging Face Hub",
+        )
+
+
 def runs_example(plan: Plan, job: Job) -> bool:
     """Whether the example program trains the job's model, so that nobody has to name another."""
-    return plan.decoder is not None and job.spec.program is None
+    return _config(job) is not None and job.spec.program is None
 
 
 def needs_own_program(gap: Gap) -> bool:

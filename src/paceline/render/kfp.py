@@ -7,7 +7,7 @@ from paceline.job import Job
 from paceline.job.asked import settings_asked
 from paceline.plan import Plan
 from paceline.render import torchrun
-from paceline.render.carried import OF_DDP, OF_PROGRAM
+from paceline.render.carried import OF_DDP
 from paceline.render.engine import Files, Gap
 from paceline.render.example import example, without_own_program
 from paceline.render.pod import accelerator_resource, image_of, name_of, pod_gaps
@@ -15,11 +15,7 @@ from paceline.render.text import to_json
 
 _PIPELINE = "pipeline.py"
 
-CARRIES = (
-    OF_PROGRAM
-    | OF_DDP
-    | {"kubernetes.image", "kubernetes.accelerator_resource", "recovery.max_restarts"}
-)
+CARRIES = OF_DDP | {"kubernetes.image", "kubernetes.accelerator_resource", "recovery.max_restarts"}
 """Settings that the files say, beside the plan."""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.job import Job
 from paceline.plan import Plan
-from paceline.render.carried import OF_DDP, OF_PROGRAM
+from paceline.render.carried import OF_DDP
 from paceline.render.engine import Files, Gap
 from paceline.render.environment import PORT
 from paceline.render.example import example
@@ -46,7 +46,7 @@ _ENGINE = "/tmp/engine"
 _MANAGER = "paceline.dev/render"
 """Who patched a runtime; Trainer v2 wants a name with a domain."""
 
-CARRIES = OF_PROGRAM | OF_DDP | {"kubernetes", "recovery.max_restarts"}
+CARRIES = OF_DDP | {"kubernetes", "recovery.max_restarts"}
 """Settings that the files say, beside the plan."""
 
 

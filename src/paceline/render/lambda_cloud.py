@@ -8,14 +8,14 @@ from paceline.errors import JobError
 from paceline.job import Job
 from paceline.plan import Plan
 from paceline.render import cloud, torchrun
-from paceline.render.carried import OF_DDP, OF_PROGRAM
+from paceline.render.carried import OF_DDP
 from paceline.render.cloud import GUARD, limits_of
 from paceline.render.engine import Files, Gap
 from paceline.render.example import example
 from paceline.render.shell import script
 from paceline.render.text import header, to_json
 
-CARRIES = OF_PROGRAM | OF_DDP | {"cloud", "recovery.max_restarts", "recovery.shrink"}
+CARRIES = OF_DDP | {"cloud", "recovery.max_restarts", "recovery.shrink"}
 """Settings that the files say, beside the plan."""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.job import Job
 from paceline.plan import Plan
-from paceline.render.carried import OF_PROGRAM
+from paceline.render.carried import OF_EXAMPLE
 from paceline.render.device import wider_precision
 from paceline.render.engine import Files, Gap
 from paceline.render.environment import export_lines
@@ -48,7 +48,7 @@ _START = (
 )
 """Starts a program on a Mac with the quality of service of one that a person waits for."""
 
-CARRIES = OF_PROGRAM | {"ssh.hosts"}
+CARRIES = OF_EXAMPLE | {"ssh.hosts"}
 """Settings that the files say, beside the plan."""
 
 
@@ -219,7 +219,7 @@ def _about(plan: Plan, job: Job) -> list[str]:
 
 def gaps(plan: Plan, job: Job) -> list[Gap]:
     """What MLX 0.32, its backends and the example program lack."""
-    return [*_refusals(plan), *_layout_gaps(plan), *example_gaps(plan, job)]
+    return [*_refusals(plan), *_layout_gaps(plan), *example_gaps(plan, job, "own")]
 
 
 def _refusals(plan: Plan) -> Iterator[Gap]:

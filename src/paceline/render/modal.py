@@ -6,7 +6,7 @@ The container lives as long as the function: nothing idles after it, and it is b
 from paceline.job import Job
 from paceline.plan import Plan
 from paceline.render import cloud, torchrun
-from paceline.render.carried import OF_DDP, OF_PROGRAM
+from paceline.render.carried import OF_DDP
 from paceline.render.cloud import GUARD, limits_of, named
 from paceline.render.engine import Files, Gap
 from paceline.render.example import example
@@ -32,7 +32,7 @@ _MOST_GPUS, _MOST_A10 = 8, 4
 _LONGEST_S = 86_400
 """Of one call. Source: modal.com/docs/guide/timeouts."""
 
-CARRIES = OF_PROGRAM | OF_DDP | {"cloud", "recovery.max_restarts", "recovery.shrink"}
+CARRIES = OF_DDP | {"cloud", "recovery.max_restarts", "recovery.shrink"}
 """Settings that the files say, beside the plan."""
 
 
@@ -108,7 +108,7 @@ def _app(plan: Plan, job: Job) -> str:
     timeout_s = min(_LONGEST_S, round(limits.max_run_s))
     words: list[str] = limits.words("bash", "launch.sh", spent="/checkpoints/spent-seconds")
     base = (
-        'modal.Image.debian_slim(python_version="3.12").pip_install("torch")'
+        'modal.Image.debian_slim(python_version="3.12").pip_install("torch", "transformers")'
         if asked.image is None
         else f'modal.Image.from_registry({asked.image!r}, add_python="3.12")'
     )

@@ -14,7 +14,7 @@ from paceline.plan import Plan
 from paceline.render import torchrun
 from paceline.render.engine import Files, Gap
 from paceline.render.environment import environment
-from paceline.render.example import without_own_program
+from paceline.render.example import folder_gaps, without_own_program
 
 PROGRAM, WORKSPACE = "/job", "/workspace"
 PLACEHOLDER = "SET-kubernetes.image-IN-THE-JOB-FILE"
@@ -145,6 +145,8 @@ def _paths_of(job: Job) -> list[str]:
 def pod_gaps(plan: Plan, job: Job) -> Iterator[Gap]:
     """What pods do not get as the plan or the job has it."""
     spec, name = job.spec.kubernetes, job.spec.name
+    if spec.script is None:
+        yield from folder_gaps(job)
     if name_of(job) != name:
         yield Gap(
             what=f"the name {name}",

@@ -7,7 +7,7 @@ from paceline.job import Job
 from paceline.job.asked import fields_of
 from paceline.job.kubernetes import KubernetesSpec
 from paceline.plan import Plan
-from paceline.render.carried import OF_DDP, OF_PROGRAM
+from paceline.render.carried import OF_DDP
 from paceline.render.engine import Files, Gap
 from paceline.render.example import example
 from paceline.render.pod import (
@@ -41,7 +41,7 @@ _KEPT_S = 600
 """How long KubeRay keeps a cluster whose job has ended, for its logs. A guess."""
 
 CARRIES = (
-    (OF_PROGRAM | OF_DDP | {"checkpoint.copy_to", "recovery.max_restarts", "recovery.shrink"})
+    (OF_DDP | {"checkpoint.copy_to", "recovery.max_restarts", "recovery.shrink"})
     | {f"kubernetes.{name}" for name in fields_of(KubernetesSpec)}
 ) - {"kubernetes.runtime"}
 """Settings that the files say, beside the plan."""

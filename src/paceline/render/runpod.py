@@ -7,7 +7,7 @@ A stopped pod keeps its volume with the checkpoints, at the price of storage, un
 from paceline.job import Job
 from paceline.plan import Plan
 from paceline.render import cloud, torchrun
-from paceline.render.carried import OF_DDP, OF_PROGRAM
+from paceline.render.carried import OF_DDP
 from paceline.render.cloud import GUARD, limits_of, named
 from paceline.render.engine import Files, Gap
 from paceline.render.example import example
@@ -37,7 +37,7 @@ IMAGE = "runpod/pytorch:2.8.0-py3.11-cuda12.8.1-cudnn-devel-ubuntu22.04"
 """RunPod's own, of its documentation; its torch is replaced by a newer one. Set
 `cloud.image` to what your program needs."""
 
-CARRIES = OF_PROGRAM | OF_DDP | {"cloud", "recovery.max_restarts", "recovery.shrink"}
+CARRIES = OF_DDP | {"cloud", "recovery.max_restarts", "recovery.shrink"}
 """Settings that the files say, beside the plan."""
 
 

@@ -11,7 +11,7 @@ from paceline.errors import JobError, Problem
 from paceline.job import Job
 from paceline.plan import Plan
 from paceline.render import cloud, torchrun
-from paceline.render.carried import OF_DDP, OF_PROGRAM
+from paceline.render.carried import OF_DDP
 from paceline.render.cloud import GUARD, Limits, limits_of
 from paceline.render.engine import Files, Gap
 from paceline.render.example import example
@@ -26,7 +26,7 @@ CLOUDS = (
 
 _RESTARTS = 3
 
-CARRIES = OF_PROGRAM | OF_DDP | {"cloud", "recovery.max_restarts", "recovery.shrink"}
+CARRIES = OF_DDP | {"cloud", "recovery.max_restarts", "recovery.shrink"}
 """Settings that the files say, beside the plan."""
 
 
@@ -170,7 +170,7 @@ def _task(plan: Plan, job: Job) -> str:
             }
         }
         kept = "/".join(("/bucket", *filter(None, (prefix, job.spec.name)), "checkpoints"))
-    task["setup"] = "\n".join(["set -e", *(asked.setup or ["pip install torch"]), ""])
+    task["setup"] = "\n".join(["set -e", *(asked.setup or ["pip install torch transformers"]), ""])
     run = ["set -euo pipefail"]
     if asked.storage is not None:
         run += [f"mkdir -p {quote(kept)}", f"ln -sfn {quote(kept)} checkpoints"]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from paceline.job import Job, Script, SlurmSpec
 from paceline.job.asked import fields_of
 from paceline.plan import Plan
-from paceline.render.carried import OF_DDP, OF_PROGRAM
+from paceline.render.carried import OF_DDP
 from paceline.render.engine import Files, Gap
 from paceline.render.environment import export_lines
 from paceline.render.example import example
@@ -33,7 +33,7 @@ _PORT = "HEAD_PORT=$((20000 + ${SLURM_JOB_ID:?} % 12768))"
 connections (from 32768, net.ipv4.ip_local_port_range)."""
 
 CARRIES = (
-    (OF_PROGRAM | OF_DDP | {"recovery.max_restarts", "recovery.grace"})
+    (OF_DDP | {"recovery.max_restarts", "recovery.grace"})
     | {f"slurm.{name}" for name in fields_of(SlurmSpec)}
 ) - {"slurm.python"}
 """Settings that the files say, beside the plan."""

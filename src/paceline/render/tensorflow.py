@@ -11,7 +11,7 @@ from paceline.estimate.estimate import price_one
 from paceline.job import Job
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
-from paceline.render.carried import OF_PROGRAM
+from paceline.render.carried import OF_EXAMPLE
 from paceline.render.device import accelerator_refusals, wider_precision
 from paceline.render.engine import Files, Gap
 from paceline.render.example import example, example_gaps
@@ -26,7 +26,7 @@ _PORT = 12345
 _BYTES_PER_PARAMETER = 16
 """float32 weights, gradients and two moments."""
 
-CARRIES = OF_PROGRAM | {"ssh.hosts"}
+CARRIES = OF_EXAMPLE | {"ssh.hosts"}
 """Settings that the files say, beside the plan."""
 
 
@@ -109,7 +109,7 @@ def _about(plan: Plan) -> list[str]:
 
 def gaps(plan: Plan, job: Job) -> list[Gap]:
     """What TensorFlow 2.21's strategies and the example program lack."""
-    return [*_refusals(plan), *_layout_gaps(plan), *example_gaps(plan, job)]
+    return [*_refusals(plan), *_layout_gaps(plan), *example_gaps(plan, job, "own")]
 
 
 def _refusals(plan: Plan) -> Iterator[Gap]:

@@ -11,7 +11,7 @@ from paceline.job import Job
 from paceline.parallel.shrink import shrunk
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
-from paceline.render.carried import OF_DDP, OF_PROGRAM
+from paceline.render.carried import OF_DDP
 from paceline.render.device import accelerator_refusals, wider_precision
 from paceline.render.engine import Files, Gap
 from paceline.render.environment import export_lines, meeting_lines, torchrun_options
@@ -21,7 +21,7 @@ from paceline.render.text import header
 
 OWN = "launch.sh starts your own TRAIN_SCRIPT on the same ranks"
 
-CARRIES = OF_PROGRAM | OF_DDP | {"recovery.max_restarts", "recovery.shrink"}
+CARRIES = OF_DDP | {"recovery.max_restarts", "recovery.shrink"}
 """Settings that the files say, beside the plan."""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from paceline.job import Job
 from paceline.plan import Plan
 from paceline.render import cloud, torchrun
-from paceline.render.carried import OF_DDP, OF_PROGRAM
+from paceline.render.carried import OF_DDP
 from paceline.render.cloud import GUARD, Limits, limits_of, named
 from paceline.render.engine import Files, Gap
 from paceline.render.example import example
@@ -48,7 +48,7 @@ _WEEK_S = 7 * 86_400
 
 _HEAD = "import json,os;c=json.loads(os.environ['CLUSTER_SPEC'])['cluster'];"
 
-CARRIES = OF_PROGRAM | OF_DDP | {"cloud", "recovery.max_restarts", "recovery.shrink"}
+CARRIES = OF_DDP | {"cloud", "recovery.max_restarts", "recovery.shrink"}
 """Settings that the files say, beside the plan."""
 
 

@@ -1,9 +1,12 @@
-"""A small language model on bytes of text, the same for every engine of PyTorch.
+"""The planned model as transformers builds it, and its samples, the same for every engine of
+PyTorch.
 
-Needs torch alone. Everything that is counted comes from `train.json` beside this file, and two
-engines that follow it read the same samples in the same order from the same initial weights.
+Needs torch and transformers. Everything that is counted comes from `train.json` beside this file,
+and two engines that follow it read the same samples in the same order from the same initial
+weights.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -16,17 +19,20 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 __all__ = [
     "FOLDER",
-    "LanguageModel",
     "Samples",
     "adamw",
+    "blocks",
+    "build",
     "check",
     "ddp_options",
     "digest",
     "learning_rate",
     "loss_of",
+    "loss_of_logits",
     "optimizer_groups",
     "read_settings",
     "recompute",
@@ -45,64 +51,29 @@ KEPT = (
 """Of selective recompute: products and attention stay, norms and activations are done again."""
 
 
-class Block(nn.Module):
-    """Causal attention, then SwiGLU, each on a normalised copy of the stream and added to it."""
-
-    def __init__(self, sizes: dict[str, int]) -> None:
-        super().__init__()
-        hidden, self.heads, self.kv_heads = sizes["hidden"], sizes["heads"], sizes["kv_heads"]
-        width = hidden // self.heads
-        self.attention_norm = nn.RMSNorm(hidden, eps=1e-5)
-        self.query = nn.Linear(hidden, self.heads * width, bias=False)
-        self.key = nn.Linear(hidden, self.kv_heads * width, bias=False)
-        self.value = nn.Linear(hidden, self.kv_heads * width, bias=False)
-        self.out = nn.Linear(self.heads * width, hidden, bias=False)
-        self.ffn_norm = nn.RMSNorm(hidden, eps=1e-5)
-        self.gate = nn.Linear(hidden, sizes["ffn"], bias=False)
-        self.up = nn.Linear(hidden, sizes["ffn"], bias=False)
-        self.down = nn.Linear(sizes["ffn"], hidden, bias=False)
-
-    def forward(self, stream: Tensor) -> Tensor:
-        x = self.attention_norm(stream)
-        query, key, value = (
-            layer(x).unflatten(-1, (heads, -1)).transpose(1, 2)
-            for layer, heads in (
-                (self.query, self.heads),
-                (self.key, self.kv_heads),
-                (self.value, self.kv_heads),
-            )
+def build(settings: dict[str, Any]) -> PreTrainedModel:
+    """The planned model in float32: its trained weights, or weights drawn from the seed."""
+    torch.manual_seed(settings["seed"])
+    options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "sdpa"}
+    if settings["pretrained"] is not None:
+        if os.path.isabs(settings["pretrained"]) and not os.path.isdir(settings["pretrained"]):
+            raise SystemExit(f"{settings['pretrained']} is not on this machine: copy it there")
+        model = AutoModelForCausalLM.from_pretrained(
+            settings["pretrained"], revision=settings["revision"], **options
         )
-        mixed = F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, enable_gqa=self.heads != self.kv_heads
-        )
-        stream = stream + self.out(mixed.transpose(1, 2).flatten(2))
-        x = self.ffn_norm(stream)
-        return stream + self.down(F.silu(self.gate(x)) * self.up(x))
+    else:
+        config = AutoConfig.for_model(**settings["model"])
+        model = AutoModelForCausalLM.from_config(config, **options)
+    model.config.use_cache = False
+    # With it the model's output has `aux_loss`, the balancing loss of routed experts.
+    model.config.output_router_logits = settings["router_loss"] > 0
+    return model.train()
 
 
-class LanguageModel(nn.Module):
-    """Tokens -> logits of the next one. Learned positions; weights drawn from the seed."""
-
-    def __init__(self, settings: dict[str, Any]) -> None:
-        super().__init__()
-        sizes = settings["model"]
-        torch.manual_seed(settings["seed"])
-        self.embedding = nn.Embedding(sizes["vocab"], sizes["hidden"])
-        self.positions = nn.Embedding(settings["data"]["seq_len"], sizes["hidden"])
-        self.blocks = nn.ModuleList(Block(sizes) for _ in range(sizes["layers"]))
-        self.norm = nn.RMSNorm(sizes["hidden"], eps=1e-5)
-        self.output = nn.Linear(sizes["hidden"], sizes["vocab"], bias=False)
-        for name, parameter in self.named_parameters():
-            if not name.endswith("norm.weight"):
-                nn.init.normal_(parameter, std=0.02)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        stream = self.embedding(tokens) + self.positions(places)
-        for block in self.blocks:
-            stream = block(stream)
-        logits: Tensor = self.output(self.norm(stream))
-        return logits
+def blocks(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """Name -> each of the model's decoder blocks, which are recomputed or sharded one by one."""
+    kinds = set(model._no_split_modules or ())
+    return {name: each for name, each in model.named_modules() if type(each).__name__ in kinds}
 
 
 def ddp_options(settings: dict[str, Any]) -> dict[str, Any]:
@@ -112,16 +83,16 @@ def ddp_options(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def recompute(
-    model: LanguageModel,
+    model: PreTrainedModel,
     layout: dict[str, Any],
-    checkpoint: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor] | None = None,
+    checkpoint: Callable[..., Tensor] | None = None,
 ) -> None:
     """Blocks whose inner tensors are computed again in the backward pass, and not kept.
 
     Args:
         model: Before an engine wraps it.
         layout: Of `train.json`.
-        checkpoint: An engine's own way to call a block's forward so; left out, PyTorch's.
+        checkpoint: An engine's own way to call a function of tensors so; left out, PyTorch's.
     """
     if layout["recompute"] == "none":
         return
@@ -129,16 +100,38 @@ def recompute(
     extra: dict[str, Any] = {}
     if layout["recompute"] == "selective":  # what is dear to compute is kept
         extra["context_fn"] = partial(create_selective_checkpoint_contexts, list(KEPT))
-    for number, block in enumerate(model.blocks):
+    for number, (name, block) in enumerate(blocks(model).items()):
         if number % every:
             continue
         if checkpoint is None:
-            model.blocks[number] = checkpoint_wrapper(block, preserve_rng_state=False, **extra)
+            wrapped = checkpoint_wrapper(block, preserve_rng_state=False, **extra)
+            model.set_submodule(name, wrapped)
         else:
-            block.forward = partial(checkpoint, block.forward)
+            block.forward = partial(_again, checkpoint, block.forward)
 
 
-def loss_of(logits: Tensor, tokens: Tensor) -> Tensor:
+def _again(
+    checkpoint: Callable[..., Tensor], forward: Any, *tensors: Tensor, **more: Any
+) -> Tensor:
+    """A block's forward through an engine's checkpoint, which takes tensors without names."""
+    return checkpoint(partial(forward, **more), *tensors)
+
+
+def loss_of(model: nn.Module, tokens: Tensor, router_loss: float = 0.0) -> Tensor:
+    """Mean cross-entropy of every next token, and the balancing loss of routed experts.
+
+    Args:
+        model: Of `build`, or an engine's wrapper around it.
+        tokens: int64 of shape (samples, seq_len + 1).
+        router_loss: What the balancing loss is multiplied by.
+    """
+    output = model(input_ids=tokens[:, :-1])
+    loss = loss_of_logits(output.logits, tokens)
+    balance = getattr(output, "aux_loss", None)
+    return loss if not router_loss or balance is None else loss + router_loss * balance
+
+
+def loss_of_logits(logits: Tensor, tokens: Tensor) -> Tensor:
     """Mean cross-entropy of every next token; `tokens` has one column more than was read."""
     return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
 
@@ -147,13 +140,12 @@ class Samples:
     """The samples of `lm_plain.Text` as int64 tokens of shape (samples, seq_len + 1)."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        self.text, self.vocab = Text(settings), settings["model"]["vocab"]
+        self.text = Text(settings)
 
     def micro_batches(self, step: int, data_rank: int, num_data_ranks: int) -> Iterator[Tensor]:
         """What a data rank reads for one optimizer step, from 0."""
         for rows in self.text.micro_batches(step, data_rank, num_data_ranks):
-            tokens = torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8)
-            yield tokens.view(len(rows), -1).long() % self.vocab
+            yield torch.tensor(rows, dtype=torch.int64)
 
 
 def adamw(settings: dict[str, Any], model: nn.Module) -> torch.optim.AdamW:

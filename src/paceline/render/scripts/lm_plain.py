@@ -1,27 +1,30 @@
-"""What the small language model's program is in every engine: the samples, the schedule of the
-learning rate, and what is said at each step and at the end.
+"""What the example program is in every engine: the samples, the schedule of the learning rate, and
+what it prints at each step and at the end.
 
-Needs Python alone. Everything that is counted comes from `train.json` beside this file.
+Needs Python alone; text with a tokenizer also needs transformers. Everything that is counted comes
+from `train.json` beside this file.
 """
 
 import glob
 import hashlib
 import json
 import math
+import mmap
+import struct
 import sysconfig
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
 SPLITS = ("tensor", "pipeline", "context", "expert")
-_DEFAULT_MODEL = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 4, "ffn": 192, "vocab": 256}
 
 
 def read_settings() -> dict[str, Any]:
     """`train.json`."""
     settings: dict[str, Any] = json.loads((FOLDER / "train.json").read_text())
-    settings["model"] = settings["model"] or _DEFAULT_MODEL
     return settings
 
 
@@ -44,8 +47,8 @@ def check(
     found = [f"{way} {layout[way]}" for way in SPLITS if layout[way] > 1 and way not in splits]
     if settings["program"] is not None:
         found.append(f"program {settings['program']}")
-    if settings["other_model"] is not None:
-        found.append(f"model {settings['other_model']}")
+    elif settings["lacks_model"] is not None:
+        found.append(f"model {settings['lacks_model']}")
     found += settings["needs"]
     if settings["optimizer"] not in optimizers:
         found.append(f"optimizer {settings['optimizer']}")
@@ -61,42 +64,44 @@ def check(
 
 
 class Text:
-    """Sample number -> its bytes, cut from the text of all files in the order of their names."""
+    """Sample number -> its tokens, cut from all files in the order of their names.
+
+    A token is a byte of text, a token of the tokenizer that `train.json` names, or a number in a
+    file of tokens: nanoGPT's `.bin`, llm.c's, or Megatron's with its `.idx`.
+    """
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        self.seq_len: int = settings["data"]["seq_len"]
+        data = settings["data"]
+        self.seq_len: int = data["seq_len"]
         self.batch: dict[str, int] = settings["batch"]
-        patterns = settings["data"]["paths"]
-        if patterns is None and settings["data"]["corpus"] is None:
-            raise SystemExit("train.json names no data: set data.path in the job and render again")
-        if patterns is None:  # a text that every Python has, which was asked for
-            library = Path(sysconfig.get_paths()["stdlib"])
-            paths = sorted(library.glob("*.py"))[:80]
-        else:
-            found = {
-                Path(name)
-                for each in patterns
-                for name in glob.glob(str(FOLDER / each), recursive=True)
-            }
-            below = {
-                path for each in found for path in ([each] if each.is_file() else each.rglob("*"))
-            }
-            paths = sorted({path.resolve() for path in below if path.is_file()})
-        if not paths:
-            raise SystemExit(f"no file matches {patterns} in {FOLDER}")
-        self.text = b"".join(path.read_bytes() for path in paths)
-        self.num = (len(self.text) - 1) // self.seq_len
-        if not self.num:
-            raise SystemExit(f"{len(self.text)} bytes of text are less than one sample")
+        self.vocab: int = settings["vocab"]
+        self.parts = _parts(_files(data), data)
+        self.starts = [0]
+        for part in self.parts:
+            self.starts.append(self.starts[-1] + len(part))
+        self.num = (self.starts[-1] - 1) // self.seq_len
+        if self.num < 1:
+            raise SystemExit(f"the data have {self.starts[-1]} tokens: less than one sample")
 
-    def take(self, numbers: Iterable[int]) -> list[bytes]:
-        """Samples of seq_len + 1 bytes; a token is a byte modulo the vocabulary."""
-        starts = [number % self.num * self.seq_len for number in numbers]
-        return [self.text[start : start + self.seq_len + 1] for start in starts]
+    def take(self, numbers: Iterable[int]) -> list[list[int]]:
+        """Samples of seq_len + 1 tokens; the last of one is the first of the next."""
+        starts = (number % self.num * self.seq_len for number in numbers)
+        return [self._cut(start, start + self.seq_len + 1) for start in starts]
+
+    def _cut(self, start: int, stop: int) -> list[int]:
+        tokens: list[int] = []
+        place = bisect_right(self.starts, start) - 1
+        while start < stop:
+            first = start - self.starts[place]
+            tokens += self.parts[place][first : first + stop - start]
+            start, place = self.starts[place + 1], place + 1
+        if max(tokens) >= self.vocab:
+            raise SystemExit(f"token {max(tokens)} in the data: the model knows {self.vocab}")
+        return tokens
 
     def micro_batches(
         self, step: int, data_rank: int, num_data_ranks: int
-    ) -> Iterator[list[bytes]]:
+    ) -> Iterator[list[list[int]]]:
         """What a data rank reads for one optimizer step, from 0."""
         batch = self.batch
         share = batch["global"] // num_data_ranks
@@ -108,6 +113,86 @@ class Text:
         first = step * batch["global"] + data_rank * share
         for start in range(first, first + share, batch["micro"]):
             yield self.take(range(start, start + batch["micro"]))
+
+
+def _files(data: dict[str, Any]) -> list[Path]:
+    patterns = data["paths"]
+    if patterns is None and data["corpus"] is None:
+        raise SystemExit("train.json names no data: set data.path in the job and render again")
+    if patterns is None:  # a text that every Python has, which was asked for
+        return sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:80]
+    named = {
+        Path(name) for each in patterns for name in glob.glob(str(FOLDER / each), recursive=True)
+    }
+    below = {path for each in named for path in ([each] if each.is_file() else each.rglob("*"))}
+    files = {path.resolve() for path in below if path.is_file()}
+    found = sorted(each for each in files if each.suffix != ".idx" or not _are_tokens(files, data))
+    if not found:
+        raise SystemExit(f"no file matches {patterns} in {FOLDER}")
+    return found
+
+
+def _parts(files: Sequence[Path], data: dict[str, Any]) -> list[Sequence[int]]:
+    """The tokens of each file."""
+    if _are_tokens(files, data):
+        return [_tokens_in(path) for path in files]
+    if data["tokenizer"] is None:
+        return [path.read_bytes() for path in files]
+    rows = [path for path in files if path.suffix in _ROWS]
+    if rows:
+        raise SystemExit(f"{rows[0]} holds rows, or is compressed: train.py reads plain text")
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(
+        data["tokenizer"], revision=data["tokenizer_revision"]
+    )
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    texts = (path.read_text(encoding="utf-8", errors="replace") for path in files)
+    return [
+        array("I", tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] + end)
+        for text in texts
+    ]
+
+
+def _are_tokens(files: Iterable[Path], data: dict[str, Any]) -> bool:
+    """Whether the files hold token numbers: as the job says, or all by their names."""
+    return data["kind"] == "tokens" or (
+        data["kind"] == "auto" and all(each.suffix in (".bin", ".idx") for each in files)
+    )
+
+
+_ROWS = (
+    ".jsonl",
+    ".json",
+    ".ndjson",
+    ".csv",
+    ".tsv",
+    ".parquet",
+    ".arrow",
+    ".feather",
+    ".gz",
+    ".zst",
+)
+_LLM_C = struct.pack("<i", 20240520)
+"""How llm.c's files begin, with a header of 1024 bytes (karpathy/llm.c, `dataloader.h`)."""
+
+_MEGATRON_TYPES = {4: "i", 5: "q", 8: "H"}
+"""Codes of types that hold token numbers (Megatron-LM, `core/datasets/indexed_dataset.py`)."""
+
+
+def _tokens_in(path: Path) -> Sequence[int]:
+    """A file of tokens, mapped into memory; uint16 where no index has another type."""
+    with path.open("rb") as file:
+        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    index, kind = path.with_suffix(".idx"), 8
+    if index.is_file():
+        head = index.read_bytes()[:18]  # name, version, type
+        kind = head[17] if head.startswith(b"MMIDIDX") and len(head) == 18 else -1
+    elif view[:4] == _LLM_C:
+        view = view[1024:]
+    if kind not in _MEGATRON_TYPES or len(view) % struct.calcsize(_MEGATRON_TYPES[kind]):
+        raise SystemExit(f"{path} is no file of tokens: nanoGPT's, llm.c's or Megatron's")
+    return view.cast(_MEGATRON_TYPES[kind])
 
 
 def learning_rate(settings: dict[str, Any], step: int) -> float:

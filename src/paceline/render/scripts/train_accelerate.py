@@ -52,7 +52,7 @@ def resume(accelerator: Accelerator) -> int:
     return int(newest.name.removeprefix("step-"))
 
 
-def recompute(accelerator: Accelerator, model: lm.LanguageModel, layout: dict[str, Any]) -> None:
+def recompute(accelerator: Accelerator, model: torch.nn.Module, layout: dict[str, Any]) -> None:
     """As `train.json` says, where Accelerate does not do it itself (FSDP2: `accelerate.yaml`)."""
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         config = accelerator.state.deepspeed_plugin.deepspeed_config
@@ -68,9 +68,8 @@ def recompute(accelerator: Accelerator, model: lm.LanguageModel, layout: dict[st
 def train(accelerator: Accelerator, settings: dict[str, Any]) -> None:
     """From the newest checkpoint to the last step."""
     rank, world = accelerator.process_index, accelerator.num_processes
-    model = lm.LanguageModel(settings)
+    model = lm.build(settings)
     recompute(accelerator, model, settings["layout"])
-    model._no_split_modules = ["Block"]  # what FSDP2 shards by itself, as Hugging Face names it
     optimizer = lm.adamw(settings, model)
     model, optimizer = accelerator.prepare(model, optimizer)
     samples = lm.Samples(settings)
@@ -83,7 +82,7 @@ def train(accelerator: Accelerator, settings: dict[str, Any]) -> None:
         for tokens in batches:
             tokens = tokens.to(accelerator.device)
             with accelerator.accumulate(model):
-                loss = lm.loss_of(model(tokens[:, :-1]), tokens)
+                loss = lm.loss_of(model, tokens, settings["router_loss"])
                 accelerator.backward(loss)
                 if accelerator.sync_gradients and settings["clip_norm"] is not None:
                     accelerator.clip_grad_norm_(model.parameters(), settings["clip_norm"])

@@ -16,6 +16,8 @@ import lm
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.integrations import HfDeepSpeedConfig
 
 CHECKPOINTS = Path("checkpoints")
 
@@ -43,23 +45,22 @@ def resume(engine: Any) -> int:
     return int(state["step"])
 
 
-def build(settings: dict[str, Any], config: dict[str, Any]) -> lm.LanguageModel:
-    """The model; with ZeRO-3 in shares from the start, for whole it may fit no accelerator.
-
-    `deepspeed.initialize` moves a model that `zero.Init` did not make to every accelerator whole
-    (0.19.8, runtime/engine.py, `_configure_distributed_model`). The first rank draws the weights in
-    its host's memory.
-    """
+def build(settings: dict[str, Any], config: dict[str, Any]) -> PreTrainedModel:
+    """The model; with ZeRO-3 transformers makes it in shares, for whole it may fit no accelerator
+    (`deepspeed.initialize` of 0.19.8 would move it there whole). It draws other weights then, so
+    the first rank draws them in its host's memory."""
     if config["zero_optimization"]["stage"] < 3:
-        return lm.LanguageModel(settings)
-    with deepspeed.zero.Init(config_dict_or_path=config):
-        model = lm.LanguageModel(settings)
-    is_first = dist.get_rank() == 0
-    drawn = dict(lm.LanguageModel(settings).named_parameters()) if is_first else {}
-    for name, parameter in model.named_parameters():
-        with deepspeed.zero.GatheredParameters(parameter, modifier_rank=0), torch.no_grad():
-            if is_first:
-                parameter.copy_(drawn.pop(name))
+        return lm.build(settings)
+    lives = HfDeepSpeedConfig(config)  # transformers looks for it while it lives
+    model = lm.build(settings)
+    del lives
+    if settings["pretrained"] is None:
+        is_first = dist.get_rank() == 0
+        drawn = dict(lm.build(settings).named_parameters()) if is_first else {}
+        for name, parameter in model.named_parameters():
+            with deepspeed.zero.GatheredParameters(parameter, modifier_rank=0), torch.no_grad():
+                if is_first:
+                    parameter.copy_(drawn.pop(name))
     return model
 
 
@@ -82,7 +83,7 @@ def train(settings: dict[str, Any], config: dict[str, Any]) -> None:
         total = torch.zeros((), device=engine.device)
         for tokens in batches:
             tokens = tokens.to(engine.device)
-            loss = lm.loss_of(engine(tokens[:, :-1]), tokens)
+            loss = lm.loss_of(engine, tokens, settings["router_loss"])
             engine.backward(loss)  # divides by the accumulation, and averages at its end
             engine.step()  # after the last micro-batch: clips and steps
             total += loss.detach() / len(batches)

@@ -13,41 +13,54 @@ import deepspeed
 import lm
 import torch
 import torch.distributed as dist
-from deepspeed.pipe import PipelineModule
+import torch.nn.functional as F
+from deepspeed.pipe import PipelineModule, TiedLayerSpec
 from torch import Tensor, nn
 from train_deepspeed import connect, leave, resume, save
 
 
-class First(nn.Module):
-    """Tokens -> the stream that blocks add to."""
+class Tokens(nn.Module):
+    """The embedding; where the output matrix is the same, the first and the last stage have it."""
 
-    def __init__(self, model: lm.LanguageModel) -> None:
+    def __init__(self, weight: nn.Parameter) -> None:
         super().__init__()
-        self.embedding, self.positions = model.embedding, model.positions
+        self.weight = weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        return self.embedding(tokens) + self.positions(places)
+        return F.embedding(tokens, self.weight)
+
+    def logits(self, stream: Tensor) -> Tensor:
+        """Of the stream after the last norm."""
+        return F.linear(stream, self.weight)
 
 
-class Last(nn.Module):
-    """The stream -> logits."""
+class Block(nn.Module):
+    """A decoder block with its rotary positions, from the stream alone."""
 
-    def __init__(self, model: lm.LanguageModel) -> None:
+    def __init__(self, layer: nn.Module, rotary: nn.Module) -> None:
         super().__init__()
-        self.norm, self.output = model.norm, model.output
+        self.layer, self.rotary = layer, rotary
 
     def forward(self, stream: Tensor) -> Tensor:
-        return self.output(self.norm(stream))
+        places = torch.arange(stream.shape[1], device=stream.device)[None]
+        return self.layer(stream, position_embeddings=self.rotary(stream, places))
 
 
 def pipeline(settings: dict[str, Any], config: dict[str, Any]) -> PipelineModule:
     """The layers of this rank's stage: as many blocks on each as on the others."""
-    model, asked = lm.LanguageModel(settings), config["pipeline"]
+    whole, asked = lm.build(settings), config["pipeline"]
+    inner, head = whole.model, whole.lm_head
+    embedding = inner.embed_tokens.weight
+    first, last = Tokens(embedding), head
+    if head.weight is embedding:
+        first = TiedLayerSpec("embedding", Tokens, embedding)
+        last = TiedLayerSpec(
+            "embedding", Tokens, embedding, forward_fn=lambda tied, stream: tied.logits(stream)
+        )
     return PipelineModule(
-        layers=[First(model), *model.blocks, Last(model)],
+        layers=[first, *(Block(each, inner.rotary_emb) for each in inner.layers), inner.norm, last],
         num_stages=asked["stages"],
-        loss_fn=lm.loss_of,
+        loss_fn=lm.loss_of_logits,
         partition_method=asked["partition"],
         activation_checkpoint_interval=asked["activation_checkpoint_interval"],
         checkpointable_layers=["Block"],

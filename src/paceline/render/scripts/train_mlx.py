@@ -3,7 +3,7 @@ alone on one Mac.
 
 Rank 0 writes a checkpoint every `checkpoint_every` steps into `checkpoints/`, and all ranks go on
 from its newest: they need no storage in common. Where `initial.npz` lies beside this file, training
-begins with the weights in it, by the names that they have here and in `lm.py`.
+begins with the weights in it, by the names that they have here.
 """
 
 import json
@@ -26,22 +26,23 @@ NARROW = {"bf16": mx.bfloat16}
 class Block(nn.Module):
     """Causal attention, then SwiGLU, each on a normalised copy of the stream and added to it."""
 
-    def __init__(self, sizes: dict[str, int]) -> None:
+    def __init__(self, sizes: dict[str, Any]) -> None:
         super().__init__()
         hidden, self.heads, self.kv_heads = sizes["hidden"], sizes["heads"], sizes["kv_heads"]
-        self.width = hidden // self.heads
-        self.attention_norm = nn.RMSNorm(hidden, eps=1e-5)
-        self.query = nn.Linear(hidden, self.heads * self.width, bias=False)
-        self.key = nn.Linear(hidden, self.kv_heads * self.width, bias=False)
-        self.value = nn.Linear(hidden, self.kv_heads * self.width, bias=False)
+        self.width, eps, bias = sizes["head_dim"], sizes["norm_eps"], sizes["qkv_bias"]
+        self.rotary = nn.RoPE(self.width, base=sizes["rope_theta"])
+        self.attention_norm = nn.RMSNorm(hidden, eps=eps)
+        self.query = nn.Linear(hidden, self.heads * self.width, bias=bias)
+        self.key = nn.Linear(hidden, self.kv_heads * self.width, bias=bias)
+        self.value = nn.Linear(hidden, self.kv_heads * self.width, bias=bias)
         self.out = nn.Linear(self.heads * self.width, hidden, bias=False)
-        self.ffn_norm = nn.RMSNorm(hidden, eps=1e-5)
+        self.ffn_norm = nn.RMSNorm(hidden, eps=eps)
         self.gate = nn.Linear(hidden, sizes["ffn"], bias=False)
         self.up = nn.Linear(hidden, sizes["ffn"], bias=False)
         self.down = nn.Linear(sizes["ffn"], hidden, bias=False)
 
     def __call__(self, stream: mx.array) -> mx.array:
-        batch, length, hidden = stream.shape
+        batch, length, _ = stream.shape
         x = self.attention_norm(stream)
         query, key, value = (
             layer(x).reshape(batch, length, heads, self.width).transpose(0, 2, 1, 3)
@@ -52,28 +53,28 @@ class Block(nn.Module):
             )
         )
         mixed = mx.fast.scaled_dot_product_attention(
-            query, key, value, scale=self.width**-0.5, mask="causal"
+            self.rotary(query), self.rotary(key), value, scale=self.width**-0.5, mask="causal"
         )
-        stream = stream + self.out(mixed.transpose(0, 2, 1, 3).reshape(batch, length, hidden))
+        stream = stream + self.out(mixed.transpose(0, 2, 1, 3).reshape(batch, length, -1))
         x = self.ffn_norm(stream)
         return stream + self.down(nn.silu(self.gate(x)) * self.up(x))
 
 
 class LanguageModel(nn.Module):
-    """Tokens -> logits of the next one: the model of `lm.py`."""
+    """Tokens -> logits of the next one: a Llama, or with biases a Qwen2."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         super().__init__()
-        sizes, layout = settings["model"], settings["layout"]
+        sizes, layout = settings["decoder"], settings["layout"]
         mx.random.seed(settings["seed"])
         self.embedding = nn.Embedding(sizes["vocab"], sizes["hidden"])
-        self.positions = nn.Embedding(settings["data"]["seq_len"], sizes["hidden"])
         self.blocks = [Block(sizes) for _ in range(sizes["layers"])]
-        self.norm = nn.RMSNorm(sizes["hidden"], eps=1e-5)
-        self.output = nn.Linear(sizes["hidden"], sizes["vocab"], bias=False)
+        self.norm = nn.RMSNorm(sizes["hidden"], eps=sizes["norm_eps"])
+        if not sizes["tied_embeddings"]:
+            self.output = nn.Linear(sizes["hidden"], sizes["vocab"], bias=False)
         self.recomputes = layout["recompute"] != "none"
         drawn = [
-            (name, each if name.endswith("norm.weight") else 0.02 * mx.random.normal(each.shape))
+            (name, each if each.ndim < 2 else 0.02 * mx.random.normal(each.shape))
             for name, each in tree_flatten(self.parameters())
         ]
         self.update(tree_unflatten(drawn))
@@ -81,11 +82,12 @@ class LanguageModel(nn.Module):
             self.load_weights(str(INITIAL), strict=True)
 
     def __call__(self, tokens: mx.array) -> mx.array:
-        stream = self.embedding(tokens) + self.positions(mx.arange(tokens.shape[1]))
+        stream = self.embedding(tokens)
         for block in self.blocks:
             run = nn.utils.checkpoint(block) if self.recomputes else block
             stream = run(stream)
-        return self.output(self.norm(stream))
+        stream = self.norm(stream)
+        return self.output(stream) if "output" in self else self.embedding.as_linear(stream)
 
 
 class Ranks:
@@ -219,9 +221,7 @@ class Trainer:
         for step in range(self.resume(), settings["steps"]):
             self.optimizer.learning_rate = lm_plain.learning_rate(settings, step)
             rows = text.micro_batches(step, ranks.rank, ranks.size)
-            batches = [
-                mx.array([list(row) for row in each]) % settings["model"]["vocab"] for each in rows
-            ]
+            batches = [mx.array(each) for each in rows]
             loss, gradients = self.step(batches)
             self.optimizer.update(self.model, self.clip(gradients))
             mx.eval(self.model.parameters(), self.optimizer.state)

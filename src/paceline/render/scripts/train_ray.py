@@ -95,7 +95,7 @@ def train_loop(changes: dict[str, Any]) -> None:
     settings = lm.read_settings() | changes
     torch.set_float32_matmul_precision("high" if settings["precision"] == "tf32" else "highest")
     device, rank, world = get_device(), dist.get_rank(), dist.get_world_size()
-    model = wrap(lm.LanguageModel(settings).to(device), settings, device)
+    model = wrap(lm.build(settings).to(device), settings, device)
     optimizer = lm.adamw(settings, model)
     samples, narrow = lm.Samples(settings), settings["precision"] == "bf16"
     is_replica = isinstance(model, DistributedDataParallel)
@@ -112,7 +112,7 @@ def train_loop(changes: dict[str, Any]) -> None:
                 model.set_requires_gradient_sync(is_last or syncs)
             cast = torch.autocast(device.type, torch.bfloat16, enabled=narrow)
             with model.no_sync() if waits else contextlib.nullcontext(), cast:
-                loss = lm.loss_of(model(tokens[:, :-1]), tokens) * weight
+                loss = lm.loss_of(model, tokens, settings["router_loss"]) * weight
                 loss.backward()
             total += loss.detach()
         if settings["clip_norm"] is not None:

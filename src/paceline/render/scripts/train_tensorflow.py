@@ -4,7 +4,7 @@ A loop of its own on `tf.Module`: Keras 3 does not train under MultiWorkerMirror
 (github.com/keras-team/keras/issues/20585). The first worker writes a checkpoint every
 `checkpoint_every` steps into `checkpoints/`, from whose newest all go on, and at the end exports
 `saved_model/`. Where `initial.npz` lies beside this file, training begins with the weights in it,
-by the names that they have here and in `lm.py`.
+by the names that they have here.
 """
 
 import json
@@ -24,28 +24,32 @@ NARROW = {"bf16": tf.bfloat16}
 
 
 def weight_shapes(settings: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Name of each weight -> its shape: those of `lm.py`."""
-    sizes = settings["model"]
+    """Name of each weight -> its shape."""
+    sizes = settings["decoder"]
     hidden, ffn = sizes["hidden"], sizes["ffn"]
-    narrow = hidden // sizes["heads"] * sizes["kv_heads"]
-    block = {
-        "attention_norm": (hidden,),
-        "query": (hidden, hidden),
-        "key": (narrow, hidden),
-        "value": (narrow, hidden),
-        "out": (hidden, hidden),
-        "ffn_norm": (hidden,),
-        "gate": (ffn, hidden),
-        "up": (ffn, hidden),
-        "down": (hidden, ffn),
+    wide, narrow = (sizes["head_dim"] * sizes[heads] for heads in ("heads", "kv_heads"))
+    block: dict[str, tuple[int, ...]] = {
+        "attention_norm.weight": (hidden,),
+        "query.weight": (wide, hidden),
+        "key.weight": (narrow, hidden),
+        "value.weight": (narrow, hidden),
+        "out.weight": (hidden, wide),
+        "ffn_norm.weight": (hidden,),
+        "gate.weight": (ffn, hidden),
+        "up.weight": (ffn, hidden),
+        "down.weight": (hidden, ffn),
     }
-    shapes: dict[str, tuple[int, ...]] = {
-        "embedding.weight": (sizes["vocab"], hidden),
-        "positions.weight": (settings["data"]["seq_len"], hidden),
-    }
+    if sizes["qkv_bias"]:
+        block |= {"query.bias": (wide,), "key.bias": (narrow,), "value.bias": (narrow,)}
+    shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (sizes["vocab"], hidden)}
     for number in range(sizes["layers"]):
-        shapes |= {f"blocks.{number}.{name}.weight": shape for name, shape in block.items()}
-    return shapes | {"norm.weight": (hidden,), "output.weight": (sizes["vocab"], hidden)}
+        shapes |= {f"blocks.{number}.{name}": shape for name, shape in block.items()}
+    shapes["norm.weight"] = (hidden,)
+    return (
+        shapes
+        if sizes["tied_embeddings"]
+        else shapes | {"output.weight": shapes["embedding.weight"]}
+    )
 
 
 def initial_weights(settings: dict[str, Any]) -> list[np.ndarray]:
@@ -55,15 +59,15 @@ def initial_weights(settings: dict[str, Any]) -> list[np.ndarray]:
         with np.load(INITIAL) as kept:
             return [kept[name].astype(np.float32) for name in shapes]
     return [
-        np.ones(shape, np.float32)
-        if name.endswith("norm.weight")
+        np.full(shape, name.endswith("norm.weight"), np.float32)
+        if len(shape) < 2
         else 0.02 * tf.random.stateless_normal(shape, seed=[settings["seed"], place]).numpy()
         for place, (name, shape) in enumerate(shapes.items())
     ]
 
 
 class LanguageModel(tf.Module):
-    """Tokens -> logits of the next one: the model of `lm.py`."""
+    """Tokens -> logits of the next one: a Llama, or with biases a Qwen2."""
 
     def __init__(self, settings: dict[str, Any], values: list[np.ndarray]) -> None:
         super().__init__()
@@ -73,29 +77,32 @@ class LanguageModel(tf.Module):
     def __call__(self, tokens: tf.Tensor) -> tf.Tensor:
         settings = json.loads(self.settings)
         narrow = NARROW.get(settings["precision"], tf.float32)
-        names = weight_shapes(settings)
+        sizes, names = settings["decoder"], weight_shapes(settings)
         weight = dict(zip(names, self.weights, strict=True))
 
         def linear(name: str, x: tf.Tensor) -> tf.Tensor:
-            return tf.einsum("...i,oi->...o", x, tf.cast(weight[f"{name}.weight"], narrow))
+            found = tf.einsum("...i,oi->...o", x, tf.cast(weight[f"{name}.weight"], narrow))
+            bias = weight.get(f"{name}.bias")
+            return found if bias is None else found + tf.cast(bias, narrow)
 
         def norm(name: str, x: tf.Tensor) -> tf.Tensor:
             wide = tf.cast(x, tf.float32)
             mean = tf.reduce_mean(tf.square(wide), axis=-1, keepdims=True)
-            return tf.cast(wide * tf.math.rsqrt(mean + 1e-5) * weight[f"{name}.weight"], narrow)
+            return tf.cast(
+                wide * tf.math.rsqrt(mean + sizes["norm_eps"]) * weight[f"{name}.weight"], narrow
+            )
 
-        stream = tf.gather(weight["embedding.weight"], tokens)
-        stream += weight["positions.weight"][: tf.shape(tokens)[1]]
-        stream = tf.cast(stream, narrow)
-        for number in range(settings["model"]["layers"]):
-            stream = _block(f"blocks.{number}", stream, settings["model"], linear, norm)
-        return tf.cast(linear("output", norm("norm", stream)), tf.float32)
+        stream = tf.cast(tf.gather(weight["embedding.weight"], tokens), narrow)
+        for number in range(sizes["layers"]):
+            stream = _block(f"blocks.{number}", stream, sizes, linear, norm)
+        output = "embedding" if sizes["tied_embeddings"] else "output"
+        return tf.cast(linear(output, norm("norm", stream)), tf.float32)
 
 
 def _block(
     name: str,
     stream: tf.Tensor,
-    sizes: dict[str, int],
+    sizes: dict[str, Any],
     linear: Callable[[str, tf.Tensor], tf.Tensor],
     norm: Callable[[str, tf.Tensor], tf.Tensor],
 ) -> tf.Tensor:
@@ -112,18 +119,30 @@ def _block(
             ("value", sizes["kv_heads"]),
         )
     )
+    query, key = (_rotated(x, sizes) for x in (query, key))
     each = sizes["heads"] // sizes["kv_heads"]
     key, value = tf.repeat(key, each, axis=1), tf.repeat(value, each, axis=1)
-    width = sizes["hidden"] // sizes["heads"]
-    scores = tf.cast(tf.matmul(query, key, transpose_b=True), tf.float32) * width**-0.5
+    scores = tf.cast(tf.matmul(query, key, transpose_b=True), tf.float32)
+    scores *= sizes["head_dim"] ** -0.5
     seen = tf.linalg.band_part(tf.ones((length, length), tf.bool), -1, 0)
     shares = tf.nn.softmax(tf.where(seen, scores, scores.dtype.min))
     mixed = tf.transpose(tf.matmul(tf.cast(shares, value.dtype), value), (0, 2, 1, 3))
-    mixed = tf.reshape(mixed, (batch, length, sizes["hidden"]))
+    mixed = tf.reshape(mixed, (batch, length, sizes["heads"] * sizes["head_dim"]))
     stream += linear(f"{name}.out", mixed)
     x = norm(f"{name}.ffn_norm", stream)
     gate = tf.nn.silu(linear(f"{name}.gate", x))
     return stream + linear(f"{name}.down", gate * linear(f"{name}.up", x))
+
+
+def _rotated(x: tf.Tensor, sizes: dict[str, Any]) -> tf.Tensor:
+    """Rotary positions of `x`, of shape (samples, heads, length, width): each number of a head's
+    first half is turned with the one in the same place of its second half."""
+    length, half = tf.shape(x)[2], sizes["head_dim"] // 2
+    steps = sizes["rope_theta"] ** (-tf.range(half, dtype=tf.float32) / half)
+    angles = tf.range(length, dtype=tf.float32)[:, None] * steps
+    cos, sin = (tf.cast(each, x.dtype) for each in (tf.cos(angles), tf.sin(angles)))
+    first, second = x[..., :half], x[..., half:]
+    return tf.concat([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
 def make_strategy() -> tf.distribute.Strategy:
@@ -218,13 +237,11 @@ class Trainer:
     def train(self) -> None:
         """From the newest checkpoint to the last step, and the export."""
         settings, text = self.settings, lm_plain.Text(self.settings)
-        vocab = settings["model"]["vocab"]
         for step in range(self.resume(), settings["steps"]):
 
             def tokens_of(context: Any, step: int = step) -> tf.Tensor:
                 rows = text.micro_batches(step, context.replica_id_in_sync_group, self.size)
-                raw = [[list(sample) for sample in batch] for batch in rows]
-                return tf.constant(np.array(raw, np.int32) % vocab)
+                return tf.constant(list(rows), tf.int32)
 
             tokens = self.strategy.experimental_distribute_values_from_function(tokens_of)
             rate = tf.constant(lm_plain.learning_rate(settings, step), tf.float32)

@@ -25,6 +25,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from transformers import PreTrainedModel
 
 CHECKPOINTS = Path("checkpoints")
 
@@ -39,7 +40,7 @@ def check(settings: dict[str, Any]) -> None:
     lm.check(settings, lacks=lacks)
 
 
-def wrap(model: nn.Module, settings: dict[str, Any], device: torch.device) -> nn.Module:
+def wrap(model: PreTrainedModel, settings: dict[str, Any], device: torch.device) -> nn.Module:
     """The model on its ranks: gradients are means over all of them."""
     layout, world = settings["layout"], dist.get_world_size()
     lm.recompute(model, layout)
@@ -57,7 +58,7 @@ def wrap(model: nn.Module, settings: dict[str, Any], device: torch.device) -> nn
     narrow = torch.bfloat16 if settings["precision"] == "bf16" else None
     policy = MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=torch.float32)
     reshard = layout["sharding"] in ("full", "hybrid")
-    for block in model.blocks:  # type: ignore[union-attr]
+    for block in lm.blocks(model).values():
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     return fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
 
@@ -93,12 +94,13 @@ def resume(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
 def train(settings: dict[str, Any], device: torch.device) -> None:
     """From the newest checkpoint to the last step."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    model = wrap(lm.LanguageModel(settings).to(device), settings, device)
+    model = wrap(lm.build(settings).to(device), settings, device)
     optimizer = lm.adamw(settings, model)
     samples = lm.Samples(settings)
     narrow = settings["precision"] == "bf16"
     is_replica = isinstance(model, DistributedDataParallel)
     syncs = settings["layout"]["reduces_every_micro_batch"]
+    balance = settings["router_loss"]
     for step in range(resume(model, optimizer), settings["steps"]):
         for group in optimizer.param_groups:
             group["lr"] = lm.learning_rate(settings, step)
@@ -111,7 +113,7 @@ def train(settings: dict[str, Any], device: torch.device) -> None:
                 model.set_requires_gradient_sync(is_last or syncs)  # type: ignore[operator]
             cast = torch.autocast(device.type, torch.bfloat16, enabled=narrow)
             with model.no_sync() if waits else contextlib.nullcontext(), cast:  # type: ignore[operator]
-                loss = lm.loss_of(model(tokens[:, :-1]), tokens) / len(batches)
+                loss = lm.loss_of(model, tokens, balance) / len(batches)
                 loss.backward()
             total += loss.detach()
         if settings["clip_norm"] is not None:

@@ -16,7 +16,7 @@ import modal
 HERE = pathlib.Path(__file__).parent
 WORDS = ['python3', 'cloud_guard.py', '--max-run-s', '1805', '--idle-s', '600', '--per-hour-usd', '31.5936', '--budget-usd', '100', '--spent-file', '/checkpoints/spent-seconds', '--', 'bash', 'launch.sh']
 app = modal.App('tiny')
-image = modal.Image.debian_slim(python_version="3.12").pip_install("torch").add_local_dir(HERE, "/job", copy=False)
+image = modal.Image.debian_slim(python_version="3.12").pip_install("torch", "transformers").add_local_dir(HERE, "/job", copy=False)
 checkpoints = modal.Volume.from_name('tiny-checkpoints', create_if_missing=True)
 secrets = [modal.Secret.from_local_environ(['HF_TOKEN'])] if modal.is_local() else []  # values come from your environment
 
