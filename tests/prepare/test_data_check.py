@@ -257,6 +257,11 @@ def test_s0_17_a_truncated_file_is_an_error_and_the_others_are_read(tmp_path):
     assert not any("README" in file for file in data["files"])
 
 
+def test_s0_17_data_without_any_row_are_an_error(tmp_path):
+    (tmp_path / "none.jsonl").write_text("")
+    assert findings(checked("none.jsonl", code=1), "empty-files")[0][0] == "error"
+
+
 def test_a_line_longer_than_is_read_into_memory_is_broken_and_the_next_is_read(
     tmp_path, monkeypatch
 ):
