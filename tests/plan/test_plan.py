@@ -607,7 +607,7 @@ def test_a_declared_network_and_memory_are_shown_beside_what_the_catalog_has():
     network = "cluster.network=100Gb/s Ethernet"
     plan = plan_of(JOB, "cluster.nodes=2", network, "cluster.memory=160 GiB")
     told = {each.field: each.reason for each in plan.decisions}
-    assert "latency is infiniband-edr's, with RDMA: words after" in told["cluster.network"]
+    assert "latency is ethernet-100's, without RDMA" in told["cluster.network"]
     assert told["cluster.memory"] == "as declared; the catalog's H100-SXM has 79.6 GiB"
     usual = {each.field for each in plan_of(JOB, "cluster.memory=70 GiB").decisions}
     assert "cluster.memory" not in usual
