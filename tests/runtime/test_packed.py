@@ -148,7 +148,7 @@ def test_no_output_of_a_document_changes_with_a_token_of_the_one_before():
 def alone(model: Any, ends: list[list[int]], seq_len: int = SEQ_LEN) -> Any:
     layout = alone_layout()
     meshes: Any = type("Meshes", (), {"layout": layout, "device_type": "cpu", "counts_loss": True})
-    meshes.place = type("Place", (), {"context": 0})
+    meshes.place = type("Place", (), {"context": 0, "data": 0})
     tokens_BS = torch.zeros(len(ends), seq_len, dtype=torch.int64)
     batch = tokens_BS, tokens_BS, torch.tensor(ends)
     return strategy.forward_backward(model, meshes, [batch], precision="fp32")
