@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 from tests.run.scene import Scene
 
-from paceline.launch.sky import read_job
+from paceline.launch.sky import cluster_name, read_job
 from paceline.record.placement import read_placement
+from paceline.record.run import RunFolder
 
 FAKE = """#!{python}
 import json, os, sys
@@ -71,6 +73,20 @@ def run(scene: Scene, *words: str, code: int = 0) -> Any:
     return done
 
 
+def of_run(scene: Scene) -> str:
+    return cluster_name(RunFolder(scene.folder / "out"))
+
+
+def test_runs_of_one_long_name_have_clusters_of_their_own():
+    days = ("20261121-101500", "20261129-230000")
+    runs = [RunFolder(Path(f"/runs/llama-3-70b-pretrain-{day}")) for day in days]
+    elsewhere = RunFolder(Path(f"/others/llama-3-70b-pretrain-{days[0]}"))
+    names = {cluster_name(run) for run in (*runs, elsewhere)}
+    assert len(names) == 3
+    assert all(re.fullmatch(r"pl-llama-3-70b-pre-[0-9a-f]{10}", name) for name in names)
+    assert max(map(len, names)) <= 30
+
+
 def test_a_run_is_submitted_as_the_dry_run_shows_it(scene, sky):
     sky.answer({"launch": {"out": "Job submitted, ID: 1\n"}})
     words = ("run", "job.yaml", "--on", "sky", "--out", "out")
@@ -79,11 +95,12 @@ def test_a_run_is_submitted_as_the_dry_run_shows_it(scene, sky):
     run(scene, *words)
     (asked,) = sky.asked
     assert ["sky", *asked["words"]] == shown["command"]
-    assert asked["words"][:3] == ["launch", "--cluster", "pl-out"]
+    name = of_run(scene)
+    assert asked["words"][:3] == ["launch", "--cluster", name]
     assert {"task.yaml", "launch.sh", "train.py", "cloud_guard.py"} <= set(asked["folder"])
     placement = read_placement(scene.folder / "out")
     assert placement is not None
-    assert (placement.place, placement.job_id) == ("sky", "pl-out:1")
+    assert (placement.place, placement.job_id) == ("sky", f"{name}:1")
 
 
 def test_a_run_that_would_end_at_once_is_refused_before_anything_is_rented(scene, sky):
@@ -121,16 +138,17 @@ def test_what_skypilot_refuses_is_said_and_given_back(scene, sky):
     done = run(scene, "run", "job.yaml", "--on", "sky", "--out", "out", code=2)
     assert "H043" in done.stderr
     assert "no H100 anywhere" in done.stderr
-    assert sky.asked[-1]["words"] == ["down", "--yes", "pl-out"]
+    assert sky.asked[-1]["words"] == ["down", "--yes", of_run(scene)]
     assert not (scene.folder / "out").exists()
 
 
 def test_status_logs_and_stop_ask_skypilot(scene, sky):
+    name = of_run(scene)
     row = {"job_id": 3, "status": "RUNNING", "start_at": 1_700_000_000.0, "end_at": None}
     sky.answer(
         {
             "launch": {"out": "Job submitted, ID: 3\n"},
-            "queue pl-out": {"out": "Fetching...\n" + json.dumps({"pl-out": [row]})},
+            f"queue {name}": {"out": "Fetching...\n" + json.dumps({name: [row]})},
             "down": {},
         }
     )
@@ -139,7 +157,7 @@ def test_status_logs_and_stop_ask_skypilot(scene, sky):
     assert said["queue"]["detail"] == "RUNNING"
     assert said["queue"]["state"] == "running"
     run(scene, "stop", "out")
-    assert sky.asked[-1]["words"] == ["down", "--yes", "pl-out"]
+    assert sky.asked[-1]["words"] == ["down", "--yes", of_run(scene)]
 
 
 def test_a_run_on_spot_machines_is_a_managed_job(scene, sky):
@@ -159,6 +177,17 @@ def test_a_run_on_spot_machines_is_a_managed_job(scene, sky):
     assert said["queue"]["restarts"] == 2
     run(scene, "stop", "out")
     assert sky.asked[-1]["words"] == ["jobs", "cancel", "--yes", "7"]
+
+
+def test_a_managed_job_whose_number_is_not_read_is_ended(scene, sky):
+    scene.job["plan"] = {"spot": True}
+    scene.write_job()
+    sky.answer(
+        {"jobs launch": {"out": "Launched, as another version says it\n"}, "jobs cancel": {}}
+    )
+    done = run(scene, "run", "job.yaml", "--on", "sky", "--out", "out", code=2)
+    assert "H043" in done.stderr
+    assert sky.asked[-1]["words"] == ["jobs", "cancel", "--yes", "--name", of_run(scene)]
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,11 @@ import errno
 import fcntl
 import os
 import subprocess
+import sys
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,27 @@ PATIENCE_S = 5.0
 
 def in_charge(folder: Path, pid: int) -> None:
     publish_controller(folder, InCharge(pid=pid, epoch=1, host="127.0.0.1", port=1))
+
+
+def _interrupt(controller: InCharge) -> None:
+    assert controller.interrupt()
+    time.sleep(5)
+
+
+def test_only_the_process_that_controls_a_run_is_interrupted():
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "paceline"])
+    try:
+        published = InCharge.here(epoch=1, host="127.0.0.1", port=1)
+        given_on = replace(published, pid=other.pid)  # the id now belongs to another process
+        assert not given_on.interrupt()
+        assert not replace(published, pid=other.pid, started=0).interrupt()
+        assert other.poll() is None
+        with pytest.raises(KeyboardInterrupt):
+            _interrupt(published)
+    finally:
+        other.kill()
+        other.wait()
+    assert not given_on.interrupt()
 
 
 def test_a_controller_at_work_is_not_waited_for(tmp_path):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import yaml
 from tests.render.test_clouds import cloud_files
 
 from paceline import render
@@ -156,6 +157,8 @@ class Lambda(BaseHTTPRequestHandler):
     """A pretend API of Lambda."""
 
     seen: ClassVar[list[tuple[str, Any, str | None]]] = []
+    busy: ClassVar[dict[str, list[int]]] = {}
+    """Status codes that a path answers with first."""
 
     def do_GET(self) -> None:
         self._answer(None)
@@ -165,6 +168,10 @@ class Lambda(BaseHTTPRequestHandler):
 
     def _answer(self, body: Any) -> None:
         self.seen.append((self.path, body, self.headers["Authorization"]))
+        if codes := self.busy.get(self.path):
+            self.send_response(codes.pop(0))
+            self.end_headers()
+            return
         regions = {"regions_with_capacity_available": [{"name": "us-east-1"}]}
         answers = {
             "/instance-types": {"gpu_8x_h100_sxm5": regions},
@@ -184,6 +191,7 @@ class Lambda(BaseHTTPRequestHandler):
 def lambda_api() -> Iterator[str]:
     """Its address."""
     Lambda.seen.clear()
+    Lambda.busy.clear()
     server = HTTPServer(("127.0.0.1", 0), Lambda)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -193,35 +201,81 @@ def lambda_api() -> Iterator[str]:
     server.server_close()
 
 
-@pytest.mark.parametrize("code", [0, 5])
-def test_lambdas_instance_is_terminated_whatever_happens(tmp_path, lambda_api, code):
-    folder = written("lambda", tmp_path, cloud={"secrets": ["HF_TOKEN"]})
+def trains(folder: Path, *, code: int = 0) -> dict[str, str]:
+    """Pretend programs of an instance whose training ends with `code`, and the environment."""
     # ssh runs here what it would run there; rsync notes what it would copy.
-    program(folder, "ssh", f'shift 3; mkdir -p {folder}/home; cd {folder}/home; eval "$@"')
+    knows = f'grep "^10.0.0.9 ssh-ed25519 " "${{2#*=}}" >> {folder}/known'
+    program(folder, "ssh", f'{knows}; shift 5; mkdir -p {folder}/home; cd {folder}/home; eval "$@"')
     copies = f"cp {folder}/*.sh {folder}/*.py {folder}/home/job/"
     program(folder, "rsync", f'echo "$@" >> {folder}/copied; mkdir -p {folder}/home/job; {copies}')
     program(folder, "torchrun", f'echo "token $HF_TOKEN"; exit {code}')
-    environment = {"LAMBDA_API_URL": lambda_api, "LAMBDA_API_KEY": "the-key"}
-    environment |= {"LAMBDA_SSH_KEY_NAME": "mine", "HF_TOKEN": "the-token"}
-    done = run(folder, "lambda_submit.py", **environment)
+    return {
+        "LAMBDA_API_KEY": "the-key",
+        "LAMBDA_SSH_KEY_NAME": "mine",
+        "LAMBDA_WAIT_S": "0.05",
+        "HF_TOKEN": "the-token",
+    }
+
+
+@pytest.mark.parametrize("code", [0, 5])
+def test_lambdas_instance_is_terminated_whatever_happens(tmp_path, lambda_api, code):
+    folder = written("lambda", tmp_path, cloud={"secrets": ["HF_TOKEN"]})
+    environment = trains(folder, code=code)
+    done = run(folder, "lambda_submit.py", LAMBDA_API_URL=lambda_api, **environment)
     assert done.returncode == code, done.stderr
     assert f"start.sh ended with {code}" in done.stdout
     assert "token the-token" in done.stdout
     paths = [path for path, _, _ in Lambda.seen]
     assert paths[:3] == ["/instance-types", "/instance-operations/launch", "/instances/i-1"]
     assert paths[3:] == ["/instance-operations/terminate"] * 2  # it itself, and who started it
-    assert Lambda.seen[1][1] == {
+    asked = Lambda.seen[1][1]
+    user_data = yaml.safe_load(asked.pop("user_data"))
+    assert asked == {
         "region_name": "us-east-1",
         "instance_type_name": "gpu_8x_h100_sxm5",
         "name": "tiny",
         "ssh_key_names": ["mine"],
     }
+    # What ssh accepts of the instance is the key that it was started with, and no other.
+    known = set((folder / "known").read_text().splitlines())
+    assert known == {f"10.0.0.9 {user_data['ssh_keys']['ed25519_public']}"}
+    assert "BEGIN OPENSSH PRIVATE KEY" in user_data["ssh_keys"]["ed25519_private"]
     assert {key for _, _, key in Lambda.seen} == {"Bearer the-key"}
     copied = (folder / "copied").read_text()
     assert "--exclude=.env*" in copied
+    assert "StrictHostKeyChecking=yes" in copied
     assert "ubuntu@10.0.0.9:job/checkpoints" in copied
     kept = [path.read_text() for path in (folder / "home").rglob("*") if path.is_file()]
     assert not [text for text in kept if "the-key" in text or "the-token" in text]
+
+
+def test_lambdas_instance_is_terminated_though_the_api_is_busy(tmp_path, lambda_api):
+    folder = written("lambda", tmp_path, cloud={"secrets": ["HF_TOKEN"]})
+    Lambda.busy |= {"/instances/i-1": [429], "/instance-operations/terminate": [503, 429, 500]}
+    done = run(folder, "lambda_submit.py", LAMBDA_API_URL=lambda_api, **trains(folder))
+    assert done.returncode == 0, done.stderr
+    paths = [path for path, _, _ in Lambda.seen]
+    assert paths.count("/instance-operations/terminate") == 5  # three refused, both heard at last
+    assert "instance i-1 is terminated" in done.stdout
+
+
+def test_an_instance_that_lambda_does_not_terminate_is_named(tmp_path, lambda_api):
+    folder = written("lambda", tmp_path, cloud={"secrets": ["HF_TOKEN"]})
+    Lambda.busy |= {"/instance-operations/terminate": [403, 403]}
+    done = run(folder, "lambda_submit.py", LAMBDA_API_URL=lambda_api, **trains(folder))
+    assert done.returncode == 1
+    assert "The instance i-1 may still run, and costs money while it does." in done.stderr
+
+
+def test_lambda_sends_nothing_to_a_machine_that_has_another_key(tmp_path, lambda_api):
+    folder = written("lambda", tmp_path, cloud={"secrets": ["HF_TOKEN"]})
+    environment = trains(folder) | {"LAMBDA_WAIT_S": "0.001"}
+    program(folder, "ssh", 'echo "Host key verification failed." >&2; exit 255')
+    done = run(folder, "lambda_submit.py", LAMBDA_API_URL=lambda_api, **environment)
+    assert done.returncode == 1
+    assert "does not answer with the ssh key that it was started with" in done.stderr
+    assert not (folder / "copied").exists()
+    assert Lambda.seen[-1][0] == "/instance-operations/terminate"
 
 
 def test_lambdas_refusal_is_said_and_nothing_is_left(tmp_path, lambda_api):

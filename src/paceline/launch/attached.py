@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import importlib.metadata
-import os
 import platform
 import secrets
 import socket
@@ -218,8 +217,7 @@ class _Post:
         memory = self._take_over(events, journal, on_event) if takes_over else self._begin(journal)
         host, port = self.listener.getsockname()[:2]
         epoch = memory.state.epoch + takes_over
-        in_charge = InCharge(pid=os.getpid(), epoch=epoch, host=host, port=port, machine=machine())
-        publish_controller(self.run.path, in_charge)
+        publish_controller(self.run.path, InCharge.here(epoch=epoch, host=host, port=port))
         controller = Controller(
             memory=memory,
             journal=journal,

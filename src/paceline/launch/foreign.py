@@ -39,7 +39,7 @@ from paceline.launch.script_record import ScriptRecord
 from paceline.launch.sinks.beside import check_sinks, sinks_beside
 from paceline.launch.tell import check_variables
 from paceline.record.events import AnyEvent, Reported, RunStarted, read_events
-from paceline.record.holding import InCharge, hold_alone, machine, publish_controller
+from paceline.record.holding import InCharge, hold_alone, publish_controller
 from paceline.record.metrics import read_metrics
 from paceline.record.run import RunFolder
 from paceline.record.script_profile import VARIABLE as PROFILE
@@ -122,8 +122,7 @@ def run_script(
     # Sinks are waited for when the run is over and no longer held.
     with contextlib.ExitStack() as sinks, hold_alone(run.path, patience_s=5.0):
         sinks.enter_context(sinks_beside(run.path, script.spec.metrics, on_note))
-        here = InCharge(pid=os.getpid(), epoch=0, host="127.0.0.1", port=0, machine=machine())
-        publish_controller(run.path, here)
+        publish_controller(run.path, InCharge.here(epoch=0, host="127.0.0.1", port=0))
         keep_start(run.path, script.folder)
         before = read_events(run.events_file)
         spec = script.spec

@@ -5,10 +5,12 @@ The machines run the files of `render/sky.py`, not Paceline's own agents: torchr
 and a managed job on spot machines is recovered by SkyPilot, both from the program's checkpoints.
 """
 
+import hashlib
 import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -98,9 +100,15 @@ def prepare(
 
 
 def cluster_name(run: RunFolder) -> str:
-    """A name that every cloud takes: lower case, at most 30 characters."""
+    """A name of this run alone that every cloud takes: lower case, at most 30 characters.
+
+    Runs of one account share its clusters, so the folder's machine and path are in the name as a
+    hash: two runs of one name would train on, and give back, the same machines.
+    """
     plain = re.sub(r"[^a-z0-9]+", "-", run.path.name.lower()).strip("-")
-    return f"pl-{plain}"[:30].rstrip("-")
+    place = f"{socket.gethostname()}:{run.path.resolve()}"
+    of_run = hashlib.sha256(place.encode()).hexdigest()[:10]
+    return f"pl-{plain[:15].rstrip('-')}-{of_run}"
 
 
 def submit(submission: Submission, run: RunFolder) -> str:
@@ -111,7 +119,10 @@ def submit(submission: Submission, run: RunFolder) -> str:
     name = MANAGED if is_managed else submission.command[3]
     numbers = re.findall(r"(?:Job submitted, ID|[Jj]ob ID): *(\d+)", said)
     if done.returncode or not numbers:
-        if not is_managed:  # what was rented in part is given back
+        # What was rented in part, or runs under a number that was not read, is given back.
+        if is_managed:
+            _ask("sky", "jobs", "cancel", "--yes", "--name", submission.command[4])
+        else:
             _ask("sky", "down", "--yes", name)
         raise JobError.of(
             code="H043",

@@ -3,9 +3,7 @@
 Its parts are read without a word to the run itself, so any terminal may ask, as often as it likes.
 """
 
-import os
 import shlex
-import signal
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -169,11 +167,8 @@ def stop(named: str, runs: Path) -> str:
             "it over ssh; or run `paceline stop` there",
         )
     try:
-        if _is_ours(controller.pid):
-            os.kill(controller.pid, signal.SIGINT)
+        if controller.interrupt():
             return f"the controller (process {controller.pid}) was asked to end the run"
-    except ProcessLookupError:
-        pass
     except PermissionError:
         raise JobError.of(
             code="W016",
@@ -206,10 +201,3 @@ def _ask_queue(placement: Placement | None) -> tuple[Sight | None, str | None]:
     except PacelineError as error:
         problem = error.problems[0]
         return None, f"{problem.code}: {problem.what}; {problem.fix}"
-
-
-def _is_ours(pid: int) -> bool:
-    try:
-        return b"paceline" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False

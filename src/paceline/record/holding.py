@@ -13,6 +13,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -51,6 +52,37 @@ class InCharge:
     port: int
     machine: str = ""
     """Which machine its clock and its process id are of."""
+
+    started: int = 0
+    """When its process started, in clock ticks since the machine did; 0 where that is not known. A
+    process id alone is given to another process after a while."""
+
+    @classmethod
+    def here(cls, *, epoch: int, host: str, port: int) -> "InCharge":
+        """This process in charge of a run."""
+        pid = os.getpid()
+        started = _started(pid) or 0
+        return cls(pid=pid, epoch=epoch, host=host, port=port, machine=machine(), started=started)
+
+    def interrupt(self) -> bool:
+        """Send SIGINT to the process on this machine; whether it still is that process.
+
+        Raises:
+            PermissionError: It belongs to another user.
+        """
+        try:
+            held = os.pidfd_open(self.pid)  # stays with this process when its id is given on
+        except ProcessLookupError:
+            return False
+        try:
+            if not self.started or _started(self.pid) != self.started:
+                return False
+            signal.pidfd_send_signal(held, signal.SIGINT)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(held)
+        return True
 
     @property
     def address(self) -> tuple[str, int]:
@@ -174,11 +206,21 @@ def _probe(path: Path) -> bool | None:
 
 def _lives(pid: int) -> bool:
     """Whether there is such a process, other than one that only waits to be reaped (Linux)."""
+    stat = _stat(pid)
+    return bool(stat) and stat[0] not in ("Z", "X")
+
+
+def _started(pid: int) -> int | None:
+    stat = _stat(pid)
+    return int(stat[19]) if stat else None
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of `/proc/PID/stat` from the third on (proc(5)): its state first, its start 20th."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
+        return []
 
 
 def _lock(folder: Path, name: str, kind: int, patience_s: float) -> IO[bytes]:

@@ -88,6 +88,12 @@ def test_a_damaged_dump_is_said():
         assert diagnose([Log(name="d", blocks=[whole[:cut]])]).troubles
 
 
+def test_a_dump_that_is_nested_without_end_is_reported_as_damaged():
+    nested = b'{"entries": [' + b"[" * 200_000 + b"]}"
+    (trouble,) = diagnose([Log(name="d", blocks=[nested])]).troubles
+    assert "a damaged flight-recorder dump" in trouble
+
+
 PY_SPY = """\
 Process {pid}: /usr/bin/python train.py --local_rank={rank}
 Python v3.10.12 (/usr/bin/python3.10)

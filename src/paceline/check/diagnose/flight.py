@@ -64,7 +64,9 @@ def read_dump(data: bytes, *, source: str, rank: int | None) -> Dump:
         content = json.loads(data) if data[:1] != b"\x80" else _PlainData(io.BytesIO(data)).load()
     except (pickle.UnpicklingError, EOFError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"not a flight-recorder dump: {error}") from None
-    except (IndexError, KeyError, TypeError, AttributeError, MemoryError, OverflowError) as error:
+    except (
+        IndexError, KeyError, TypeError, AttributeError, MemoryError, OverflowError, RecursionError
+    ) as error:  # fmt: skip
         raise ValueError(f"a damaged flight-recorder dump: {type(error).__name__}") from None
     if not isinstance(content, dict) or not isinstance(content.get("entries"), list):
         raise ValueError("no flight-recorder dump: it has no entries")
