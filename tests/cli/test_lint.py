@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 from tests.plan.scene import JOB, plan_of
 
 from paceline.check.lint.configs.shell import _parser
+from paceline.check.lint.rules import RULES
 from paceline.cli.lint import command
 from paceline.plan import plan_to_json
 
@@ -743,15 +745,57 @@ def test_a_batch_script_gives_its_nodes_to_the_script_that_srun_starts(folder):
     assert ("rendezvous-timeout-few-nodes", "run_node.sh", 1) in found_in(folder)
 
 
-def test_without_the_shells_parser_the_rest_is_linted(tmp_path, monkeypatch):
+@pytest.fixture
+def no_shell_parser(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As where the extra `lint` is not installed."""
     monkeypatch.setitem(sys.modules, "tree_sitter", None)
     _parser.cache_clear()
-    (tmp_path / "run.sh").write_text("torchrun train.py\n")
-    (tmp_path / "train.py").write_text("import torch\nmodel = torch.nn.DataParallel(model)\n")
-    done = CliRunner().invoke(command, [str(tmp_path)])
+    yield
     _parser.cache_clear()
+
+
+def test_without_the_shells_parser_the_rest_is_linted_with_one_note(tmp_path, no_shell_parser):
+    for name in ("run.sh", "clean.sh"):
+        (tmp_path / name).write_text("torchrun train.py\n")
+    (tmp_path / "train.py").write_text("print()\n")
+    done = lint(tmp_path, expect=0)
+    assert done.output.count("2 files with shell commands not linted: ") == 1
+    assert done.output.count("pip install 'paceline[lint]'") == 1
+    (tmp_path / "train.py").write_text("import torch\nmodel = torch.nn.DataParallel(model)\n")
+    assert "dataparallel-not-ddp" in lint(tmp_path).output
+
+
+def test_a_shell_script_that_is_named_is_not_passed_over_in_silence(tmp_path, no_shell_parser):
+    (tmp_path / "run.sh").write_text("torchrun train.py\n")
+    done = lint(tmp_path / "run.sh", expect=2)
     assert "pip install 'paceline[lint]'" in done.output
+
+
+def test_a_rule_that_fails_is_reported_and_the_others_answer(tmp_path, monkeypatch):
+    def broken(*_: object) -> Iterator[None]:
+        raise RecursionError("maximum recursion depth exceeded")
+        yield
+
+    monkeypatch.setattr("paceline.check.lint.lint.RULES", (broken, *RULES))
+    (tmp_path / "train.py").write_text("import torch\nmodel = torch.nn.DataParallel(model)\n")
+    done = lint(tmp_path, expect=2)
     assert "dataparallel-not-ddp" in done.output
+    assert "the rule broken failed with RecursionError: maximum recursion" in done.output
+
+
+def test_fix_write_keeps_a_copy_of_each_file_that_it_changes(tmp_path):
+    script = tmp_path / "train.py"
+    before = BAD
+    script.write_text(before)
+    script.chmod(0o755)
+    for number in range(2):
+        script.write_text(before)
+        done = lint(script, "--fix", "--write")
+        copy = tmp_path / ("train.py.orig.1" if number else "train.py.orig")
+        assert f"changed; {copy.name} keeps what it was" in done.output
+        assert copy.read_text() == before
+        assert script.read_text() != before
+        assert script.stat().st_mode & 0o777 == 0o755
 
 
 JOB_70B = """\

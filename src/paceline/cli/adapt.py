@@ -3,7 +3,6 @@
 import difflib
 import io
 import json
-import os
 import shlex
 import shutil
 import tokenize
@@ -133,6 +132,8 @@ def _write(source: _Source, adapted: "Adapted", script: Path, out: Path | None) 
         JobError: `A003`, a file is there already or cannot be written.
     """
     from paceline.adapt.start import job_file_name
+    from paceline.record.lines import write_whole
+    from paceline.record.rewrite import rewrite
 
     target = (out or script).resolve()
     wanted = {target: source.encode(adapted.text)}
@@ -144,35 +145,24 @@ def _write(source: _Source, adapted: "Adapted", script: Path, out: Path | None) 
                 raise _unwritten(
                     path, "is there already", "name a new file with --out, or move it away"
                 )
-        if target == script.resolve():
-            backup = _free(target.with_name(target.name + ".orig"))
-            shutil.copy2(target, backup)
+        backups = []
         for path, data in wanted.items():
-            part = path.with_name(path.name + ".part")
-            part.write_bytes(data)
-            if path.exists():
-                shutil.copymode(path, part)
-            elif path == target:
-                shutil.copymode(script, part)
-            os.replace(part, path)
+            if path == script.resolve():
+                backups.append(rewrite(path, data))
+            else:
+                write_whole(path, data)
+        if target != script.resolve():
+            shutil.copymode(script, target)
     except OSError as error:
         why = f"cannot be written: {(error.strerror or str(error)).lower()}"
         raise _unwritten(target, why, "name a file that you may write with --out") from None
-    return list(wanted) if target != script.resolve() else [*wanted, backup]
+    return [*wanted, *backups]
 
 
 def _unwritten(path: Path, why: str, fix: str) -> "JobError":
     from paceline.errors import JobError
 
     return JobError.of(code="A003", what=f"{path} {why}", where="--out", fix=fix)
-
-
-def _free(path: Path) -> Path:
-    candidate, number = path, 1
-    while candidate.exists():
-        candidate = path.with_name(f"{path.name}.{number}")
-        number += 1
-    return candidate
 
 
 def _print_json(adapted: "Adapted", script: Path, target: str, written: list[Path]) -> None:

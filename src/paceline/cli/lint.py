@@ -55,7 +55,12 @@ if TYPE_CHECKING:
 @click.option(
     "--fix", "shows_fix", is_flag=True, help="Print the changes that need no judgement, as a diff."
 )
-@click.option("--write", "writes", is_flag=True, help="With --fix: write them into the files.")
+@click.option(
+    "--write",
+    "writes",
+    is_flag=True,
+    help="With --fix: write them into the files; FILE.orig keeps what it was.",
+)
 @json_option
 def command(
     paths: tuple[Path, ...],
@@ -100,6 +105,7 @@ def command(
     from paceline.cli.standard_streams import reader_may_leave
     from paceline.launch.plannable import plan_of_file
     from paceline.record.source_files import is_git_ignored, read_sources
+    from paceline.units import counted
 
     _check_options(as_json, as_sarif, shows_fix, writes)
     left_out = _left_out(ignored)
@@ -111,13 +117,21 @@ def command(
         planned=lambda name: plan_of_file(sources.paths[name]),
     )
     unread = [Unread(path=path, line=None, what=what) for path, what in sources.troubles]
-    unread += linted.unread
+    named = set(sources.named)
+    unread += [*linted.unread, *(one for one in linted.without_parser if one.path in named)]
+    passed_over = [one for one in linted.without_parser if one.path not in named]
     rank = list(Severity)
     findings = [one for one in linted.findings if one.id not in left_out]
     shown = [one for one in findings if rank.index(one.severity) <= rank.index(Severity(severity))]
     texts = {path: _text(data) for path, data in sources.files.items()}
     with reader_may_leave():
         _say_unread(unread, linted, sources)
+        if passed_over:
+            click.echo(
+                f"{counted(len(passed_over), 'file')} with shell commands not linted: "
+                f"{passed_over[0].what}",
+                err=True,
+            )
         if shows_fix:
             _print_fixes(shown, texts, sources, writes)
         else:
@@ -261,10 +275,12 @@ def _print_fixes(
 
 def _write(fixed: "Fixed", sources: "Sources") -> None:
     from paceline.errors import JobError
+    from paceline.record.rewrite import rewrite
 
     path = sources.paths[fixed.path]
     try:
-        path.write_bytes(fixed.after.encode())
+        kept = rewrite(path, fixed.after.encode())
+        click.echo(f"{fixed.path}: changed; {kept.name} keeps what it was", err=True)
     except OSError as error:
         raise JobError.of(
             code="V023",

@@ -1,8 +1,9 @@
 """`lint`: what will go wrong in these files. They are handed over as bytes; nothing is opened."""
 
 import ast
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from paceline.check.finding import Finding, Severity, finding_data, in_reading_order
@@ -20,6 +21,7 @@ from paceline.check.lint.configs import (
     read_config,
 )
 from paceline.check.lint.configs import Unreadable as UnreadableConfig
+from paceline.check.lint.configs.marked import NoParser
 from paceline.check.lint.context import Context, context_from_launch, merged
 from paceline.check.lint.imports import Files
 from paceline.check.lint.program import Program, read_program
@@ -66,6 +68,27 @@ class Unread:
         return f"{self.path}{f':{self.line}' if self.line else ''}: {self.what}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Shield:
+    """Keeps a rule that fails from ending the others; what it failed with is reported."""
+
+    unread: list[Unread]
+    without_parser: list[Unread]
+
+    def over(
+        self, path: str, rule: str, findings: Callable[[], Iterable[Finding]]
+    ) -> list[Finding]:
+        """What a rule finds; nothing where it fails."""
+        try:
+            return list(findings())
+        except NoParser as error:
+            self.without_parser.append(Unread(path=path, line=error.line, what=error.what))
+        except Exception as error:  # noqa: BLE001, a mistake of ours: the other rules still answer
+            what = f"the rule {rule} failed with {type(error).__name__}: {error}; please report it"
+            self.unread.append(Unread(path=path, line=None, what=what))
+        return []
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linted:
     """What reading a set of files gave."""
@@ -79,6 +102,9 @@ class Linted:
     unread: list[Unread]
     kinds: Mapping[str, str]
     """Path -> what it was read as: `python`, `accelerate`, `shell` ..."""
+
+    without_parser: list[Unread]
+    """Shell commands that were not read: what reads them is not installed."""
 
 
 def linted_data(
@@ -120,6 +146,7 @@ def lint_files(
     configs: list[Config] = []
     texts: dict[str, str] = {}
     secrets: list[Finding] = []
+    without_parser: list[Unread] = []
     files = Files({path: text for path, text in sources.items() if is_python(path, text)})
     for path, source in sources.items():
         if not source.strip():
@@ -145,9 +172,11 @@ def lint_files(
         except Unreadable as error:
             unread.append(Unread(path=path, line=error.line, what=str(error)))
         except UnreadableConfig as error:
-            unread.append(Unread(path=path, line=error.line, what=error.what))
+            kept = without_parser if isinstance(error, NoParser) else unread
+            kept.append(Unread(path=path, line=error.line, what=error.what))
         secrets += here if here and not may_hold_secrets(path) else []
-    findings = [*_findings(programs, configs, context, planned), *secrets]
+    shield = _Shield(unread, without_parser)
+    findings = [*_findings(programs, configs, context, planned, shield), *secrets]
     trees = {one.path: one.tree for one in programs}
     given = [
         one
@@ -159,6 +188,7 @@ def lint_files(
         findings=in_reading_order(stay),
         answered=in_reading_order(answered),
         unread=unread,
+        without_parser=without_parser,
         kinds={one.path: "python" for one in programs}
         | {one.path: one.kind for one in configs}
         | {path: "notebook" for path in texts if path.endswith(".ipynb")},
@@ -194,6 +224,7 @@ def _findings(
     configs: list[Config],
     context: Context,
     planned: Callable[[str], Planned],
+    shield: _Shield,
 ) -> Iterator[Finding]:
     """Findings of each file in its own context, and of all together; the worst for a failure and
     line.
@@ -211,14 +242,18 @@ def _findings(
                 own = merged(own, context_from_launch(program.launch))
             if is_sharded_by_start(program.path, starts, configs):
                 program.shard_prepared()
-            yield from check(program, own)
+            for rule in RULES:
+                yield from shield.over(program.path, rule.__name__, partial(rule, program, own))
         for config in configs:
-            own = context_for(config.path, context, starts, configs)
-            its_own = list(check_config(config, own))
+            path = config.path
+            own = context_for(path, context, starts, configs)
+            its_own = shield.over(path, config.kind, partial(check_config, config, own))
             yield from its_own
             if config.kind == "job" and not its_own:
-                yield from check_planned(config.path, config.document, planned(config.path))
-        yield from check_across(configs, programs, context)
+                yield from check_planned(path, config.document, planned(path))
+        first = configs[0].path if configs else programs[0].path if programs else ""
+        across = partial(check_across, configs, programs, context)
+        yield from shield.over(first, "check_across", across)
 
     for one in all_findings():
         what = one.what if one.where.path.endswith(".json") else ""
