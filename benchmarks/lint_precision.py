@@ -1,0 +1,239 @@
+"""How often a warning or an error of `paceline lint` is right, on repositories that others wrote.
+
+    python benchmarks/lint_precision.py --clone FOLDER | sh   # once: the repositories
+    python benchmarks/lint_precision.py FOLDER                # the open half
+    python benchmarks/lint_precision.py FOLDER --away         # the half that is put away
+    python benchmarks/lint_precision.py FOLDER --only owner/name --list
+
+Each repository of data/lint_repositories.toml is linted as a whole, in a process of its own with a
+limit on time and memory. Every warning and error is looked up in data/lint_judgements.csv, where
+somebody who read the code wrote what it is:
+
+- true: the run fails, hangs, trains something else or wastes machines, as the finding states.
+- deliberate: what it states holds, and the authors chose it (a test of the failure, a comment, an
+  option).
+- overstated: there is something, but not at this level or not in the cases that the finding names.
+- false: what it states does not hold here.
+
+A judgement belongs to one commit, file, line, rule and level. A finding at another line or level is
+printed as not judged, and counts in no share.
+"""
+
+import argparse
+import csv
+import json
+import subprocess
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lint_runs import Linted, lint_folder
+
+DATA = Path(__file__).parent / "data"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repository:
+    """A public repository at one commit."""
+
+    name: str
+    commit: str
+    style: str
+    half: str
+    """`open`, or `away`: put away until the rules are finished."""
+
+    seen: bool = False
+    """Its findings were discussed before the halves were made."""
+
+    folder: str = "."
+    """What of it is linted."""
+
+    def path(self, checkouts: Path) -> Path:
+        return checkouts / self.name.replace("/", "+")
+
+
+Key = tuple[str, str, str, str, str, str]
+"""Repository, commit, file, line, rule, level."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Findings of one or several repositories by judgement."""
+
+    files: int = 0
+    judgements: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    with_false_error: int = 0
+
+    def add(self, level: str, judgement: str) -> None:
+        self.judgements[judgement] += 1
+        if level == "error":
+            self.errors[judgement] += 1
+
+    def include(self, other: "Tally") -> None:
+        self.files += other.files
+        self.judgements += other.judgements
+        self.errors += other.errors
+        self.with_false_error += bool(other.errors["false"])
+
+    def line(self, name: str) -> str:
+        kinds = "".join(f"{self.judgements[kind]:>7}" for kind in KINDS)
+        shares = f"{share(self.judgements):>9}{share(self.errors):>9}"
+        return f"{name:<42}{self.files:>6}{self.judgements.total():>7}{kinds}{shares}"
+
+
+KINDS = ("true", "deliberate", "overstated", "false", "unjudged")
+HEADER = f"{'':<42}{'files':>6}{'found':>7}" + "".join(
+    f"{name:>7}" for name in ("true", "delib.", "overst.", "false", "open")
+)
+
+
+def share(judgements: Counter[str]) -> str:
+    """True or deliberate, of those that were judged."""
+    judged = judgements.total() - judgements["unjudged"]
+    right = judgements["true"] + judgements["deliberate"]
+    return f"{right / judged:.0%}" if judged else "-"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("folder", type=Path, help="checkouts, each in owner+name")
+    parser.add_argument("--away", action="store_true", help="the half that is put away")
+    parser.add_argument("--only", action="append", default=[], metavar="OWNER/NAME")
+    parser.add_argument("--list", action="store_true", help="print what is false or not judged")
+    parser.add_argument("--results", type=Path, help="keep lint's answers here, and read them")
+    parser.add_argument("--clone", action="store_true", help="print the commands that fetch them")
+    parser.add_argument("--seconds", type=int, default=600, help="limit of one repository")
+    parser.add_argument("--memory-gb", type=float, default=8, help="limit of one repository")
+    options = parser.parse_args()
+    half = "away" if options.away else "open"
+    chosen = [one for one in repositories() if one.half == half]
+    if options.only:
+        chosen = [one for one in chosen if one.name in options.only]
+    if options.clone:
+        print("\n".join(clone_commands(repositories(), options.folder)))
+        return
+    judgements = read_judgements()
+    total, fresh = Tally(), Tally()
+    print(f"{half} half\n{HEADER}{'right':>9}{'errors':>9}")
+    for repository in chosen:
+        tally = measure(repository, judgements, options)
+        total.include(tally)
+        if not repository.seen:
+            fresh.include(tally)
+    for name, tally in (("all", total), ("not seen before", fresh)):
+        print(tally.line(name))
+        print(f"  repositories with a false error: {tally.with_false_error}")
+
+
+def measure(
+    repository: Repository, judgements: Mapping[Key, Mapping[str, str]], options: argparse.Namespace
+) -> Tally:
+    """Lint one repository, print its line, and what of it is to be looked at."""
+    tally = Tally()
+    checkout = repository.path(options.folder)
+    if trouble := wrong_checkout(repository, checkout):
+        print(f"{repository.name:<42} {trouble}")
+        return tally
+    linted = kept(repository, options)
+    if linted is None:
+        linted = lint_folder(checkout / repository.folder, options.seconds, options.memory_gb)
+        keep(repository, linted, options)
+    tally.files = linted.files
+    shown = []
+    for one in linted.findings:
+        if one["severity"] == "info":
+            continue
+        judged = judgements.get(key_of(repository, one))
+        kind = judged["judgement"] if judged else "unjudged"
+        tally.add(one["severity"], kind)
+        if kind in ("false", "unjudged"):
+            shown.append(f"    {kind}: {spot(one)} {one['severity']} [{one['id']}] {one['what']}")
+    print(tally.line(repository.name) + f"{linted.seconds:>8.1f} s  {linted.trouble}".rstrip())
+    if options.list:
+        print("\n".join(shown))
+    return tally
+
+
+def repositories() -> list[Repository]:
+    with (DATA / "lint_repositories.toml").open("rb") as file:
+        return [Repository(**row) for row in tomllib.load(file)["repository"]]
+
+
+def read_judgements() -> dict[Key, dict[str, str]]:
+    """By repository, commit, file, line, rule and level.
+
+    Raises:
+        ValueError: A judgement is none of the known ones, gives no reason, or stands there twice.
+    """
+    found: dict[Key, dict[str, str]] = {}
+    with (DATA / "lint_judgements.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            key = tuple(
+                row[name] for name in ("repository", "commit", "file", "line", "rule", "level")
+            )
+            if row["judgement"] not in KINDS[:-1] or not row["reason"] or key in found:
+                raise ValueError(f"lint_judgements.csv: {row}")
+            found[key] = row  # type: ignore[index]
+    return found
+
+
+def key_of(repository: Repository, finding: Mapping[str, Any]) -> Key:
+    where = finding["where"]
+    line = str(where["line"] or "")
+    return (
+        repository.name,
+        repository.commit[:12],
+        where["path"],
+        line,
+        finding["id"],
+        finding["severity"],
+    )
+
+
+def spot(finding: Mapping[str, Any]) -> str:
+    return f"{finding['where']['path']}:{finding['where']['line'] or ''}"
+
+
+def wrong_checkout(repository: Repository, checkout: Path) -> str:
+    if not checkout.is_dir():
+        return "not there (--clone prints how to get it)"
+    head = subprocess.run(
+        ("git", "-C", checkout, "rev-parse", "HEAD"), capture_output=True, text=True, check=False
+    ).stdout.strip()
+    return "" if head == repository.commit else f"at {head[:12]}, not {repository.commit[:12]}"
+
+
+def clone_commands(chosen: Sequence[Repository], folder: Path) -> list[str]:
+    commands = []
+    for one in chosen:
+        path = one.path(folder)
+        commands.append(f"git clone -q --no-checkout https://github.com/{one.name} {path}")
+        commands.append(f"git -C {path} checkout -q {one.commit}")
+    return commands
+
+
+def result_file(repository: Repository, options: argparse.Namespace) -> Path | None:
+    if options.results is None:
+        return None
+    path: Path = repository.path(options.results)
+    return path.with_name(f"{path.name}@{repository.commit[:12]}.json")
+
+
+def keep(repository: Repository, linted: Linted, options: argparse.Namespace) -> None:
+    path = result_file(repository, options)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(linted)), encoding="utf-8")
+
+
+def kept(repository: Repository, options: argparse.Namespace) -> Linted | None:
+    path = result_file(repository, options)
+    return Linted(**json.loads(path.read_text("utf-8"))) if path and path.exists() else None
+
+
+if __name__ == "__main__":
+    main()
