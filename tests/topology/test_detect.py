@@ -8,15 +8,27 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from paceline.cli.detect import format_detected
 from paceline.job import parse_job
+from paceline.report.detect_text import format_detected
 from paceline.topology import Machine, find_cluster
 from paceline.topology.detect import Detected, cluster_section, detect
-from paceline.topology.machine import find_local_machine, visible_gpus, with_links
-from paceline.topology.probe import Look, PortText, Probes, probe_machine, query_gpus
-from paceline.topology.read_nvidia import read_gpu_query, read_topology
+from paceline.topology.node.facts import (
+    Disk,
+    Drive,
+    GpuTexts,
+    Interface,
+    MacTexts,
+    Mounted,
+    NodeFacts,
+    Question,
+    RdmaTexts,
+)
+from paceline.topology.node.probe import probe_node
+from paceline.topology.probe import Look, PortText, query_gpus
+from paceline.topology.read_nvidia import read_gpu_query
 
 RECORDINGS = Path(__file__).parent / "recordings"
+PREFLIGHT = Path(__file__).parents[1] / "preflight" / "recordings"
 GIB = 2**30
 HERE = Machine(
     num_cores=96,
@@ -27,14 +39,24 @@ HERE = Machine(
     available_bytes=2000 * GIB,
     gpus=(),
 )
+LINUX = NodeFacts(
+    host="node01",
+    system="Linux",
+    num_cores=96,
+    meminfo=f"MemTotal: {2048 * 2**20} kB\nMemAvailable: {2000 * 2**20} kB\n",
+)
 
 
 def recording(name: str) -> str:
     return (RECORDINGS / name).read_text()
 
 
-def with_gpus(query: str, visible: str | None = None) -> Machine:
-    return replace(HERE, gpus=visible_gpus(read_gpu_query(recording(query)), visible))
+def with_gpus(query: str, visible: str | None = None, **texts: str) -> NodeFacts:
+    return replace(LINUX, gpu=GpuTexts(query=recording(query), visible=visible, **texts))
+
+
+def mac(profile: str) -> NodeFacts:
+    return NodeFacts(host="studio", system="Darwin", mac=MacTexts(profile=profile))
 
 
 def ports(count: int, *, rate: int = 400, layer: str = "InfiniBand", driver: str = "mlx5_core"):
@@ -50,14 +72,42 @@ def ports(count: int, *, rate: int = 400, layer: str = "InfiniBand", driver: str
     )
 
 
-def h100_node() -> Detected:
-    probes = Probes(
-        system="Linux",
+def h100_facts() -> NodeFacts:
+    return replace(
+        with_gpus(
+            "query-8xh100.csv",
+            topology=recording("topo-8xh100.txt"),
+            state=(PREFLIGHT / "state-8xh100.csv").read_text(),
+            head=(PREFLIGHT / "nvidia-smi-head.txt").read_text(),
+        ),
         lscpu=recording("lscpu-2-sockets.txt"),
-        ports=(*ports(8), *ports(2, rate=100, layer="Ethernet")),
+        rdma=RdmaTexts(ports=(*ports(8), *ports(2, rate=100, layer="Ethernet"))),
+        interfaces=(
+            Interface(name="lo", is_up=True, mtu=65536, addresses=("127.0.0.1",)),
+            Interface(
+                name="eth0",
+                is_up=True,
+                mtu=9000,
+                addresses=("10.1.0.1",),
+                bytes_per_s=12.5e9,
+                driver="mlx5_core",
+            ),
+        ),
+        drives=(Drive(name="nvme0n1", kind="NVMe", total_bytes=3_840_755_982_336, model="MZQL2"),),
+        mounts=(
+            Mounted(
+                path="/local",
+                kind="xfs",
+                source="/dev/nvme0n1p1",
+                disk=Disk(total_bytes=3 * 2**40, free_bytes=2 * 2**40),
+            ),
+            Mounted(path="/home", kind="nfs4", source="files:/home", disk=None),
+        ),
     )
-    topology = read_topology(recording("topo-8xh100.txt"))
-    return detect(probes, replace(with_gpus("query-8xh100.csv"), topology=topology))
+
+
+def h100_node() -> Detected:
+    return detect(h100_facts())
 
 
 def test_an_h100_node_is_a_section_with_its_compute_ports():
@@ -90,67 +140,59 @@ def test_the_section_is_read_back_to_the_same_cluster():
 
 
 def test_s4_4_efa_is_told_from_infiniband():
-    probes = Probes(
-        system="Linux",
-        ports=ports(32, rate=100, layer="Unknown", driver="efa"),
-    )
-    found = detect(probes, with_gpus("query-8xh100.csv"))
+    rdma = RdmaTexts(ports=ports(32, rate=100, layer="Unknown", driver="efa"))
+    found = detect(replace(with_gpus("query-8xh100.csv"), rdma=rdma))
     assert cluster_section(found)["network"] == "32x100Gb/s EFA"
 
 
 def test_amd_gpus_are_found_where_there_are_no_nvidia_ones():
-    probes = Probes(
-        system="Linux",
-        rocm_json=recording("rocm-8xmi300x.json"),
-        rocm_topology=recording("rocm-topo-8xmi300x.txt"),
+    texts = GpuTexts(
+        rocm=recording("rocm-8xmi300x.json"), rocm_topology=recording("rocm-topo-8xmi300x.txt")
     )
-    found = detect(probes, HERE)
+    found = detect(replace(LINUX, gpu=texts))
     assert found.accelerator == "MI300X"
     assert cluster_section(found) == {"accelerator": "MI300X", "nodes": 1, "per_node": 8}
     assert "XGMI: GPU0 to GPU7, 8 GPUs" in "\n".join(format_detected(found))
 
 
 def test_a_mac_with_a_chip_of_the_catalog_is_that_accelerator():
-    probes = Probes(system="Darwin", system_profiler=recording("mac-studio-m3-ultra.json"))
-    found = detect(probes, HERE)
+    found = detect(mac(recording("mac-studio-m3-ultra.json")))
     assert cluster_section(found) == {"accelerator": "M3-Ultra", "nodes": 1, "per_node": 1}
     assert "port 2: 80 Gb/s to MacBook Pro" in "\n".join(format_detected(found))
 
 
 def test_a_mac_with_less_memory_than_the_largest_says_so():
     text = recording("mac-studio-m3-ultra.json").replace("512 GB", "96 GB")
-    section = cluster_section(detect(Probes(system="Darwin", system_profiler=text), HERE))
+    section = cluster_section(detect(mac(text)))
     assert section["memory"] == "96 GiB"
 
 
 def test_a_mac_that_the_catalog_lacks_is_a_cpu():
-    probes = Probes(system="Darwin", system_profiler=recording("macbook-m2.json"))
-    assert cluster_section(detect(probes, HERE))["accelerator"] == "cpu"
+    assert cluster_section(detect(mac(recording("macbook-m2.json"))))["accelerator"] == "cpu"
 
 
 def test_different_gpus_are_a_problem_that_is_said():
-    found = detect(Probes(system="Linux"), with_gpus("query-mixed.csv"))
+    found = detect(with_gpus("query-mixed.csv"))
     (problem,) = found.problems
     assert problem.code == "T003"
     assert "1 NVIDIA GeForce RTX 3090, 1 NVIDIA GeForce RTX 4090" in problem.what
 
 
 def test_the_gpus_that_cuda_may_see_are_the_ones_that_count():
-    found = detect(Probes(system="Linux"), with_gpus("query-mixed.csv", visible="1"))
+    found = detect(with_gpus("query-mixed.csv", visible="1"))
     assert found.problems == ()
     assert cluster_section(found) == {"accelerator": "RTX-4090", "nodes": 1, "per_node": 1}
 
 
 def test_a_gpu_that_the_catalog_lacks_keeps_its_name_and_memory():
-    probes = Probes(system="Linux", rocm_json=recording("rocm-rx7900xt.json"))
-    found = detect(probes, HERE)
+    found = detect(replace(LINUX, gpu=GpuTexts(rocm=recording("rocm-rx7900xt.json"))))
     assert found.accelerator is None
     assert cluster_section(found)["memory"] == "20464 MiB"
 
 
 def test_s4_4_a_machine_with_nothing_says_what_was_looked_for_and_why_it_is_missing():
     looks = (Look(what="rocm-smi", found=False, why="there is no `rocm-smi` on PATH"),)
-    found = detect(Probes(system="Linux", looks=looks), HERE)
+    found = detect(replace(LINUX, looks=looks))
     shown = list(format_detected(found))
     assert shown[0].endswith("none")
     assert "  rocm-smi  there is no `rocm-smi` on PATH" in shown
@@ -175,13 +217,12 @@ def test_a_tool_that_prints_is_kept_and_one_that_fails_says_why(
     fake(tmp_path, "rocm-smi", "echo no driver >&2; exit 2")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    probes = probe_machine()
-    machine = with_links(find_local_machine())
-    assert detect(probes, machine).accelerator == "H100-SXM"
-    assert detect(probes, machine).topology is not None
-    (why,) = {look.why for look in probes.looks if look.what.endswith("--json")}
+    facts = probe_node(Question())
+    assert detect(facts).accelerator == "H100-SXM"
+    assert detect(facts).topology is not None
+    (why,) = {look.why for look in facts.looks if look.what.endswith("--json")}
     assert why == "exit code 2: no driver"
-    assert any(look.what == "lscpu" and not look.found for look in probes.looks)
+    assert any(look.what == "lscpu" and not look.found for look in facts.looks)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +230,7 @@ def test_a_tool_that_prints_is_kept_and_one_that_fails_says_why(
     [
         (
             "0, NVIDIA GB10, [N/A], 1, 1, 12.1, [N/A]",
-            {"accelerator": "GB10", "memory": "2048 GiB"},  # HERE's, which it shares
+            {"accelerator": "GB10", "memory": "2048 GiB"},  # LINUX's, which it shares
         ),
         (
             "0, Orin (nvgpu), [N/A], [N/A], [N/A], 8.7",
@@ -200,8 +241,7 @@ def test_a_tool_that_prints_is_kept_and_one_that_fails_says_why(
     ],
 )
 def test_a_card_whose_memory_nvidia_smi_does_not_say_is_seen(line: str, section: dict[str, str]):
-    here = replace(HERE, gpus=read_gpu_query(line))
-    found = detect(Probes(system="Linux"), here)
+    found = detect(replace(LINUX, gpu=GpuTexts(query=line)))
     assert cluster_section(found) == section | {"nodes": 1, "per_node": 1}
     is_known = found.gpu_memory_bytes is not None
     assert [problem.code for problem in found.problems] == ([] if is_known else ["T007"])
@@ -213,8 +253,8 @@ def test_a_card_whose_memory_nvidia_smi_does_not_say_is_seen(line: str, section:
 
 
 def test_gpus_that_cannot_be_seen_are_a_problem_and_not_a_machine_without_any():
-    here = replace(HERE, why_no_gpus="nvidia-smi: exit code 15: GPU is lost")
-    (problem,) = detect(Probes(system="Linux"), here).problems
+    texts = GpuTexts(why_none="nvidia-smi: exit code 15: GPU is lost")
+    (problem,) = detect(replace(LINUX, gpu=texts)).problems
     assert problem.code == "T006"
     assert "GPU is lost" in problem.what
 

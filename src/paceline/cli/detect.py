@@ -1,24 +1,50 @@
-"""`paceline detect`: what this machine has."""
+"""`paceline detect`: what this machine has, or each of several hosts."""
 
 import json
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.options import PathName, force_option, json_option
+from paceline.cli.options import FiniteRange, PathName, force_option, json_option
 from paceline.cli.output_file import write_new
-from paceline.report.table import format_table
+from paceline.cli.screen import say
 
 if TYPE_CHECKING:
+    from paceline.errors import Problem
     from paceline.topology.detect import Detected
-    from paceline.topology.read_nvidia import GpuTopology
+    from paceline.topology.node.facts import Gathered
+
+Section = dict[str, object]
 
 
 @click.command()
+@click.option(
+    "--on",
+    "place",
+    metavar="PLACE",
+    default="local",
+    show_default="this machine",
+    help="Whose hosts: local, ssh, srun (inside of a Slurm allocation), ray.",
+)
+@click.option("--hosts", metavar="HOSTS", help="node-a,node-b or a hostfile; implies --on ssh.")
+@click.option(
+    "--folder",
+    "folders",
+    multiple=True,
+    type=PathName(path_type=Path),
+    help="Where runs or data will be: type, room, and whether all hosts see the same one. May be "
+    "given again; runs are written to the first.  [default: this folder]",
+)
+@click.option(
+    "--timeout",
+    type=FiniteRange(min=1),
+    default=40.0,
+    show_default=True,
+    help="Seconds for a host to answer.",
+)
 @click.option(
     "--write",
     "write",
@@ -33,44 +59,162 @@ if TYPE_CHECKING:
     type=PathName(path_type=Path),
     help="Your own catalog file, for the names of accelerators.",
 )
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="How hosts are reached: --set ssh.port=2222. May be given again; keys as in a job file.",
+)
 @json_option
-def command(write: Path | None, force: bool, file: Path | None, as_json: bool) -> None:
-    """Look at this machine: accelerators, how they are joined, RDMA ports, sockets, memory.
+def command(
+    place: str,
+    hosts: str | None,
+    folders: tuple[Path, ...],
+    timeout: float,
+    write: Path | None,
+    force: bool,
+    file: Path | None,
+    overrides: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """Look at this machine, or at each of several hosts: accelerators, driver, CUDA, how they are
+    joined, RDMA ports, Ethernet, sockets, memory, disks.
 
-    Asks nvidia-smi or NVML, rocm-smi, /sys/class/infiniband, ibv_devices and lscpu, and on a Mac
-    system_profiler. Nothing is changed and no other machine is asked. What was looked for and not
-    found is listed with the reason.
+    Asks what `paceline preflight` and `paceline doctor` ask: nvidia-smi or NVML, rocm-smi, /sys,
+    lscpu, and on a Mac system_profiler. A small file is written to --folder and removed again;
+    nothing else is changed. What was looked for and not found is listed with the reason, and so is
+    what differs between hosts. --set takes ssh.port, ssh.identity, ssh.config and the like.
 
     \b
     Examples:
       paceline detect
       paceline detect --json
       paceline detect --write cluster.yaml
-    """
-    from paceline.catalog import load_catalog
-    from paceline.topology.detect import cluster_section, detect
-    from paceline.topology.machine import find_local_machine, with_links
-    from paceline.topology.probe import probe_machine
+      paceline detect --hosts node-a,node-b --folder /shared/runs
+      paceline detect --on srun --json
 
-    catalog = load_catalog(file)
-    found = detect(probe_machine(), with_links(find_local_machine()), catalog)
-    section = cluster_section(found, catalog)
+    \b
+    Exit codes: 0 every host answered; 1 one did not; 2 an option is wrong.
+    """
+    from paceline.errors import JobError
+
+    if hosts is not None and place == "local":
+        place = "ssh"
+    if hosts is not None and place != "ssh":
+        raise click.UsageError("--hosts goes with --on ssh.")
+    gathered, shared = _gather(place, hosts, folders, timeout, overrides)
+    found, silent = _read(gathered, file)
+    section, problems, data, lines = _shown(place, found, silent, shared, file)
     if write is not None:
+        if section is None:
+            raise JobError(*problems)
         write_new(write, _yaml(found, section), force=force)
-        click.echo(f"wrote {write}; set nodes, and put it into the job file", err=True)
+        also = "set nodes, and put it" if place == "local" else "put it"
+        say(f"wrote {write}; {also} into the job file")
     if as_json:
-        click.echo(json.dumps(_data(found, section), indent=2))
-        return
-    for line in format_detected(found):
+        click.echo(json.dumps(data, indent=2))
+        return 1 if silent else 0
+    for line in lines:
         click.echo(line)
-    if write is None:
+    if write is None and section is not None:
         click.echo("")
         click.echo(_yaml(found, section), nl=False)
-    for problem in found.problems:
+    for problem in problems:
         click.echo(str(problem), err=True)
+    return 1 if silent else 0
 
 
-def _data(found: "Detected", section: dict[str, object]) -> dict[str, Any]:
+def _gather(
+    place: str,
+    hosts: str | None,
+    folders: tuple[Path, ...],
+    timeout: float,
+    overrides: tuple[str, ...],
+) -> "tuple[Gathered, dict[str, bool] | None]":
+    """What the hosts say, and which of them see the file that was just written here."""
+    from paceline.job import make_script
+    from paceline.launch.gather import gather, left_note
+    from paceline.launch.handover import with_hosts
+    from paceline.launch.preflight import find_nodes
+    from paceline.topology.node.facts import Question
+
+    script = make_script({"command": ["true"]}, Path(), overrides)
+    script = script if hosts is None else with_hosts(script, hosts)
+    nodes = find_nodes(script, None, place)
+    asked = tuple(str(each.expanduser().absolute()) for each in folders or (Path(),))
+    with left_note(Question(folders=asked)) as (question, note):
+        gathered = gather(nodes, question, limit_s=timeout, calls=False)
+    if note is None:
+        return gathered, None
+    return gathered, {
+        each.name: each.facts.folders[0].note == note
+        for each in gathered.nodes
+        if each.facts is not None
+    }
+
+
+def _read(gathered: "Gathered", file: Path | None) -> "tuple[dict[str, Detected], dict[str, str]]":
+    """Host -> what it has; host -> why it did not answer."""
+    from paceline.catalog import load_catalog
+    from paceline.topology.detect import detect
+
+    catalog, found, silent = load_catalog(file), {}, {}
+    for each in gathered.nodes:
+        if each.facts is None:
+            silent[each.name] = each.why_not or "it did not answer"
+        else:
+            found[each.name] = detect(each.facts, catalog)
+    return found, silent
+
+
+def _shown(
+    place: str,
+    found: "Mapping[str, Detected]",
+    silent: Mapping[str, str],
+    shared: Mapping[str, bool] | None,
+    file: Path | None,
+) -> "tuple[Section | None, list[Problem], dict[str, Any], list[str]]":
+    """The section, what is wrong, and all of it as JSON and as lines."""
+    from paceline.catalog import load_catalog
+    from paceline.report.detect_text import format_detected, format_hosts
+    from paceline.topology.detect import cluster_section
+    from paceline.topology.detect_hosts import differences, section_of_hosts
+
+    catalog = load_catalog(file)
+    own = [problem for each in found.values() for problem in each.problems]
+    problems = [*map(_unreached, silent, silent.values()), *own]
+    if place == "local" and found:
+        (here,) = found.values()
+        section = cluster_section(here, catalog)
+        return section, problems, _data(here) | {"cluster": section}, list(format_detected(here))
+    together, mixed = section_of_hosts(found, catalog) if found else (None, [])
+    problems += mixed
+    unlike = differences(found)
+    data = {
+        "place": place,
+        "hosts": {name: _data(each) for name, each in found.items()},
+        "silent": silent,
+        "differences": [asdict(each) for each in unlike],
+        "folder_is_shared": shared,
+        "cluster": together,
+        "problems": [asdict(each) for each in problems],
+    }
+    return together, problems, data, list(format_hosts(found, silent, unlike, shared))
+
+
+def _unreached(name: str, why: str) -> "Problem":
+    from paceline.errors import Problem
+
+    return Problem(
+        code="W004",
+        what=f"{name} cannot be looked at: {why}",
+        where=f"host {name}",
+        fix=f"ssh -o BatchMode=yes {name} true; or leave the host out",
+    )
+
+
+def _data(found: "Detected") -> dict[str, Any]:
     data = asdict(found)
     topology = found.topology
     if topology is not None:
@@ -78,125 +222,23 @@ def _data(found: "Detected", section: dict[str, object]) -> dict[str, Any]:
             "between": {f"{one} {other}": cell for (one, other), cell in topology.between.items()},
             "groups": topology.groups,
         }
-    return data | {"cluster": section}
+    return data
 
 
-def _yaml(found: "Detected", section: dict[str, object]) -> str:
+def _yaml(hosts: "Mapping[str, Detected]", section: Section) -> str:
     import yaml
 
+    first = next(iter(hosts.values()))
+    problems = [each for host in hosts.values() for each in host.problems]
     lines = ["# Found by `paceline detect`. One machine; set nodes to how many there are.\n"]
-    if found.problems:
-        lines += [f"# {problem.what}: {problem.fix}.\n" for problem in found.problems]
-    elif found.gpus and found.accelerator is None and found.mac is None:
-        names = ", ".join(sorted({gpu.name for gpu in found.gpus}))
+    if len(hosts) > 1:
+        lines = [f"# Found by `paceline detect` on {', '.join(hosts)}.\n"]
+    if problems:
+        lines += [f"# {problem.what}: {problem.fix}.\n" for problem in problems]
+    elif first.gpus and first.accelerator is None and first.mac is None:
+        names = ", ".join(sorted({gpu.name for gpu in first.gpus}))
         lines.append(f"# Not in the catalog: {names}. `paceline catalog --write FILE` adds it.\n")
-    if found.mac is not None and found.accelerator is not None:
+    if first.mac is not None and first.accelerator is not None:
         lines.append("# Paceline plans for this chip; training on it is for MLX, not for run.\n")
     text: str = yaml.safe_dump({"cluster": section}, sort_keys=False)
     return "".join(lines) + text
-
-
-def format_detected(found: "Detected") -> Iterator[str]:
-    """The lines for people."""
-    from paceline.units import format_bytes
-
-    rows = [("accelerators", text) for text in _accelerators(found)]
-    if found.topology is not None and len(found.gpus) > 1:
-        rows += [("joined by", text) for text in _joined(found.topology)]
-    rows += [("network", text) for text in _network(found)]
-    if found.mac is not None:
-        rows += [("thunderbolt", text) for text in _thunderbolt(found)]
-    cores = f"{found.num_cores:g} cores, {format_bytes(found.memory_bytes)} memory"
-    if found.cpu is not None and found.cpu.num_sockets is not None:
-        numa = len(found.cpu.numa_nodes)
-        cores += f"; {found.cpu.model}, {found.cpu.num_sockets} socket(s), {numa} NUMA node(s)"
-    rows.append(("cpu", cores))
-    previous = ""
-    for name, text in rows:
-        yield f"{'' if name == previous else name:<13} {text}"
-        previous = name
-    missing = [look for look in found.looks if not look.found]
-    if missing:
-        yield ""
-        yield "Looked for and not found"
-        table = format_table([("", _cut(look.what), look.why) for look in missing])
-        yield from table.splitlines()
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."
-
-
-_WIDEST = 40
-"""Characters of a command in the list of what was not found; `--json` has all of it."""
-
-
-def _accelerators(found: "Detected") -> Iterator[str]:
-    from paceline.units import format_bytes
-
-    if not found.gpus:
-        yield "none"
-    kinds = Counter((gpu.name, gpu.memory_bytes) for gpu in found.gpus)
-    for (name, memory), count in kinds.items():
-        known = found.accelerator
-        told = f"{known} in the catalog" if known else "not in the catalog"
-        if len(kinds) > 1 and known is None:
-            told = "not all of one kind"
-        known_bytes = found.gpu_memory_bytes if memory is None else memory
-        size = "unknown memory" if known_bytes is None else format_bytes(known_bytes)
-        note = ", not reported" if memory is None and known_bytes is not None else ""
-        yield f"{count} x {name}, {size} each{note} ({told})"
-
-
-def _joined(topology: "GpuTopology") -> Iterator[str]:
-    groups = [group for group in topology.groups if len(group) > 1]
-    links = topology.num_links
-    kind = "XGMI" if links is None else f"NVLink, {links} links a pair"
-    for group in groups:
-        yield f"{kind}: {group[0]} to {group[-1]}, {len(group)} GPUs"
-    cells = Counter(
-        cell
-        for (one, other), cell in topology.between.items()
-        if one in topology.gpus and other in topology.gpus and one < other
-        if not cell.startswith(("NV", "XGMI"))
-    )
-    for cell, pairs in cells.items():
-        yield f"{_PATHS.get(cell, cell)}: {pairs} pair(s)"
-    if topology.numa_nodes:
-        nodes = Counter(topology.numa_nodes.values())
-        shown = ", ".join(f"{count} on node {node}" for node, count in sorted(nodes.items()))
-        yield f"NUMA: {shown}"
-
-
-_PATHS = {
-    "PIX": "PCIe, one switch",
-    "PXB": "PCIe, several switches",
-    "PHB": "PCIe, through the CPU",
-    "NODE": "PCIe, across host bridges of a NUMA node",
-    "SYS": "PCIe, across sockets",
-    "PCIE": "PCIe",
-}
-
-
-def _network(found: "Detected") -> Iterator[str]:
-    kinds = Counter((port.kind, port.bytes_per_s, port.is_active) for port in found.ports)
-    for (kind, rate, active), count in kinds.items():
-        shown = "unknown rate" if rate is None else f"{rate * 8 / 1e9:g} Gb/s"
-        yield f"{count} x {kind} port, {shown}{'' if active else ', down'}"
-    if not found.ports:
-        names = ", ".join(found.rdma_devices)
-        yield f"RDMA devices {names}" if names else "no RDMA NIC"
-
-
-def _thunderbolt(found: "Detected") -> Iterator[str]:
-    assert found.mac is not None
-    for port in found.mac.ports:
-        rate = port.bytes_per_s
-        speed = "unknown rate" if rate is None else f"{rate * 8 / 1e9:g} Gb/s"
-        if port.peer is not None:
-            what = f"{speed} to {port.peer}"
-        elif port.is_connected:
-            what = f"{speed} to a device"
-        else:
-            what = f"nothing connected, up to {speed}"
-        yield f"port {port.number}: {what}"

@@ -13,15 +13,15 @@ from pathlib import Path
 import msgspec
 
 from paceline.errors import JobError, Problem
-from paceline.job import Job
+from paceline.job import Job, Script
 from paceline.launch.places import find_place
 from paceline.launch.visits import Here, Nodes
 from paceline.plan import Plan
 from paceline.topology.node.facts import Gathered
 
 
-def find_nodes(job: Job, plan: Plan, place: str) -> Nodes:
-    """The nodes that a run at this place would have.
+def find_nodes(job: Job | Script, plan: Plan | None, place: str) -> Nodes:
+    """The nodes that a run at this place would have; without a plan, all that the place has.
 
     Raises:
         JobError: The place is not ready, or cannot be asked before a job is there (`W031`).
@@ -109,18 +109,23 @@ def _raise_any(problems: Iterator[Problem]) -> None:
     JobError.raise_for(problems)
 
 
-def _no_nodes_yet(place: str, plan: Plan, why: str) -> Problem:
+def _no_nodes_yet(place: str, plan: Plan | None, why: str) -> Problem:
+    nodes = "N" if plan is None else plan.cluster.num_nodes
     fixes = {
-        "slurm": f"salloc --no-kill --nodes={plan.cluster.num_nodes}, and in it paceline preflight "
+        "slurm": f"salloc --no-kill --nodes={nodes}, and in it paceline preflight "
         "JOB --on srun; what `paceline run --on slurm` submits looks at its nodes by itself",
         "kubernetes": "kubectl exec POD -- paceline preflight JOB --record - > pod.json "
         "in every pod, and then: paceline preflight JOB --from pod.json ...",
     }
+    fix = fixes.get(place, "log in to each machine, and paceline preflight JOB --record FILE")
+    if plan is None:
+        on_srun = f"salloc --no-kill --nodes={nodes}, and in it paceline detect --on srun"
+        fix = on_srun if place == "slurm" else "log in to each machine, and run paceline detect"
     return Problem(
         code="W031",
         what=f"{place} cannot be looked at before the job is there: {why}",
         where="--on",
-        fix=fixes.get(place, "log in to each machine, and paceline preflight JOB --record FILE"),
+        fix=fix,
     )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from paceline.control.network import address_toward
 from paceline.errors import JobError, Problem
-from paceline.job import Job
+from paceline.job import Job, Script
 from paceline.launch.hosts import Hosts, HostSite, check_hosts, starts_of
 from paceline.launch.places import Inspection, Start
 from paceline.launch.ray_step import UNREACHED
@@ -74,7 +74,7 @@ class Node:
     gpus: float
 
 
-def check(job: Job, plan: Plan) -> Iterator[Problem]:
+def check(job: Job | Script, plan: Plan | None) -> Iterator[Problem]:
     """Whether Ray is installed; no cluster is asked."""
     if importlib.util.find_spec("ray") is None:
         yield Problem(

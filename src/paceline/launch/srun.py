@@ -17,7 +17,7 @@ from paceline.control.agent import ORPHANED
 from paceline.control.network import address_toward
 from paceline.control.visit import GONE, LIVES
 from paceline.errors import JobError, Problem
-from paceline.job import Job
+from paceline.job import Job, Script
 from paceline.launch.hosts import Hosts, HostSite, check_hosts, starts_of
 from paceline.launch.places import Inspection, Start
 from paceline.plan import Plan
@@ -67,7 +67,7 @@ class Srun:
         return _VISIT_S
 
 
-def check(job: Job, plan: Plan) -> Iterator[Problem]:
+def check(job: Job | Script, plan: Plan | None) -> Iterator[Problem]:
     """What keeps the job from running in this allocation."""
     if "SLURM_JOB_ID" not in os.environ:
         yield Problem(
@@ -75,7 +75,7 @@ def check(job: Job, plan: Plan) -> Iterator[Problem]:
             what="this is no Slurm allocation",
             where="SLURM_JOB_ID",
             fix="submit the job with --on slurm, or make an allocation first: "
-            f"salloc --no-kill --nodes={plan.cluster.num_nodes}",
+            f"salloc --no-kill --nodes={'N' if plan is None else plan.cluster.num_nodes}",
         )
         return
     for command in ("srun", "scontrol"):
@@ -92,7 +92,7 @@ def check(job: Job, plan: Plan) -> Iterator[Problem]:
     except JobError as error:
         yield from error.problems
         return
-    if len(names) < plan.cluster.num_nodes:
+    if plan is not None and len(names) < plan.cluster.num_nodes:
         yield Problem(
             code="W008",
             what=f"the plan has {counted(plan.cluster.num_nodes, 'node')}, the allocation "

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from paceline.control.network import address_toward
 from paceline.errors import JobError, Problem
-from paceline.job import Job, SshSpec
+from paceline.job import Job, Script, SshSpec
 from paceline.job.hosts import check_slots, find_hosts
 from paceline.launch.hosts import Hosts, HostSite, check_hosts, starts_of
 from paceline.launch.places import Inspection, Start
@@ -79,7 +79,7 @@ class Ssh:
         return self.spec.connect_timeout + _START_S
 
 
-def check(job: Job, plan: Plan) -> Iterator[Problem]:
+def check(job: Job | Script, plan: Plan | None) -> Iterator[Problem]:
     """What keeps the job from running there; no host is asked."""
     spec = job.spec.ssh
     if shutil.which("ssh") is None:
@@ -93,6 +93,15 @@ def check(job: Job, plan: Plan) -> Iterator[Problem]:
         hosts = find_hosts(job)
     except JobError as error:
         yield from error.problems
+        return
+    if plan is None or isinstance(job, Script):
+        if not hosts:
+            yield Problem(
+                code="W008",
+                what="no host is named",
+                where="--hosts",
+                fix="name hosts: --hosts node-a,node-b, or a hostfile",
+            )
         return
     yield from check_slots(job, plan.cluster.ranks_per_node)
     if len(hosts) < plan.cluster.num_nodes:

@@ -1,27 +1,37 @@
-"""What the probes of one machine come to, and the `cluster` section of a job that says so.
+"""What a machine says of itself, and the `cluster` section of a job that says so.
 
-Leaves out: other machines. A cluster of several is this one's section with `nodes` set by hand.
+Not covered: several machines, see `detect_hosts.py`.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from paceline.catalog import Catalog, built_in_catalog
 from paceline.errors import Problem
 from paceline.topology.find import catalog_name, memory_of_gpus, memory_problem, unseen_gpus
-from paceline.topology.machine import Machine
-from paceline.topology.probe import Look, Probes
+from paceline.topology.machine import read_meminfo, visible_gpus
+from paceline.topology.node.facts import (
+    Drive,
+    FolderFacts,
+    Interface,
+    Mounted,
+    NodeFacts,
+    TorchBuild,
+)
+from paceline.topology.node.read_state import read_cuda_of_driver, read_driver
+from paceline.topology.probe import Look
 from paceline.topology.read_amd import read_rocm_json, read_rocm_table, read_rocm_topology
 from paceline.topology.read_mac import Mac, read_system_profiler
 from paceline.topology.read_numa import CpuLayout, read_lscpu
-from paceline.topology.read_nvidia import FoundGpu, GpuTopology
+from paceline.topology.read_nvidia import FoundGpu, GpuTopology, read_gpu_query, read_topology
 from paceline.topology.read_rdma import RdmaPort, read_ibv_devices, read_rdma_port
 from paceline.units import format_bytes
 
 _NEAR = 0.03
 """Memory this near to the catalog's is the catalog's: drivers keep back a little."""
 
-_WHERE = "paceline detect"
+WHERE = "paceline detect"
 
 _WORDS = {
     "infiniband": "InfiniBand",
@@ -34,7 +44,11 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detected:
-    """This machine. Empty and None are what was not found; `looks` says why."""
+    """One machine. Empty and None are what was not found; `looks` says why."""
+
+    host: str
+    system: str
+    """`Linux 5.15.0-105-generic`."""
 
     gpus: tuple[FoundGpu, ...]
     accelerator: str | None
@@ -43,18 +57,34 @@ class Detected:
     gpu_memory_bytes: int | None
     """Of the smallest GPU; None where neither its tool nor the catalog says."""
 
+    driver: str | None
+    """Version of the accelerators' driver."""
+
+    cuda: str | None
+    """Newest CUDA that the driver runs."""
+
+    rocm: str | None
+    torch: TorchBuild | None
+    """The installed PyTorch, which was not imported."""
+
     topology: GpuTopology | None
     ports: tuple[RdmaPort, ...]
     rdma_devices: tuple[str, ...]
-    """As `ibv_devices` names them."""
+    interfaces: tuple[Interface, ...]
+    """Network interfaces, the loopback left out."""
 
     cpu: CpuLayout | None
     mac: Mac | None
     num_cores: float
     """Physical cores that this process may use."""
 
-    memory_bytes: int
+    memory_bytes: int | None
     """Of the machine, or the limit of the process's group."""
+
+    drives: tuple[Drive, ...]
+    mounts: tuple[Mounted, ...]
+    folders: tuple[FolderFacts, ...]
+    """Those that were asked about; runs are written to the first."""
 
     problems: tuple[Problem, ...]
     looks: tuple[Look, ...]
@@ -67,56 +97,95 @@ class Detected:
         same = [port for port in active if port.bytes_per_s == best]
         return tuple(port for port in same if port.kind == same[0].kind)
 
+    @property
+    def ethernet(self) -> tuple[Interface, ...]:
+        """The fastest interfaces that are up, have an address and state their rate."""
+        usable = [each for each in self.interfaces if each.is_up and each.addresses]
+        best = max((each.bytes_per_s or 0.0 for each in usable), default=0.0)
+        return tuple(each for each in usable if best and each.bytes_per_s == best)
 
-def detect(probes: Probes, machine: Machine, catalog: Catalog | None = None) -> Detected:
-    """What the probes come to.
+
+def detect(facts: NodeFacts, catalog: Catalog | None = None) -> Detected:
+    """What a machine's facts come to.
 
     Args:
-        probes: What the other tools printed.
-        machine: Cores, memory and GPUs, as the planner counts them, `with_links`.
+        facts: As `probe_node` finds them.
         catalog: For the names; the built-in one when left out.
     """
     catalog = catalog or built_in_catalog()
-    mac = read_system_profiler(probes.system_profiler)
-    gpus = machine.gpus
-    topology = machine.topology
+    texts = facts.gpu
+    mac = read_system_profiler(facts.mac.profile) if facts.mac is not None else None
+    gpus = read_gpu_query(texts.query)
+    topology = read_topology(texts.topology)
     if not gpus:
-        gpus = read_rocm_json(probes.rocm_json) or read_rocm_table(probes.rocm_table)
-        topology = read_rocm_topology(probes.rocm_topology)
+        gpus = read_rocm_json(texts.rocm) or read_rocm_table(texts.rocm)
+        topology = read_rocm_topology(texts.rocm_topology)
+    gpus = visible_gpus(gpus, texts.visible)
+    if topology is not None:
+        shown = visible_gpus(topology.gpus, texts.visible)
+        topology = replace(topology, gpus=shown) if 1 < len(shown) == len(gpus) else None
     if not gpus and mac is not None and mac.memory_bytes is not None:
         gpus = (FoundGpu(name=mac.chip, memory_bytes=mac.memory_bytes),)
     kinds = Counter(gpu.name for gpu in gpus)
     accelerator = catalog_name(gpus[0].name, catalog) if len(kinds) == 1 else None
     known = catalog.accelerators[accelerator] if accelerator is not None else None
-    memory = memory_of_gpus(gpus, known, machine.memory_bytes)
+    host_bytes = _memory(facts, mac)
+    memory = memory_of_gpus(gpus, known, host_bytes or 0) or None
     problems = [_different(kinds)] if len(kinds) > 1 else []
-    if not gpus and machine.why_no_gpus is not None:
-        problems.append(unseen_gpus(machine.why_no_gpus, _WHERE, "set cluster.accelerator to cpu"))
+    if not gpus and texts.why_none is not None:
+        problems.append(unseen_gpus(texts.why_none, WHERE, "set cluster.accelerator to cpu"))
     if gpus and memory is None and not problems:
         problems.append(memory_problem(gpus, "cluster.memory"))
     return Detected(
+        host=facts.host,
+        system=f"{facts.system} {facts.kernel}".strip(),
         gpus=gpus,
         accelerator=accelerator,
         gpu_memory_bytes=memory,
+        driver=read_driver(texts),
+        cuda=read_cuda_of_driver(texts.head),
+        rocm=texts.rocm_version or None,
+        torch=facts.torch_build,
         topology=topology,
-        ports=tuple(
-            read_rdma_port(
-                device=port.device,
-                driver=port.driver,
-                rate=port.rate,
-                link_layer=port.link_layer,
-                state=port.state,
-            )
-            for port in probes.ports
-        ),
-        rdma_devices=read_ibv_devices(probes.ibv_devices),
-        cpu=read_lscpu(probes.lscpu),
+        ports=_ports(facts),
+        rdma_devices=_rdma_devices(facts),
+        interfaces=tuple(each for each in facts.interfaces if not each.is_loopback),
+        cpu=read_lscpu(facts.lscpu),
         mac=mac,
-        num_cores=machine.num_cores,
-        memory_bytes=machine.memory_bytes,
+        num_cores=facts.num_cores or facts.num_cpus or 1,
+        memory_bytes=host_bytes,
+        drives=facts.drives,
+        mounts=facts.mounts,
+        folders=facts.folders,
         problems=tuple(problems),
-        looks=(*machine.looks, *probes.looks),
+        looks=facts.looks,
     )
+
+
+def _memory(facts: NodeFacts, mac: Mac | None) -> int | None:
+    if not facts.meminfo:
+        return None if mac is None else mac.memory_bytes
+    total, _ = read_meminfo(facts.meminfo)
+    return min(total, facts.memory_limit_bytes or total)
+
+
+def _ports(facts: NodeFacts) -> tuple[RdmaPort, ...]:
+    return tuple(
+        read_rdma_port(
+            device=port.device,
+            driver=port.driver,
+            rate=port.rate,
+            link_layer=port.link_layer,
+            state=port.state,
+        )
+        for port in facts.rdma.ports
+    )
+
+
+def _rdma_devices(facts: NodeFacts) -> tuple[str, ...]:
+    if facts.mac is not None:
+        return read_ibv_devices(facts.mac.ibv_devices)
+    return tuple(dict.fromkeys(port.device for port in facts.rdma.ports))
 
 
 def _different(kinds: Counter[str]) -> Problem:
@@ -124,7 +193,7 @@ def _different(kinds: Counter[str]) -> Problem:
     return Problem(
         code="T003",
         what=f"this machine has different GPUs: {listed}",
-        where=_WHERE,
+        where=WHERE,
         fix="set CUDA_VISIBLE_DEVICES to the numbers of one kind",
     )
 
@@ -137,7 +206,8 @@ def cluster_section(found: Detected, catalog: Catalog | None = None) -> dict[str
     catalog = catalog or built_in_catalog()
     if not found.gpus or (found.accelerator is None and found.mac is not None):
         section: dict[str, object] = {"accelerator": "cpu", "nodes": 1}
-        return section | {"memory": _size(found.memory_bytes)}
+        told = found.memory_bytes
+        return section | ({} if told is None else {"memory": _size(told)})
     section = {
         "accelerator": found.accelerator or "auto",
         "nodes": 1,
@@ -148,12 +218,19 @@ def cluster_section(found: Detected, catalog: Catalog | None = None) -> dict[str
     usual = known.memory_bytes if known is not None else None
     if least is not None and (usual is None or abs(least - usual) > _NEAR * usual):
         section["memory"] = _size(least)
-    ports = found.network_ports
-    if ports:
-        gigabits = (ports[0].bytes_per_s or 0.0) * 8 / 1e9
-        count = f"{len(ports)}x" if len(ports) > 1 else ""
-        section["network"] = f"{count}{gigabits:g}Gb/s {_WORDS[ports[0].kind]}"
-    return section
+    network = network_words(found)
+    return section | ({} if network is None else {"network": network})
+
+
+def network_words(found: Detected) -> str | None:
+    """A node's network, as `cluster.network` takes it; None where no rate is known."""
+    links: Sequence[RdmaPort | Interface] = found.network_ports or found.ethernet
+    if not links:
+        return None
+    gigabits = (links[0].bytes_per_s or 0.0) * 8 / 1e9
+    count = f"{len(links)}x" if len(links) > 1 else ""
+    kind = _WORDS[links[0].kind] if isinstance(links[0], RdmaPort) else "Ethernet"
+    return f"{count}{gigabits:g}Gb/s {kind}"
 
 
 def _size(num_bytes: int) -> str:

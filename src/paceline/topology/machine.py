@@ -69,9 +69,9 @@ def find_local_machine() -> Machine:
     cpu = read_cpuinfo(text_of("/proc/cpuinfo"))
     memory, available = _memory()
     looks: list[Look] = []
-    gpus, why_no_gpus = _gpus(looks)
+    _, gpus, why_no_gpus = find_gpus(looks)
     return Machine(
-        num_cores=_num_cores(cpu),
+        num_cores=find_num_cores(cpu),
         clock_hz=cpu.clock_hz,
         simd_bytes=simd_bytes(cpu.flags, platform.machine()),
         has_bf16=bool(cpu.flags & {"avx512_bf16", "amx_bf16", "bf16"}),
@@ -159,7 +159,7 @@ def read_cgroup_bytes(text: str) -> int | None:
     True
     """
     text = text.strip()
-    if not text.isdigit() or int(text) >= _NO_LIMIT:
+    if not text.isdecimal() or int(text) >= _NO_LIMIT:
         return None
     return int(text)
 
@@ -185,7 +185,7 @@ def visible_gpus(gpus: tuple[_G, ...], visible: str | None) -> tuple[_G, ...]:
     if visible is None:
         return gpus
     names = [part.strip() for part in visible.split(",") if part.strip()]
-    if not all(name.lstrip("-").isdigit() for name in names):
+    if not all(name.lstrip("-").isdecimal() for name in names):
         return gpus
     if named_twice(visible) is not None:
         return ()
@@ -212,7 +212,7 @@ def num_visible(num_gpus: int, visible: str | None, uuids: Sequence[str] = ()) -
     if named_twice(visible) is not None:
         return 0
     names = [part for part in visible.split(",") if part.strip()]
-    if not all(name.strip().lstrip("-").isdigit() for name in names):
+    if not all(name.strip().lstrip("-").isdecimal() for name in names):
         counts_all = not uuids or any(name.strip().startswith("MIG-") for name in names)
         there = (counts_all or _is_one_of(name.strip(), uuids) for name in names)
         return min(num_gpus, len(list(takewhile(bool, there))))
@@ -239,7 +239,7 @@ def named_twice(visible: str) -> str | None:
     return None
 
 
-def _num_cores(cpu: CpuInfo) -> float:
+def find_num_cores(cpu: CpuInfo) -> float:
     """The least of physical cores, allowed CPUs and the cgroup's quota."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     logical = allowed or os.cpu_count() or 1
@@ -272,27 +272,29 @@ def _memory() -> tuple[int, int]:
     return total, available
 
 
-def _gpus(looks: list[Look]) -> tuple[tuple[FoundGpu, ...], str | None]:
-    """The GPUs that PyTorch sees, and why there are none although there should be some."""
+def find_gpus(looks: list[Look]) -> tuple[str, tuple[FoundGpu, ...], str | None]:
+    """The lines of NVIDIA's GPUs, those that PyTorch sees, and why there are none although there
+    should be some."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1"):  # how one asks for CPUs
-        return (), None
+        return "", (), None
     text = query_gpus(looks)
     gpus = read_gpu_query(text)
     seen = visible_gpus(gpus, visible)
     if gpus and not seen:
-        return (), f"CUDA_VISIBLE_DEVICES={visible!r} shows none of {len(gpus)} GPUs"
+        return text, (), f"CUDA_VISIBLE_DEVICES={visible!r} shows none of {len(gpus)} GPUs"
     if gpus:
-        return seen, None
+        return text, seen, None
     if text:
-        return (), f"nvidia-smi lists none that can be read: {text.splitlines()[0]}"
+        return "", (), f"nvidia-smi lists none that can be read: {text.splitlines()[0][:100]}"
     asked = [look for look in looks if look.what.startswith("nvidia-smi")][-1]
     if which("nvidia-smi") is None:
         files = sorted(Path("/dev").glob("nvidia[0-9]*"))
-        return (), f"{files[0]} exists, and nvidia-smi is not on PATH" if files else None
+        why = f"{files[0]} exists, and nvidia-smi is not on PATH" if files else None
+        return "", (), why
     if asked.code in _SMI_NOTHING and not _is_nvidia_on_bus():
-        return (), None
-    return (), f"nvidia-smi: {asked.why}"
+        return "", (), None
+    return "", (), f"nvidia-smi: {asked.why}"
 
 
 def _is_nvidia_on_bus() -> bool:

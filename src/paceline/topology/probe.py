@@ -1,18 +1,18 @@
-"""Run the tools that know this machine, and keep what they print. Reads nothing into it.
+"""Run a tool that knows this machine, and keep what it prints. Reads nothing into it.
 
-Each probe takes at most a few seconds, changes nothing, and needs no rights. What was looked for
+A tool takes at most a few seconds, changes nothing, and needs no rights. What was looked for
 and not found is kept with the reason, so that a person can see why something is missing.
 """
 
+import contextlib
 import os
-import platform
+import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import which
-from typing import Any, Literal
+from typing import Any
 
-from paceline.topology import read_amd
 from paceline.topology.read_nvidia import QUERY, QUERY_MORE
 
 SYSTEM_PROFILER = ["system_profiler", "SPHardwareDataType", "SPThunderboltDataType", "-json"]
@@ -48,21 +48,6 @@ class PortText:
     state: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Probes:
-    """What every tool printed; empty text where there is no tool, or it failed."""
-
-    system: Literal["Linux", "Darwin", "other"]
-    rocm_json: str = ""
-    rocm_table: str = ""
-    rocm_topology: str = ""
-    ports: tuple[PortText, ...] = ()
-    ibv_devices: str = ""
-    lscpu: str = ""
-    system_profiler: str = ""
-    looks: tuple[Look, ...] = ()
-
-
 def query_gpus(looks: list[Look]) -> str:
     """The lines of NVIDIA's GPUs, for `read_gpu_query`: from `nvidia-smi`, else from NVML."""
     for fields in (QUERY_MORE, QUERY):
@@ -79,30 +64,6 @@ _NO_SUCH_FIELD = 2
 is invalid."""
 
 
-def probe_machine() -> Probes:
-    """Run every probe that this operating system can have, NVIDIA's tools apart: those are
-    `find_local_machine`'s."""
-    looks: list[Look] = []
-    amd = run_tool(["rocm-smi", *read_amd.ARGUMENTS, "--json"], looks)
-    table = ""
-    if amd and "{" not in amd:
-        amd, table = "", amd
-    elif not amd and which("rocm-smi"):
-        table = run_tool(["rocm-smi", *read_amd.ARGUMENTS], looks)
-    is_mac = platform.system() == "Darwin"
-    return Probes(
-        system="Darwin" if is_mac else "Linux" if platform.system() == "Linux" else "other",
-        rocm_json=amd,
-        rocm_table=table,
-        rocm_topology=run_tool(["rocm-smi", *read_amd.TOPOLOGY], looks) if amd or table else "",
-        ports=() if is_mac else read_ports(looks),
-        ibv_devices=run_tool(["ibv_devices"], looks),
-        lscpu="" if is_mac else run_tool(["lscpu"], looks),
-        system_profiler=run_tool(SYSTEM_PROFILER, looks) if is_mac else "",
-        looks=tuple(looks),
-    )
-
-
 def run_tool(command: list[str], looks: list[Look]) -> str:
     """What the command prints; empty when it cannot, with the reason in `looks`."""
     shown = " ".join(command)
@@ -111,29 +72,44 @@ def run_tool(command: list[str], looks: list[Look]) -> str:
         looks.append(Look(what=shown, found=False, why=f"there is no `{command[0]}` on PATH"))
         return ""
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             [tool, *command[1:]],
-            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            timeout=_TIMEOUT_S,
-            check=False,
             env=os.environ | {"LC_ALL": "C"},
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired:
-        looks.append(Look(what=shown, found=False, why=f"no answer within {_TIMEOUT_S} s"))
-        return ""
     except OSError as error:
         looks.append(Look(what=shown, found=False, why=f"cannot be started: {error.strerror}"))
         return ""
-    if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        why = f"exit code {done.returncode}" + (f": {said[0][:100]}" if said else "")
-        looks.append(Look(what=shown, found=False, why=why, code=done.returncode))
+    try:
+        out, err = process.communicate(timeout=_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        _end(process)
+        looks.append(Look(what=shown, found=False, why=f"no answer within {_TIMEOUT_S} s"))
         return ""
-    why = f"{len(done.stdout.splitlines())} lines"
-    looks.append(Look(what=shown, found=bool(done.stdout.strip()), why=why))
-    return done.stdout
+    if process.returncode != 0:
+        said = (err or out).strip().splitlines()
+        why = f"exit code {process.returncode}" + (f": {said[0][:100]}" if said else "")
+        looks.append(Look(what=shown, found=False, why=why, code=process.returncode))
+        return ""
+    looks.append(Look(what=shown, found=bool(out.strip()), why=f"{len(out.splitlines())} lines"))
+    return out
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    """Kill it and what it started. One that waits for a lost device does not end, and nobody waits
+    for it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(1.0)
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
 
 
 def read_ports(looks: list[Look]) -> tuple[PortText, ...]:
@@ -145,7 +121,7 @@ def read_ports(looks: list[Look]) -> tuple[PortText, ...]:
     found = tuple(
         PortText(
             device=port.parent.parent.name,
-            driver=_driver(port.parent.parent / "device" / "driver"),
+            driver=driver_of(port.parent.parent / "device" / "driver"),
             rate=text_of(port / "rate"),
             link_layer=text_of(port / "link_layer"),
             state=text_of(port / "state"),
@@ -201,7 +177,8 @@ def _nvml_row(pynvml: object, index: int) -> str:
     return ", ".join("[N/A]" if cell is None else str(cell) for cell in cells) + "\n"
 
 
-def _driver(link: Path) -> str:
+def driver_of(link: Path) -> str:
+    """Name of the kernel driver that a device's link leads to; empty without."""
     try:
         return link.resolve(strict=True).name
     except OSError:

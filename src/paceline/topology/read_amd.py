@@ -69,7 +69,7 @@ def read_rocm_topology(text: str) -> GpuTopology | None:
 
 
 def _gpu(card: Any) -> FoundGpu | None:
-    if not isinstance(card, dict) or not str(card.get(_BYTES, "")).isdigit():
+    if not isinstance(card, dict) or not str(card.get(_BYTES, "")).isdecimal():
         return None
     name = next((str(card[key]).strip() for key in _NAMES if card.get(key)), "AMD GPU")
     return FoundGpu(name=name, memory_bytes=int(card[_BYTES]))

@@ -43,4 +43,4 @@ def read_lscpu(text: str) -> CpuLayout | None:
 
 def _whole(values: dict[str, str], key: str) -> int | None:
     text = values.get(key, "")
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isdecimal() else None

@@ -84,7 +84,7 @@ def read_gpu_query(text: str) -> tuple[FoundGpu, ...]:
     return tuple(
         _gpu(dict(zip(QUERY_MORE, row, strict=False)))
         for row in rows
-        if row[0].isdigit() and len(row) >= len(QUERY) and not row[1].startswith("[")
+        if row[0].isdecimal() and len(row) >= len(QUERY) and not row[1].startswith("[")
     )
 
 
@@ -123,7 +123,7 @@ def read_topology(text: str) -> GpuTopology | None:
             if column != cells[0]
         }
         rest = cells[1 + len(columns) :]
-        if len(rest) > 1 and rest[1].isdigit():
+        if len(rest) > 1 and rest[1].isdecimal():
             numa[cells[0]] = int(rest[1])
     return GpuTopology(
         gpus=tuple(name for name in columns if name.startswith("GPU")),
@@ -144,4 +144,4 @@ def read_matrices(text: str) -> dict[str, GpuTopology]:
 
 
 def _whole(text: str) -> int | None:
-    return int(text) if text.strip().isdigit() else None
+    return int(text) if text.strip().isdecimal() else None

@@ -66,7 +66,7 @@ def read_nvidia_use(text: str) -> list[GpuSample]:
     found = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) != len(_FIELDS) or not cells[0].isdigit():
+        if len(cells) != len(_FIELDS) or not cells[0].isdecimal():
             continue
         use, memory, heat, power, limit, clock = map(_number, cells[1:])
         found.append(

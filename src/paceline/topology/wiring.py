@@ -124,7 +124,7 @@ def _nvlink(
     together go through a switch; else they are a link of each pair."""
     per_link, most = _NVLINKS.get(accelerator.compute_capability or "", _USUAL_NVLINKS)
     count = {
-        (one, other): int(cell[2:]) if (cell := path(one, other))[2:].isdigit() else 0
+        (one, other): int(cell[2:]) if (cell := path(one, other))[2:].isdecimal() else 0
         for block in blocks
         for one in block
         for other in block

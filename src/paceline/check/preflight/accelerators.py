@@ -72,13 +72,17 @@ def check_accelerators(node: str, facts: NodeFacts, need: Need) -> Iterator[Resu
 
 
 def _broken_driver(node: str, facts: NodeFacts) -> Result | None:
-    """A tool that is there and fails says why."""
-    said = [
-        look.why
-        for look in facts.looks
-        if not look.found
-        and look.what.startswith(("nvidia-smi --query-gpu=index,name", "rocm-smi"))
-    ]
+    """A tool that is there and fails says why; another that shows accelerators is enough."""
+    said = (
+        []
+        if gpu_states(facts)
+        else [
+            look.why
+            for look in facts.looks
+            if not look.found
+            and look.what.startswith(("nvidia-smi --query-gpu=index,name", "rocm-smi"))
+        ]
+    )
     why = said[0] if said else ""
     name = "driver"
     if "version mismatch" in why:

@@ -5,10 +5,8 @@ from collections.abc import Iterator
 from paceline.check.preflight.need import Need
 from paceline.check.preflight.result import Result, failed, passed, warned
 from paceline.topology.node.facts import FolderFacts, NodeFacts
+from paceline.topology.node.probe_storage import ON_MANY_MACHINES
 from paceline.units import format_bytes
-
-_ON_MANY_MACHINES = ("nfs", "lustre", "gpfs", "beegfs", "cephfs", "ceph", "fuse.ceph", "wekafs")
-
 
 _IN_MEMORY = ("tmpfs", "ramfs")
 _OF_A_CONTAINER = ("overlay", "fuse-overlayfs", "aufs")
@@ -109,7 +107,7 @@ def _caches(node: str, facts: NodeFacts, need: Need) -> Iterator[Result]:
         return
     kind = facts.home_kind or ""
     local = {"TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"} <= facts.environment.keys()
-    if need.is_apart and need.compiles and kind.startswith(_ON_MANY_MACHINES) and not local:
+    if need.is_apart and need.compiles and kind.startswith(ON_MANY_MACHINES) and not local:
         said = f"the home folder is on {kind}, and every node compiles into its caches"
         fix = (
             "export TRITON_CACHE_DIR=/tmp/triton-$USER TORCHINDUCTOR_CACHE_DIR=/tmp/inductor-$USER"

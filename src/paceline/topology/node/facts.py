@@ -6,6 +6,7 @@ text is a tool that is not there or said nothing; `looks` has the reason. None i
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from paceline.topology.probe import Look, PortText
 
@@ -38,6 +39,12 @@ class Question:
 class GpuTexts:
     """What the accelerators' tools print."""
 
+    query: str = ""
+    """`nvidia-smi --query-gpu=`, the fields of `read_nvidia.QUERY_MORE`, or NVML's answers."""
+
+    why_none: str | None = None
+    """What keeps GPUs from being seen that are here, or may be; None on a machine without any."""
+
     state: str = ""
     """`nvidia-smi --query-gpu=`, the fields of `read_state.STATE`."""
 
@@ -55,7 +62,10 @@ class GpuTexts:
 
     topology: str = ""
     rocm: str = ""
-    """`rocm-smi` with the options of `read_state.ROCM`, as JSON."""
+    """`rocm-smi` with the options of `read_state.ROCM`: JSON, or the table of older releases."""
+
+    rocm_version: str = ""
+    """Of the installed ROCm."""
 
     rocm_topology: str = ""
     kernel_driver: str = ""
@@ -131,10 +141,43 @@ class Interface:
     addresses: tuple[str, ...]
     """IPv4 first."""
 
+    bytes_per_s: float | None = None
+    """Rate of its link in one direction; None where the driver does not say, as virtual ones."""
+
+    driver: str = ""
+    """Of the kernel; empty where no device is behind it."""
+
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine reaches it."""
-        return self.name.startswith("lo") and (self.name[2:].isdigit() or self.name == "lo")
+        return self.name.startswith("lo") and (self.name[2:].isdecimal() or self.name == "lo")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drive:
+    """A disk of the machine."""
+
+    name: str
+    """As the kernel has it: `nvme0n1`."""
+
+    kind: Literal["NVMe", "SSD", "HDD", "virtual"]
+    total_bytes: int
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mounted:
+    """A file system on a disk of the machine, or on a server."""
+
+    path: str
+    kind: str
+    """`ext4`, `xfs`, `nfs4`, `lustre`."""
+
+    source: str
+    """`/dev/nvme0n1p2`, `server:/export`."""
+
+    disk: Disk | None
+    """None where it did not answer in time, as a server that is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +289,13 @@ class NodeFacts:
 
     num_cpus: int | None = None
     """That this process may run on."""
+
+    num_cores: float | None = None
+    """Physical cores of them, after the quota of the process's group."""
+
+    drives: tuple[Drive, ...] = ()
+    mounts: tuple[Mounted, ...] = ()
+    """Of a quick look neither."""
 
     lscpu: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)

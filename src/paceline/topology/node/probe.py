@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import paceline
-from paceline.topology.machine import read_cgroup_bytes
+from paceline.topology.machine import find_num_cores, read_cgroup_bytes, read_cpuinfo
 from paceline.topology.node import read_state
 from paceline.topology.node.facts import MacTexts, NodeFacts, Question
 from paceline.topology.node.probe_gpu import list_gpus, probe_gpus, read_kernel_log
@@ -22,6 +22,8 @@ from paceline.topology.node.probe_network import (
 )
 from paceline.topology.node.probe_storage import (
     disk_of,
+    find_drives,
+    find_mounts,
     hash_code,
     hash_data,
     kind_of,
@@ -86,6 +88,9 @@ def probe_node(question: Question) -> NodeFacts:
         rdma=probe_rdma(looks, is_quick=quick),
         acs=_acs() if is_linux and not quick else None,
         kernel_words=_kernel_words(),
+        num_cores=find_num_cores(read_cpuinfo(text_of("/proc/cpuinfo"))),
+        drives=() if quick else find_drives(),
+        mounts=() if quick else find_mounts(),
         num_cpus=len(os.sched_getaffinity(0)) if is_linux else os.cpu_count(),
         lscpu="" if quick or not is_linux else run_tool(["lscpu"], looks),
         environment=find_environment(),
@@ -104,7 +109,7 @@ def probe_mac(looks: list[Look]) -> MacTexts:
         profile=run_tool(SYSTEM_PROFILER, looks),
         macos=platform.mac_ver()[0],
         ibv_devices=run_tool(["ibv_devices"], looks),
-        wired_limit_bytes=int(limit) * 2**20 if limit.isdigit() and int(limit) else None,
+        wired_limit_bytes=int(limit) * 2**20 if limit.isdecimal() and int(limit) else None,
     )
 
 
@@ -186,7 +191,7 @@ def _memory_errors() -> dict[str, int]:
             text_of(path) for path in Path("/sys/devices/system/edac/mc").glob(f"mc*/{kind}_count")
         ]
         if counts:
-            found[kind] = sum(int(count) for count in counts if count.isdigit())
+            found[kind] = sum(int(count) for count in counts if count.isdecimal())
     return found
 
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from shutil import which
 
+from paceline.topology.machine import find_gpus
 from paceline.topology.node import read_state
 from paceline.topology.node.facts import GpuTexts
 from paceline.topology.probe import Look, run_tool, text_of
@@ -21,7 +22,6 @@ _DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/versio
 
 def probe_gpus(looks: list[Look]) -> GpuTexts:
     """Everything that is asked of accelerators; nothing is changed."""
-    texts: dict[str, str] = {}
     commands: dict[str, list[str]] = {}
     if which("nvidia-smi"):
         commands = {
@@ -36,21 +36,29 @@ def probe_gpus(looks: list[Look]) -> GpuTexts:
             "head": ["nvidia-smi"],
             "topology": ["nvidia-smi", "topo", "-m"],
         }
-    elif which("rocm-smi"):
-        commands = {
+    if which("rocm-smi"):
+        commands |= {
             "rocm": ["rocm-smi", *read_state.ROCM, "--json"],
             "rocm_topology": ["rocm-smi", *TOPOLOGY],
         }
-    else:
+    if not commands:
         looks.append(Look(what="nvidia-smi, rocm-smi", found=False, why="neither is on PATH"))
-    with ThreadPoolExecutor(max(1, len(commands))) as pool:
+    query_looks: list[Look] = []
+    with ThreadPoolExecutor(1 + len(commands)) as pool:
+        query = pool.submit(find_gpus, query_looks)
         asked = {name: pool.submit(_ask, command) for name, command in commands.items()}
-        for name, answer in asked.items():
-            texts[name], found = answer.result()
-            looks += found
+        texts = {name: answer.result()[0] for name, answer in asked.items()}
+        looks += [look for answer in asked.values() for look in answer.result()[1]]
+        lines, _, why_none = query.result()
+    looks += [] if "head" not in commands and why_none is None and not lines else query_looks
+    if "rocm" in commands and not texts["rocm"]:  # older releases print no JSON
+        texts["rocm"] = run_tool(["rocm-smi", *read_state.ROCM], looks)
     listed = list_gpus()
     return GpuTexts(
         **texts,
+        query=lines,
+        why_none=why_none,
+        rocm_version=text_of("/opt/rocm/.info/version"),
         kernel_driver=listed.kernel_driver,
         device_files=listed.device_files,
         on_bus=find_cards(Path("/sys/bus/pci/devices")),

@@ -10,10 +10,11 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from shutil import which
+from typing import Any
 
 from paceline.topology.node.facts import Interface, RdmaTexts
 from paceline.topology.node.read_state import number_of_hex
-from paceline.topology.probe import Look, read_ports, run_tool, text_of
+from paceline.topology.probe import Look, driver_of, read_ports, run_tool, text_of
 
 _GET_ADDRESS = 0x8915
 """SIOCGIFADDR of Linux's netdevice(7)."""
@@ -45,11 +46,23 @@ def find_interfaces() -> tuple[Interface, ...]:
             Interface(
                 name=name,
                 is_up=bool(flags & 1) and text_of(folder / "operstate") != "down",  # IFF_UP
-                mtu=int(mtu) if mtu.isdigit() else None,
+                mtu=int(mtu) if mtu.isdecimal() else None,
                 addresses=(*((four,) if four else ()), *six.get(name, ())),
+                **_link(folder),
             )
         )
     return tuple(found)
+
+
+def _link(folder: Path) -> dict[str, Any]:
+    """Driver and rate of an interface. Pairs of containers and bridges state rates that they do not
+    have: without a device only bonds and VLANs are taken at their word."""
+    driver = driver_of(folder / "device" / "driver")
+    kind = re.search(r"^DEVTYPE=(bond|vlan)$", text_of(folder / "uevent"), re.M)
+    driver = driver or (kind[1] if kind else "")
+    megabits = text_of(folder / "speed")  # -1, or no answer, where it is not known
+    rate = int(megabits) * 1e6 / 8 if driver and megabits.isdecimal() else None
+    return {"driver": driver, "bytes_per_s": rate or None}
 
 
 def own_addresses() -> tuple[str, ...]:

@@ -6,12 +6,24 @@ import os
 import secrets
 import stat
 import sys
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 import paceline
-from paceline.topology.node.facts import Disk, FolderFacts
+from paceline.topology.node.facts import Disk, Drive, FolderFacts, Mounted
+
+ON_MANY_MACHINES = ("nfs", "lustre", "gpfs", "beegfs", "cephfs", "ceph", "fuse.ceph", "wekafs")
+"""Beginnings of the types of file systems that many machines mount."""
+
+_ANSWERS_S = 2.0
+"""For a file system to state its room. A guess: one whose server is gone never does."""
+
+_SECTOR = 512
+"""Bytes of the unit of /sys/block/*/size, whatever the disk's own. Source: Linux,
+include/linux/types.h, sector_t."""
 
 _MOST_FILES = 5000
 _MOST_BYTES = 64 * 2**20
@@ -61,20 +73,70 @@ def disk_of(path: Path) -> Disk | None:
     return Disk(total_bytes=size * found.f_blocks, free_bytes=size * found.f_bavail)
 
 
+def find_drives(block: Path = Path("/sys/block")) -> tuple[Drive, ...]:
+    """The disks behind a device: no partitions, no loops, no memory, no volumes over several."""
+    found = []
+    for folder in sorted(block.glob("*")):
+        size = _read(folder / "size") or ""
+        if (folder / "device").exists() and size.strip().isdecimal() and int(size):
+            found.append(
+                Drive(
+                    name=folder.name,
+                    kind=_drive_kind(folder),
+                    total_bytes=int(size) * _SECTOR,
+                    model=(_read(folder / "device" / "model") or "").strip() or None,
+                )
+            )
+    return tuple(found)
+
+
+def _drive_kind(folder: Path) -> Literal["NVMe", "SSD", "HDD", "virtual"]:
+    if folder.name.startswith("nvme"):
+        return "NVMe"
+    if folder.name.startswith(("vd", "xvd")):  # a hypervisor's, which says nothing of the medium
+        return "virtual"
+    return "HDD" if (_read(folder / "queue" / "rotational") or "").strip() == "1" else "SSD"
+
+
+def find_mounts() -> tuple[Mounted, ...]:
+    """File systems on disks and on servers, each once, with their room."""
+    found: dict[str, tuple[str, str]] = {}
+    for source, path, kind in _mounts():
+        is_disk = source.startswith("/dev/") and not source.startswith("/dev/loop")
+        if is_disk or kind.startswith(ON_MANY_MACHINES):
+            known = found.get(source)
+            if known is None or len(path) < len(known[0]):
+                found[source] = (path, kind)
+    return tuple(
+        Mounted(path=path, kind=kind, source=source, disk=_soon(path))
+        for source, (path, kind) in found.items()
+    )
+
+
+def _soon(path: str) -> Disk | None:
+    """Its room, where it answers in time."""
+    answers: list[Disk | None] = []
+    asks = threading.Thread(target=lambda: answers.append(disk_of(Path(path))), daemon=True)
+    asks.start()
+    asks.join(_ANSWERS_S)
+    return answers[0] if answers else None
+
+
+def _mounts() -> Iterator[tuple[str, str, str]]:
+    """Source, path and type of everything that is mounted."""
+    for line in (_read(Path("/proc/self/mounts")) or "").splitlines():
+        cells = line.split()
+        if len(cells) > 2:
+            yield cells[0], cells[1].encode().decode("unicode_escape"), cells[2]
+
+
 def kind_of(path: Path) -> str | None:
     """Type of the file system that a path is on; None where the kernel has no list of mounts."""
-    text = _read(Path("/proc/self/mounts"))
-    if text is None:
-        return None
     best, kind = "", None
     real = os.path.realpath(path)
-    for line in text.splitlines():
-        cells = line.split()
-        if len(cells) < 3:
-            continue
-        mount = cells[1].encode().decode("unicode_escape")
+    for _, mount, each in _mounts():
         if (real + "/").startswith(mount.rstrip("/") + "/") and len(mount) >= len(best):
-            best, kind = mount, cells[2]
+            best, kind = mount, each
     return kind
 
 

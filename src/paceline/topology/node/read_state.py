@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.topology.node.facts import GpuTexts
+
 STATE = (
     *("index", "name", "pci.bus_id", "driver_version", "memory.total", "memory.used"),
     *("pcie.link.width.current", "pcie.link.width.max", "pcie.link.gen.max"),
@@ -88,17 +90,18 @@ def read_gpu_states(
     return tuple(
         _gpu_state(row, by_index.get(row["index"], {}), fabrics.get(row["index"], {}), remapped)
         for row in _rows(state, STATE)
-        if row["index"].isdigit()
+        if row["index"].isdecimal()
     )
 
 
 def read_rocm_states(text: str) -> tuple[GpuState, ...]:
     """AMD's accelerators, from `rocm-smi` with `ROCM` and `--json`."""
     try:
-        cards: Any = json.loads(text[text.index("{") :])
+        found: dict[str, Any] = json.loads(text[text.index("{") :])
     except ValueError:
         return ()
-    driver = (cards.get("system") or {}).get("Driver version")
+    cards = {key: each for key, each in found.items() if isinstance(each, dict)}
+    driver = cards.get("system", {}).get("Driver version")
     numbered = sorted((int(key[4:]), key) for key in cards if re.fullmatch(r"card\d+", key))
     return tuple(
         GpuState(
@@ -133,6 +136,13 @@ def read_kernel_driver(text: str) -> tuple[str | None, bool]:
     """
     found = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", text)
     return (found[1] if found else None), "Open Kernel Module" in text
+
+
+def read_driver(texts: GpuTexts) -> str | None:
+    """Version of the accelerators' driver, as their tool reports it, or else the kernel."""
+    states = read_gpu_states(texts.state) or read_rocm_states(texts.rocm)
+    told = sorted({state.driver for state in states if state.driver})
+    return ", ".join(told) or read_kernel_driver(texts.kernel_driver)[0]
 
 
 def read_xids(log: str) -> Iterator[tuple[int, str, str]]:
@@ -210,7 +220,7 @@ def _bus(text: str) -> str:
 
 def _whole(text: object) -> int | None:
     word = str(text).strip()
-    return int(word) if word.isdigit() else None
+    return int(word) if word.isdecimal() else None
 
 
 def _mib(text: str) -> int | None:
