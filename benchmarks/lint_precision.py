@@ -104,6 +104,7 @@ def main() -> None:
     parser.add_argument("--away", action="store_true", help="the half that is put away")
     parser.add_argument("--only", action="append", default=[], metavar="OWNER/NAME")
     parser.add_argument("--list", action="store_true", help="print what is false or not judged")
+    parser.add_argument("--rules", action="store_true", help="print a table by rule")
     parser.add_argument("--results", type=Path, help="keep lint's answers here, and read them")
     parser.add_argument("--clone", action="store_true", help="print the commands that fetch them")
     parser.add_argument("--seconds", type=int, default=600, help="limit of one repository")
@@ -117,20 +118,32 @@ def main() -> None:
         print("\n".join(clone_commands(repositories(), options.folder)))
         return
     judgements = read_judgements()
-    total, fresh = Tally(), Tally()
+    total, fresh, by_rule = Tally(), Tally(), Counter[tuple[str, str]]()
     print(f"{half} half\n{HEADER}{'right':>9}{'errors':>9}")
     for repository in chosen:
-        tally = measure(repository, judgements, options)
+        tally = measure(repository, judgements, options, by_rule)
         total.include(tally)
         if not repository.seen:
             fresh.include(tally)
     for name, tally in (("all", total), ("not seen before", fresh)):
         print(tally.line(name))
         print(f"  repositories with a false error: {tally.with_false_error}")
+    if options.rules:
+        print_rules(by_rule)
+
+
+def print_rules(by_rule: Counter[tuple[str, str]]) -> None:
+    """A rule a line, those with the most false findings first."""
+    for rule in sorted({rule for rule, _ in by_rule}, key=lambda rule: -by_rule[rule, "false"]):
+        counts = "".join(f"{by_rule[rule, kind]:>7}" for kind in KINDS)
+        print(f"{rule:<48}{sum(by_rule[rule, kind] for kind in KINDS):>7}{counts}")
 
 
 def measure(
-    repository: Repository, judgements: Mapping[Key, Mapping[str, str]], options: argparse.Namespace
+    repository: Repository,
+    judgements: Mapping[Key, Mapping[str, str]],
+    options: argparse.Namespace,
+    by_rule: Counter[tuple[str, str]],
 ) -> Tally:
     """Lint one repository, print its line, and what of it is to be looked at."""
     tally = Tally()
@@ -150,6 +163,7 @@ def measure(
         judged = judgements.get(key_of(repository, one))
         kind = judged["judgement"] if judged else "unjudged"
         tally.add(one["severity"], kind)
+        by_rule[one["id"], kind] += 1
         if kind in ("false", "unjudged"):
             shown.append(f"    {kind}: {spot(one)} {one['severity']} [{one['id']}] {one['what']}")
     print(tally.line(repository.name) + f"{linted.seconds:>8.1f} s  {linted.trouble}".rstrip())

@@ -1,0 +1,47 @@
+"""The data by which lint is judged on code of others (benchmarks/data) keeps its own rules."""
+
+import csv
+import hashlib
+import re
+import sys
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+from lint_precision import read_judgements, repositories  # noqa: E402
+from lint_recall import Fault, read_faults, read_named  # noqa: E402
+
+
+def test_the_hash_of_a_name_decides_its_half_unless_its_findings_were_read_before() -> None:
+    for one in repositories():
+        even = hashlib.sha256(one.name.encode()).digest()[-1] % 2 == 0
+        assert one.half == ("away" if even and not one.seen else "open"), one.name
+
+
+def test_every_judgement_is_of_a_listed_repository_at_its_commit() -> None:
+    listed = {(one.name, one.commit[:12]) for one in repositories()}
+    assert {key[:2] for key in read_judgements()} <= listed
+
+
+def test_a_fault_is_listed_once_with_a_whole_commit() -> None:
+    faults = read_faults()
+    assert len({(one.commit, one.file) for one in faults}) == len(faults) >= 60
+    assert all(re.fullmatch(r"[0-9a-f]{40}", one.commit) for one in faults)
+
+
+def test_what_a_rule_names_is_said_of_listed_faults_alone() -> None:
+    assert set(read_named()) <= {(one.commit, one.file) for one in read_faults()}
+
+
+def test_the_last_digit_of_a_commit_decides_the_half_of_a_fault() -> None:
+    fault = {"repository": "a/b", "file": "c.py", "kind": "seed", "fault": "none"}
+    assert Fault(commit="0" * 40, **fault).half == "open"
+    assert Fault(commit="0" * 39 + "f", **fault).half == "away"
+
+
+def test_the_data_holds_no_code() -> None:
+    for path in (BENCHMARKS / "data").glob("*.csv"):
+        with path.open(encoding="utf-8", newline="") as file:
+            texts = [row[-1] for row in csv.reader(file)]
+        assert all("\n" not in text and len(text) < 200 for text in texts), path.name
