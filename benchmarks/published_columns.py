@@ -33,7 +33,7 @@ from paceline.parallel.table import (
     Layouts,
 )
 from paceline.profile import ModelProfile
-from paceline.profile.block import Block
+from paceline.profile.block import Block, Written
 from paceline.topology import Cluster, find_levels
 from paceline.topology.levels import host_bytes_per_s
 
@@ -280,11 +280,12 @@ def _block(runs: Sequence[Run], kind: int) -> Block:
     """One kind of block of every run; its sizes are columns."""
     sizes: dict[str, Any] = {}
     for each in fields(Block):
-        if each.name not in ("name", "measured"):
+        if each.name not in ("name", "measured", "written"):
             sizes[each.name] = np.array(
                 [float(getattr(run.blocks[kind], each.name)) for run in runs]
             )
-    return Block(name="published", **sizes)
+    # A gate came with RMSNorm.
+    return Block(name="published", written=Written(norm=sizes["gated"]), **sizes)
 
 
 def _shard(run: Run) -> int:

@@ -1,7 +1,7 @@
 """The arithmetic of blocks takes columns of models as it takes one model."""
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
@@ -13,6 +13,7 @@ from paceline.profile import (
     profile_config,
     runtime_kernels,
 )
+from paceline.profile.block import Written
 from paceline.profile.saved import Kernels, SavedBytes, saved_bytes, saved_input, saved_outputs
 
 np = pytest.importorskip("numpy")
@@ -29,9 +30,12 @@ def only_input(block: Block, kernels: Kernels, _: float) -> SavedBytes:
 
 
 def column() -> Block:
-    names = [field.name for field in fields(Block) if field.name not in ("name", "measured")]
+    skipped = ("name", "measured", "written")
+    names = [field.name for field in fields(Block) if field.name not in skipped]
     values = {name: np.array([getattr(block, name) for block in BLOCKS]) for name in names}
-    return Block(name="column", **values)
+    facts = [field.name for field in fields(Written)]
+    written = {name: np.array([getattr(each.written, name) for each in BLOCKS]) for name in facts}
+    return Block(name="column", written=Written(**written), **values)
 
 
 def test_parameters_of_a_column_are_those_of_each_row():
@@ -49,7 +53,7 @@ def test_flops_of_a_column_are_those_of_each_row(seq_len: int):
 def test_saved_bytes_of_a_column_are_those_of_each_row(
     keeps: Callable[..., SavedBytes], fused_norm: bool
 ):
-    kernels = runtime_kernels("bf16-autocast", fused_norm=fused_norm)
+    kernels = replace(runtime_kernels("bf16-autocast", fused_norm=fused_norm), written=1)
     whole = keeps(column(), kernels, 2048)
     rows = [keeps(each, kernels, 2048) for each in BLOCKS]
     for part in ("tensor", "sequence", "routed", "routed_ends", "peak"):

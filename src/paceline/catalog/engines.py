@@ -24,6 +24,8 @@ Way = Literal[
     "restores_frozen",
     "fills_first",
     "launches_ahead",
+    "transformers",
+    "frees_gradients",
 ]
 ROUTED_SPLITS: tuple[RoutedSplit, ...] = get_args(RoutedSplit)
 """What tensor ranks divide of the routed experts: nothing, the width of each expert where no expert

@@ -307,6 +307,7 @@ def _model(profile: ModelProfile, engine: Engine) -> Model:
         num_head_parameters=profile.num_head_parameters,
         num_tied_parameters=at_both_ends,
         is_balanced=engine.balances_stages,
+        caps_logits=float(profile.caps_logits),
         trained_share=profile.num_trained_parameters / max(profile.num_parameters, 1),
         quantised_share=num_quantised / max(in_blocks, 1),
     )

@@ -30,6 +30,9 @@ class Model:
     trained_share: Value
     """Trained parameters as a share of all: 1, or nearly 0 with adapters."""
 
+    caps_logits: Value = 0.0
+    """1 where the model caps its logits."""
+
     quantised_share: Value = 0.0
     """Parameters of the blocks that are kept in 4 bits, as a share of all in the blocks."""
 

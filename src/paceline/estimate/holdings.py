@@ -36,6 +36,10 @@ _GLIBC_SHARE = 1.25
 """What a process on a CPU holds for each byte of its tensors: 708 MiB resident for 562 MiB after
 three steps of a 19M decoder (Python 3.11, torch 2.13 CPU, AMD EPYC Zen 4)."""
 
+_SPREAD_ENDS = 3
+"""Between ranks that share the experts what came back is kept beside its rows in order:
+`index_copy` keeps its source (`runtime/strategy/expert/exchange.py`)."""
+
 _ZERO2 = code_of("sharding", "zero2")
 
 HOST_MEMORY_BYTES_PER_S = 200e9
@@ -65,6 +69,9 @@ def holdings_of(
         is_fsdp = (layouts.sharding >= _ZERO2) & (layouts.shard > 1)
         wider = np.where(is_fsdp, engine.sharded_bytes / engine.weight_bytes, 1.0)
     moment_share = 1.0 if wide else _moment_share(engine, optimizer, profile, wider)
+    ways = ways_of(engine)
+    if cluster.backend == "gloo":  # what a process has freed stays resident
+        ways = replace(ways, frees_gradients=0.0)
     has_temporaries = cluster.backend != "gloo" and optimizer != "adamw-8bit"
     return Holdings(
         weight_bytes=4.0 if wide else engine.weight_bytes,
@@ -87,14 +94,12 @@ def holdings_of(
         scaled_columns=0.0 if profile.adapter is None else profile.adapter.scaled_columns,
         scaled_rows=0.0 if profile.adapter is None else profile.adapter.scaled_rows,
         dummy_gradients=float(engine.dummy_gradients and not wide),
-        kernels=_kernels(
-            engine, cluster, layouts, wide=wide, has_adapter=profile.adapter is not None
-        ),
+        kernels=_kernels(engine, cluster, layouts, profile, wide=wide),
         overhead_bytes=cluster.overhead_bytes,
         reserved_share=_GLIBC_SHARE if cluster.backend == "gloo" else engine.reserved_share,
         selective_cheap=float(engine.selective_cheap),
         gathered_inputs=float(engine.gathered_inputs),
-        ways=ways_of(engine),
+        ways=ways,
         saving_share=float(cluster.backend == "gloo"),
     )
 
@@ -210,14 +215,20 @@ def _gradient_matrices(profile: ModelProfile) -> Iterator[tuple[int, int, int]]:
 
 
 def _kernels(
-    engine: Engine, cluster: Cluster, layouts: Layouts, *, wide: bool, has_adapter: bool
+    engine: Engine, cluster: Cluster, layouts: Layouts, profile: ModelProfile, *, wide: bool
 ) -> Kernels:
     """Our own runtime keeps other tensors under autocast (not sharded) than with FSDP2, and than
-    beside adapters: there the embedding is in the narrow type itself."""
+    beside adapters: there the embedding is in the narrow type itself. A model that is not its own
+    decoder is transformers' code."""
     if "autocasts" in engine.ways:
-        fused = cluster.backend != "gloo"
+        written = float(not profile.is_built_in)
+        fused = cluster.backend != "gloo" or not profile.is_built_in
+        ends = np.where(layouts.expert > 1, _SPREAD_ENDS, 2)
         if wide:
-            return runtime_kernels("fp32", fused_norm=fused)
+            return replace(
+                runtime_kernels("fp32", fused_norm=fused), written=written, routed_ends=ends
+            )
+        has_adapter = profile.adapter is not None
         cast = runtime_kernels("bf16-autocast", fused_norm=fused)
         sharded = runtime_kernels("bf16-sharded", fused_norm=fused)
         is_sharded = (layouts.shard > 1) & (layouts.sharding > 0) | has_adapter
@@ -232,7 +243,8 @@ def _kernels(
                 ("ffn_casts", is_once),
             )
         }
-        return replace(cast, **columns)
+        routed = np.where(is_sharded, cast.compute_bytes, 4)
+        return replace(cast, **columns, written=written, routed_bytes=routed, routed_ends=ends)
     size = 4 if wide else 2
     scale: Value = size / 2
     return Kernels(
@@ -243,6 +255,7 @@ def _kernels(
         ffn_casts=engine.ffn_casts,
         gated_copies=engine.gated_copies,
         plain_copies=engine.plain_copies,
+        written=float("transformers" in engine.ways),
         score_bytes=engine.score_bytes,
         dropout_bytes=engine.dropout_bytes,
         second_products=float(engine.second_products),

@@ -82,8 +82,9 @@ def memory_parts(
     dense, routed = here.dense, here.routed
     states = _states(model, t, h, here)
     stepping = _stepping_bytes(here, model, t, h)
-    activations, gathered = _fullest_moment(model, t, h, here, stepping)
-    parts = states | {"activations": activations, "gathered": gathered}
+    then = _fullest_moment(model, t, h, here, (states["gradients"], stepping))
+    parts = states | then._asdict()
+    activations, gathered = then.activations, then.gathered
     parts["buffers"] = _dummy_bytes(model, t) * h.dummy_gradients + h.buffer_bytes
     trained = np.where(np.asarray(h.is_frozen) > 0, model.trained_share, 1.0)
     saved = (h.sharded_bytes + h.moment_bytes) * (dense + routed) * t.tensor * t.pipeline * trained
@@ -113,6 +114,14 @@ def fullest(model: Model, layouts: Layouts, holdings: Holdings) -> dict[str, Col
 def allocated_bytes(parts: dict[str, Column]) -> Column:
     """What the framework itself has allocated: neither slack nor overhead."""
     return np.asarray(sum(parts[name] for name in PARTS if name not in ("slack", "overhead")))
+
+
+class _Moment(NamedTuple):
+    """Parts that come and go within a step, at one instant of it."""
+
+    activations: Column
+    gathered: Column
+    gradients: Column
 
 
 class _Here(NamedTuple):
@@ -211,9 +220,18 @@ def _stepping_bytes(here: _Here, model: Model, t: Layouts, h: Holdings) -> Colum
 
 
 def _fullest_moment(
-    model: Model, t: Layouts, h: Holdings, here: _Here, stepping: Column
-) -> tuple[Column, Column]:
-    """Activations and gathered parameters at the fullest of the moments."""
+    model: Model, t: Layouts, h: Holdings, here: _Here, at_end: tuple[Column, Column]
+) -> _Moment:
+    """The fullest of the moments.
+
+    Args:
+        model: Its sizes.
+        t: Layouts.
+        h: Of the software that runs it.
+        here: What is on this rank.
+        at_end: All gradients, and the temporaries of the optimizer's step.
+    """
+    gradients, stepping = at_end
     tokens = t.micro_batch * model.seq_len / t.context
     stream = np.where(t.sequence_parallel, t.tensor, 1)
     # What crosses between tensor ranks is whole: in a pipeline also what a stage gave and receives.
@@ -258,6 +276,8 @@ def _fullest_moment(
     narrow = h.ways.gathers_head * h.kernels.compute_bytes
     kept_outside = outside.kept / stream + narrow * model.head_inputs * (1 - 1 / stream)
     logits = outside.logits + narrow * model.head_outputs * (t.pipeline > 1)
+    capped = h.kernels.written * model.caps_logits
+    logits = logits + capped * h.kernels.compute_bytes * model.head_outputs
     loss_peak = outside.loss_peak + h.ways.gathers_head * 4 * model.head_outputs * (t.tensor > 1)
     # A backward pass whose second half is put off keeps the gradient of its logits, not the logits.
     waits = np.where(t.schedule == _GPIPE, logits, h.kernels.compute_bytes * model.head_outputs)
@@ -272,19 +292,31 @@ def _fullest_moment(
     gathered_loss, gathered_head, gathered_block, gathered_root = _gathered(
         model, t, h, here, (held, held_head)
     )
-    most, activations, gathered = at_loss + gathered_loss, at_loss, gathered_loss
-    for held_then, gathered_then in (
-        (blocks, gathered_head),
-        (at_block, gathered_block),
-        (np.asarray(0.0), gathered_root),
-        (np.asarray(0.0), stepping),
+    none = np.asarray(0.0)
+    appear = here.shared.gradients_appear
+    early, first, at_last = gradients, gradients, []
+    if np.any(appear):
+        # The first block to go backward is the last one: there are gradients of it and of the head.
+        count = np.maximum(here.block_share * sum(np.asarray(b.count) for b in model.blocks), 1)
+        inside = here.dense + here.routed - here.root
+        share = (here.root + inside / count) / (here.root + inside)
+        early, first = np.where(appear, 0.0, gradients), np.where(appear, share, 1.0) * gradients
+        last = tokens * (kept / count + working + peak) + _restored(model, t, h)
+        at_last = [_Moment(last, gathered_block, gradients)]
+    fullest_of, most = _Moment(at_loss, gathered_loss, early), at_loss + gathered_loss + early
+    for each in (
+        _Moment(blocks, gathered_head, early),
+        _Moment(at_block, gathered_block, first),
+        *at_last,
+        _Moment(none, gathered_root, gradients),
+        _Moment(none, stepping, gradients),
     ):
-        both = held_then + gathered_then
-        is_more = both > most
-        most = np.maximum(most, both)
-        activations = np.where(is_more, held_then, activations)
-        gathered = np.where(is_more, gathered_then, gathered)
-    return activations, gathered
+        held_then = each.activations + each.gathered + each.gradients
+        is_more = held_then > most
+        most = np.maximum(most, held_then)
+        pairs = zip(each, fullest_of, strict=True)
+        fullest_of = _Moment(*(np.where(is_more, more, less) for more, less in pairs))
+    return fullest_of
 
 
 def _chunked_loss_bytes(model: Model, t: Layouts, h: Holdings, tokens: Column) -> Column:
@@ -389,12 +421,13 @@ def _restored(model: Model, t: Layouts, h: Holdings) -> Column:
 
 def _cast_parameters(model: Model, t: Layouts, here: _Here) -> tuple[Column, Column]:
     """Parameters of blocks and head that autocast keeps copies of until the backward pass, with our
-    own runtime: not those that are recomputed, nor the embedding, which is looked up as it is."""
+    own runtime: not those that are recomputed, nor the embedding, which is looked up as it is, nor
+    routed experts, whose product autocast does not know."""
     is_tied = np.asarray(model.num_tied_parameters) > 0
     embedding = (np.asarray(here.stage) == 0) * model.num_embedding_parameters / t.tensor
     head = here.root - np.where(is_tied, 0.0, embedding)
     share = share_untouched(t.recompute, t.recompute_every)
-    return share * (here.dense + here.routed - here.root), head
+    return share * (here.dense - here.root), head
 
 
 def _dummy_bytes(model: Model, t: Layouts) -> Column:

@@ -19,6 +19,7 @@ from paceline.profile.block import Block
 from paceline.profile.saved import (
     SavedBytes,
     deferred_bytes,
+    entered,
     saved_bytes,
     saved_input,
     saved_outputs,
@@ -27,6 +28,9 @@ from paceline.profile.saved import (
 
 Column = Any
 """An array with one entry a row, as it broadcasts; numpy's types cannot say it."""
+
+
+_ULYSSES = code_of("context_kind", "ulysses")
 
 
 class OneBlock(NamedTuple):
@@ -63,7 +67,7 @@ def kept_on_rank(one: OneBlock) -> tuple[Column, Column]:
         whole = np.asarray((block.measured.saved_bytes or 0) / model.seq_len)
     else:
         saved = saved_bytes(block, h.kernels, model.seq_len / t.context)
-        whole = _of_rank(saved, one) + _gathered_inputs(one)
+        whole = _of_rank(saved, one) + _gathered_inputs(one) + _before_exchange(one)
     whole = whole + h.kernels.compute_bytes * (h.scaled_columns / t.tensor + h.scaled_rows)
     kept: Column = whole
     again: Column = np.asarray(0.0)
@@ -149,15 +153,27 @@ _DOES: Mapping[Recompute, Callable[[Pass, BlockTimes, Layouts, Rates], Pass]] = 
 def _of_rank(saved: SavedBytes, one: OneBlock) -> Column:
     """This rank's part of what one token leaves in one block."""
     block, _, t, h, stream = one
-    width = routed_split(t, h.ways).width
-    ends = saved.routed_ends / np.where(width > 1, 1, stream)
-    routed = block.experts_per_token * (saved.routed / stream + ends)
+    split = routed_split(t, h.ways)
+    # Ranks with different experts have a row for every token, those of others' experts too.
+    rows = np.where(split.ranks > t.expert, 1, stream)
+    ends = saved.routed_ends / np.where(split.width > 1, 1, rows)
+    routed = block.experts_per_token * (saved.routed / rows + ends)
     return np.asarray(saved.tensor / t.tensor + saved.sequence / stream + routed)
+
+
+def _before_exchange(one: OneBlock) -> Column:
+    """What Ulysses' attention gives, which its kernel keeps, beside the same as exchanged back."""
+    block, t, h = one.block, one.t, one.h
+    is_exchanged = (t.context > 1) & (t.context_kind == _ULYSSES)
+    width = block.heads * block.value_dim / t.tensor
+    return np.asarray(is_exchanged * h.kernels.compute_bytes * width)
 
 
 def _gathered_inputs(one: OneBlock) -> Column:
     """Inputs of linears as tensor parallelism gathered them, beside this rank's own part."""
-    block, h = one.block, one.h
-    inputs = h.kernels.attention_casts * (block.heads > 0) + h.kernels.ffn_casts * (block.ffn > 0)
+    block, t, h = one.block, one.t, one.h
+    attention, ffn = entered(block, h.kernels)
+    is_dense = (block.ffn + block.shared_ffn > 0) * 1
+    inputs = attention + ffn * np.maximum(is_dense, routed_split(t, h.ways).ranks > t.expert)
     share = h.gathered_inputs * (1 - 1 / one.stream)
     return np.asarray(share * inputs * h.kernels.compute_bytes * block.hidden)

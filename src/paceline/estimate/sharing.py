@@ -59,6 +59,7 @@ class Ways:
     keeps_sums: Value = 0.0
     sums_experts: Value = 0.0
     launches_ahead: Value = 0.0
+    frees_gradients: Value = 0.0
     restores_frozen: Value = 0.0
     fills_first: Value = 0.0
     routed_split: Value = 0.0
@@ -98,6 +99,9 @@ class Shared(NamedTuple):
     has_buckets: Column
     """Gradients wait beside the buckets they are reduced in."""
 
+    gradients_appear: Column
+    """Gradients are freed after a step, and come with its only backward pass, block by block."""
+
     reduces_late: Column
     """Gradients are reduced when the last backward pass is over: nothing hides it."""
 
@@ -128,6 +132,10 @@ def shared_of(t: Layouts, ways: Ways, keeps_master: Value) -> Shared:
         gathers_blocks=is_full & ~in_pipeline,
         whole_gradients=np.where(throughout, waits_sharded, (s < _ZERO2) | waits | staged),
         has_buckets=(np.asarray(ways.bucket_copies) > 0) & several & is_replica,
+        gradients_appear=(np.asarray(ways.frees_gradients) > 0)
+        & ~several
+        & ~is_replica
+        & (t.pipeline == 1),
         reduces_late=in_pipeline,
     )
 

@@ -30,6 +30,28 @@ class MeasuredCosts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What the block's class in transformers writes out in several kernels, of which each keeps
+    its tensors. 0 is one kernel, as other software has it."""
+
+    norm: int = 0
+    """1: Llama's RMSNorm, a float32 copy and a product in the stream's type. 2: Gemma's, whose
+    product is float32 as well."""
+
+    activation: int = 0
+    """Tensors of the feed-forward's width besides input and output: 3 of `gelu_new`."""
+
+    drops: int = 0
+    """1 where what attention and feed-forward give is dropped in part: a mask of each."""
+
+    joined: int = 0
+    """1 where query, key and value are one matrix, and gate and up."""
+
+    capped: int = 0
+    """1 where scores are capped, which no flash kernel of torch does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
     """Sizes of one kind of block. 0 means that it has no such part."""
 
@@ -92,6 +114,9 @@ class Block:
 
     vector_parameters: int = 0
     """Norms, biases and whatever else is no matrix, in one block."""
+
+    written: Written = Written()
+    """As transformers writes it; other software has kernels of its own."""
 
     measured: MeasuredCosts | None = None
     """Set when the inside is not known; the sizes are then 0."""

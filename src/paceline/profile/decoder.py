@@ -1,6 +1,6 @@
 """The profile of the built-in decoder, by its sizes."""
 
-from paceline.profile.block import Block
+from paceline.profile.block import Block, Written
 from paceline.profile.model import ModelProfile
 from paceline.profile.shape import DecoderShape
 
@@ -25,6 +25,7 @@ def profile_decoder(
         head_outputs=shape.vocab,
         tied=shape.tied_embeddings,
         seq_len=seq_len,
+        is_built_in=True,
         assumed=assumed,
     )
 
@@ -41,5 +42,6 @@ def _block(shape: DecoderShape) -> Block:
         value_dim=shape.head_dim,
         ffn=shape.ffn,
         gated=True,
+        written=Written(norm=1),
         vector_parameters=2 * shape.hidden + bias,
     )

@@ -11,10 +11,11 @@ Leaves out: buffers; FLOPs of BERT's transform before the output matrix and of V
 patches, each below 1 % of the whole.
 """
 
-from paceline.profile.block import Block
+from paceline.profile.block import Block, Written
 from paceline.profile.family_plain import longer_than
 from paceline.profile.fields import MOST_LAYERS, Fields
 from paceline.profile.model import ModelProfile
+from paceline.profile.written import written_of
 
 
 def profile_bert(fields: Fields, seq_len: int, *, name: str) -> ModelProfile:
@@ -29,7 +30,15 @@ def profile_bert(fields: Fields, seq_len: int, *, name: str) -> ModelProfile:
     layers = fields.size("num_hidden_layers", most=MOST_LAYERS)
     return ModelProfile(
         name=name,
-        blocks=(_encoder(layers, hidden, heads, fields.size("intermediate_size")),),
+        blocks=(
+            _encoder(
+                layers,
+                hidden,
+                heads,
+                fields.size("intermediate_size"),
+                written=written_of(fields, {"dropout": ["hidden_dropout_prob", 0.1]}),
+            ),
+        ),
         num_embedding_parameters=(vocab + positions + types + 2) * hidden,
         num_head_parameters=_masked_head(hidden, vocab) + (0 if tied else vocab * (hidden + 1)),
         head_inputs=hidden,
@@ -51,7 +60,15 @@ def profile_distilbert(fields: Fields, seq_len: int, *, name: str) -> ModelProfi
     layers = fields.size("n_layers", "num_hidden_layers", most=MOST_LAYERS)
     return ModelProfile(
         name=name,
-        blocks=(_encoder(layers, hidden, heads, fields.size("hidden_dim")),),
+        blocks=(
+            _encoder(
+                layers,
+                hidden,
+                heads,
+                fields.size("hidden_dim"),
+                written=written_of(fields, {"dropout": ["dropout", 0.1]}),
+            ),
+        ),
         num_embedding_parameters=(vocab + positions + 2) * hidden,
         num_head_parameters=_masked_head(hidden, vocab) + (0 if tied else vocab * hidden),
         head_inputs=hidden,
@@ -72,6 +89,7 @@ def profile_t5(fields: Fields, seq_len: int, *, name: str) -> ModelProfile:
     tied = fields.flag("tie_word_embeddings", default=True)
     buckets = fields.size("relative_attention_num_buckets", default=32)
     activation = fields.text("feed_forward_proj", default="relu")
+    written = written_of(fields, {"norm": 1, "dropout": ["dropout_rate", 0.1]})
 
     def block(name: str, count: int, norms: int, cross_heads: int) -> Block:
         return Block(
@@ -87,6 +105,7 @@ def profile_t5(fields: Fields, seq_len: int, *, name: str) -> ModelProfile:
             ffn=ffn,
             gated=activation.startswith("gated-"),
             relu=activation == "relu",
+            written=written,
             vector_parameters=norms * hidden,
         )
 
@@ -137,7 +156,15 @@ def profile_vit(fields: Fields, seq_len: int, *, name: str) -> ModelProfile:
     )
 
 
-def _encoder(count: int, hidden: int, heads: int, ffn: int, *, has_qkv_bias: bool = True) -> Block:
+def _encoder(
+    count: int,
+    hidden: int,
+    heads: int,
+    ffn: int,
+    *,
+    has_qkv_bias: bool = True,
+    written: Written = Written(),  # noqa: B008
+) -> Block:
     """A block with biases everywhere and two LayerNorms, whose tokens see all others."""
     biases = 3 * hidden * has_qkv_bias + hidden + ffn + hidden
     return Block(
@@ -150,6 +177,7 @@ def _encoder(count: int, hidden: int, heads: int, ffn: int, *, has_qkv_bias: boo
         value_dim=hidden // heads,
         causal=False,
         ffn=ffn,
+        written=written,
         vector_parameters=biases + 4 * hidden,
     )
 

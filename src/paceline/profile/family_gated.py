@@ -10,12 +10,13 @@ that predicts a second token, which transformers leaves out as well.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from paceline.profile.block import Block
 from paceline.profile.fields import MOST_LAYERS, Fields
 from paceline.profile.model import ModelProfile
+from paceline.profile.written import written_of
 
 Flag = bool | Sequence[Any]
 """Whether a linear has a bias: always so, or by a field and its default."""
@@ -62,6 +63,9 @@ class Traits:
     window: Callable[[Fields], Callable[[int], int]] = lambda fields: lambda layer: 0
     """Tokens that the layer of that number looks back on; 0 is all."""
 
+    written: Mapping[str, Any] = field(default_factory=dict)
+    """Facts of its class in transformers for `written_of`."""
+
     experts: Callable[[Fields], Experts] | None = None
     """Set for a family with experts."""
 
@@ -99,6 +103,7 @@ def profile_gated(
         gated=True,
         extra_norm_width=(traits.norms - 2) * hidden,
         query_key_norm=traits.query_key_norm != "none",
+        written=written_of(fields, traits.written, norm=1),
         vector_parameters=norms + biases,
     )
     return finish(fields, seq_len, name, attention, traits)
@@ -129,6 +134,7 @@ def profile_latent(
         kv_rank=kv_rank,
         rope_dim=rope_dim,
         gated=True,
+        written=written_of(fields, traits.written, norm=1),
         vector_parameters=traits.norms * hidden + query_rank + kv_rank + biases,
     )
     return finish(fields, seq_len, name, attention, traits)
@@ -180,6 +186,9 @@ def finish(
         head_outputs=vocab,
         tied=tied,
         seq_len=seq_len,
+        caps_logits=bool(
+            attention.written.capped and fields.number("final_logit_softcapping", 30.0)
+        ),
     )
 
 

@@ -16,6 +16,7 @@ from paceline.profile.block import Block
 from paceline.profile.family_gated import every_layer, flag, group
 from paceline.profile.fields import MOST_LAYERS, Fields
 from paceline.profile.model import ModelProfile
+from paceline.profile.written import written_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +88,7 @@ def profile_plain(
         relu=it.relu,
         parallel=it.block_norms == 1,
         query_key_norm=it.query_key_norm,
+        written=written_of(fields, row.get("written", {})),
         vector_parameters=vectors,
     )
     width = it.embedding_width or it.hidden

@@ -69,6 +69,16 @@ class Fields:
             return default
         return value
 
+    def number(self, name: str, default: float) -> float:
+        """A number of 0 or more, which null is."""
+        value = self.values.get(name, default)
+        if value is None:
+            return 0.0
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+            self.refuse(f"{self.source} says {name} is {value!r}", f"write {name} as a number")
+            return default
+        return float(value)
+
     def listed(self, name: str) -> list[Any] | None:
         """A list; None where it is left out."""
         value = self.values.get(name)

@@ -66,6 +66,12 @@ class ModelProfile:
     head_tokens: int | None = None
     """Tokens of a sample that enter the output matrix; None is all, a classifier has one."""
 
+    is_built_in: bool = False
+    """Whether our own runtime takes its own decoder for it, and not transformers' class."""
+
+    caps_logits: bool = False
+    """Whether logits go through a tangent."""
+
     adapter: Adapter | None = None
     """Set when only adapters are trained."""
 

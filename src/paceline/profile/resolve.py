@@ -6,6 +6,7 @@ weights, by a factory of its own or by a number of parameters.
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from paceline.catalog.configs import find_published
@@ -65,6 +66,7 @@ def resolve_profile(job: Job, facts: ModuleFacts | None = None) -> ModelProfile:
         profile = _profile_config(asked, seq_len)
         if objective_of(job.spec) == "classification":
             profile = as_classifier(profile, len(job.spec.data.labels or ()))
+        profile = replace(profile, is_built_in=resolve_decoder(job) is not None)
     else:
         shape = resolve_decoder(job)
         assert shape is not None, "only a config.json or a factory may be of another family"

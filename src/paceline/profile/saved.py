@@ -124,6 +124,15 @@ class Kernels:
     modules: Modules = field(default_factory=Modules)
     """What selective recompute does again, where it does not do all that is cheap."""
 
+    written: Value = 0
+    """1 where the model is transformers' own code: what `Block.written` says is kept."""
+
+    routed_bytes: Value = 0
+    """One element inside the routed experts, where it is not `compute_bytes`."""
+
+    routed_ends: Value = 2
+    """Tensors as wide as the stream kept of each token-copy: its expert's input and output."""
+
     logit_bytes: Value = 4
     """Kept for each logit until the loss goes backward: the log-softmax."""
 
@@ -159,26 +168,32 @@ def saved_bytes(block: Block, kernels: Kernels, seq_len: Value) -> SavedBytes:
     """
     c, h = kernels.compute_bytes, block.hidden
     ways = 1 + block.gated
-    gated, plain = block.gated * 1, 1 - block.gated
-    copies = gated * kernels.gated_copies + plain * (kernels.plain_copies - block.relu)
+    copies = _activated(block, kernels)
     has_attention = (block.heads > 0) * 1
     has_ffn = (block.ffn + block.shared_ffn + block.experts > 0) * 1
     query = block.heads * block.head_dim
-    latent = (block.kv_rank > 0) * 1
+    capped = kernels.written * block.written.capped
+    # Keys and values are laid out for every head where scores are written.
+    latent = ((block.kv_rank > 0) + capped > 0) * 1
     shared_key_value = block.kv_heads * (block.head_dim + block.value_dim)
     own_key_value = block.heads * (block.head_dim + block.value_dim)
     key_value = (1 - latent) * shared_key_value + latent * own_key_value
     # Latents are kept for their norm, and after it for the matrix that widens them.
-    latents = (c + kernels.norm_bytes) * (block.query_rank + latent * block.kv_rank)
+    norm_bytes = _norm_bytes(block, kernels, kernels.stream_bytes)
+    latents = (c + norm_bytes) * (block.query_rank + block.kv_rank)
     seen = block.window + (block.window == 0) * seq_len
+    # Capped: the tangent, the softmax in float32 and its narrow copy, of all scores.
     scores = kernels.score_bytes * block.heads * seen
-    flash = (kernels.score_bytes == 0) * FLOAT32 * block.heads
+    scores = scores + capped * (2 * c + FLOAT32) * block.heads * seq_len
+    flash = (kernels.score_bytes == 0) * (1 - capped) * FLOAT32 * block.heads
     cross = c * 4 * block.cross_heads * block.head_dim
-    norm = kernels.norm_bytes * h + FLOAT32 * kernels.norm_scalars
+    norm = norm_bytes * h + FLOAT32 * kernels.norm_scalars
+    dropped = kernels.written * (block.written.drops - kernels.dropout_bytes)
+    attention_inputs, ffn_inputs = entered(block, kernels)
     normed = block.query_key_norm * (query + block.kv_heads * block.head_dim)
     tensor = (
         c * (query + key_value + block.heads * block.value_dim)
-        + kernels.norm_bytes * normed
+        + _norm_bytes(block, kernels, c) * normed
         + flash
         + scores
         + cross
@@ -186,27 +201,52 @@ def saved_bytes(block: Block, kernels: Kernels, seq_len: Value) -> SavedBytes:
     )
     has_cross = (block.cross_heads > 0) * 1
     sequence = (
-        (has_attention + has_ffn + has_cross) * (norm + kernels.dropout_bytes * h)
-        + has_attention * c * kernels.attention_casts * h
+        (has_attention + has_ffn + has_cross) * (norm + (kernels.dropout_bytes + dropped) * h)
+        + c * (attention_inputs + ffn_inputs) * h
         + has_cross * 2 * c * h
-        + has_ffn * c * kernels.ffn_casts * h
-        + kernels.norm_bytes * block.extra_norm_width
+        + norm_bytes * block.extra_norm_width
         - block.parallel * (norm + c * h)
         + latents
         + FLOAT32 * 2 * block.experts
     )
     # A copy of a token: its permuted input, what the expert keeps, and its output to be weighted.
     has_experts = (block.experts > 0) * 1
-    routed = has_experts * c * copies * block.expert_ffn
+    inside = kernels.routed_bytes + (kernels.routed_bytes == 0) * c
+    routed = has_experts * inside * copies * block.expert_ffn
     width = block.ffn + block.shared_ffn + block.experts_per_token * block.expert_ffn
     peak = c * (ways + 1) * width + kernels.stream_bytes * 2 * h
     return SavedBytes(
         tensor=tensor,
         sequence=sequence,
         routed=routed,
-        routed_ends=has_experts * 2 * c * h,
+        routed_ends=has_experts * kernels.routed_ends * inside * h,
         peak=peak,
     )
+
+
+def entered(block: Block, kernels: Kernels) -> tuple[Value, Value]:
+    """Inputs of a block's attention and feed-forward that are kept: one each, or under autocast a
+    cast for each matrix that takes it."""
+    apart = 1 - kernels.written * block.written.joined
+    has_attention = (block.heads > 0) * 1
+    attention = has_attention * (1 + (kernels.attention_casts - 1) * apart)
+    gate = block.gated * apart
+    parts = (block.ffn > 0) * (1 + gate) + (block.shared_ffn > 0) * (1 + gate) + (block.experts > 0)
+    is_each, is_kept = (kernels.ffn_casts > 1) * 1, (kernels.ffn_casts > 0) * (parts > 0)
+    return attention, is_kept * (1 + is_each * (parts - 1))
+
+
+def _norm_bytes(block: Block, kernels: Kernels, width: Value) -> Value:
+    """Kept by a norm for each element of an input of so many bytes an element."""
+    chain = kernels.written * block.written.norm
+    written = FLOAT32 + (chain > 1) * FLOAT32 + (chain == 1) * width
+    return kernels.norm_bytes + (chain > 0) * (written - kernels.norm_bytes)
+
+
+def _activated(block: Block, kernels: Kernels) -> Value:
+    """Tensors of the feed-forward's width that are kept."""
+    plain = kernels.plain_copies - block.relu + kernels.written * block.written.activation
+    return block.gated * kernels.gated_copies + (1 - block.gated) * plain
 
 
 def saved_outputs(block: Block, kernels: Kernels, seq_len: Value) -> SavedBytes:
@@ -217,6 +257,7 @@ def saved_outputs(block: Block, kernels: Kernels, seq_len: Value) -> SavedBytes:
     """
     outputs_only = replace(
         kernels,
+        written=0,
         norm_bytes=0,
         norm_scalars=0,
         attention_casts=0,
@@ -245,13 +286,11 @@ def without_modules(block: Block, kernels: Kernels, seq_len: Value) -> SavedByte
     """Bytes one token leaves in one block whose scores and `kernels.modules` are computed again."""
     m, c, h = kernels.modules, kernels.compute_bytes, block.hidden
     whole = saved_bytes(block, replace(kernels, score_bytes=0), seq_len)
-    gated = block.gated * 1
-    copies = gated * kernels.gated_copies + (1 - gated) * (kernels.plain_copies - block.relu)
+    copies = _activated(block, kernels)
     shared = m.shared + m.experts - m.shared * m.experts
     latent = (block.kv_rank > 0) * block.heads * (2 * block.head_dim + block.value_dim)
     tensor = c * (copies * (m.ffn * block.ffn + shared * block.shared_ffn) + m.latents * latent)
-    has_attention, has_ffn = block.heads > 0, block.ffn + block.shared_ffn + block.experts > 0
-    normed = has_attention * kernels.attention_casts + has_ffn * kernels.ffn_casts
+    normed = sum(entered(block, kernels))
     activation = m.activation * (1 - m.experts) * c * (block.experts > 0) * block.expert_ffn
     return whole._replace(
         tensor=whole.tensor - tensor,

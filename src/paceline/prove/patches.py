@@ -41,6 +41,7 @@ def dry_run(*, is_cuda: bool) -> Iterator[None]:
             stack.enter_context(patch.object(F, "rms_norm", _fused_rms_norm))
             attention = _without_dropout(F.scaled_dot_product_attention)
             stack.enter_context(patch.object(F, "scaled_dot_product_attention", attention))
+            stack.enter_context(patch.object(F, "dropout", _masked_by_bytes))
         else:
             for owner, name in ((schedules, BATCH_P2P), (dist, "batch_isend_irecv")):
                 stack.enter_context(patch.object(owner, name, _holding(getattr(owner, name))))
@@ -184,6 +185,17 @@ def _without_dropout(attend: Any) -> Any:
         return out
 
     return call
+
+
+def _masked_by_bytes(
+    hidden: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor:
+    """Dropout on CUDA is one kernel that keeps a byte for each element. On a CPU torch draws a mask
+    in the type of its input."""
+    if not training or not p:
+        return hidden
+    out: Tensor = torch.ops.aten.native_dropout(hidden, p, True)[0]
+    return out
 
 
 class _FusedRMSNorm(torch.autograd.Function):
