@@ -80,6 +80,8 @@ def enter(
     tired = walk.foreign > MAX_FOREIGN and path_of(function.node) != walk.main_path
     if inside or tired or function.runs >= MAX_RUNS or len(walk.frames) >= MAX_DEPTH:
         return Value(sources=tuple(args), taints=expressions.all_taints(args))
+    if walk.trial is not None:
+        walk.trial.runs.setdefault(function, function.runs)
     function.runs += 1
     scope = Scope(outer=function.scope)
     bind_parameters(walk, function, scope, args, kwargs)

@@ -1,7 +1,8 @@
 """Walks through a program as it would run and notes what happens: the makings of `Program`.
 
-Branches are walked one after the other and what they assign is joined; loops once; own functions
-at each call, so that what a name holds is known for that call. Nothing is executed.
+Branches are walked one after the other and what they assign is joined; a loop whose body reads what
+its last round left is walked twice, and the events of the second walk count; own functions at each
+call, so that what a name holds is known for that call. Nothing is executed.
 """
 
 import ast
@@ -18,6 +19,7 @@ from paceline.check.lint import (
     iteration,
     managers,
     matching,
+    rounds,
 )
 from paceline.check.lint.choices import either
 from paceline.check.lint.events import (
@@ -74,6 +76,7 @@ class Walk:
         self.global_names: list[set[str]] = []
         self.instances: dict[Class, Value] = {}
         self.escaped: list[Function] = []
+        self.trial: rounds.Trial | None = None
 
     def run(self) -> None:
         """The module as it stands, then every function and method that nothing called."""
@@ -157,7 +160,10 @@ class Walk:
             owner = self.value(target.value)
             self.note_assign(expressions.text(target), owner, target.attr, value, node)
             for held in owner.any():
-                held.fields[target.attr] = self.or_as_before(held.fields.get(target.attr), value)
+                old = held.fields.get(target.attr)
+                if self.trial is not None:
+                    self.trial.fields.setdefault((id(held), target.attr), (held, old))
+                held.fields[target.attr] = self.or_as_before(old, value)
         elif isinstance(target, ast.Subscript):
             owner, index = self.value(target.value), self.value(target.slice)
             self.note_assign(expressions.text(target), owner, None, value, node)
@@ -359,6 +365,7 @@ class Walk:
         self.loops.append(loop)
         counters.count_up(self, node.body, loop)
         self.assign(node.target, element, node)
+        rounds.carry(self, node.body)
         self.block(node.body)
         self.loops.pop()
         self.keep_function_exits(mark)
@@ -369,6 +376,9 @@ class Walk:
     def do_while(self, node: ast.While) -> None:
         loop = Loop(node, None, (), len(self.frames))
         counters.count_up(self, node.body, loop)
+        self.loops.append(loop)
+        rounds.carry(self, node.body, node.test)
+        self.loops.pop()
         test = self.value(node.test)
         mark = len(self.guards)
         self.loops.append(loop)

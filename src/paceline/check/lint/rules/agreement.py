@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call, Guard
-from paceline.check.lint.names import COLLECTIVES, DDP, FSDP, INIT_GROUP
+from paceline.check.lint.names import COLLECTIVES, DDP, FSDP
 from paceline.check.lint.program import Program
-from paceline.check.lint.values import (
-    Value,
-)
+from paceline.check.lint.values import Value, innermost
 
 CHECKPOINT = "torch.distributed.checkpoint"
 
@@ -27,7 +25,6 @@ SAVES = frozenset(
         f"{FSDP}.optim_state_dict",
         f"{FSDP}.full_optim_state_dict",
         f"{FSDP}.summon_full_params",
-        "accelerate.Accelerator.save_state",
         "deepspeed.DeepSpeedEngine.save_checkpoint",
         "deepspeed.DeepSpeedEngine.save_16bit_model",
         "lightning.pytorch.Trainer.save_checkpoint",
@@ -41,6 +38,8 @@ GATHERED_SAVES = frozenset(
     {"accelerate.Accelerator.get_state_dict", "accelerate.Accelerator.save_model"}
 )
 """Calls that gather a sharded model's weights from every rank, and no others'."""
+
+SAVE_STATE = "accelerate.Accelerator.save_state"
 
 SHARDED = ("fsdp1", "fsdp2")
 
@@ -61,6 +60,11 @@ class Joint:
     kind: str
     """collective, save, forward, backward."""
 
+    condition: str = ""
+    """What has to be so for it to need them, where the program does not show that it is."""
+
+    severity: Severity = Severity.ERROR
+
     @property
     def shown(self) -> str:
         return self.call.name.rpartition(".")[2] if self.kind != "forward" else "the forward pass"
@@ -69,12 +73,55 @@ class Joint:
 def joint_calls(program: Program) -> Iterator[Joint]:
     """Calls that need every rank, in order."""
     for call in program.all_calls:
-        kind = joint_kind(call)
+        kind = joint_kind(program, call)
         if kind is not None and not any(one.alone for one in call.guards):
             yield Joint(call, kind)
 
 
-def joint_kind(call: Call) -> str | None:
+def conditional_calls(program: Program) -> Iterator[Joint]:
+    """Calls that need every rank in some runs of the program, with the condition."""
+    for call in program.all_calls:
+        if any(one.alone for one in call.guards) or joint_kind(program, call) is not None:
+            continue
+        if call.name == SAVE_STATE:
+            yield Joint(call, "save", "with FSDP or DeepSpeed ", Severity.INFO)
+        elif only_reads_ddp(call) and has_buffers(program, call.forward_of) is None:
+            condition = "where the model has buffers, as batch normalisation has, "
+            yield Joint(call, "forward", condition, Severity.WARNING)
+
+
+def only_reads_ddp(call: Call) -> bool:
+    """Whether it is a forward pass of DDP without gradients: it broadcasts buffers, if anything."""
+    entered = (one.name or one.instance or getattr(one.call, "name", "") for one in call.withs)
+    return (
+        call.forward_of is not None
+        and call.forward_of.wrapped_by("ddp")
+        and any(one.endswith((".no_grad", ".inference_mode")) for one in entered)
+    )
+
+
+def has_buffers(program: Program, model: Value | None) -> bool | None:
+    """Whether DDP broadcasts buffers of the model before a forward pass; None if not known.
+
+    Source: `DistributedDataParallel.will_sync_module_buffers`, torch 2.13.
+    """
+    wraps = [one.call for one in model.any() if isinstance(one.call, Call)] if model else []
+    given = [one.argument(None, "broadcast_buffers") for one in wraps]
+    if given and all(one is not None and one.const is False for one in given):
+        return False
+    made = {one.name.rpartition(".")[2] for one in program.all_calls}
+    if made & {"register_buffer", "convert_sync_batchnorm"} or any("BatchNorm" in n for n in made):
+        return True
+    inner = innermost(model) if model is not None else Value()
+    ours = inner.of_class is not None or (inner.instance or "").startswith("torch.nn.")
+    parts = [one for one in program.all_calls if one.result.kind == "model" and one.own is None]
+    plain = all(one.result.wrapper or one.name.startswith(("torch.nn.", "own.")) for one in parts)
+    return False if ours and plain else None
+
+
+def joint_kind(program: Program, call: Call) -> str | None:
+    if call.name == SAVE_STATE:
+        return "save" if saves_together(program, call) else None
     if call.name in COLLECTIVES:
         return None if of_a_part(call) else "collective"
     if call.name in {DDP, FSDP}:
@@ -93,6 +140,8 @@ def joint_kind(call: Call) -> str | None:
     receiver = call.receiver or Value()
     if call.is_method("save_checkpoint") and receiver.wrapped_by("deepspeed"):
         return "save"
+    if only_reads_ddp(call):
+        return "forward" if has_buffers(program, call.forward_of) else None
     if call.forward_of is not None and (
         call.forward_of.wrapped_by("ddp", "deepspeed") or sharded_by_then(call, call.forward_of)
     ):
@@ -111,6 +160,30 @@ def joint_kind(call: Call) -> str | None:
         )
         return "collective" if torchmetrics else None
     return None
+
+
+def saves_together(program: Program, call: Call) -> bool:
+    """Whether Accelerate's `save_state` waits for every rank: it gathers shards, or names folders.
+
+    Source: `Accelerator.save_state`, accelerate 1.15: with DDP alone no call in it is of all ranks.
+    """
+    owners = [one.call for one in call.receiver.any()] if call.receiver is not None else []
+    for start in owners:
+        if isinstance(start, Call):
+            given = [start.argument(None, *PLUGINS), start.argument(None, "project_config")]
+            named = given[1].call if given[1] is not None else None
+            naming = (
+                named.argument(None, "automatic_checkpoint_naming")
+                if isinstance(named, Call)
+                else None
+            )
+            if given[0] is not None and given[0].const is not None:
+                return True
+            if naming is not None and naming.likely() is True:
+                return True
+    prepared = program.calls("accelerate.Accelerator.prepare")
+    results = [each for one in prepared for each in (one.result, *(one.result.items or ()))]
+    return any(model.is_sharded for one in results for model in one.any())
 
 
 def sharded_by_then(call: Call, model: Value) -> bool:
@@ -258,7 +331,7 @@ def whole_model(call: Call) -> bool:
 
 def check_rank_branches(program: Program, context: Context) -> Iterator[Finding]:
     """collective-mismatch, rank0-only-collective-save, rank0-only-validation, horovod-stalled."""
-    joints = list(joint_calls(program))
+    joints = [*joint_calls(program), *conditional_calls(program)]
     order = {"save": 0, "forward": 1, "collective": 2, "backward": 3}
     reported: set[int] = set()
     for joint in sorted(joints, key=lambda one: (order[one.kind], one.call.order)):
@@ -391,47 +464,16 @@ def rank_finding(program: Program, joint: Joint, guard: Guard) -> Finding:
     }[joint.kind]
     return program.finding(
         id,
-        Severity.ERROR,
+        joint.severity,
         at,
         what=(
             f"{only} reaches {joint.shown}{deeper}, by the condition in line {guard.line}; "
-            f"{WORDS[joint.kind]}: the others never come, and it waits until the time-out"
+            f"{joint.condition}{WORDS[joint.kind]}: the others never come, and it waits until the "
+            "time-out"
         ),
         fix=fix,
         seen=(guard, call),
     )
 
 
-def check_long_evaluation(program: Program, context: Context) -> Iterator[Finding]:
-    """One rank evaluates while the others wait, with the default time-out."""
-    inits = program.calls(INIT_GROUP)
-    if not inits or any(one.has_argument(None, "timeout") for one in inits):
-        return
-    if not program.wraps:
-        return
-    reported: set[int] = set()
-    for call in program.forwards:
-        guard = next((one for one in call.guards if one.main is True and one.how == "if"), None)
-        model = call.forward_of
-        if guard is None or model is None or any(one.wrapper is not None for one in model.any()):
-            continue
-        if not any(one.over_batches for one in call.loops if one.depth >= guard.depth):
-            continue
-        at = call.at_depth(guard.depth)
-        if id(at) in reported:
-            continue
-        reported.add(id(at))
-        yield program.finding(
-            "rank0-only-validation",
-            Severity.INFO,
-            at,
-            what="the main process evaluates alone: the others give up after 10 minutes (NCCL)",
-            fix="evaluate on all ranks, or give init_process_group a longer timeout",
-            seen=(guard, call),
-        )
-
-
-RULES = (
-    check_long_evaluation,
-    check_rank_branches,
-)
+RULES = (check_rank_branches,)

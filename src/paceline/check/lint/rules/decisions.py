@@ -194,7 +194,7 @@ def missed_call(program: Program, leave: Exit, loop: Loop) -> Call | None:
 
 
 def needs_company(program: Program, call: Call) -> bool:
-    kind = joint_kind(call)
+    kind = joint_kind(program, call)
     if kind in {"collective", "save"}:
         return True
     if call.method == "backward" and call.name != "torch.autograd.backward":

@@ -85,6 +85,9 @@ def check_optimizer_first(program: Program, context: Context) -> Iterator[Findin
                 continue
             if not shards_any(wrap, models) or exclusive(made, wrap):
                 continue
+            kept = wrap.argument(None, "use_orig_params")
+            if kept is not None and kept.likely() is not False:
+                continue  # the optimizer's parameters stay, as views of what is sharded
             yield program.finding(
                 "fsdp-optimizer-before-wrap",
                 Severity.ERROR,

@@ -108,7 +108,37 @@ def check_late_start(program: Program, context: Context) -> Iterator[Finding]:
             return
 
 
+def check_long_evaluation(program: Program, context: Context) -> Iterator[Finding]:
+    """One rank evaluates while the others wait, with the default time-out."""
+    inits = program.calls(INIT_GROUP)
+    if not inits or any(one.has_argument(None, "timeout") for one in inits):
+        return
+    if not program.wraps:
+        return
+    reported: set[int] = set()
+    for call in program.forwards:
+        guard = next((one for one in call.guards if one.main is True and one.how == "if"), None)
+        model = call.forward_of
+        if guard is None or model is None or any(one.wrapper is not None for one in model.any()):
+            continue
+        if not any(one.over_batches for one in call.loops if one.depth >= guard.depth):
+            continue
+        at = call.at_depth(guard.depth)
+        if id(at) in reported:
+            continue
+        reported.add(id(at))
+        yield program.finding(
+            "rank0-only-validation",
+            Severity.INFO,
+            at,
+            what="the main process evaluates alone: the others give up after 10 minutes (NCCL)",
+            fix="evaluate on all ranks, or give init_process_group a longer timeout",
+            seen=(guard, call),
+        )
+
+
 RULES = (
+    check_long_evaluation,
     check_long_wait,
     check_late_start,
 )

@@ -1,0 +1,76 @@
+"""What a round of a loop leaves for the next one: `stop = loss < 0.1`, read as `if stop: break`."""
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from paceline.check.lint.choices import either
+from paceline.check.lint.events import Function
+from paceline.check.lint.values import DIVERGENT, Value
+
+if TYPE_CHECKING:
+    from paceline.check.lint.walk import Walk
+
+
+@dataclass(slots=True)
+class Trial:
+    """What a walk through a loop's body, for its effects alone, has changed and puts back."""
+
+    runs: dict[Function, int] = field(default_factory=dict)
+    fields: dict[tuple[int, str], tuple[Value, Value | None]] = field(default_factory=dict)
+
+
+def carry(walk: "Walk", body: Sequence[ast.stmt], test: ast.expr | None = None) -> None:
+    """Have names and attributes hold what a round leaves for the next one, too.
+
+    The body is walked for this alone: what happens in it is not noted. Only what may differ between
+    ranks afterwards, and did not before, is joined with what was there.
+    """
+    read = carried(body, test)
+    if walk.trial is not None or not read:
+        return
+    walk.trial = trial = Trial()
+    names, guards = walk.scope.names, len(walk.guards)
+    lists: tuple[list[Any], ...] = (walk.events, walk.functions, walk.classes, walk.escaped)
+    lists = (*lists, *walk.returned)
+    marks, foreign = [len(one) for one in lists], walk.foreign
+    walk.scope.names = dict(names)
+    walk.block(body)
+    after, walk.scope.names, walk.trial, walk.foreign = walk.scope.names, names, None, foreign
+    for one, mark in zip(lists, marks, strict=True):
+        del one[mark:]
+    del walk.guards[guards:]
+    for function, runs in trial.runs.items():
+        function.runs = runs
+    for (_, attribute), (owner, old) in trial.fields.items():
+        left = owner.fields.pop(attribute, None)
+        if old is not None:
+            owner.fields[attribute] = rejoined(old, left) if attribute in read else old
+    for name in read:
+        before = walk.scope.find(name)
+        if before is not None:
+            joined = rejoined(before, after.get(name))
+            if joined is not before:
+                walk.bind(name, joined)
+
+
+def carried(body: Sequence[ast.stmt], test: ast.expr | None) -> set[str]:
+    """Names and attributes that a loop reads before its body has assigned them."""
+    assigned: dict[str, tuple[int, int]] = {}
+    read: dict[str, tuple[int, int]] = {}
+    roots = [*([] if test is None else [test]), *body]
+    for node in (one for root in roots for one in ast.walk(root)):
+        if isinstance(node, ast.Name | ast.Attribute):
+            name = node.id if isinstance(node, ast.Name) else node.attr
+            place = (node.lineno, node.col_offset)
+            kept = read if isinstance(node.ctx, ast.Load) else assigned
+            kept[name] = min(kept.get(name, place), place)
+    return {name for name, place in assigned.items() if read.get(name, place) < place}
+
+
+def rejoined(old: Value, left: Value | None) -> Value:
+    """What a name may hold in any round of a loop, before which it was `old`."""
+    if left is None or old.kind == "counter" or not (left.taints - old.taints) & DIVERGENT:
+        return old
+    return either(old, left)
