@@ -27,6 +27,7 @@ cluster: {accelerator: H100-SXM, nodes: 2, per_node: 8}
 train: {global_batch: 128, steps: 10000}
 """
 TOO_LARGE = ("model.preset=llama-3-405b", "cluster.accelerator=L4", "cluster.nodes=1")
+SMALL = ("model.preset=gpt2", "data.seq_len=512")
 _PLANS: dict[tuple[str, ...], PhasePlan] = {}
 
 
@@ -356,6 +357,48 @@ def test_the_phase_of_faults_says_what_a_run_does():
     fixed = output(8, "recovery.shrink=false", "checkpoint.copy_to=s3://bucket/runs")
     assert fixed["elastic"]["min"] == ranks
     assert fixed["storageLocation"]["backup"] == "s3://bucket/runs"
+
+
+def test_s2_2_the_phase_of_faults_is_what_the_engine_and_the_job_do():
+    own = output(8, "recovery.patience=25s", "recovery.heartbeat=7s")["failureDetection"]
+    assert "at least 25 s" in own["timeout"]
+    assert "silent for 7 s" in own["interval"]
+    assert "off: the run never" in output(8, "recovery.shrink=false")["elastic"]["up"]
+    other = output(8, "engine=deepspeed")
+    assert "newest checkpoint of deepspeed" in other["strategy"]
+    assert other["elastic"]["min"] == other["elastic"]["max"] == 16
+    macs = output(8, "engine=mlx", "cluster.accelerator=M2-Ultra", "cluster.per_node=1", *SMALL)
+    assert macs["recoveryPlan"] == macs["recoveryPlan"] | {"automatic": False, "maxAttempts": 0}
+    assert "first Mac" in macs["storageLocation"]["primary"]
+    assert output(8, "cluster.nodes=1", *SMALL)["storageLocation"]["type"] == "local disk"
+
+
+def test_s2_2_types_are_those_of_the_engine_and_of_compressed_gradients():
+    def types(*given: str) -> tuple[str, str]:
+        kept = output(6, *given)["mixedPrecision"]
+        return kept["parameters"], kept["reduce"]
+
+    assert types() == ("float32", "float32")
+    assert types("engine=deepspeed") == ("bfloat16, copied in float32", "bfloat16")
+    assert types("engine=deepspeed", "train.precision=fp32", *SMALL) == ("float32", "float32")
+    sent = ("train.gradient_compression=fp16", "layout.sharding=none", *SMALL)
+    assert types(*sent) == ("float32", "float16")
+    assert output(5, *sent)["compression"].startswith("fp16: gradients are sent in float16, which")
+    assert output(5)["compression"] == "none: gradients are added up in float32"
+
+
+def test_s2_2_the_host_file_has_the_jobs_hosts_and_no_names_that_are_made_up():
+    found = output(13, "ssh.hosts=[me@node-a,node-b]")
+    assert found["hostfile"] == ["me@node-a", "node-b"]
+    assert found["network"]["masterAddress"] == "node-a"
+    assert output(13)["hostfile"] == []
+
+
+def test_s2_2_settings_of_kernels_are_the_jobs():
+    given = ("train.precision=tf32", "train.deterministic=true", *SMALL)
+    assert output(12, *given)["cudnn"] == {"benchmark": False, "deterministic": True, "TF32": True}
+    (first, *_) = output(12, "train.precision=fp32", *SMALL)["appliedOptimizations"]
+    assert first["why"] == "the job asks for fp32"
 
 
 def test_s2_2_the_bucket_sentence_and_the_overhead_are_one_number():

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from paceline.catalog import load_accelerators
+from paceline.catalog.engines import load_engines
 from paceline.job import Job, RecoverySpec
 from paceline.plan import Plan
 from paceline.record.metrics import StepMetrics
@@ -85,6 +86,41 @@ def recovery(plan: Plan, recover: RecoverySpec) -> str:
         f"the workers that live stay, {lost}; the run continues {rest}; "
         f"{recover.max_restarts} times in a row at most without a finished step"
     )
+
+
+def checkpoint_storage(plan: Plan) -> str:
+    """Where a run writes its checkpoints first."""
+    if is_mlx(plan):
+        return "checkpoints/ on the first Mac, from which all ranks get the state"
+    several = " on storage that every node sees" if plan.cluster.num_nodes > 1 else ""
+    return f"runs/<run>/checkpoints{several}"
+
+
+def sums_in(plan: Plan, job: Job) -> str:
+    """Type in which gradients are added up between ranks."""
+    asked = job.spec.train.gradient_compression
+    if asked == "powersgd":
+        return "float32, compressed by PowerSGD"
+    if asked != "none":
+        return _NARROW[asked]
+    return _type_of(plan, load_engines()[plan.engine].reduce_bytes)
+
+
+def weights_in(plan: Plan) -> str:
+    """Type in which the engine trains parameters, and of their copy where it keeps one."""
+    engine = load_engines()[plan.engine]
+    is_sharded = plan.layout.sharding in ("zero2", "full", "hybrid")
+    kind = _type_of(plan, engine.sharded_bytes if is_sharded else engine.weight_bytes)
+    return kind if kind == "float32" or not engine.master_bytes else f"{kind}, copied in float32"
+
+
+def _type_of(plan: Plan, num_bytes: float) -> str:
+    if num_bytes == 4 or plan.precision in ("fp32", "tf32"):
+        return "float32"
+    return _NARROW.get(plan.precision, "bfloat16")
+
+
+_NARROW = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 def preflight_command(plan: Plan) -> str:

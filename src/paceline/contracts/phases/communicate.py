@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from paceline.contracts.operate import backends, init_method
+from paceline.contracts.operate import backends, init_method, sums_in, weights_in
 from paceline.contracts.phases.case import Case
 from paceline.contracts.phases.split import communication_of
 from paceline.plan.advice.buckets import advise_buckets
@@ -35,8 +35,7 @@ def plan_communication(case: Case) -> dict[str, Any]:
             else f"{cluster.backend}'s own; a silent rank is found earlier by its missing steps",
             "env": {each.name: each.value for each in environment(plan)},
         },
-        "compression": "none: reductions are in float32. A float16 hook zeroes elements below "
-        "3e-5 on 1024 ranks, because it casts before it divides",
+        "compression": _compression(case),
         "gradientBucketing": why,
         "gradientBucketMB": bucket,
         "overlap": "the reduction of a block's gradients runs while earlier blocks go backward"
@@ -53,6 +52,14 @@ def plan_communication(case: Case) -> dict[str, Any]:
         f"({format_seconds(exposed)}, estimated)",
         "estimatedCommunicationOverheadShare": share,
     }
+
+
+def _compression(case: Case) -> str:
+    asked, kind = case.job.spec.train.gradient_compression, sums_in(case.plan, case.job)
+    if asked == "none":
+        return f"none: gradients are added up in {kind}"
+    zeroes = ", which zeroes elements below 3e-5 on 1024 ranks: it casts before it divides"
+    return f"{asked}: gradients are sent in {kind}{zeroes if asked == 'fp16' else ''}"
 
 
 def _optimizations(case: Case) -> list[str]:
@@ -109,14 +116,15 @@ def synchronise_gradients(case: Case) -> dict[str, Any]:
     plan, layout, train = case.plan, case.plan.layout, case.job.spec.train
     sharded = layout.sharding in ("full", "hybrid", "zero2")
     is_fp16 = str(plan.precision) == "fp16"
+    kind = sums_in(plan, case.job)
     return {
         "synchronizationMethod": "synchronous-allreduce",
         "allReduceStrategy": (
-            "reduce-scatter in float32, each rank updates its shard, parameters are gathered"
+            f"reduce-scatter in {kind}, each rank updates its shard, parameters are gathered"
             if sharded
-            else "all-reduce in float32, the algorithm is NCCL's choice"
+            else f"all-reduce in {kind}, the algorithm is NCCL's choice"
             if plan.cluster.backend == "nccl"
-            else "all-reduce in float32"
+            else f"all-reduce in {kind}"
         ),
         "accumulation": {
             "steps": layout.accumulation,
@@ -128,8 +136,8 @@ def synchronise_gradients(case: Case) -> dict[str, Any]:
         "clipping": {"globalNorm": train.clip_norm, "over": "all parameters on all ranks"},
         "mixedPrecision": {
             "compute": plan.precision,
-            "parameters": "float32",
-            "reduce": "float32",
+            "parameters": weights_in(plan),
+            "reduce": kind,
             "lossScale": "dynamic" if is_fp16 else "none",
             "dynamic": is_fp16,
         },

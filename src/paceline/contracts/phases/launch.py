@@ -29,6 +29,7 @@ def plan_launch(case: Case) -> dict[str, Any]:
     plan = case.plan
     cluster = plan.cluster
     several = cluster.num_nodes > 1
+    hosts = list(case.job.spec.ssh.hosts[: cluster.num_nodes])
     return {
         "launchScript": launch_script(case),
         "environmentConfig": {each.name: each.value for each in environment(plan)},
@@ -44,9 +45,13 @@ def plan_launch(case: Case) -> dict[str, Any]:
         if several
         else ["nothing: one node"],
         "jobSpecification": {"scheduler": "slurm", "command": _SLURM} if several else {},
-        "hostfile": [f"node-{node}" for node in range(cluster.num_nodes)],
+        "hostfile": hosts,
         "network": {
-            "masterAddress": "127.0.0.1" if not several else "$HEAD_ADDRESS",
+            "masterAddress": "127.0.0.1"
+            if not several
+            else hosts[0].rpartition("@")[2]
+            if hosts
+            else "$HEAD_ADDRESS",
             "port": PORT,
             "interface": "the default route's; set NCCL_SOCKET_IFNAME only where that is wrong",
         },

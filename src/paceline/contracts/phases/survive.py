@@ -2,12 +2,14 @@
 
 from typing import Any
 
-from paceline.contracts.operate import METRICS, STATE_SOURCES, health_checks
+from paceline.contracts.operate import METRICS, checkpoint_storage, health_checks, recovery
 from paceline.contracts.phases.case import Case
+from paceline.job import RecoverySpec
 from paceline.job.evaluate import kept_every, num_best
 from paceline.launch.default_alerts import alerts, silence_s
 from paceline.parallel.shrink import shrunk
 from paceline.plan import Plan
+from paceline.render.mlx import is_mlx
 from paceline.units import format_bytes, format_count, format_seconds
 
 
@@ -17,18 +19,18 @@ def survive_faults(case: Case) -> dict[str, Any]:
     good, best = view.goodput, view.checkpoints
     every = plan.checkpoint_every
     period = "" if view.step_s is None else f", {format_seconds(every * view.step_s)}"
-    ranks = plan.cluster.num_ranks
     return {
         "appliesTo": case.applies_to,
-        "strategy": "sharded checkpoints written in the background; on a failure the workers that "
-        f"live stay, and lost ranks get their state from {STATE_SOURCES[spec.recovery.state]}",
+        "strategy": f"checkpoints; on a failure {recovery(plan, spec.recovery)}",
         "checkpointFrequency": f"every {every} steps{period}",
         "checkpointFrequencySteps": every,
         "advisedFrequencySteps": None if best is None else best.every_steps,
         "storageLocation": {
-            "primary": "runs/<run>/checkpoints on storage that every node sees",
+            "primary": checkpoint_storage(plan),
             "backup": spec.checkpoint.copy_to or "none: checkpoint.copy_to copies them elsewhere",
-            "type": "shared file system",
+            "type": "shared file system"
+            if plan.cluster.num_nodes > 1 and not is_mlx(plan)
+            else "local disk",
         },
         "components": [
             "parameters",
@@ -44,24 +46,12 @@ def survive_faults(case: Case) -> dict[str, Any]:
             "period": kept_every(spec),
         },
         "recoveryPlan": {
-            "automatic": True,
-            "maxAttempts": spec.recovery.max_restarts,
+            "automatic": not is_mlx(plan),
+            "maxAttempts": 0 if is_mlx(plan) else spec.recovery.max_restarts,
             "fallback": "a checkpoint that fails its hash is refused and the one before it taken",
         },
-        "elastic": {
-            "min": ranks // plan.layout.data if spec.recovery.shrink else ranks,
-            "max": ranks,
-            "up": "the run grows back to all ranks when the node returns",
-            "down": after_a_lost_node(plan)
-            if spec.recovery.shrink
-            else "recovery.shrink is off: the run waits, and ends",
-        },
-        "failureDetection": {
-            "interval": "at once for a process that ends",
-            "timeout": f"{format_seconds(silence_s(plan))} without a finished step for "
-            "one that hangs",
-            "mechanism": "process exit on the node, and the age of the last line of metrics.jsonl",
-        },
+        "elastic": _elastic(plan, spec.recovery),
+        "failureDetection": _detection(plan, spec.recovery),
         "gracefulDegradation": [
             "a full disk costs that checkpoint, not the run",
             "a loss that is not finite refuses the step on all ranks",
@@ -73,6 +63,39 @@ def survive_faults(case: Case) -> dict[str, Any]:
         "expectedFailuresPerDay": None if good is None else 24 * good.failures_per_hour,
         "expectedUsefulShare": None if good is None else good.useful,
         "reason": None if best is None else best.reason,
+    }
+
+
+def _elastic(plan: Plan, recover: RecoverySpec) -> dict[str, int | str]:
+    ranks = plan.cluster.num_ranks
+    if plan.engine != "paceline":
+        fixed = f"the number of {plan.engine}'s ranks stays the same"
+        return {"min": ranks, "max": ranks, "up": fixed, "down": fixed}
+    if not recover.shrink:
+        up, down = "the run never has fewer ranks", "the run waits, and ends"
+        off = "recovery.shrink is off: "
+        return {"min": ranks, "max": ranks, "up": off + up, "down": off + down}
+    return {
+        "min": ranks // plan.layout.data,
+        "max": ranks,
+        "up": "the run grows back to all ranks when the node returns",
+        "down": after_a_lost_node(plan),
+    }
+
+
+def _detection(plan: Plan, recover: RecoverySpec) -> dict[str, str]:
+    if plan.engine != "paceline":
+        return {
+            "interval": "at once for a process that ends",
+            "timeout": f"{format_seconds(silence_s(plan))} without a finished step: an alert",
+            "mechanism": "the launcher sees a process end; alerts judge the age of the last step",
+        }
+    return {
+        "interval": "at once for a process that ends; a node is lost when it is silent for "
+        f"{format_seconds(recover.heartbeat)}",
+        "timeout": f"at least {format_seconds(recover.patience)} for a worker that stands still; "
+        f"{format_seconds(recover.collective_timeout)} for one operation between accelerators",
+        "mechanism": "an agent on each node watches its processes and the steps that they report",
     }
 
 

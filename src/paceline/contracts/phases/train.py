@@ -3,8 +3,10 @@
 from math import isclose
 from typing import Any
 
+from paceline.contracts.operate import sums_in, weights_in
 from paceline.contracts.phases.case import Case
 from paceline.job.training import decay_steps
+from paceline.plan import is_deterministic
 from paceline.plan.advice.learning_rate import scale_learning_rate
 from paceline.units import format_count, format_seconds
 
@@ -37,7 +39,8 @@ def configure_training(case: Case) -> dict[str, Any]:
         },
         "loop": f"{plan.layout.accumulation} micro-batches of {plan.layout.micro_batch} a step, "
         "then one vote of all ranks whether to apply it",
-        "precision": f"{plan.precision}; parameters, reductions and optimizer state in float32",
+        "precision": f"{plan.precision}; parameters in {weights_in(plan)}; gradients added up in "
+        f"{sums_in(plan, case.job)}",
         "throughput": None if rate is None else f"{format_count(rate)} tokens/s (estimated)",
     }
 
@@ -118,6 +121,8 @@ def optimise_performance(case: Case) -> dict[str, Any]:
                 "applied": narrow,
                 "why": f"matrix multiplications in {plan.precision}"
                 if narrow
+                else "the job asks for fp32"
+                if case.job.spec.train.precision == "fp32"
                 else f"{plan.cluster.accelerator} gains nothing from a narrower type here",
             },
             {
@@ -150,7 +155,11 @@ def optimise_performance(case: Case) -> dict[str, Any]:
         "flashAttention": "mx.fast.scaled_dot_product_attention"
         if mlx
         else "scaled_dot_product_attention picks the flash kernel in bf16 on CUDA",
-        "cudnn": {"benchmark": False, "deterministic": False, "TF32": False},
+        "cudnn": {
+            "benchmark": False,
+            "deterministic": is_deterministic(case.job, plan),
+            "TF32": plan.precision == "tf32",
+        },
         "checklist": [
             "measure tokens_per_s for 50 steps before and after each change",
             f"vote_s stays below a tenth of step_s on all {layout.num_ranks} ranks",

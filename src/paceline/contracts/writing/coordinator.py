@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.check.preflight.layers import LAYERS
 from paceline.contracts.operate import (
+    checkpoint_storage,
     health_checks,
     launch_command,
     preflight_command,
@@ -149,9 +150,7 @@ def _checkpoints(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
         + f"; on a failure {recovery(plan, job.spec.recovery)}",
         "async": own,
         "compression": "none",
-        "storage": "runs/<run>/checkpoints on storage that every node sees"
-        if own
-        else "checkpoints/ on the first Mac, from which all ranks get the state",
+        "storage": checkpoint_storage(plan),
         "frequency": f"every_{plan.checkpoint_every}_steps",
         "retention": f"last_{job.spec.checkpoint.keep_last}_checkpoints",
         "expected_recovery_time": (

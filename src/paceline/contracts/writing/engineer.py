@@ -8,7 +8,14 @@ parallelism).
 from dataclasses import asdict
 from typing import Any
 
-from paceline.contracts.operate import METRICS, backends, health_checks, init_method, recovery
+from paceline.contracts.operate import (
+    METRICS,
+    backends,
+    checkpoint_storage,
+    health_checks,
+    init_method,
+    recovery,
+)
 from paceline.job import Job
 from paceline.job.evaluate import kept_every, num_best
 from paceline.launch.default_alerts import alerts
@@ -154,8 +161,9 @@ def _checkpoints(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
     return {
         "frequency": f"every {every} steps"
         + ("" if seconds is None else f", {format_seconds(seconds)} (estimated)"),
-        "storage": "runs/<run>/checkpoints on storage that every node sees: "
-        f"{format_bytes(plan.estimate.num_checkpoint_bytes)} each",
+        "storage": f"{checkpoint_storage(plan)}: "
+        f"{format_bytes(plan.estimate.num_checkpoint_bytes)} each"
+        + (f", copied to {keep.copy_to}" if keep.copy_to else ""),
         "retention": ", ".join(retention),
         "frequencySteps": every,
         "intervalSeconds": seconds,
