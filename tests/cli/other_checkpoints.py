@@ -11,6 +11,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 PROMPT, ANSWER = "a b", "c"
+MOMENTS = ("exp_avg", "exp_avg_sq")
 WORDS = ["<unk>", *"abcdefghijklmno"]
 SMALL = {"vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLAMA = {**SMALL, "intermediate_size": 24, "num_key_value_heads": 2, "max_position_embeddings": 32}
@@ -63,7 +64,28 @@ def as_dcp(folder: Path, tree: Any) -> None:
     dcp.save(tree, checkpoint_id=folder, no_dist=True)
 
 
-def zero(root: Path, state: dict[str, torch.Tensor], *, stage: int, ranks: int) -> Path:
+def moments(state: dict[str, torch.Tensor], steps: float = 7.0) -> dict[str, dict[str, Any]]:
+    """Adam's state of each parameter, other numbers in each."""
+    made = {}
+    for number, (name, each) in enumerate(sorted(state.items()), 1):
+        value = each.float()
+        made[name] = {
+            "exp_avg": value * number,
+            "exp_avg_sq": value.square() + number,
+            "step": torch.tensor(steps),
+        }
+    return made
+
+
+def zero(
+    root: Path,
+    state: dict[str, torch.Tensor],
+    *,
+    stage: int,
+    ranks: int,
+    adam: dict[str, dict[str, Any]] | None = None,
+    elastic: bool = False,
+) -> Path:
     """A ZeRO step of DeepSpeed 0.19.6: keys by runtime/engine.py `_save_checkpoint` and
     `_save_zero_checkpoint`, the flat groups by runtime/zero/stage_1_and_2.py and stage3.py, as
     utils/zero_to_fp32.py reads them. Two groups, as weight decay makes them, and a buffer."""
@@ -86,16 +108,25 @@ def zero(root: Path, state: dict[str, torch.Tensor], *, stage: int, ranks: int) 
         "ds_config": {"zero_optimization": {"stage": stage}},
         "args": argparse.Namespace(seed=1),
     }
+    cut = _third if stage == 3 else _second
     for rank in range(ranks):
-        if stage == 3:
-            flat = [_third(group, rank, ranks) for group in groups]
-        else:
-            flat = [_second(group, rank, ranks) for group in groups]
+        flat = [cut(group, rank, ranks) for group in groups]
         optimizer = {
             "zero_stage": stage,
             "partition_count": ranks if stage == 3 else [ranks, ranks],
             "fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups": flat,
         }
+        if adam is not None:
+            kept = [
+                {key: cut({n: adam[n][key] for n in group}, rank, ranks) for key in MOMENTS}
+                for group in groups
+            ]
+            steps = next(iter(adam.values()))["step"]
+            base = {n: {**each, "step": steps} for n, each in enumerate(kept)}
+            own = "optimizer_state_dict" if stage == 3 else "base_optimizer_state"
+            optimizer[own] = kept if elastic else {"state": base, "param_groups": []}
+            if elastic:
+                optimizer["base_optimizer_state_step"] = int(steps)
         name = f"zero_pp_rank_{rank}_mp_rank_00"
         torch.save({"optimizer_state_dict": optimizer}, folder / f"{name}_optim_states.pt")
         if stage == 3:

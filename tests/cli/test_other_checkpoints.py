@@ -25,6 +25,8 @@ pytest.importorskip("peft")
 from safetensors.torch import load_file, save_file  # noqa: E402
 from tests.cli import other_checkpoints as other  # noqa: E402
 
+from paceline.runtime.checkpoint.state_files import StateFiles  # noqa: E402
+
 pytestmark = pytest.mark.filterwarnings("ignore")  # of peft and transformers, which we do not write
 
 
@@ -338,6 +340,167 @@ def test_s3_8_weights_go_round_through_every_form_and_come_back(made, tmp_path):
     assert_same(weights_in(tmp_path / "f"), state)
     assert not problems(tmp_path / "f")
     assert_same(torch.load(tmp_path / "a.pt")["model"], state)
+
+
+def values_of(folder):
+    files = StateFiles(folder)
+    return {name: files.value(name) for name in files.names}
+
+
+def with_adam(state, adam):
+    """Names and values of a checkpoint of ours."""
+    made = {f"model/{name}": each.float() for name, each in state.items()}
+    for owner, held in adam.items():
+        made |= {f"optimizer/{owner}/{key}": value for key, value in held.items()}
+    return made
+
+
+@pytest.mark.parametrize(
+    ("stage", "ranks", "elastic"), [(1, 2, False), (2, 3, False), (2, 2, True), (3, 3, False)]
+)
+def test_s3_8_zero_goes_on_with_its_optimizer_here_and_in_the_universal_form(
+    made, tmp_path, stage, ranks, elastic
+):
+    state = made[1]
+    adam = other.moments(state)
+    step = other.zero(tmp_path / "ds", state, stage=stage, ranks=ranks, adam=adam, elastic=elastic)
+    assert "exp_avg, exp_avg_sq, step of 21 parameters" in seen(step)["optimizer"]
+    converted(tmp_path / "ds", tmp_path / "ours")
+    assert_same(values_of(tmp_path / "ours/step-00000007"), with_adam(state, adam))
+    converted(tmp_path / "ds", tmp_path / "universal", "--to", "deepspeed")
+    assert seen(tmp_path / "universal")["form"] == "deepspeed"
+    converted(tmp_path / "universal", tmp_path / "again")
+    assert_same(values_of(tmp_path / "again/step-00000007"), with_adam(state, adam))
+    converted(tmp_path / "ours", tmp_path / "b", "--to", "deepspeed")
+    moment = tmp_path / "b/global_step7_universal/zero/lm_head.weight/exp_avg.pt"
+    assert torch.equal(torch.load(moment)["param"], adam["lm_head.weight"]["exp_avg"])
+
+
+def test_s3_8_optimizer_state_goes_round_through_torch_and_dcp(made, tmp_path):
+    path, state = made
+    adam = other.moments(state)
+    other.as_dcp(tmp_path / "a", {"model": state, "optimizer": {"state": adam}})
+    shutil.copy(path / "config.json", tmp_path / "a")  # a Llama, which has other names here
+    done = converted(tmp_path / "a", tmp_path / "ours")
+    (ours,) = (tmp_path / "ours").glob("step-*")
+    assert ours.name == "step-00000007"
+    assert "optimizer/blocks.0.ffn.up.weight/exp_avg" in values_of(ours)
+    converted(ours, tmp_path / "zero", "--to", "deepspeed")
+    assert (tmp_path / "zero/global_step7_universal/zero/model.norm.weight/step.pt").is_file()
+    converted(tmp_path / "a", tmp_path / "b.pt", "--to", "torch")
+    converted(tmp_path / "b.pt", tmp_path / "c", "--to", "dcp")
+    shutil.copy(path / "config.json", tmp_path / "c")
+    assert converted(tmp_path / "c", tmp_path / "d")["after"] == done["after"]
+    converted(tmp_path / "c", tmp_path / "e", "--weights-only")
+    assert {name.partition("/")[0] for name in values_of(tmp_path / "e/step-00000000")} == {"model"}
+
+
+def test_s3_8_accelerates_optimizer_beside_its_weights_is_read(made, tmp_path):
+    adam = other.moments(made[1])
+    other.as_dcp(tmp_path / "x/pytorch_model_fsdp_0", {"model": made[1]})
+    other.as_dcp(tmp_path / "x/optimizer_0", {"optimizer": {"state": adam}})
+    (tmp_path / "x/random_states_0.pkl").write_bytes(b"")
+    converted(tmp_path / "x", tmp_path / "ours")
+    assert_same(values_of(tmp_path / "ours/step-00000007"), with_adam(made[1], adam))
+
+
+NUMBERED = {"state": {0: {"exp_avg": torch.ones(2), "exp_avg_sq": torch.ones(2), "step": 1}}}
+WEIGHT = {"a": torch.ones(2)}
+
+
+def adam_of(**changes):
+    state = {"exp_avg": torch.ones(2), "exp_avg_sq": torch.ones(2), "step": torch.ones(())}
+    return {name: each for name, each in {**state, **changes}.items() if each is not None}
+
+
+@pytest.mark.parametrize(
+    ("tree", "form", "says"),
+    [
+        ({"model": WEIGHT, "optimizer": NUMBERED}, "paceline", "optimizer.state.0.exp_avg"),
+        ({"model": WEIGHT}, "deepspeed", "has no optimizer state"),
+        (
+            {"model": WEIGHT, "optimizer": {"state": {"a": {"momentum_buffer": torch.ones(2)}}}},
+            "deepspeed",
+            "a has momentum_buffer",
+        ),
+        (
+            {"model": WEIGHT, "optimizer": {"state": {"a": adam_of(exp_avg_sq=None)}}},
+            "deepspeed",
+            "a lacks exp_avg_sq",
+        ),
+        (
+            {"model": WEIGHT, "optimizer": {"state": {"a": adam_of(exp_avg=torch.ones(3))}}},
+            "dcp",
+            "optimizer.state.a.exp_avg",
+        ),
+        (
+            {
+                "model": {**WEIGHT, "b": torch.ones(2)},
+                "optimizer": {"state": {"a": adam_of(), "b": adam_of(step=torch.tensor(2.0))}},
+            },
+            "deepspeed",
+            "different steps",
+        ),
+    ],
+    ids=["numbered", "none", "sgd", "half", "shape", "steps"],
+)
+def test_s3_8_optimizer_state_that_cannot_be_carried_is_refused_by_name(tmp_path, tree, form, says):
+    torch.save(tree, tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match=says):
+        call("convert", tmp_path / "x.pt", tmp_path / "out", "--to", form)
+    assert [each.name for each in tmp_path.iterdir()] == ["x.pt"]
+    if form != "deepspeed":
+        converted(tmp_path / "x.pt", tmp_path / "out", "--to", form, "--weights-only")
+
+
+def test_s3_8_what_has_no_optimizer_state_is_named_and_kept_beside_the_universal_form(tmp_path):
+    tree = {"model": {**WEIGHT, "mean": torch.arange(3)}, "optimizer": {"state": {"a": adam_of()}}}
+    torch.save(tree, tmp_path / "x.pt")
+    done = converted(tmp_path / "x.pt", tmp_path / "out", "--to", "deepspeed")
+    assert "not loaded by DeepSpeed: mean" in " ".join(done["notes"])
+    converted(tmp_path / "out", tmp_path / "ours")
+    found = values_of(tmp_path / "ours/step-00000001")
+    assert torch.equal(found["model/mean"], torch.arange(3))
+
+
+def test_s3_8_values_that_are_no_numbers_are_refused_unless_they_are_asked_for(tmp_path):
+    wrong = {"a": torch.tensor([1.0, float("nan")]), "b": torch.tensor([float("inf")])}
+    torch.save(wrong, tmp_path / "x.pt")
+    for form in ("safetensors", "torch", "dcp", "paceline"):
+        with pytest.raises(
+            CheckpointError, match=r"C016: 2 tensors .*a \(1 NaN, 0 infinite of 2\)"
+        ):
+            call("convert", tmp_path / "x.pt", tmp_path / "out", "--to", form)
+        assert [each.name for each in tmp_path.iterdir()] == ["x.pt"]
+    done = converted(tmp_path / "x.pt", tmp_path / "out", "--to", "torch", "--allow-nonfinite")
+    assert "b (0 NaN, 1 infinite of 1)" in " ".join(done["notes"])
+
+
+@pytest.mark.parametrize(
+    "harm", ["no weight", "no moment", "no steps", "cut off", "another shape", "something"]
+)
+def test_s3_8_a_damaged_universal_checkpoint_is_refused_with_its_file(made, tmp_path, harm):
+    other.zero(tmp_path / "ds", made[1], stage=2, ranks=2, adam=other.moments(made[1]))
+    converted(tmp_path / "ds", tmp_path / "u", "--to", "deepspeed")
+    folder = tmp_path / "u/global_step7_universal/zero/model.norm.weight"
+    file = folder / "exp_avg.pt"
+    if harm == "no weight":
+        (folder / "fp32.pt").unlink()
+    elif harm == "no moment":
+        file.unlink()
+    elif harm == "no steps":
+        (folder / "step.pt").unlink()
+        (folder.parent / "optimizer_state.pt").write_bytes(b"")
+    elif harm == "cut off":
+        os.truncate(file, file.stat().st_size - 50)
+    elif harm == "another shape":
+        torch.save({"param": torch.ones(3)}, file)
+    else:
+        torch.save({"param": 3}, file)
+    with pytest.raises(CheckpointError, match=r"C012|M012") as found:
+        call("convert", tmp_path / "u", tmp_path / "out")
+    assert "model.norm.weight" in str(found.value) or "optimizer_state.pt" in str(found.value)
+    assert not list(tmp_path.glob("*out*"))
 
 
 def test_s3_8_a_folder_of_dcp_without_one_of_its_files_is_refused(made, tmp_path):

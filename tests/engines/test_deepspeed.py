@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -241,6 +242,64 @@ def test_shellcheck_finds_nothing_in_the_launch_scripts(python_with, tmp_path):
         rendered("deepspeed", layout={"sharding": "full"}, ssh=hosts).files, tmp_path
     )
     start(["shellcheck", "launch.sh", "launch-hosts.sh"], folder, python=python)
+
+
+@pytest.mark.engine(validated="a universal checkpoint of ours, in ZeRO 1, 2 and 3 on 2 ranks")
+def test_s3_8_deepspeed_loads_a_universal_checkpoint_and_its_own_comes_back(python_with, tmp_path):
+    torch = pytest.importorskip("torch")
+    from tests.engines.load_universal import digest
+
+    from paceline.record.conversion import Conversion
+    from paceline.runtime.checkpoint import export
+    from paceline.runtime.checkpoint._files import Facts
+    from paceline.runtime.checkpoint.state_files import write_state
+
+    python = python_with("deepspeed")
+    shapes = {
+        "embed.weight": (16, 8),
+        "layers.0.w": (7, 5),
+        "layers.0.b": (7,),
+        "norm.weight": (3,),
+    }
+    torch.manual_seed(1)
+    values = {}
+    for name, shape in shapes.items():
+        values[f"model/{name}"] = torch.randn(shape)
+        values[f"optimizer/{name}/exp_avg"] = torch.randn(shape)
+        values[f"optimizer/{name}/exp_avg_sq"] = torch.rand(shape)
+        values[f"optimizer/{name}/step"] = torch.tensor(7.0)
+    source = write_state(tmp_path, {n: (lambda v=v: v) for n, v in values.items()}, Facts(step=7))
+    made = Conversion(
+        source=str(source),
+        out=str(tmp_path / "zero"),
+        source_form="paceline",
+        form="deepspeed",
+        step=7,
+    )
+    export.convert(made)
+    (tmp_path / "shapes.json").write_text(json.dumps(shapes))
+    wanted = {
+        name.partition("/")[2]: digest(value)
+        for name, value in values.items()
+        if not name.endswith("/step")
+    }
+    for stage in ("1", "2", "3"):
+        saved = tmp_path / f"saved{stage}"
+        command = (str(python), "-m", "torch.distributed.run", "--nproc-per-node=2")
+        script = (str(HERE / "load_universal.py"), "shapes.json", "zero", stage, str(saved))
+        output = run(tmp_path, python, command=command + script)
+        told = json.loads(next(line for line in output.splitlines() if '"digests"' in line))
+        assert told["digests"] == wanted
+        assert told["steps"] == [7]
+        assert told["after"] > [7]
+        back = Conversion(
+            source=str(saved / "global_step7"),
+            out=str(tmp_path / f"back{stage}"),
+            source_form="deepspeed",
+            form="paceline",
+        )
+        same = export.convert(replace(made, form="paceline", out=str(tmp_path / f"own{stage}")))
+        assert export.convert(back).after == same.after
 
 
 def check_shared_moments(output):

@@ -4,8 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from tests.ranks import run_ranks
 from tests.runtime.tiny import SEQ_LEN, SHAPE, build, layout_of, train_steps
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from paceline.errors import CheckpointError
 from paceline.job import CheckpointSpec
@@ -101,7 +106,7 @@ def test_a_file_of_torch_holds_model_and_optimizer(saved, tmp_path):
     assert done.before == done.after == digest
     held = torch.load(tmp_path / "all.pt")
     assert held["step"] == 2
-    assert held["optimizer"]["norm.weight"].keys() >= {"exp_avg", "exp_avg_sq"}
+    assert held["optimizer"]["state"]["norm.weight"].keys() >= {"exp_avg", "exp_avg_sq"}
     torch.manual_seed(1)
     Decoder(SHAPE, SEQ_LEN).load_state_dict(held["model"], strict=False)
 
@@ -265,3 +270,46 @@ def test_a_copy_that_fails_stops_nothing_and_is_tried_again_with_the_next(tmp_pa
         (1, "CheckpointCopied"),
         (2, "CheckpointCopied"),
     ]
+
+
+def fsdp2_of_torch(rank, world, folder, back):
+    """A model under FSDP2 with torch's own optimizer: its digest, and that of what it loads."""
+    mesh = init_device_mesh("cpu", (world,))
+    torch.manual_seed(4)
+    model = Decoder(SHAPE, SEQ_LEN)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    if back is None:
+        for _ in range(3):
+            sum(each.square().sum() for each in model.parameters()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    mine, states = get_state_dict(model, optimizer)
+    once = {name: mine[name] for name, _ in model.named_parameters()}  # the embedding is tied
+    held = {"model": once, "optimizer": states}
+    if back is None:
+        dcp.save(held, checkpoint_id=folder)
+    else:
+        planner = DefaultLoadPlanner(allow_partial_load=True)  # its options are the job's own
+        dcp.load(held, checkpoint_id=back, planner=planner)
+        set_state_dict(
+            model,
+            optimizer,
+            model_state_dict=held["model"],
+            optim_state_dict=held["optimizer"],
+            options=StateDictOptions(strict=False),
+        )
+    return state_digest(model, optimizer)
+
+
+def test_s3_8_a_checkpoint_of_fsdp2_goes_on_here_and_back_with_its_optimizer(tmp_path):
+    digest, _ = run_ranks(fsdp2_of_torch, 2, tmp_path / "dcp", None)
+    theirs = replace(asked(tmp_path / "dcp", tmp_path / "ours", "paceline"), source_form="dcp")
+    done = export.convert(theirs)
+    assert done.before == done.after == digest
+    assert verify_checkpoint(tmp_path / "ours/step-00000003") is None
+    assert run_ranks(restore, 2, [tmp_path / "ours"], "ddp") == [[digest], [digest]]
+    export.convert(asked(tmp_path / "ours/step-00000003", tmp_path / "again", "dcp"))
+    assert run_ranks(fsdp2_of_torch, 2, None, tmp_path / "again") == [digest, digest]

@@ -209,11 +209,12 @@ def verify(
 @click.option(
     "--to",
     "form",
-    type=click.Choice(["safetensors", "torch", "dcp", "paceline"]),
+    type=click.Choice(["safetensors", "torch", "dcp", "deepspeed", "paceline"]),
     default="paceline",
     show_default=True,
     help="safetensors: a folder as Hugging Face has it. torch: one .pt file. dcp: a folder of "
-    "torch.distributed.checkpoint. paceline: a checkpoint in folder OUT.",
+    "torch.distributed.checkpoint. deepspeed: ZeRO's universal form. paceline: a checkpoint in "
+    "folder OUT.",
 )
 @click.option(
     "--from",
@@ -245,6 +246,14 @@ def verify(
     help="With --to safetensors: add the adapters of a run or of peft to the weights they were "
     "trained beside.",
 )
+@click.option(
+    "--weights-only", is_flag=True, help="Leave optimizer state out. safetensors has none anyway."
+)
+@click.option(
+    "--allow-nonfinite",
+    is_flag=True,
+    help="Also write tensors with NaN or infinite values, which are refused otherwise.",
+)
 @json_option
 @click.pass_context
 def convert(
@@ -257,14 +266,18 @@ def convert(
     max_shard_size: str,
     ranks: int,
     merge: bool,
+    weights_only: bool,
+    allow_nonfinite: bool,
     as_json: bool,
 ) -> None:
     """Write a checkpoint in another form into OUT, and prove that it is the same.
 
     What was written is read again, and the SHA-256 of its state compared with the source's: over
-    names, types, shapes and values, in any order. OUT appears when it is whole. Of other programs
-    the weights are taken, not the optimizer; with --to paceline they become step 0, which
-    `paceline run JOB --from OUT/step-00000000` begins with.
+    names, types, shapes and values, in any order. OUT appears when it is whole. Optimizer state is
+    carried along, of our checkpoints, DeepSpeed's ZeRO and torch.distributed.checkpoint; where it
+    cannot be, that is refused by name. With --to paceline another program's checkpoint becomes the
+    step that its optimizer counts, 0 for weights alone; `paceline run JOB --from OUT/step-00000000`
+    begins with it.
 
     \b
     Examples:
@@ -274,6 +287,8 @@ def convert(
       paceline checkpoint convert Qwen2.5-0.5B start
       paceline checkpoint convert old-model new-model --to safetensors
       paceline checkpoint convert /ckpt/global_step100 model --to safetensors
+      paceline checkpoint convert runs/tiny-lm-20261121-101500 zero --to deepspeed
+      paceline checkpoint convert /ckpt/global_step100 start
       paceline checkpoint convert /ckpt/iter_0001000 model --to safetensors
       paceline checkpoint convert my-adapter merged --to safetensors --merge
       paceline checkpoint convert model.Q4_1.gguf model --to safetensors
@@ -295,7 +310,9 @@ def convert(
             where="PATH",
             fix="give a run, a checkpoint, or a file or folder of weights",
         )
-    found_form, source = find_source(Path(path), None if source_form == "auto" else source_form)
+    found_form, source, optimizer_elsewhere = find_source(
+        Path(path), None if source_form == "auto" else source_form
+    )
     _refuse_unused(context, found_form)
     step, facts = verified_facts(source) if found_form == "paceline" else (0, {})
     if out.exists() and (out.is_file() or any(out.iterdir())):
@@ -316,6 +333,9 @@ def convert(
         step=step,
         merge=merge,
         facts=facts,
+        weights_only=weights_only,
+        optimizer_elsewhere=optimizer_elsewhere,
+        allow_nonfinite=allow_nonfinite,
     )
     start = time.perf_counter()
     done = convert_there(with_known_config(asked))
@@ -400,7 +420,7 @@ def _other_facts(found: "Looked") -> dict[str, str]:
         "holds": f"{len(found.tensors)} tensors, {found.num_params:,} parameters: {types}",
         "memory": f"{format_bytes(found.num_bytes)} to load",
         "to train": f"{training} activations" if found.base is None else "",
-        "optimizer": "there is one; only its own program reads it" if found.holds_optimizer else "",
+        "optimizer": found.optimizer,
         "tokenizer": "there is one" if found.tokenizer else "none",
         "note": "; ".join(found.notes),
     }

@@ -120,8 +120,9 @@ def verified_facts(checkpoint: Path) -> tuple[int, dict[str, Any]]:
     return manifest.step, facts
 
 
-def find_source(path: Path, named: Form | None = None) -> tuple[Form, Path]:
-    """The form of what is to be converted, and where it is.
+def find_source(path: Path, named: Form | None = None) -> tuple[Form, Path, bool]:
+    """The form of what is to be converted, where it is, and whether the folder also has optimizer
+    state in files that no reader takes.
 
     Args:
         named: What somebody says it is; None looks.
@@ -132,10 +133,10 @@ def find_source(path: Path, named: Form | None = None) -> tuple[Form, Path]:
             not what it is said to be.
     """
     if "gguf" in (named, path.suffix.removeprefix(".")):
-        return "gguf", path
+        return "gguf", path, False
     found = find_other(path)
     if found is None and named in (None, "paceline"):
-        return "paceline", one_checkpoint_at(path)
+        return "paceline", one_checkpoint_at(path), False
     if found is None or named not in (None, found.source[0]):
         raise CheckpointError.of(
             code="C012",
@@ -149,7 +150,7 @@ def find_source(path: Path, named: Form | None = None) -> tuple[Form, Path]:
     form, source = found.source
     if form is None:
         raise CheckpointError(no_weights(found))
-    return form, source
+    return form, source, found.optimizer_elsewhere
 
 
 def with_known_config(asked: Conversion) -> Conversion:

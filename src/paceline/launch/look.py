@@ -57,7 +57,9 @@ class Looked:
     base: str | None
     """What an adapter was trained beside."""
 
-    holds_optimizer: bool
+    optimizer: str = ""
+    """What its optimizer state is, as far as it is read; empty where there is none."""
+
     num_params: int = 0
     dtypes: Mapping[str, int] = field(default_factory=dict)
     """Type -> parameters."""
@@ -99,7 +101,9 @@ def look(found: ForeignCheckpoint, *, key: str | None = None, scan: bool = False
         model=_model(config) if base is None else None,
         tokenizer=tokenizer_in(_folder(found)) is not None,
         base=base,
-        holds_optimizer=found.holds_optimizer,
+        optimizer="there is one; only its own program reads it"
+        if found.optimizer_elsewhere
+        else "",
         problems=damage_in(found),
     )
     if about.problems:
@@ -200,6 +204,7 @@ def _counted(about: Looked, seen: Seen) -> Looked:
         num_bytes=sum(size * _width(dtype) for dtype, size in sizes.items()),
         train_bytes=num * _TRAIN_BYTES,
         tensors=seen.tensors,
+        optimizer=seen.optimizer or about.optimizer,
         notes=seen.notes,
         checked=seen.checked,
         skipped=seen.skipped,

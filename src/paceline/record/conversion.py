@@ -10,7 +10,7 @@ from paceline.errors import Problem
 Form = Literal[
     "paceline", "safetensors", "torch", "gguf", "dcp", "adapter", "deepspeed", "megatron"
 ]
-"""The last two and `gguf` are read only; `adapter` is a folder of peft."""
+"""`megatron` and `gguf` are read only; `adapter` is a folder of peft."""
 
 DType = Literal["float32", "bfloat16", "float16"]
 
@@ -68,6 +68,15 @@ class Conversion:
     facts: Mapping[str, Any] = field(default_factory=dict)
     """For the manifest of a checkpoint that is written anew."""
 
+    weights_only: bool = False
+    """Whether optimizer state is left out, which is carried along otherwise, or refused."""
+
+    optimizer_elsewhere: bool = False
+    """Whether the source has optimizer state in files that no reader of ours takes."""
+
+    allow_nonfinite: bool = False
+    """Whether tensors with NaN or infinite values are written; they are refused otherwise."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Converted:
@@ -121,6 +130,9 @@ class Seen:
     """What a checkpoint holds."""
 
     tensors: tuple[HeldTensor, ...] = ()
+    optimizer: str = ""
+    """What its optimizer state is, as far as it is read; empty where there is none."""
+
     notes: tuple[str, ...] = ()
     config: Mapping[str, Any] | None = None
     """config.json of the model; where there is none, what the checkpoint itself tells."""

@@ -42,9 +42,9 @@ NAMES: Mapping[Kind, str] = {
 }
 """As a person reads them."""
 
-_FSDP = "pytorch_model_fsdp_0"
-"""Folder of Accelerate's and Trainer's sharded weights. Source: accelerate 1.15,
-utils/fsdp_utils.py, `save_fsdp_model`."""
+FSDP_FOLDER, OPTIMIZER_FOLDER = "pytorch_model_fsdp_0", "optimizer_0"
+"""Folders of Accelerate's and Trainer's sharded weights and optimizer. Source: accelerate 1.15,
+utils/fsdp_utils.py, `save_fsdp_model`, `save_fsdp_optimizer`."""
 
 TORCH_FILES = (".pt", ".pth", ".bin", ".ckpt")
 """Endings of what `torch.save` writes."""
@@ -94,6 +94,11 @@ class ForeignCheckpoint:
         return f"{NAMES[self.kind]}{form}{step}" + (f", {degrees}" if degrees else "")
 
     @property
+    def optimizer_elsewhere(self) -> bool:
+        """Whether optimizer state lies in files of its own, as Trainer and Accelerate write it."""
+        return self.holds_optimizer and self.kind in ("trainer", "accelerate")
+
+    @property
     def source(self) -> tuple[Form | None, Path]:
         """How its weights are kept, and where; None where it has none that are read."""
         if self.kind in ("deepspeed", "megatron", "adapter", "dcp"):
@@ -102,8 +107,8 @@ class ForeignCheckpoint:
             return ("torch" if self.path.suffix in TORCH_FILES else "safetensors"), self.path
         if self.is_safetensors:
             return "safetensors", self.path
-        if (self.path / _FSDP / ".metadata").is_file():
-            return "dcp", self.path / _FSDP
+        if (self.path / FSDP_FOLDER / ".metadata").is_file():
+            return "dcp", self.path / FSDP_FOLDER
         return ("torch" if any(self.path.glob("pytorch_model*.bin")) else None), self.path
 
 

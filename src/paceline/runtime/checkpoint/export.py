@@ -2,9 +2,9 @@
 
     python -m paceline.runtime.checkpoint.export < request.json
 
-To Hugging Face safetensors, a file of torch, a folder of torch.distributed.checkpoint and another
-number of files; from all of these, from GGUF files, DeepSpeed and Megatron. Every conversion is
-read back, and its digest compared with that of the source.
+To Hugging Face safetensors, a file of torch, a folder of torch.distributed.checkpoint, DeepSpeed's
+universal form and another number of files; from all of these, from GGUF files and Megatron. Every
+conversion is read back, and its digest compared with that of the source.
 """
 
 import json
@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from paceline.errors import CheckpointError, PacelineError, reason_of
 from paceline.job.adapters import WEIGHTS
 from paceline.job.pretrained import files_beside
+from paceline.profile.fitting import listed
 from paceline.profile.hf_names import are_built_in, from_hf_name, to_hf_name
 from paceline.profile.runnable import is_built_in
 from paceline.record.conversion import AdapterFacts, Conversion, Converted
@@ -40,7 +41,14 @@ from paceline.runtime.checkpoint.adapter_files import (
 )
 from paceline.runtime.checkpoint.family_names import as_stored
 from paceline.runtime.checkpoint.readers import read_safetensors, read_weights
-from paceline.runtime.checkpoint.state_files import Load, StateFiles, digest_of, write_state
+from paceline.runtime.checkpoint.state_files import (
+    Load,
+    StateFiles,
+    digest_of,
+    nonfinite_in,
+    write_state,
+)
+from paceline.runtime.checkpoint.universal import write_universal
 from paceline.runtime.state import DATA, MODEL, OPTIMIZER, split_optimizer_name
 
 _INDEX = "model.safetensors.index.json"
@@ -66,6 +74,12 @@ class _State:
     notes: tuple[str, ...] = ()
     config: Mapping[str, Any] | None = None
 
+    @property
+    def step(self) -> int:
+        """The most steps that its optimizer counts; 0 without one."""
+        counts = [n for n in self.values if n.startswith(OPTIMIZER) and n.endswith("/step")]
+        return max((int(self.values[name]()) for name in counts), default=0)
+
 
 def convert(asked: Conversion) -> Converted:
     """Convert, read back, and compare.
@@ -83,7 +97,13 @@ def convert(asked: Conversion) -> Converted:
             state = _READERS.get(asked.source_form, _from_others)(asked)
             if state.config is not None:
                 asked = replace(asked, config=state.config)
+            if asked.source_form != "paceline":
+                asked = replace(asked, step=state.step)
+            nonfinite: dict[str, str] = {}
+            state = replace(state, values=_watched(state.values, nonfinite))
             done = _WRITERS[asked.form](asked, state)
+            if nonfinite and not asked.allow_nonfinite:
+                raise _nonfinite(asked, nonfinite)
     except (*_UNREADABLE, WriteError, ImportError) as error:
         raise _problem(asked, error) from error
     except Exception as error:
@@ -91,7 +111,36 @@ def convert(asked: Conversion) -> Converted:
             raise _problem(asked, error) from error
         raise
     tensors = done.tensors or len(state.values)
-    return replace(done, tensors=tensors, notes=(*state.notes, *done.notes))
+    notes = [*state.notes, *done.notes]
+    if nonfinite:
+        notes.append(f"written with values that are no numbers: {_listed(nonfinite)}")
+    return replace(done, tensors=tensors, notes=tuple(notes))
+
+
+def _watched(values: Mapping[str, Load], nonfinite: dict[str, str]) -> dict[str, Load]:
+    """The values, of which those that are no numbers are noted as they are read."""
+
+    def read(name: str, load: Load) -> Any:
+        value = load()
+        if name not in nonfinite and (found := nonfinite_in(value)):
+            nonfinite[name] = found
+        return value
+
+    return {name: partial(read, name, load) for name, load in values.items()}
+
+
+def _listed(nonfinite: Mapping[str, str]) -> str:
+    return listed([f"{n.removeprefix(MODEL)} ({found})" for n, found in sorted(nonfinite.items())])
+
+
+def _nonfinite(asked: Conversion, nonfinite: Mapping[str, str]) -> CheckpointError:
+    return CheckpointError.of(
+        code="C016",
+        what=f"{len(nonfinite)} tensors have values that are no numbers: {_listed(nonfinite)}",
+        where=asked.source,
+        fix="take an earlier checkpoint, or convert it as it is: paceline checkpoint convert "
+        "--allow-nonfinite",
+    )
 
 
 def _problem(asked: Conversion, error: BaseException) -> CheckpointError:
@@ -106,7 +155,8 @@ def _problem(asked: Conversion, error: BaseException) -> CheckpointError:
 
 def _from_ours(asked: Conversion) -> _State:
     files = StateFiles(Path(asked.source))
-    names = [name for name in files.names if not name.startswith(DATA)]
+    dropped = (DATA, OPTIMIZER) if asked.weights_only else (DATA,)
+    names = [name for name in files.names if not name.startswith(dropped)]
     return _State({name: partial(files.value, name) for name in names})
 
 
@@ -120,7 +170,25 @@ def _from_others(asked: Conversion) -> _State:
             names = {each: each.removeprefix(prefix).removesuffix(".weight") for each in values}
             values = {names[each]: load for each, load in values.items()}
         return _State({MODEL + name: load for name, load in values.items()}, found.notes, config)
-    return _by_our_names(asked, config, values, found.notes)
+    unread = found.unread
+    if asked.optimizer_elsewhere and not found.optimizer:
+        unread = unread or "it is in a file of its own, with numbers in place of names"
+    notes = [*found.notes]
+    for owner, state in found.optimizer.items():
+        values |= {f"{OPTIMIZER}{owner}/{key}": each.load for key, each in state.items()}
+    if asked.weights_only or asked.form == "safetensors":
+        values = {n: load for n, load in values.items() if not n.startswith(OPTIMIZER)}
+        if unread or found.optimizer:
+            notes.append("the optimizer's state is left out: these are the weights alone")
+    elif unread:
+        raise CheckpointError.of(
+            code="C012",
+            what=f"the optimizer's state of {Path(asked.source).name} cannot be carried: {unread}",
+            where=asked.source,
+            fix="take the weights alone: --weights-only; or save it with "
+            "torch.distributed.checkpoint.state_dict.get_optimizer_state_dict, which has names",
+        )
+    return _by_our_names(asked, config, values, notes)
 
 
 def _tensors_in(paths: Iterable[Path | str]) -> dict[str, Load]:
@@ -166,14 +234,25 @@ def _by_our_names(
     if known.get("tie_word_embeddings") and "lm_head.weight" in values:
         del values["lm_head.weight"]
         notes.append("lm_head.weight is the embedding, by config.json: it is saved once")
-    names = {name: name for name in values}
-    if known and is_built_in(known) and asked.form not in ("torch", "dcp"):
-        ours = {name: from_hf_name(name) for name in values}
-        if all(ours.values()):
-            names = {name: str(each) for name, each in ours.items()}
-            notes.append("names are those of the built-in decoder, which this model can be")
-    values = {MODEL + names[name]: each for name, each in values.items()}
+    weights = {name for name in values if not name.startswith(OPTIMIZER)}
+    may_be_ours = known and is_built_in(known) and asked.form not in ("torch", "dcp", "deepspeed")
+    if may_be_ours and all(map(from_hf_name, weights)):
+        values = _renamed(values, from_hf_name)
+        notes.append("names are those of the built-in decoder, which this model can be")
+    values = {n if n.startswith(OPTIMIZER) else MODEL + n: each for n, each in values.items()}
     return _State(values, tuple(notes), config)
+
+
+def _renamed(values: Mapping[str, Load], rename: Callable[[str], str | None]) -> dict[str, Load]:
+    """Values under other names of their parameters; a parameter without one keeps its own."""
+
+    def name_of(name: str) -> str:
+        if not name.startswith(OPTIMIZER):
+            return rename(name) or name
+        owner, key, part = split_optimizer_name(name)
+        return f"{OPTIMIZER}{rename(owner) or owner}/{key}{part}"
+
+    return {name_of(name): load for name, load in values.items()}
 
 
 def _to_ours(asked: Conversion, state: _State) -> Converted:
@@ -317,7 +396,7 @@ def _tree(state: _State) -> dict[str, dict[str, Any]]:
     for name, load in state.values.items():
         if name.startswith(OPTIMIZER):
             owner, key, part = split_optimizer_name(name)
-            tree["optimizer"].setdefault(owner, {})[key + part] = load()
+            tree["optimizer"].setdefault("state", {}).setdefault(owner, {})[key + part] = load()
         else:
             tree["model"][name.removeprefix(MODEL)] = load()
     return tree
@@ -329,7 +408,7 @@ def _to_torch(asked: Conversion, state: _State) -> Converted:
     torch.save({"step": asked.step, **_tree(state)}, out)
     found = torch.load(out, weights_only=False, mmap=True)
     after: dict[str, Load] = {MODEL + name: partial(_same, v) for name, v in found["model"].items()}
-    for owner, values in found["optimizer"].items():
+    for owner, values in found["optimizer"].get("state", {}).items():
         after |= {f"{OPTIMIZER}{owner}/{key}": partial(_same, v) for key, v in values.items()}
     return Converted(
         files=(str(out),),
@@ -348,7 +427,9 @@ def _to_dcp(asked: Conversion, state: _State) -> Converted:
     after: dict[str, Load] = {}
     for name, (first, *rest) in (written.metadata.planner_data or {}).items():
         if rest:
-            after["/".join((first, *rest))] = partial(written.value, name)
+            after["/".join((first, *(rest[1:] if first == "optimizer" else rest)))] = partial(
+                written.value, name
+            )
     files = sorted(out.iterdir())
     return Converted(
         files=tuple(map(str, files)),
@@ -356,6 +437,14 @@ def _to_dcp(asked: Conversion, state: _State) -> Converted:
         before=digest_of(state.values),
         after=digest_of(after),
     )
+
+
+def _to_deepspeed(asked: Conversion, state: _State) -> Converted:
+    values = {name.removeprefix(MODEL): load for name, load in state.values.items()}
+    if are_built_in(name for name in values if not name.startswith(OPTIMIZER)):
+        values = _renamed(values, to_hf_name)
+    named = {n if n.startswith(OPTIMIZER) else MODEL + n: load for n, load in values.items()}
+    return write_universal(asked, named)
 
 
 def _same(value: Any) -> Any:
@@ -368,6 +457,7 @@ _WRITERS = {
     "safetensors": _to_safetensors,
     "torch": _to_torch,
     "dcp": _to_dcp,
+    "deepspeed": _to_deepspeed,
 }
 
 

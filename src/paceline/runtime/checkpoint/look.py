@@ -18,8 +18,9 @@ from paceline.errors import JobError, PacelineError, Problem, reason_of
 from paceline.job.safetensors import StoredTensor
 from paceline.profile.fitting import listed
 from paceline.record.conversion import HeldTensor, Look, Seen
-from paceline.runtime.checkpoint.foreign import Entry
+from paceline.runtime.checkpoint.foreign import Entry, Weights
 from paceline.runtime.checkpoint.readers import read_weights
+from paceline.runtime.checkpoint.state_files import nonfinite_in
 from paceline.runtime.pretrained_names import map_weights
 
 _Said = tuple[list[str], list[str], list[Problem]]
@@ -52,12 +53,20 @@ def look(asked: Look) -> Seen:
     ]
     return Seen(
         tensors=tuple(held),
+        optimizer=_optimizer(weights),
         notes=weights.notes,
         config=config,
         checked=tuple(checked),
         skipped=tuple(skipped),
         problems=tuple(problems),
     )
+
+
+def _optimizer(weights: Weights) -> str:
+    if weights.unread:
+        return f"there is one that `checkpoint convert` does not read: {weights.unread}"
+    keys = dict.fromkeys(key for state in weights.optimizer.values() for key in state)
+    return f"{', '.join(keys)} of {len(weights.optimizer)} parameters" if keys else ""
 
 
 def _scan(asked: Look, entries: Mapping[str, Entry]) -> Iterator[Problem]:
@@ -74,11 +83,8 @@ def _scan(asked: Look, entries: Mapping[str, Entry]) -> Iterator[Problem]:
                 fix="copy or download the file again",
             )
             continue
-        if values.is_floating_point():
-            values = values.float() if values.element_size() == 1 else values
-            nan, infinite = int(values.isnan().sum()), int(values.isinf().sum())
-            if nan or infinite:
-                wrong.append(f"{name} ({nan} NaN, {infinite} infinite of {values.numel()})")
+        if found := nonfinite_in(values):
+            wrong.append(f"{name} ({found})")
     if wrong:
         yield Problem(
             code="C016",

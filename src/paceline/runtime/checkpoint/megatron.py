@@ -103,7 +103,7 @@ def read_megatron(path: Path) -> Weights:
     about = partial(CheckpointError.of, code="C012", where=str(path))
     fix = "export it with Megatron-Bridge: examples/conversion/convert_checkpoints.py export"
     is_dcp = (path / ".metadata").is_file()
-    args, tensors = _stacked(path) if is_dcp else _of_ranks(path)
+    args, tensors, holds_optimizer = _stacked(path) if is_dcp else _of_ranks(path)
     get = vars(args).get
     has_bias = bool(get("add_qkv_bias"))
     likes = {"llama": _LLAMA_LIKE, "gpt2": _GPT2_LIKE}
@@ -135,7 +135,8 @@ def read_megatron(path: Path) -> Weights:
         raise about(what=f"layers {', '.join(lost[:8])} of {layers} are not there", fix=fix)
     config = (_llama_config if family == "llama" else _gpt2_config)(args, entries, has_bias)
     notes = (f"names are those of {config['architectures'][0]}; config.json is from its arguments",)
-    return Weights(entries=entries, notes=notes, config=config)
+    unread = "Megatron's optimizer is laid out by its ranks" if holds_optimizer else ""
+    return Weights(entries=entries, notes=notes, config=config, unread=unread)
 
 
 def _differing(get: Callable[..., Any], like: Mapping[str, Any]) -> list[str]:
@@ -152,11 +153,13 @@ def _common(name: str) -> str:
     return name
 
 
-def _stacked(path: Path) -> tuple[Any, dict[str, Entry]]:
+def _stacked(path: Path) -> tuple[Any, dict[str, Entry], bool]:
+    """Arguments, tensors, and whether there is an optimizer."""
     args, files = read_pickle(path / "common.pt").get("args"), StateFiles(path)
     whole = lru_cache(maxsize=2)(files.value)  # one tensor has a part of every layer
-    entries = {}
+    entries, holds_optimizer = {}, False
     for name, each in tensors_of(files).items():
+        holds_optimizer |= name.startswith(("optimizer.", "chained_"))
         if _NO_WEIGHTS.search(name):
             continue
         found = _STACKED.fullmatch(name)
@@ -167,15 +170,16 @@ def _stacked(path: Path) -> tuple[Any, dict[str, Entry]]:
             load = partial(_layer_of, whole, name, layer)
             inner = f"decoder.layers.{layer}.{found[1]}"
             entries[inner] = Entry(each.dtype, each.shape[1:], load)
-    return _known(args, path), entries
+    return _known(args, path), entries, holds_optimizer
 
 
 def _layer_of(whole: Callable[[str], Tensor], name: str, layer: int) -> Tensor:
     return whole(name)[layer].clone()
 
 
-def _of_ranks(path: Path) -> tuple[Any, dict[str, Entry]]:
-    """Arguments and tensors of a legacy folder, those of tensor ranks joined."""
+def _of_ranks(path: Path) -> tuple[Any, dict[str, Entry], bool]:
+    """Arguments and tensors of a legacy folder, those of tensor ranks joined; and whether there is
+    an optimizer."""
     stages: dict[int, dict[int, Any]] = {}
     for folder in sorted(path.glob("mp_rank_*")):
         tensor, stage = (*map(int, folder.name.split("_")[2:4]), 0)[:2]
@@ -183,9 +187,11 @@ def _of_ranks(path: Path) -> tuple[Any, dict[str, Entry]]:
     args: Any = None
     entries: dict[str, Entry] = {}
     layers = 0
+    holds_optimizer = any(path.glob("mp_rank_*/distrib_optim.pt"))
     for _, ranks in sorted(stages.items()):
         states = [state for _, state in sorted(ranks.items())]
         args = _known(states[0].get("args"), path)
+        holds_optimizer |= bool(states[0].get("optimizer"))
         if "model" not in states[0]:
             raise CheckpointError.of(
                 code="C012",
@@ -205,7 +211,7 @@ def _of_ranks(path: Path) -> tuple[Any, dict[str, Entry]]:
                 continue  # the last stage's copy of the embedding
             entries[outer] = _joined(name, parts, halves=bool(args.swiglu))
         layers += mine
-    return args, entries
+    return args, entries, holds_optimizer
 
 
 def _known(args: Any, path: Path) -> Any:

@@ -16,10 +16,10 @@ from paceline.runtime.checkpoint.foreign import (
     Entry,
     Weights,
     read_dcp,
-    read_deepspeed,
     read_files,
 )
 from paceline.runtime.checkpoint.megatron import read_megatron
+from paceline.runtime.checkpoint.zero import read_deepspeed
 
 _TYPES = {
     "F64": torch.float64,

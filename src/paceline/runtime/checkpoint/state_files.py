@@ -80,6 +80,17 @@ class StateFiles:
         return places
 
 
+def nonfinite_in(value: Any) -> str:
+    """How many values of a tensor are NaN or infinite; empty where none is."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return ""
+    value = value.float() if value.element_size() == 1 else value
+    if bool(value.isfinite().all()):
+        return ""
+    nan, infinite = int(value.isnan().sum()), int(value.isinf().sum())
+    return f"{nan} NaN, {infinite} infinite of {value.numel()}"
+
+
 def digest_of(values: Mapping[str, Load]) -> str:
     """`digest.state_digest` of a state that is read value by value."""
     lines = {}
