@@ -42,7 +42,7 @@ def test_a_traceback_is_shown_to_its_exception():
 def test_a_syntax_error_has_no_header_and_is_shown():
     raised = first_failure({0: SYNTAX}, 0)
     assert raised is not None
-    assert raised.words == "SyntaxError: invalid syntax"
+    assert raised.words == "SyntaxError: invalid syntax (/home/me/train.py:3)"
     assert 'File "/home/me/train.py", line 3' in raised.lines[0]
 
 

@@ -190,6 +190,23 @@ def test_s0_17_leakage_between_train_and_eval_is_exact_and_near(tmp_path):
     assert "is on both sides" in refused("train.jsonl", "--eval", "train.jsonl")
 
 
+def test_s0_17_the_splits_of_a_folder_are_told_apart_by_name_and_compared(tmp_path):
+    (tmp_path / "data/val").mkdir(parents=True)
+    write_rows(tmp_path / "data/train.jsonl", texts(20))
+    write_rows(tmp_path / "data/latest-reviews.jsonl", texts(5, first=50))
+    write_rows(tmp_path / "data/my_test-00000-of-00001.jsonl", [*texts(3), *texts(2, first=90)])
+    write_rows(tmp_path / "data/val/part-0.jsonl", texts(5, first=500))
+    data = checked("data", code=1)
+    assert (data["rows"], data["eval_rows"]) == (25, 10)
+    (leak,) = findings(data, "leakage")
+    assert leak[3].startswith("3 of 10 evaluation rows are exactly rows that are trained on")
+    said = CliRunner().invoke(command, ["check", "data", "--near", "0"]).output
+    assert "note: data/my_test-00000-of-00001.jsonl, data/val/part-0.jsonl: evaluated on" in said
+    each = checked(*(str(file) for file in sorted((tmp_path / "data").rglob("*.jsonl"))))
+    assert (each["rows"], each["eval_rows"]) == (35, 0)
+    assert checked("data/val", code=0)["rows"] == 5
+
+
 def test_s0_17_token_lengths_are_counted_against_seq_len(tmp_path, tokenizer_folder):
     write_rows(tmp_path / "a.jsonl", [{"text": "abc"}, {"text": "x" * 50}])
     data = checked("a.jsonl", "--tokenizer", "bytes", "--seq-len", "10")

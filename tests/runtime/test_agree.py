@@ -1,5 +1,6 @@
 """A decision that all ranks take together."""
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -20,6 +21,31 @@ def decide(rank: int, world: int) -> list[bool]:
     if rank != 1:
         agreed.append(paceline.all_ranks_agree(torch.tensor(rank != 1), pair))
     return agreed
+
+
+@pytest.mark.parametrize("flag", ["x", None, [True], 2, 0.5, torch.ones(2), float("nan")])
+def test_s3_4_what_is_neither_true_nor_false_is_refused(flag):
+    with pytest.raises(TypeError, match=r"takes True or False of each rank: .* is neither"):
+        paceline.all_ranks_agree(flag)
+
+
+@pytest.mark.parametrize("flag", [1, np.bool_(True), np.ones(1), torch.ones(1, 1), 1.0])
+def test_s3_4_numbers_and_arrays_that_are_true_or_false_will_do(flag):
+    assert paceline.all_ranks_agree(flag) is True
+
+
+def decide_by_words(rank: int, world: int) -> str:
+    try:
+        return str(paceline.all_ranks_agree("x" if rank == 1 else True))
+    except TypeError as error:
+        return str(error)
+
+
+@pytest.mark.ranks
+def test_s3_4_a_flag_that_is_none_is_refused_on_every_rank_and_none_waits():
+    first, second = run_ranks(decide_by_words, 2)
+    assert "another rank's flag is neither" in first
+    assert "'x' is neither" in second
 
 
 @pytest.mark.ranks

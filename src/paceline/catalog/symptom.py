@@ -26,6 +26,9 @@ class LikelyCause:
     seen: re.Pattern[str] | None = None
     """What in a log speaks for it."""
 
+    unless: re.Pattern[str] | None = None
+    """What in a person's words speaks against it."""
+
     only: bool = False
     """Whether it is left out where nothing speaks for it."""
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="PATH",
     type=PathName(),
-    help="Look for leakage from PATH.",
+    help="Look for leakage from PATH. Left out, files of a folder named eval, val, dev or test.",
 )
 @click.option("--schema", type=PathName(path_type=Path), help="JSON Schema of a row, JSON or YAML.")
 @click.option("--columns", metavar="A,B", help="Columns that are compared. Left out, the texts.")
@@ -185,13 +185,21 @@ def _of_paths(
     seq_len: int | None,
     options: dict[str, Any],
 ) -> _Scene:
-    from paceline.job.sources import find_files
+    from paceline.job.sources import by_split, find_files
     from paceline.prepare.survey import Asked
+    from paceline.profile.fitting import listed
 
     if seq_len is not None and tokenizer is None:
         raise click.UsageError("--seq-len counts tokens: give --tokenizer or --job too.")
     files, others = find_files(paths)
     eval_files, eval_others = find_files(evals)
+    if not evals:
+        files, eval_files = by_split(files, paths)
+    if eval_files and not evals:
+        say(
+            f"note: {listed([_shown(file) for file in eval_files])}: evaluated on, by name; no row "
+            "of them may be trained on. --eval names others; files named one by one are trained on"
+        )
     asked = Asked(
         files=[_shown(file) for file in files],
         eval_files=[_shown(file) for file in eval_files],

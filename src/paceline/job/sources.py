@@ -5,6 +5,7 @@ Leaves out: text that is trained on as bytes (`corpus.py`).
 
 import glob
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,6 +153,39 @@ def find_files(patterns: Sequence[str]) -> tuple[list[str], list[str]]:
             files = rows
         found |= dict.fromkeys(file for file in files if not _is_index(file, files))
     return list(found), others
+
+
+def by_split(files: Sequence[str], patterns: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Files to train on, and those of folders and patterns that their names say to be evaluated on:
+    `eval.jsonl`, `data/test-00000-of-00001.parquet`, `val/part-0.jsonl`.
+
+    All are to train on where nothing else is left. The words are those by which the library
+    `datasets` (data_files.py, `SPLIT_KEYWORDS`) finds splits, and `holdout`.
+
+    >>> by_split(["/d/train.jsonl", "/d/my-test-1.jsonl", "/d/latest.jsonl"], ["/d"])
+    (['/d/train.jsonl', '/d/latest.jsonl'], ['/d/my-test-1.jsonl'])
+    """
+    named = {_absolute(pattern) for pattern in patterns}
+    roots = [os.path.dirname(each.partition("*")[0] + "x") for each in named]
+    roots += [each for each in named if os.path.isdir(each)]
+
+    def is_evaluated(file: str) -> bool:
+        whole = _absolute(file)
+        below = [whole.removeprefix(root) for root in roots if whole.startswith(root)]
+        inside = min(below, key=len, default=os.path.basename(whole))
+        return whole not in named and _SPLIT.search(inside) is not None
+
+    train = [file for file in files if not is_evaluated(file)]
+    return (train, [file for file in files if file not in train]) if train else (list(files), [])
+
+
+def _absolute(path: str) -> str:
+    return path if "://" in path else os.path.abspath(os.path.expanduser(path))
+
+
+_SPLIT = re.compile(
+    r"(?i)(?<![a-z])(eval(uation)?|val(id(ation)?)?|dev|test(ing)?|held[-_]?out|holdout)(?![a-z])"
+)
 
 
 def _source(job: Job, asked: SourceSpec, field: str, fallback: str) -> Source:

@@ -5,7 +5,7 @@ this only finds the text to show at once.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from paceline.control.foreign import Raised
@@ -25,6 +25,7 @@ _MOST_WORDS = 500
 """Characters of the line that names the error, which is shown in several places. A guess."""
 
 _ERROR = re.compile(r"(?i)error|fatal|exception|abort|not found|no such")
+_PLACE = re.compile(r'\s*File "(.+)", line (\d+)')
 _CAUSED = "The above exception was the direct cause"
 _TAKEN = ("Address already in use", "EADDRINUSE")
 """A port that another process took meanwhile: the next start has another one."""
@@ -57,6 +58,8 @@ def _ending(rank: int, printed: str) -> Raised | None:
     if not headers:
         lines = _without_header(printed)
         words = lines[-1].strip() if lines and _ERROR.search(lines[-1]) else None
+        if words is not None and (place := _syntax_error_at(lines)):
+            words = f"{words} ({place})"
     else:
         root = len(headers) - 1
         while root and _CAUSED in printed[headers[root - 1].end() : headers[root].start()]:
@@ -80,6 +83,14 @@ def _traceback(text: str, prefix: str) -> tuple[tuple[str, ...], str | None]:
         if line:
             found.append(line)
     return tuple(found[-_SHOWN:]), words
+
+
+def _syntax_error_at(lines: Sequence[str]) -> str:
+    """File and line of a syntax error, which Python prints above it; empty for other ends."""
+    if not re.match(r"\w*(SyntaxError|IndentationError|TabError)\b", lines[-1].strip()):
+        return ""
+    places = [found for line in lines if (found := _PLACE.match(line))]
+    return f"{places[-1][1]}:{places[-1][2]}" if places else ""
 
 
 def _without_header(printed: str) -> tuple[str, ...]:

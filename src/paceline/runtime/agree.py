@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -21,14 +22,35 @@ def all_ranks_agree(flag: bool, group: dist.ProcessGroup | None = None) -> bool:
     one rank, it is `flag`.
 
     Args:
-        flag: This rank's own opinion; a tensor of one element will do.
+        flag: This rank's own opinion: a bool, 0 or 1, or a tensor or array of one of these.
+
+    Raises:
+        TypeError: On every rank, when `flag` is something else on any: a text or a list is no
+            opinion, and values are not compared.
     """
-    mine = bool(flag)
-    if _is_alone(group):
-        return mine
-    votes = torch.tensor(int(mine), dtype=torch.int32, device=_device(group))
-    dist.all_reduce(votes, op=dist.ReduceOp.MIN, group=group)
-    return bool(votes.item())
+    mine = _vote(flag)
+    lowest = mine
+    if not _is_alone(group):
+        votes = torch.tensor(mine, dtype=torch.int32, device=_device(group))
+        dist.all_reduce(votes, op=dist.ReduceOp.MIN, group=group)
+        lowest = int(votes.item())
+    if lowest == _NO_VOTE:
+        whose = f"{flag!r:.60}" if mine == _NO_VOTE else "another rank's flag"
+        raise TypeError(f"all_ranks_agree takes True or False of each rank: {whose} is neither")
+    return bool(lowest)
+
+
+_NO_VOTE = -1
+"""Below both votes, so that the lowest of all shows it."""
+
+
+def _vote(flag: object) -> int:
+    """1, 0, or `_NO_VOTE` for what is neither true nor false."""
+    try:
+        value = flag.item() if isinstance(flag, torch.Tensor | np.ndarray | np.generic) else flag
+    except (RuntimeError, ValueError):  # of several elements
+        return _NO_VOTE
+    return int(value) if isinstance(value, int | float) and value in (0, 1) else _NO_VOTE
 
 
 def replicas_differ(

@@ -39,7 +39,8 @@ def told_causes(text: str, source: str) -> Iterator[Candidate]:
         for place, cause in enumerate(symptom.causes):
             speaks = cause.seen is not None and cause.seen.search(text) is not None
             if speaks or not cause.only:
-                rank = (-1.0 - speaks, -like.get(cause.id, 0.0), place)
+                against = cause.unless is not None and cause.unless.search(text) is not None
+                rank = (-1.0 - speaks + against / 2, -like.get(cause.id, 0.0), place)
                 ranked.setdefault(cause.id, (rank, symptom.title, cause.check))
     for name, score in like.items():
         failure = failures[name]
