@@ -18,6 +18,13 @@ SECRETS = {
     "a GitHub token": "ghp_" + "a" * 36,
     "a private key": "-----BEGIN " + "RSA PRIVATE KEY-----",
     "a signed token": "eyJ" + "hbGciOiJIUzI1NiJ9" + ".eyJ" + "zdWIiOiIxMjM0NTY3" + ".c2lnbmF0dXJl",
+    "an npm token": "npm_" + "aB3" * 12,
+    "a PyPI token": "pypi-" + "AgEIcHlwaS5vcmc" + "aB3" * 20,
+    "a Stripe key": "sk_" + "live_" + "aB3" * 8,
+    "a Slack webhook": "https://hooks." + "slack.com/services/T0AB12CD3/B0AB12CD3/" + "aB3" * 8,
+    "a Replicate token": "r8_" + "a" * 37,
+    "an NVIDIA API key": "nvapi-" + "aB3_" * 16,
+    "a Docker access token": "dckr_" + "pat_" + "aB3" * 9,
     "a password in a URL": "https://me:" + "letmein@example.org/data",
 }
 
@@ -39,6 +46,14 @@ def test_a_secret_under_a_key_that_does_not_exist_is_not_shown_either(tmp_path):
         parse_job(JOB + f"wandb: {{key: {secret}}}\n", source="job.yaml", folder=tmp_path)
     assert secret not in str(error.value)
     assert "J013: `wandb.key`" in str(error.value)
+
+
+@pytest.mark.parametrize("kind", SECRETS)
+def test_s0_25_a_secret_that_is_a_key_of_the_file_is_not_shown(kind, tmp_path):
+    text = JOB + f'slurm: {{"{SECRETS[kind]}": 1}}\n'
+    with pytest.raises(JobError, match="J013") as error:
+        parse_job(text, source="job.yaml", folder=tmp_path)
+    assert SECRETS[kind] not in str(error.value)
 
 
 def test_a_secret_of_set_is_refused_with_its_place(tmp_path):
