@@ -43,6 +43,9 @@ class Fault:
 
     file: str
     kind: str
+    shown_by: str
+    """`file`: by itself; `imports`: with files beside it; `purpose`: with how it is run."""
+
     fault: str
 
     @property
@@ -152,6 +155,8 @@ def lint_version(repository: "Repository", commit: str, file: str) -> list[Read]
         linted = lint_folder(Path(name), seconds=300)
     if linted.trouble:
         raise ValueError(f"{file} at {commit[:12]}: {linted.trouble}")
+    if file in linted.unread:
+        raise ValueError(f"{file} at {commit[:12]}: lint cannot read it")
     lines = text.decode("utf-8", "replace").split("\n")
     return [
         ((one["id"], lines[(one["where"]["line"] or 1) - 1].strip()), one)
@@ -243,7 +248,9 @@ def print_table(half: str, outcomes: Sequence[Outcome]) -> None:
     by_kind: dict[str, Counter[str]] = {}
     total: Counter[str] = Counter()
     for outcome in outcomes:
-        for count in (by_kind.setdefault(outcome.fault.kind, Counter()), total):
+        fault = outcome.fault
+        names = (fault.kind, f"shown by {fault.shown_by}")
+        for count in (*(by_kind.setdefault(name, Counter()) for name in names), total):
             count["n"] += 1
             count["trouble" if outcome.trouble else outcome.result] += 1
     print(f"{half + ' half':<18}{'n':>5}" + "".join(f"{name:>9}" for name in RESULTS))

@@ -22,6 +22,9 @@ class Linted:
     """As `--json` prints them."""
 
     files: int = 0
+    unread: Sequence[str] = ()
+    """Files that could not be read as what they are."""
+
     seconds: float = 0.0
     trouble: str = ""
     """Why there are no findings, if that is no answer."""
@@ -46,4 +49,9 @@ def lint_folder(folder: Path, seconds: int = 600, memory_gb: float = 8) -> Linte
     if not output:
         return Linted(seconds=took, trouble=f"no answer, exit code {process.returncode}")
     data = json.loads(output)
-    return Linted(findings=data["findings"], files=len(data["files"]), seconds=took)
+    return Linted(
+        findings=data["findings"],
+        files=len(data["files"]),
+        unread=[one["path"] for one in data["unread"]],
+        seconds=took,
+    )

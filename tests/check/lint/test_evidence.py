@@ -35,7 +35,7 @@ def test_what_a_rule_names_is_said_of_listed_faults_alone() -> None:
 
 
 def test_the_last_digit_of_a_commit_decides_the_half_of_a_fault() -> None:
-    fault = {"repository": "a/b", "file": "c.py", "kind": "seed", "fault": "none"}
+    fault = {"repository": "a/b", "file": "c.py", "kind": "seed", "shown_by": "file", "fault": "-"}
     assert Fault(commit="0" * 40, **fault).half == "open"
     assert Fault(commit="0" * 39 + "f", **fault).half == "away"
 
