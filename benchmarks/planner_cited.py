@@ -179,7 +179,7 @@ def estimated(run: Cited) -> Estimate:
         "per_node: 8}\ntrain: {global_batch: 64, steps: 100}\n"
     )
     job = parse_job(text, source="job.yaml", folder=Path("/nowhere"))
-    engine = as_asked(find_engine(run.engine, where="engine"), async_tensor=run.async_tensor)
+    engine = as_asked(find_engine(*run.engine.split()), async_tensor=run.async_tensor)
     if run.is_eager:
         engine = replace(engine, host="eager")
     cluster = find_cluster(job.spec.cluster, job)

@@ -374,8 +374,7 @@ def _engine_of(row: dict[str, str]) -> Engine:
     version = re.search(r"[ v=@](\d+(?:\.\d+)+)", name)
     # A version is that of the program named: of Hugging Face's trainers it is not transformers'.
     is_own = version is not None and kind not in ("accelerate", "deepspeed")
-    named = f"{kind} {version[1]}" if version is not None and is_own else kind
-    return find_engine(named, where=row["id"], year=year, is_published=True)
+    return find_engine(kind, version[1] if version is not None and is_own else "", year=year)
 
 
 _SHARDINGS: tuple[tuple[str, str], ...] = (

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from paceline.catalog.engines import as_asked, compiled, find_engine, load_engines
-from paceline.errors import JobError
 from paceline.estimate import Case, case_of, price_one, stage_memory
 from paceline.job import parse_job
 from paceline.parallel import Layout
@@ -31,7 +30,7 @@ def case(engine: str, *, optimizer: str = "adamw", nodes: int = 1, seq_len: int 
         find_cluster(job.spec.cluster, job),
         precision="bf16",
         optimizer=optimizer,
-        engine=find_engine(engine, where="engine"),
+        engine=find_engine(*engine.split()),
     )
 
 
@@ -47,18 +46,18 @@ def case(engine: str, *, optimizer: str = "adamw", nodes: int = 1, seq_len: int 
     ],
 )
 def test_a_version_or_else_the_year_says_which_kernel_ran(name, year, kernel):
-    found = find_engine(name, where="engine", year=year)
+    found = find_engine(*name.split(), year=year)
     assert (found.name, found.attention) == ("fsdp1", kernel)
 
 
 def test_an_older_bound_is_laid_over_a_newer_one():
-    kept = [find_engine(f"torchtune {v}", where="").loss_peak_bytes for v in ("0.2", "0.6", "0.7")]
+    kept = [find_engine("torchtune", v).loss_peak_bytes for v in ("0.2", "0.6", "0.7")]
     assert kept == [8, 2.5, 1]
 
 
 def test_every_fact_of_an_older_version_is_a_field_of_the_engine():
     for name, engine in load_engines().items():
-        oldest = find_engine(name, where="", year=2000)
+        oldest = find_engine(name, year=2000)
         assert replace(oldest, version="").name == engine.name
 
 
@@ -157,7 +156,7 @@ def of_modules(*names: str, recompute: str = "selective") -> tuple[float, float]
         resolve_profile(job),
         find_cluster(job.spec.cluster, job),
         precision="bf16",
-        engine=replace(find_engine("megatron", where=""), recompute_modules=names),
+        engine=replace(find_engine("megatron"), recompute_modules=names),
     )
     layout = Layout(
         data=8, sharding="zero1", micro_batch=4, accumulation=1, expert=8, recompute=recompute
@@ -227,18 +226,11 @@ def test_nanotron_fills_its_stages_from_the_first_and_our_own_runtime_does_not()
     assert first - 4 * embedding < 0.9 * second
 
 
-def test_a_name_in_a_job_is_whole_and_a_publications_may_go_on():
-    assert find_engine("Composer FSDP (llm-foundry)", where="", is_published=True).name == "fsdp1"
-    for name in ("fsdp3", "torchrun", "deepspeed-chat"):
-        with pytest.raises(JobError, match="has no engine"):
-            find_engine(name, where="engine")
-
-
 def test_one_scale_for_each_row_is_cast_twice_and_one_for_each_tensor_once():
     each = case("megatron")
     seconds = []
     for recipe in ("auto", "tensorwise", "rowwise"):
-        engine = as_asked(find_engine("megatron", where=""), fp8_recipe=recipe)
+        engine = as_asked(find_engine("megatron"), fp8_recipe=recipe)
         priced = case_of(each.profile, each.cluster, precision="fp8", engine=engine)
         seconds.append(price_one(replace(DATA, sharding="zero1"), priced).terms["compute"])
     assert seconds[0] == seconds[1] < seconds[2]

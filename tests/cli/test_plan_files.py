@@ -1,4 +1,5 @@
-"""`paceline plan` reports what keeps the files of the job's engine from being written."""
+"""`paceline plan` and the files of the job's engine: what keeps them from being written, and which
+release they are for."""
 
 import json
 from pathlib import Path
@@ -27,9 +28,10 @@ def plan(job_file: Path, engine: str, *words: str):
     return CliRunner().invoke(cli, ["plan", str(job_file), "--set", f"engine={engine}", *words])
 
 
-def test_a_model_that_the_engines_files_do_not_describe_is_said_below_the_plan(job_file):
-    done = plan(job_file, "megatron", "--json")
-    assert json.loads(done.stdout)["engine"] == "megatron"
+@pytest.mark.parametrize("words", [(), ("--json",), ("--md",), ("--all", "3")])
+def test_a_plan_whose_files_cannot_be_written_is_not_printed(job_file, words):
+    done = plan(job_file, "megatron", *words)
+    assert done.stdout == ""
     (problem,) = done.exception.problems
     assert (problem.code, done.exception.exit_code) == ("H002", 3)
     assert problem.what.startswith("megatron cannot express the model falcon-7b")
@@ -57,7 +59,76 @@ def test_a_model_that_the_example_program_lacks_is_a_note(job_file):
     assert "paceline run --script train.py --with" in done.stderr
 
 
-def test_an_engine_without_files_is_named(job_file):
-    done = plan(job_file, "maxtext")
+def test_a_plan_for_accelerators_that_the_engines_files_are_not_for_is_not_printed(job_file):
+    for engine, accelerator in (("mlx", "H100-SXM"), ("torchtitan", "TPU-v5p")):
+        words = ("--set", f"cluster.accelerator={accelerator}", "--set", "model.preset=llama-3-8b")
+        done = plan(job_file, engine, *words)
+        assert done.stdout == ""
+        assert {each.code for each in done.exception.problems} == {"H002"}
+
+
+LLAMA = ("--set", "model.preset=llama-3-8b")
+
+
+@pytest.mark.parametrize(
+    ("engine", "instead"),
+    [
+        ("torchtune", "torchtitan"),
+        ("automodel", "torchtitan"),
+        ("nanotron", "megatron"),
+        ("internevo", "megatron"),
+        ("maxtext", "torchtitan"),
+        ("megatron-2021", "megatron"),
+        ("torchtitan 0.2.2", "torchtitan 0.3.0"),
+    ],
+)
+def test_an_engine_that_is_only_estimated_is_a_warning_above_the_plan_and_refused_elsewhere(
+    job_file, engine, instead
+):
+    done = plan(job_file, engine, *LLAMA)
+    assert (done.exit_code, done.stderr) == (0, "")
+    said = f"Paceline estimates {engine}"
+    assert done.stdout.startswith(f"warning     files: {said}")
+    assert f"set engine to {instead}, whose files it writes" in done.stdout
+    asked = ["--set", f"engine={engine}", *LLAMA]
+    rendered = ["render", str(job_file), "--for", engine.split()[0], *asked]
+    for words in (rendered, ["run", str(job_file), "--on", "slurm", "--dry-run", *asked]):
+        (problem,) = CliRunner().invoke(cli, words).exception.problems
+        assert (problem.code, problem.what.startswith(said)) == ("R015", True)
+        assert problem.fix.startswith(f"set engine to {instead}, whose files it writes")
+
+
+def test_an_engine_that_is_only_estimated_names_no_other_that_does_not_train_there(job_file):
+    done = plan(job_file, "maxtext", *LLAMA, "--set", "cluster.accelerator=TPU-v5p")
     assert done.exit_code == 0
-    assert "no launcher for the engine maxtext, and Paceline writes no files" in done.stderr
+    assert "set engine to" not in done.stdout.partition("layout")[0]
+
+
+def test_the_release_that_is_planned_is_on_the_screen_in_json_and_in_the_files(job_file):
+    for engine, release in (("megatron", "0.16.1"), ("megatron core_v0.14", "0.14")):
+        assert f"on megatron {release}\n" in plan(job_file, engine, *LLAMA).stdout
+        found = json.loads(plan(job_file, engine, *LLAMA, "--json").stdout)
+        assert (found["engine"], found["engine_version"]) == ("megatron", release)
+    words = ["--for", "megatron", *LLAMA, "--set", "engine=megatron core_v0.14"]
+    done = CliRunner().invoke(cli, ["render", str(job_file), *words])
+    assert "a checkout of NVIDIA/Megatron-LM at core_v0.14.0" in done.stdout
+
+
+def test_flags_that_a_release_lacks_are_refused_with_the_one_that_has_them(job_file):
+    words = ("--set", "layout.pipeline=8", "--set", "cluster.nodes=64", *LLAMA[:1])
+    found = {
+        release: plan(job_file, f"megatron {release}", *words, "model.preset=llama-3-405b")
+        for release in ("0.12.0", "0.13.0")
+    }
+    assert found["0.13.0"].exit_code == 0
+    (problem,) = found["0.12.0"].exception.problems
+    assert problem.code == "H002"
+    assert "its flags are there since core_v0.13.0" in problem.what
+    assert problem.fix == "engine: megatron 0.13.0, or a newer one"
+
+
+def test_a_newer_patch_is_planned_with_a_warning(job_file):
+    done = plan(job_file, "torchtitan 0.3.4", *LLAMA)
+    assert done.exit_code == 0
+    assert "version: torchtitan 0.3.4 is planned as 0.3.0 is" in done.stdout
+    assert "version:" not in plan(job_file, "torchtitan 0.3.0", *LLAMA).stdout

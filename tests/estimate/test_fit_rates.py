@@ -234,7 +234,7 @@ def test_a_calibrated_accelerator_keeps_what_is_known_of_its_family(accelerator,
     cluster, shipped = cluster_of(accelerator), load_efficiencies()
     rows = {accelerator: {"step_s": 0.5}, "L4": {"memory_share": 0.1}}
     tables = with_measured(shipped, rows, accelerator=accelerator)
-    software = find_engine(engine, where="engine")
+    software = find_engine(engine)
     for precision in ("bf16", "fp8") if accelerator == "B300" else ("bf16",):
         usual, own = (rates_of(cluster, software, precision, each) for each in (shipped, tables))
         assert own == replace(usual, step_s=0.5)

@@ -229,7 +229,10 @@ def test_every_engine_is_started_at_every_place(tmp_path, engine, place):
             {"engine": "torchtitan", "engine_path": None, "model": {"preset": "llama-3-8b"}},
             "H025: torchtitan needs a tokenizer",
         ),
-        ({"engine": "maxtext", "engine_path": None}, "R015: `paceline run` has no launcher for"),
+        (
+            {"engine": "maxtext", "engine_path": None},
+            "R015: Paceline estimates maxtext and does not",
+        ),
         ({"slurm": {"spare_nodes": 1}}, "R015: slurm.spare_nodes 1"),
         ({"engine_path": "/a b/Megatron-LM"}, "H003: engine_path '/a b/Megatron-LM' has a space"),
     ],

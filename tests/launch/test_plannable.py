@@ -13,6 +13,7 @@ from paceline.cli import plan, prove, render, run
 from paceline.cli.run_job import find_data_there
 from paceline.errors import JobError, PacelineError, Problem
 from paceline.job import parse_job
+from paceline.launch import engine_run
 from paceline.launch.plannable import check_plannable
 from paceline.launch.ready import check_can_run
 from paceline.plan import plan_job
@@ -337,7 +338,6 @@ def said_of(folder: Path, **changes) -> dict[str, list[str]]:
         ({"engine": "deepspeed", "data": {"kind": "chat"}}, "H002", "data.kind chat"),
         ({"engine": "megatron"}, "H025", "a checkout of Megatron-LM"),
         ({"engine": "torchtitan"}, "H025", "a tokenizer"),
-        ({"engine": "nanotron"}, "R015", "has no launcher for the engine nanotron"),
     ],
 )
 def test_plan_and_render_print_what_run_refuses_of_another_engine(tmp_path, changes, code, what):
@@ -346,8 +346,6 @@ def test_plan_and_render_print_what_run_refuses_of_another_engine(tmp_path, chan
     found = said_of(tmp_path, **changes)
     refused = found.pop("run refuses")
     assert any(each.startswith(f"{code}: ") and what in each for each in refused)
-    if changes["engine"] == "nanotron":  # other files, for the same ranks
-        del found["render"]
     assert "plan" in found
     assert found == dict.fromkeys(found, refused)
 
@@ -386,3 +384,28 @@ def test_what_our_own_runtime_does_not_train_on_is_planned_with_a_warning_and_no
 def test_fsdp1_is_planned_rendered_and_run_by_accelerate(tmp_path):
     found = said_of(tmp_path, engine="fsdp1", layout={"sharding": "full"})
     assert found == {"plan": [], "render": [], "run": []}
+
+
+@pytest.mark.parametrize(
+    ("engine", "installed", "refused", "noted"),
+    [
+        ("deepspeed", "0.18.3", "", ""),
+        ("deepspeed", "0.10.0", "deepspeed 0.10.0 is installed, and the files are for 0.16.0", ""),
+        ("deepspeed 0.16.0", "0.19.8", "is installed, and the plan is for 0.16.0", ""),
+        ("deepspeed 0.19.1", "0.19.8", "", ""),
+        ("deepspeed", "0.21.0", "", "deepspeed 0.21.0 is installed, and the files are for"),
+        ("fsdp1", "1.2.0", "accelerate 1.2.0 is installed, and the files are for 1.10.0", ""),
+    ],
+)
+def test_the_release_that_is_installed_is_one_that_the_files_are_for(
+    monkeypatch, tmp_path, engine, installed, refused, noted
+):
+    monkeypatch.setattr(engine_run, "version", lambda package: installed)
+    monkeypatch.setattr(engine_run, "_is_installed", lambda module: True)
+    job = job_of(tmp_path, **{**OTHER, "engine": engine})
+    plan = plan_job(job)
+    found = list(engine_run.check(plan.engine, job, plan, place="local"))
+    said = [f"{each.what} {each.fix}" for each in found if each.code == "H023"]
+    assert [refused in each for each in said] == [True] * bool(refused)
+    notes = engine_run.prepare(plan.engine, job, plan, place="local").notes
+    assert any(noted in each for each in notes if each.startswith("note: ")) == bool(noted)

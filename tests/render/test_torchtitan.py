@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.render.plans import planned, rendered
 
 from paceline.catalog.configs import load_published_configs
-from paceline.errors import PlanError
+from paceline.errors import JobError, PlanError
 from paceline.plan.plan import fastest_layouts
 from paceline.render import RenderError
 from paceline.render.torchtitan import MODULE, stages
@@ -229,11 +229,12 @@ def test_rows_and_tokenizer_of_the_job_are_torchtitans_own_where_it_is_the_jobs_
     assert not {gap.where for gap in found.gaps} & {"data", "model.tokenizer"}
 
 
-def test_a_version_after_the_name_keeps_the_jobs_data_and_another_one_is_a_gap():
+def test_a_version_after_the_name_keeps_the_jobs_data_and_another_one_is_refused():
     data = {"path": "/shared/rows", "corpus": None}
     newest = rendered("torchtitan", **titan(engine="torchtitan 0.3", data=data))
     assert "data" not in {gap.where for gap in newest.gaps}
-    assert "torchtitan 0.2" in what(rendered("torchtitan", **titan(engine="torchtitan 0.2")))
+    with pytest.raises(JobError, match="Paceline estimates torchtitan"):
+        rendered("torchtitan", **titan(engine="torchtitan 0.2"))
 
 
 def test_blocks_that_are_to_stay_uncompiled_are_a_gap():

@@ -1,6 +1,5 @@
 """Software that runs a training step: what it keeps and what it hides, from `engines.toml`."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -8,7 +7,7 @@ from typing import Any, Literal, get_args
 
 from paceline.catalog._rows import make_row
 from paceline.catalog.load import read_shipped
-from paceline.errors import JobError, did_you_mean
+from paceline.job.engine import is_before
 
 RoutedSplit = Literal["whole", "width", "always width", "expert"]
 Way = Literal[
@@ -37,7 +36,6 @@ class Engine:
     """One software stack. Fields are explained at the top of `engines.toml`."""
 
     name: str
-    aliases: tuple[str, ...]
     weight_bytes: float
     sharded_bytes: float
     gradient_bytes: float
@@ -158,56 +156,22 @@ def as_asked(
 
 def _is_before(past: Mapping[str, Any], version: str, year: int | None) -> bool:
     if version:
-        return "version" in past and _numbers(version) < _numbers(past["version"])
+        return "version" in past and is_before(version, past["version"])
     return year is not None and year < past["year"]
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", version))
-
-
-def find_engine(
-    name: str, *, where: str, year: int | None = None, is_published: bool = False
-) -> Engine:
-    """The engine of that name or alias; of a publication, whose alias the name begins with.
-
-    A version after the name is that of the facts, where they differ by version.
+def find_engine(name: str, version: str = "", *, year: int | None = None) -> Engine:
+    """The engine of a release.
 
     Args:
-        name: Such as `megatron`, or `torchtitan 0.2.2`.
-        where: Its place in the job.
+        name: Of the catalog.
+        version: The release, of a publication also one whose facts no job can ask for; empty is
+            the newest that is known.
         year: Of a run whose version is not stated.
-        is_published: Whether the name is a publication's, with more words behind it.
 
-    Raises:
-        JobError: `E001`, naming the nearest ones; `where` is its place in the job.
-
-    >>> find_engine("Composer FSDP (llm-foundry)", where="", is_published=True).name
-    'fsdp1'
-    >>> find_engine("fsdp1 0.6.0", where="").attention
+    >>> find_engine("fsdp1", "0.6.0").attention
     'flash1'
     """
-    engines = load_engines()
-    wanted = name.strip().lower()
-    if wanted in engines and year is None:
-        return engines[wanted]
-    stated = re.search(r"[ =@v](\d+(?:\.\d+)+)", wanted)
-    if stated is not None or year is not None:
-        bare = wanted[: stated.start()].strip(" =@v") if stated is not None else wanted
-        found = find_engine(bare, where=where, is_published=is_published)
-        row = _rows()[found.name]
-        return _engine(found.name, row, stated[1] if stated is not None else "", year)
-    matches = [
-        (len(alias), engine)
-        for engine in engines.values()
-        for alias in engine.aliases
-        if (wanted.startswith(alias) if is_published else wanted == alias)
-    ]
-    if matches:
-        return max(matches, key=lambda match: match[0])[1]
-    raise JobError.of(
-        code="E001",
-        what=f"the catalog has no engine `{name}`",
-        where=where,
-        fix=f"{did_you_mean(wanted, engines, cutoff=0.4)} Known are {', '.join(engines)}".lstrip(),
-    )
+    if not version and year is None:
+        return load_engines()[name]
+    return _engine(name, _rows()[name], version, year)

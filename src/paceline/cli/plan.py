@@ -154,10 +154,8 @@ def command(
     _check_given(job, fail_on)
     if only is not None or out is not None:
         raise click.UsageError("--only and --out go with --phases.")
-    if num_all is not None:
-        _list_all(job, facts, num_all, as_json=as_json)
-        return
     from paceline.errors import PlanError
+    from paceline.launch.plannable import check_planned
     from paceline.plan import plan_job
     from paceline.prepare.checked import checked_text
 
@@ -167,6 +165,10 @@ def command(
         # No change of the cluster or the layout would help a model that the files do not describe.
         raise PlanError(*_foreign_model(job, facts), *error.problems) from None
     plan = replace(plan, data_checked=checked_text(job))
+    notes = check_planned(job, plan)  # a plan that cannot run is not printed as one
+    if num_all is not None:
+        _list_all(job, facts, num_all, as_json=as_json)
+        return
     if num_proved is not None:
         from paceline.cli.prove import prove_candidates
 
@@ -180,7 +182,8 @@ def command(
         _print(plan, as_json=as_json, as_markdown=as_markdown, explain=explain)
     if plan.data_checked is not None and not as_json:
         say(f"data        {plan.data_checked}")
-    _check_files(job, plan)
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
     _check_limits(job, plan, fail_on)
 
 
@@ -188,18 +191,6 @@ def _foreign_model(job: Any, facts: Any) -> list[Any]:
     from paceline.render import check_model
 
     return [] if job.spec.engine == "paceline" else [*check_model(job, facts)]
-
-
-def _check_files(job: Any, plan: Any) -> None:
-    """Print what `paceline run` would refuse of another engine's plan.
-
-    Raises:
-        PacelineError: `paceline render` would refuse it too.
-    """
-    from paceline.launch.plannable import check_planned
-
-    for problem in check_planned(job, plan):
-        click.echo(f"note: {problem}", err=True)
 
 
 def _print(plan: Any, *, as_json: bool, as_markdown: bool, explain: bool) -> None:
@@ -230,7 +221,7 @@ def _list_all(job: Any, facts: Any, count: int, *, as_json: bool) -> None:
     from paceline.units import format_bytes, format_seconds
 
     found = fastest_layouts(job, facts, count)
-    full = find_engine(job.spec.engine, where="").full_sharding
+    full = find_engine(job.spec.engine).full_sharding
     if as_json:
         import msgspec
 

@@ -577,8 +577,13 @@ class JobSpec:
 
     engine: str = "paceline"
     """Software that runs the steps; it decides what is kept in memory and what is hidden. One that
-    the catalog knows. `paceline run` runs `paceline`, and starts `accelerate`, `deepspeed`,
-    `megatron`, `megatron-bridge` and `torchtitan` (docs/guides/places.md)."""
+    the catalog knows, with a version or without: `torchtitan 0.2.2`, `megatron core_v0.16.1`.
+    `paceline run` runs `paceline`, and starts `accelerate`, `deepspeed`, `megatron`,
+    `megatron-bridge` and `torchtitan` (docs/guides/places.md)."""
+
+    engine_version: str = ""
+    """The engine's version, in quotes, where it is not written behind its name. Left out, the plan
+    is for the release that it names."""
 
     engine_path: str | None = None
     """Where the engine's own program is on the machines: for `megatron` an absolute path to a

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast, get_args, get_origin
 
@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from paceline.errors import JobError, Problem, did_you_mean
 from paceline.job.alerts import AlertsSpec, check_alerts, check_plain
 from paceline.job.data_fields import check_data_fields
+from paceline.job.engine import read_engine
 from paceline.job.evaluate import check_evaluation
 from paceline.job.job import MODEL_WAYS, JobSpec
 from paceline.job.length import CountSamples, Length, check_length, in_steps, keep_overridden
@@ -106,13 +107,20 @@ def parse_job(
         spec = _ADAPTER.validate_python(values)
     except ValidationError as error:
         raise JobError(*problems_in(error, values, lines, source)) from None
-    job = Job(spec=spec, folder=folder, source=source, lines=lines)
+    job = _with_engine(Job(spec=spec, folder=folder, source=source, lines=lines))
     JobError.raise_for(_check_choices(job))
     if job.spec.train.steps:
         return job
     job = in_steps(job, count)
     JobError.raise_for(_check_steps(job))
     return job
+
+
+def _with_engine(job: Job) -> Job:
+    """The job with its engine's name in the catalog, and the version apart."""
+    spec, where = job.spec, job.where("engine")
+    engine, version = read_engine(spec.engine, version=spec.engine_version, where=where)
+    return replace(job, spec=replace(spec, engine=engine, engine_version=version))
 
 
 def load_script(path: Path, overrides: Sequence[str] = ()) -> Script | None:

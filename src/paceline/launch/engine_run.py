@@ -13,18 +13,21 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from paceline.errors import Problem, RunError
 from paceline.job import Job, Script, SlurmSpec, SshSpec, make_script
 from paceline.job.data_fields import check_has_data
+from paceline.job.engine import ENGINE_NAMES, is_before, series, tag, written_for
 from paceline.job.hosts import find_hosts
 from paceline.job.metrics import MetricsSpec
 from paceline.job.places import RaySpec
+from paceline.parallel.abilities import check_has_files
 from paceline.plan import Plan
 from paceline.plan.text import plan_to_json
 from paceline.record.run import RunFolder
-from paceline.render import render_job, renderer_of
+from paceline.render import ENGINES, render_job, renderer_of
 from paceline.render.example import script_text
 from paceline.render.shell import quote
 from paceline.render.shell import script as script_of_shell
@@ -156,6 +159,8 @@ def prepare(
         for gap in rendered.gaps
         if gap.where not in _CONTROLLED and gap.where.partition(".")[0] not in _SECTIONS
     ]
+    if place == "local":
+        notes += _newer_release(engine)
     return EngineRun(files=inside, values=values, name=job.spec.name, notes=notes)
 
 
@@ -199,15 +204,20 @@ def check(
 
 def check_anywhere(engine: str, job: Job, *, own: OwnScript | None = None) -> Iterator[Problem]:
     """What keeps an engine's run from being started, whatever the place and the machine."""
-    launcher = _launcher_of(engine)
+    launcher, spec = _launcher_of(engine), job.spec
+    if engine in ENGINE_NAMES:
+        asked = spec.engine_version if spec.engine == engine else ""
+        estimated_only = check_has_files(engine, asked)
+        if estimated_only is not None:
+            yield estimated_only
+            return
     if launcher is None:
         yield Problem(
             code="R015",
-            what=f"`paceline run` has no launcher for the engine {engine}, and Paceline writes no "
-            "files for it",
+            what=f"`paceline run` has no launcher for the engine {engine}",
             where=job.where("engine"),
-            fix=f"one of {', '.join(LAUNCHERS)}, or leave engine out for Paceline's own runtime; "
-            "`paceline render --for torchrun` starts your own program on the plan's ranks",
+            fix=f"one of {', '.join(LAUNCHERS)}, or leave engine out for Paceline's own runtime"
+            + (f"; `paceline render --for {engine}` writes its files" if engine in ENGINES else ""),
         )
         return
     if job.spec.engine_path is not None and "engine_path" not in launcher.needs:
@@ -233,6 +243,15 @@ def _check_installed(
             if launcher.extra
             else f"install {engine}",
         )
+    elif launcher.module is not None and (why := _other_release(engine, job)):
+        row = ENGINE_NAMES[engine]
+        wanted = job.spec.engine_version or row.planned or (row.files or ("", ""))[1]
+        yield Problem(
+            code="H023",
+            what=why,
+            where="--with" if own is not None else job.where("engine"),
+            fix=f"pip install {_package(engine)}=={tag(wanted)}",
+        )
     if own is None and launcher.program is not None and not _is_installed(launcher.program):
         yield Problem(
             code="H023",
@@ -241,6 +260,43 @@ def _check_installed(
             where=job.where("engine"),
             fix=f"pip install {launcher.program}; or start your own, with --script and --with",
         )
+
+
+def _other_release(engine: str, job: Job) -> str:
+    """What is wrong with the release that is installed here; empty where nothing is."""
+    installed, spec = _installed(engine), job.spec
+    if not installed:
+        return ""
+    is_here = f"{_package(engine)} {installed} is installed"
+    wanted = spec.engine_version if spec.engine == engine else ""
+    if wanted and series(installed) != series(wanted):
+        return f"{is_here}, and the plan is for {wanted}"
+    oldest = (ENGINE_NAMES[engine].files or ("0", ""))[0]
+    return f"{is_here}, and the files are for {oldest} and newer" * is_before(installed, oldest)
+
+
+def _newer_release(engine: str) -> Iterator[str]:
+    """A note of a release that nobody has tried the files with."""
+    installed = _installed(engine)
+    if installed and series(installed) > series((ENGINE_NAMES[engine].files or ("", "0"))[1]):
+        yield (
+            f"note: {_package(engine)} {installed} is installed, and the files are for "
+            f"{written_for(engine)}: nobody has tried them with a newer one"
+        )
+
+
+def _installed(engine: str) -> str:
+    """The release that this Python has; empty where it has none, or the engine no releases."""
+    if engine not in ENGINE_NAMES:
+        return ""
+    try:
+        return version(_package(engine))
+    except PackageNotFoundError:
+        return ""
+
+
+def _package(engine: str) -> str:
+    return renderer_of(engine) or engine
 
 
 def _launcher_of(engine: str) -> Launcher | None:

@@ -21,7 +21,7 @@ from paceline.launch.engine_run import check_anywhere
 from paceline.plan import Plan, plan_job
 from paceline.profile import check_asked, check_model, resolve_decoder
 from paceline.profile.fitting import check_decoder_tensors
-from paceline.render import RenderError
+from paceline.render import RenderError, check_release
 from paceline.render import check_files as check_written
 from paceline.topology import find_cluster
 
@@ -100,6 +100,8 @@ def check_planned(job: Job, plan: Plan) -> list[Problem]:
     """
     if plan.engine == "paceline":
         return [*check_ours(job)]
+    if check_release(plan) is not None:  # a warning of the plan
+        return []
     RenderError.raise_for(check_written(plan, job))
     found = list(check_anywhere(plan.engine, job))
     JobError.raise_for(each for each in found if each.code not in _NOTED)

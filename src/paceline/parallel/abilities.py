@@ -26,6 +26,7 @@ from paceline.choices import (
     Sharding,
 )
 from paceline.errors import Problem
+from paceline.job.engine import ENGINE_NAMES, has_files
 from paceline.parallel.layout import Layout
 from paceline.parallel.recomputes import ONE_BACKWARD
 from paceline.parallel.schedules import SPLIT_BACKWARD
@@ -210,8 +211,38 @@ def check_accelerator(engine: str, cluster: Cluster) -> Problem | None:
     )
 
 
+def check_has_files(engine: str, version: str, cluster: Cluster | None = None) -> Problem | None:
+    """What to report of an engine that is estimated and no files are written for: `render` and
+    `run` refuse it, `plan` warns.
+
+    Args:
+        engine: Of the catalog.
+        version: Its release; empty is the one that is planned.
+        cluster: Where the engine that is nearest has to train, too.
+    """
+    if engine == "paceline" or has_files(engine, version):
+        return None
+    row = ENGINE_NAMES[engine]
+    nearest = f"{engine} {row.files[1]}" if row.files else row.instead
+    own = "paceline render --for torchrun starts a program of your own on the plan's ranks"
+    trains = cluster is None or (
+        cluster.backend in abilities_of(nearest.partition(" ")[0]).backends
+    )
+    return Problem(
+        code="R015",
+        what=f"Paceline estimates {f'{engine} {version}'.rstrip()} and does not write its files",
+        where="engine, in the job",
+        fix=f"set engine to {nearest}, whose files it writes; or {own}"
+        if trains
+        else f"{nearest}, whose files it writes, does not train there: {own}",
+    )
+
+
 def planned_engine(engine: Engine) -> Engine:
-    """An engine of the catalog as Paceline's files run it."""
+    """An engine of the catalog as Paceline's files run it; as it is where they are for others of
+    its releases."""
+    if not has_files(engine.name, engine.version):
+        return engine
     return replace(engine, **abilities_of(engine.name).holds)
 
 

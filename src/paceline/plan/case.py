@@ -16,7 +16,7 @@ def case_of_plan(plan: Plan, cluster: Cluster | None = None) -> Case:
         plan: As made, or as read from `plan.json`.
         cluster: Another one than the plan's.
     """
-    engine = planned_engine(find_engine(f"{plan.engine} {plan.engine_version}", where="engine"))
+    engine = planned_engine(find_engine(plan.engine, plan.engine_version))
     engine = as_asked(
         engine,
         attention=plan.attention,

@@ -12,8 +12,9 @@ from paceline.catalog.efficiencies import Efficiencies
 from paceline.estimate import Case, Estimate
 from paceline.estimate.estimate import case_holdings
 from paceline.job import Job, LayoutSpec
+from paceline.job.engine import ENGINE_NAMES, is_newer_patch
 from paceline.parallel import Layout, Space
-from paceline.parallel.abilities import check_accelerator
+from paceline.parallel.abilities import check_accelerator, check_has_files
 from paceline.parallel.table import table_of
 from paceline.plan.choose import choose
 from paceline.plan.decision import Caution, Unit
@@ -65,6 +66,7 @@ def cautions_of(
         limit_bytes: Of a rank.
     """
     yield from _runs_elsewhere(case)
+    yield from _newer_patch(case)
     yield from _assumed_length(job)
     yield from _bubble(job, space, case, layout, price, limit_bytes)
     yield from _tensor_across_nodes(job, space, layout, price)
@@ -73,8 +75,24 @@ def cautions_of(
 
 
 def _runs_elsewhere(case: Case) -> Iterator[Caution]:
-    if (problem := check_accelerator(case.engine.name, case.cluster)) is not None:
-        yield Caution(about="accelerator", what=problem.what, fix=problem.fix)
+    """A plan that nothing of Paceline's carries out: another engine's, or other accelerators'."""
+    for about, problem in (
+        ("files", check_has_files(case.engine.name, case.engine.version, case.cluster)),
+        ("accelerator", check_accelerator(case.engine.name, case.cluster)),
+    ):
+        if problem is not None:
+            yield Caution(about=about, what=problem.what, fix=problem.fix)  # type: ignore[arg-type]
+
+
+def _newer_patch(case: Case) -> Iterator[Caution]:
+    name, version = case.engine.name, case.engine.version
+    if is_newer_patch(name, version):
+        planned = ENGINE_NAMES[name].planned
+        yield Caution(
+            about="version",
+            what=f"{name} {version} is planned as {planned} is, the last with known facts",
+            fix=f"train with {name} {planned}, or compare its release notes",
+        )
 
 
 def _assumed_length(job: Job) -> Iterator[Caution]:

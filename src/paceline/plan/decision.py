@@ -73,13 +73,26 @@ class Caution:
     """One thing that the plan allows and a person should know."""
 
     about: Literal[
-        "accelerator", "bubble", "tensor", "data parallel", "gather", "efficiency", "sample length"
+        "files",
+        "accelerator",
+        "version",
+        "bubble",
+        "tensor",
+        "data parallel",
+        "gather",
+        "efficiency",
+        "sample length",
     ]
     what: str
     """What was seen, in the job's own numbers."""
 
     fix: str
     """The change that removes it."""
+
+    @property
+    def keeps_from_running(self) -> bool:
+        """Whether nothing that Paceline writes or starts carries the plan out."""
+        return self.about in ("files", "accelerator")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +145,7 @@ class Plan:
     """Name in the catalog of the software that runs the steps."""
 
     engine_version: str = ""
-    """Whose facts the engine was priced with; empty is the newest that is known."""
+    """The release that the plan is for; empty where the engine has none of its own."""
 
     is_compiled: bool = False
     """Whether the engine was asked to compile the model (`train.compile`)."""
@@ -226,6 +239,11 @@ class Plan:
     def full_sharding(self) -> str:
         """What the engine calls full sharding."""
         return load_engines()[self.engine].full_sharding
+
+    @property
+    def engine_name(self) -> str:
+        """The engine with its release, where it has one: `torchtitan 0.3.0`."""
+        return f"{self.engine} {self.engine_version}".rstrip()
 
     @property
     def limit_bytes(self) -> int:

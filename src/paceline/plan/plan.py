@@ -19,6 +19,7 @@ from paceline.estimate.holdings import compressed_share
 from paceline.estimate.stages import stage_sizes
 from paceline.job import Job, LayoutSpec
 from paceline.job.data_fields import objective_of
+from paceline.job.engine import ENGINE_NAMES
 from paceline.parallel import Layout, Space, abilities_of, check_layout_choices
 from paceline.parallel.abilities import OURS, Abilities, check_accelerator, planned_engine
 from paceline.parallel.engine_laws import check_training
@@ -235,7 +236,8 @@ def _plans_on(asked: _Asked, engine: str) -> Iterator[Plan]:
         return
     for path in dict.fromkeys((asked.job.spec.layout.offload_path, "/disk")):
         layout = LayoutSpec(offload_path=path)
-        job = replace(asked.job, spec=replace(asked.job.spec, engine=engine, layout=layout))
+        spec = replace(asked.job.spec, engine=engine, engine_version="", layout=layout)
+        job = replace(asked.job, spec=spec)
         try:
             yield _plan_on(replace(asked, job=job, names_engines=False))
         except PlanError:
@@ -302,9 +304,10 @@ def space_of(job: Job, cluster: Cluster, profile: ModelProfile) -> Space:
 
 def engine_of(job: Job, cluster: Cluster) -> Engine:
     """The engine that runs the job's steps. Our own runs on no Mac's GPU: there it is MLX."""
-    found = find_engine(job.spec.engine, where=job.where("engine"))
-    is_mac = cluster.backend == "mlx" and found.name == "paceline"
-    return find_engine("mlx", where="") if is_mac else found
+    spec = job.spec
+    if cluster.backend == "mlx" and spec.engine == "paceline":
+        return find_engine("mlx", ENGINE_NAMES["mlx"].planned)
+    return find_engine(spec.engine, spec.engine_version or ENGINE_NAMES[spec.engine].planned)
 
 
 def _abilities_here(job: Job) -> Abilities:

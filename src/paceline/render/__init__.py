@@ -12,7 +12,9 @@ from typing import cast
 from paceline.catalog.load import read_shipped
 from paceline.errors import JobError, Problem, did_you_mean
 from paceline.job import Job
+from paceline.job.engine import ENGINE_NAMES, written_for
 from paceline.job.secrets import find_in_lines
+from paceline.parallel.abilities import check_has_files
 from paceline.plan import Plan
 from paceline.profile import ModuleFacts, resolve_decoder, resolve_profile
 from paceline.render.carried import left_out
@@ -29,6 +31,7 @@ __all__ = [
     "Rendered",
     "check_files",
     "check_model",
+    "check_release",
     "find",
     "render_job",
     "renderer_of",
@@ -38,7 +41,10 @@ _ELSEWHERE = {"lambda": "lambda_cloud"}
 """Engines whose module has another name: `lambda` is a word of Python."""
 
 ENGINES: Mapping[str, Engine] = {
-    name: Engine(module=f"{__name__}.{_ELSEWHERE.get(name, name.replace('-', '_'))}", **row)
+    name: Engine(
+        module=f"{__name__}.{_ELSEWHERE.get(name, name.replace('-', '_'))}",
+        **{"versions": written_for(name), **row},
+    )
     for name, row in read_shipped("renderers.toml").items()
 }
 """Name on the command line -> the engine."""
@@ -57,8 +63,10 @@ def find(name: str) -> Engine:
     """The engine of that name, or of a catalog engine whose files it writes.
 
     Raises:
-        JobError: `H001`, naming the nearest.
+        JobError: `H001`, naming the nearest; `R015`, it is estimated, and no files are written.
     """
+    if name not in _RENDERERS and name in ENGINE_NAMES and name not in ENGINES:
+        JobError.raise_for(filter(None, [check_has_files(name, "")]))
     engine = ENGINES.get(_RENDERERS.get(name, name))
     if engine is None:
         raise JobError.of(
@@ -81,11 +89,14 @@ def render_job(name: str, plan: Plan, job: Job, *, own_program: bool = True) -> 
             Where not, the files run as they are: what only such a program could do is refused.
 
     Raises:
-        JobError: `H001`, there is no such engine; `J013`, a file would hold a secret; or the
-            job cannot be written into its files.
+        JobError: `H001`, there is no such engine; `R015`, the plan is for a release of it that no
+            files are written for; `J013`, a file would hold a secret; or the job cannot be written
+            into its files.
         RenderError: `H002`, the engine cannot express the plan; one problem for each part.
     """
     module = cast(EngineModule, importlib.import_module(find(name).module))
+    if renderer_of(plan.engine) == name:
+        JobError.raise_for(filter(None, [check_release(plan)]))
     gaps = _gaps(module, plan, job, own_program=own_program)
     RenderError.raise_for(_refusals(name, gaps, job))
     files = module.render(plan, job)
@@ -122,11 +133,16 @@ _RENDERERS = {"fsdp1": "accelerate"}
 
 def check_files(plan: Plan, job: Job, *, own_program: bool = True) -> Iterator[Problem]:
     """What keeps the files of the plan's own engine from being written, as `render_job` refuses it;
-    nothing where Paceline writes none for it."""
+    nothing where Paceline writes none for it, as `check_release` has it."""
     name = renderer_of(plan.engine)
-    if name is not None:
+    if name is not None and check_release(plan) is None:
         module = cast(EngineModule, importlib.import_module(find(name).module))
         yield from _refusals(name, _gaps(module, plan, job, own_program=own_program), job)
+
+
+def check_release(plan: Plan) -> Problem | None:
+    """What to report of a plan whose engine, or this release of it, is only estimated."""
+    return check_has_files(plan.engine, plan.engine_version, plan.cluster)
 
 
 def check_model(job: Job, facts: ModuleFacts | None = None) -> Iterator[Problem]:

@@ -17,7 +17,7 @@ from paceline.render.engine import Files, Gap
 from paceline.render.environment import export_lines, meeting_lines
 from paceline.render.example import example, example_gaps, runs_example
 from paceline.render.shell import script
-from paceline.render.text import header, to_json, to_yaml
+from paceline.render.text import header, releases, to_json, to_yaml
 
 CONFIG = "accelerate.yaml"
 Way = Literal["MULTI_GPU", "FSDP", "DEEPSPEED"]
@@ -45,7 +45,7 @@ def render(plan: Plan, job: Job) -> Files:
     way = way_of(plan)
     about = "Read by `accelerate launch --config_file`; launch.sh says what differs on each node."
     files = {
-        CONFIG: to_yaml(header(plan, job, about), config(plan, way)),
+        CONFIG: to_yaml(header(plan, job, about, *releases(plan, "accelerate")), config(plan, way)),
         "launch.sh": _launch(plan, job, way),
     }
     if way == "DEEPSPEED":
@@ -171,7 +171,7 @@ def _launch(plan: Plan, job: Job, way: Way) -> str:
         lines.append("# sharded, which each rank gathers whole.")
         words.append('${WRAP_CLASS:+--fsdp_transformer_layer_cls_to_wrap "$WRAP_CLASS"}')
     words.append('"${TRAIN_SCRIPT:-train.py}" "$@"')
-    return script(header(plan, job), *lines, " \\\n  ".join(words))
+    return script(header(plan, job, *releases(plan, "accelerate")), *lines, " \\\n  ".join(words))
 
 
 def gaps(plan: Plan, job: Job) -> list[Gap]:

@@ -19,7 +19,7 @@ from paceline.render.engine import Gap
 
 PLANNED = frozenset(
     {
-        *("name", "layout", "plan", "engine", "model.decoder", "model.preset"),
+        *("name", "layout", "plan", "engine", "engine_version", "model.decoder", "model.preset"),
         *("model.hf_config", "model.size", "model.factory", "model.weights"),
         *("cluster.accelerator", "cluster.nodes", "cluster.per_node"),
         *(

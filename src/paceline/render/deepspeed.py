@@ -27,7 +27,7 @@ from paceline.render.environment import (
 from paceline.render.example import example, example_gaps, runs_example
 from paceline.render.hosts import host_names
 from paceline.render.shell import command, script
-from paceline.render.text import header, to_json
+from paceline.render.text import header, releases, to_json
 
 CONFIG = "ds_config.json"
 STAGES = {"none": 0, "zero1": 1, "zero2": 2, "full": 3}
@@ -411,7 +411,7 @@ def _launch(plan: Plan, job: Job) -> str:
         " ".join(["exec torchrun", *torchrun_options(plan), '"${TRAIN_SCRIPT:-train.py}" "$@"']),
     ]
     about = "torchrun starts DeepSpeed's ranks as well as its own launcher does, and needs no ssh."
-    return script(header(plan, job, about), *lines)
+    return script(header(plan, job, about, *releases(plan, "deepspeed")), *lines)
 
 
 def _is_cpu(plan: Plan) -> bool:

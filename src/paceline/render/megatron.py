@@ -4,9 +4,11 @@ Flags are those of core_r0.16, megatron/training/arguments.py. Leaves out: prepa
 evaluation beyond its loss.
 """
 
+from collections.abc import Iterator
 from math import ceil
 
 from paceline.job import Job
+from paceline.job.engine import ENGINE_NAMES, is_before, tag
 from paceline.plan import Plan
 from paceline.render.engine import Files, Gap
 from paceline.render.environment import Variable, export_lines, meeting_lines, torchrun_options
@@ -33,16 +35,14 @@ from paceline.render.megatron_words import (
 from paceline.render.shell import check_one_line, command, quote, script
 from paceline.render.text import commented, header
 
-VERSION = "core_v0.16.1"
-"""Tag of Megatron-LM that the flags are of."""
-
 _SINCE = {
     "--pipeline-model-parallel-layout": "0.13",
     "--use-megatron-fsdp": "0.14",  # --use-custom-fsdp before
 }
 """Flags that are newer than core_v0.12.0 -> the first core version that has them. All others that
-are written here, and these, are flags up to core_v0.19.0. Source: megatron/training/arguments.py of
-each tag, and the classes that it makes flags of; tests/render/megatron_flags.txt."""
+are written here, and these, are flags up to the last release of job/engines.toml. Source:
+megatron/training/arguments.py of each tag, and the classes that it makes flags of;
+tests/render/megatron_flags.txt."""
 
 _ARGUMENTS = "arguments.txt"
 
@@ -64,11 +64,12 @@ CARRIES = TOLD | {"train.attention", "train.fp8_recipe", "engine_path"}
 def render(plan: Plan, job: Job) -> Files:
     """`arguments.txt`, a flag and its value a line, and `launch.sh`, run on every node."""
     words = arguments(plan, job)
-    oldest = max((_SINCE[word] for word in words if word in _SINCE), default="0.12")
+    oldest, newest = _oldest(words), (ENGINE_NAMES["megatron"].files or ("", ""))[1]
     about = header(
         plan,
         job,
-        f"For pretrain_gpt.py of Megatron-LM {VERSION}. Its core_v{oldest}.0 to core_v0.19.0 have",
+        f"For pretrain_gpt.py of Megatron-LM {_tag(plan)}. Its core_v{tag(oldest)} to "
+        f"core_v{newest} have",
         "these flags too.",
         *planned_for(plan),
     )
@@ -84,7 +85,32 @@ def gaps(plan: Plan, job: Job) -> list[Gap]:
         why="Megatron-LM deletes none of those it writes",
         nearest="all are kept: mind the disk",
     )
-    return [*core_gaps(plan, job), keeps]
+    found = [*core_gaps(plan, job), keeps]
+    if plan.engine != "megatron" or any(gap.nearest is None for gap in found):
+        return found
+    return [*found, *_release_gaps(plan, _oldest(arguments(plan, job)))]
+
+
+def _release_gaps(plan: Plan, oldest: str) -> Iterator[Gap]:
+    if is_before(plan.engine_version, oldest):
+        yield Gap(
+            what=f"this layout with megatron {plan.engine_version}",
+            where="engine",
+            why=f"its flags are there since core_v{tag(oldest)}",
+            nearest=None,
+            fix=f"engine: megatron {tag(oldest)}, or a newer one",
+        )
+
+
+def _oldest(words: list[str]) -> str:
+    """The first core version that has all flags."""
+    return max((_SINCE[word] for word in words if word in _SINCE), default="0.12")
+
+
+def _tag(plan: Plan) -> str:
+    """Of Megatron-LM, as the plan has it."""
+    own = plan.engine == "megatron"
+    return "core_v" + tag(plan.engine_version if own else ENGINE_NAMES["megatron"].planned)
 
 
 def arguments(plan: Plan, job: Job) -> list[str]:
@@ -195,14 +221,15 @@ def _launch(plan: Plan, job: Job) -> str:
     about = header(
         plan,
         job,
-        f"Needs MEGATRON_PATH, a checkout of NVIDIA/Megatron-LM at {VERSION}, and the same folder",
+        f"Needs MEGATRON_PATH, a checkout of NVIDIA/Megatron-LM at {_tag(plan)}, and the same "
+        "folder",
         "on every node: checkpoints/ is written here, and a restart goes on from the newest.",
         *planned_for(plan),
     )
     ranks = " ".join(torchrun_options(plan))
     return script(
         about,
-        *_checkout(job),
+        *_checkout(plan, job),
         'cd "$(dirname "$0")"',
         *export_lines(plan, restarts=True),
         *(f"export {each.name}={each.value}  # {each.reason}" for each in connections(plan)),
@@ -219,8 +246,8 @@ def _launch(plan: Plan, job: Job) -> str:
     )
 
 
-def _checkout(job: Job) -> list[str]:
-    wanted = f': "${{MEGATRON_PATH:?set it to a checkout of Megatron-LM, {VERSION}}}"'
+def _checkout(plan: Plan, job: Job) -> list[str]:
+    wanted = f': "${{MEGATRON_PATH:?set it to a checkout of Megatron-LM, {_tag(plan)}}}"'
     if job.spec.engine_path is None:
         return [wanted]
     path = check_one_line(job.spec.engine_path, what="engine_path", where=job.where("engine_path"))

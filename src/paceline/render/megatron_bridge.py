@@ -7,6 +7,7 @@ from Hugging Face (`AutoBridge`), adapters and fine-tuning.
 from math import ceil
 
 from paceline.job import Job
+from paceline.job.engine import ENGINE_NAMES, series
 from paceline.plan import Plan
 from paceline.render.engine import Files, Gap
 from paceline.render.environment import export_lines, meeting_lines, torchrun_options
@@ -34,7 +35,7 @@ from paceline.render.megatron_words import (
 from paceline.render.shell import script
 from paceline.render.text import commented, header
 
-VERSION = "0.3"
+VERSION = ".".join(map(str, series(ENGINE_NAMES["megatron-bridge"].planned)))
 
 CARRIES = TOLD | {"train.fp8_recipe", "checkpoint.keep_last"}
 """Settings that the files say, beside the plan."""

@@ -8,6 +8,7 @@ import yaml
 
 from paceline import __version__
 from paceline.job import Job
+from paceline.job.engine import written_for
 from paceline.plan import Plan
 
 
@@ -28,6 +29,12 @@ def header(plan: Plan, job: Job, *more: str) -> list[str]:
         f"{batch} x {layout.data} data ranks = {layout.global_batch} samples a step.",
         *more,
     ]
+
+
+def releases(plan: Plan, engine: str) -> list[str]:
+    """Which releases of an engine the files are for, and which one the plan is for."""
+    own = f"; planned for {plan.engine_version}" if plan.engine == engine else ""
+    return [f"For {written_for(engine)}{own}."]
 
 
 def commented(lines: list[str]) -> str:

@@ -5,7 +5,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from paceline.catalog.engines import load_engines
+from paceline.catalog.engines import find_engine
 from paceline.catalog.price import price_day
 from paceline.estimate.holdings import MOMENT_BYTES
 from paceline.parallel.abilities import planned_engine
@@ -53,7 +53,7 @@ def explain_plan(plan: Plan) -> str:
 
 def _memory(plan: Plan) -> Iterator[str]:
     layout, profile = plan.layout, plan.profile
-    engine = planned_engine(load_engines()[plan.engine])
+    engine = planned_engine(find_engine(plan.engine, plan.engine_version))
     yield ""
     yield "memory, of the fullest rank"
     for name, size in plan.estimate.memory.parts.items():

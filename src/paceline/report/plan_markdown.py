@@ -19,7 +19,7 @@ def _head(plan: Plan) -> Iterator[str]:
     yield f"## {plan.layout_name} on {plan.cluster.name}\n"
     yield (
         f"{plan.profile.name}, {format_count(plan.profile.num_parameters)} parameters, "
-        f"{plan.precision}, {plan.engine}; {layout.micro_batch} a micro-batch x "
+        f"{plan.precision}, {plan.engine_name}; {layout.micro_batch} a micro-batch x "
         f"{layout.accumulation} accumulated x {layout.data} = {layout.global_batch} samples a "
         f"step; recompute {layout.recompute}.\n"
     )

@@ -27,6 +27,7 @@ def format_plan(plan: Plan) -> str:
     """The layout and why, the batch, memory by part, time, money, the others, and decisions."""
     return "\n".join(
         (
+            *_cautions(plan, first=True),
             *_headline(plan),
             *_cautions(plan),
             *_memory(plan),
@@ -56,6 +57,7 @@ def plan_summary(plan: Plan) -> list[str]:
     if plan.cost is not None:
         whole.append(f"${format_amount(plan.cost.usd)} at {plan.cost.provider}")
     return [
+        *_cautions(plan, first=True),
         _row("layout", plan.layout_name + _offloaded(plan)),
         _row("on", f"{cluster.name} ({place}, {cluster.backend})"),
         _row("batch", _batch_equation(plan)),
@@ -84,7 +86,7 @@ def _headline(plan: Plan) -> Iterator[str]:
         f"{format_count(profile.num_parameters)} parameters "
         f"({profile.num_parameters:,}), {_blocks(profile.num_blocks)}, {plan.precision}"
         + ("" if plan.optimizer == "adamw" else f", {plan.optimizer}")
-        + ("" if plan.engine == "paceline" else f", on {plan.engine}"),
+        + ("" if plan.engine == "paceline" else f", on {plan.engine_name}"),
     )
 
 
@@ -109,8 +111,11 @@ def _source(level: Level, cluster: Cluster) -> str:
     return "catalog"
 
 
-def _cautions(plan: Plan) -> Iterator[str]:
+def _cautions(plan: Plan, *, first: bool = False) -> Iterator[str]:
+    """The warnings; above all else, those that the plan is not carried out."""
     for each in plan.cautions:
+        if each.keeps_from_running is not first:
+            continue
         for label, text in (("warning", f"{each.about}: {each.what}"), ("", f"fix: {each.fix}")):
             yield from wrapped(_row(label, ""), text)
 

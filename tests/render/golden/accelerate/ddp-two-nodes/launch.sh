@@ -2,6 +2,7 @@
 # Made by Paceline 0.1.0 for the job tiny: rendering again overwrites it.
 # DDP over 16 ranks on 2 nodes x 8 H100-SXM.
 # 4 a micro-batch x 1 accumulated x 16 data ranks = 64 samples a step.
+# For accelerate 1.10.0 to 1.15.0.
 set -euo pipefail
 cd "$(dirname "$0")"
 : "${HEAD_ADDRESS:?set it to the address of the first node, the same on every node}"

@@ -2,6 +2,7 @@
 # Made by Paceline 0.1.0 for the job tiny: rendering again overwrites it.
 # FSDP2 over 8 ranks on 1 node x 8 H100-SXM.
 # 8 a micro-batch x 1 accumulated x 8 data ranks = 64 samples a step.
+# For accelerate 1.10.0 to 1.15.0.
 set -euo pipefail
 cd "$(dirname "$0")"
 export OMP_NUM_THREADS=1  # cores of a rank are unknown, and one thread never contends: raise it to cores / rank

@@ -3,6 +3,7 @@
 # ZeRO-1 over 8 x pipeline 2 (1f1b) on 2 nodes x 8 H100-SXM.
 # 4 a micro-batch x 2 accumulated x 8 data ranks = 64 samples a step.
 # torchrun starts DeepSpeed's ranks as well as its own launcher does, and needs no ssh.
+# For deepspeed 0.16.0 to 0.19.8.
 set -euo pipefail
 cd "$(dirname "$0")"
 : "${HEAD_ADDRESS:?set it to the address of the first node, the same on every node}"
