@@ -15,7 +15,7 @@ NetworkKind = Literal[
 ]
 Offload = Literal["none", "cpu", "nvme"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
-Attention = Literal["flash", "fused", "unfused"]
+Attention = Literal["flash", "fused", "flex", "unfused"]
 Fp8Recipe = Literal["tensorwise", "rowwise", "mxfp8"]
 Optimizer = Literal["adamw", "adamw-8bit", "muon", "adafactor", "sgd"]
 Compression = Literal["none", "bf16", "fp16", "powersgd"]

@@ -210,11 +210,6 @@ def test_the_kernel_of_attention_that_the_job_names_is_written_and_priced():
     assert seconds("flash") > seconds("fused")
 
 
-def test_an_engine_without_a_choice_of_kernels_refuses_one():
-    with pytest.raises(PlanError, match=r"train.attention is flash, and torchtitan"):
-        planned(**llama(engine="torchtitan", train={"attention": "flash"}))
-
-
 def test_uneven_stages_of_megatrons_own_plan_are_those_that_were_priced():
     tiny = {"decoder": {"layers": 14, "hidden": 256, "heads": 8, "kv_heads": 4}, "preset": None}
     plan, _ = planned(**llama(layout=THREE_WAYS | {"chunks": 1}, model=tiny, engine="megatron"))

@@ -45,7 +45,7 @@ class Engine:
     step_bytes: float
     buffer_bytes: float
     cast_bytes: float
-    attention: Literal["flash1", "flash2", "flash3", "unfused"]
+    attention: Literal["flash1", "flash2", "flash3", "flex", "unfused"]
     host: Literal["eager", "fused", "compiled"]
     graphs_on: tuple[str, ...]
     overlaps_gradients: bool
@@ -69,6 +69,7 @@ class Engine:
     narrow_routed_moments: bool
     reserved_share: float
     source: str
+    unfused_bytes: float = 2
     routed_split: RoutedSplit = "whole"
     folds_experts: bool = False
     ways: tuple[Way, ...] = ()
@@ -113,14 +114,8 @@ def compiled(engine: Engine) -> Engine:
     return replace(engine, host="compiled") if engine.host == "eager" else engine
 
 
-_ATTENTION_FACTS: Mapping[str, dict[str, Any]] = {
-    "flash": {"attention": "flash2"},
-    "fused": {"attention": "flash3"},
-    "unfused": {"attention": "unfused", "score_bytes": 2},
-}
-"""Facts of TransformerEngine's kernels. Unfused: softmax keeps its output in 16 bits (pytorch/
-softmax.py, `save_for_backward(softmax_results, ...)`), and dropout of 0 nothing (ATen dropout.cpp
-returns its input)."""
+_KERNELS = {"flash": "flash2", "fused": "flash3", "flex": "flex", "unfused": "unfused"}
+"""What a job asks for -> `Engine.attention`."""
 
 
 _RECIPE_FACTS: Mapping[str, dict[str, Any]] = {
@@ -149,7 +144,12 @@ def as_asked(
         async_tensor: Whether tensor parallelism's collectives hide behind its matrices.
         is_compiled: Whether torch.compile compiles the model.
     """
-    facts = {**_ATTENTION_FACTS.get(attention, {}), **_RECIPE_FACTS.get(fp8_recipe, {})}
+    facts: dict[str, Any] = {**_RECIPE_FACTS.get(fp8_recipe, {})}
+    if attention in _KERNELS:
+        facts["attention"] = _KERNELS[attention]
+        facts["score_bytes"] = engine.unfused_bytes if attention == "unfused" else 0.0
+        # Dropout of 0 keeps nothing: ATen dropout.cpp returns its input.
+        facts["dropout_bytes"] = 0.0
     found = replace(engine, **facts, overlaps_tensor=engine.overlaps_tensor or async_tensor)
     return compiled(found) if is_compiled else found
 

@@ -198,7 +198,10 @@ def rates_of(
         matmul=matmul,
         wide_matmul=wide_matmul,
         weight_matmul=wide_matmul if engine.wide_weight_gradients else matmul,
-        attention_flops_per_s=wide * e.attention.get(kernel, 1.0) * sqrt(lasting),
+        attention_flops_per_s=wide
+        * e.attention.get(kernel, 1.0)
+        * _OF_FLASH2.get(engine.attention, 1.0)
+        * sqrt(lasting),
         attention_half_len=e.of_accelerator(e.attention_half_len, cluster.accelerator),
         attention_backward=e.attention["backward"],
         is_flash=float(kernel != "unfused"),
@@ -327,13 +330,19 @@ _USUAL_MULTIPROCESSORS = 108
 """Taken where the catalog has none: an A100's. It only rounds tiles up to whole waves."""
 
 
+_OF_FLASH2 = {"flex": 0.864}
+"""Rate of a kernel as a share of FlashAttention 2's. FlexAttention: 90 % in the forward pass and
+85 % in the backward pass, of two products and of five (PyTorch's blog, "FlexAttention: The
+Flexibility of PyTorch with the Performance of FlashAttention", August 2024)."""
+
+
 def _kernel(engine: Engine, *, has_hopper: bool) -> str:
     """Flash attention 3 and cuDNN's need Hopper; versions 1 and 2 run there at a share of their
     own, as they do not use its asynchronous instructions."""
+    asked = "flash2" if engine.attention in _OF_FLASH2 else engine.attention
     if not has_hopper:
-        return "flash2" if engine.attention == "flash3" else engine.attention
-    is_older = engine.attention in ("flash1", "flash2")
-    return f"{engine.attention}_hopper" if is_older else engine.attention
+        return "flash2" if asked == "flash3" else asked
+    return f"{asked}_hopper" if asked in ("flash1", "flash2") else asked
 
 
 def _peak(cluster: Cluster, precision: str) -> float | None:

@@ -146,8 +146,10 @@ class TrainSpec:
     engine can be asked for it (torchtitan)."""
 
     attention: Literal["auto", Attention] = "auto"
-    """Kernel of attention, where the engine has a choice (Megatron): `flash` is FlashAttention 2,
-    `fused` cuDNN's, `unfused` writes its scores to memory. `auto` leaves it to the engine."""
+    """Kernel of attention, where the engine has a choice: `flash` is FlashAttention 2, `fused`
+    cuDNN's, `flex` PyTorch's FlexAttention, and `unfused` writes its scores to memory. `auto`
+    leaves it to the engine. torchtitan has `flash` and `flex`; Megatron, Megatron Bridge,
+    DeepSpeed, Accelerate and FSDP1 have the others."""
 
     compile: bool = False
     """Compile each block with `torch.compile`, which takes a minute or so before the first step.

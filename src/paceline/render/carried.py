@@ -48,7 +48,9 @@ OF_PROGRAM = frozenset(
 OF_EXAMPLE = OF_PROGRAM | {"data.kind", "model.tokenizer"}
 """What every example program does: also tokens of a file, or of a tokenizer."""
 
-OF_TORCH = OF_EXAMPLE | {"model.pretrained", "model.revision", "train.router_loss"}
+OF_TORCH = OF_EXAMPLE | {
+    *("model.pretrained", "model.revision", "train.router_loss", "train.attention"),
+}
 """What those of PyTorch do, whose model transformers builds."""
 
 OF_DDP = OF_TORCH | {"train.bucket"}

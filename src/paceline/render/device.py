@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from paceline.catalog import load_accelerators
 from paceline.plan import Plan
 from paceline.render.engine import Gap
 
@@ -28,6 +29,29 @@ def accelerator_refusals(
         fix=f"`paceline render --for {name}`, or a GPU as cluster.accelerator",
         where="cluster.accelerator",
     )
+
+
+def kernel_refusals(plan: Plan) -> Iterator[Gap]:
+    """Kernels of PyTorch's attention that an accelerator or a split sample does not have."""
+    asked, cluster = plan.attention, plan.cluster
+    known = load_accelerators().get(cluster.accelerator)
+    why = ""
+    if asked == "fused" and (known is None or known.vendor != "NVIDIA"):
+        why = "cuDNN has it for NVIDIA's GPUs"
+    elif (
+        asked in ("flash", "fused") and known is not None and "bf16" not in cluster.peak_flops_per_s
+    ):
+        why = "PyTorch has this kernel for Ampere and newer GPUs (sdp_utils.cpp, check_sm_version)"
+    elif asked == "unfused" and plan.layout.context > 1:
+        why = "context ranks go round with scaled_dot_product_attention alone"
+    if why:
+        yield Gap(
+            what=f"attention {asked} on {cluster.accelerator}",
+            why=why,
+            nearest=None,
+            fix="leave train.attention out",
+            where="train.attention",
+        )
 
 
 def wider_precision(plan: Plan) -> str:

@@ -21,6 +21,7 @@ from paceline.plan import Plan
 from paceline.profile.resolve import written_config
 from paceline.profile.runnable import left_out, reasons_against_running
 from paceline.render.carried import needs
+from paceline.render.device import kernel_refusals
 from paceline.render.engine import Gap
 from paceline.render.model import router_coefficient
 from paceline.render.text import to_json
@@ -93,6 +94,7 @@ def settings(plan: Plan, job: Job, builds: Builder = "transformers") -> dict[str
             "offload": layout.offload,
         },
         "precision": plan.precision,
+        "attention": plan.attention,
         "steps": spec.train.steps,
         "learning_rate": spec.train.learning_rate,
         "warmup_steps": spec.train.warmup_steps,
@@ -202,6 +204,7 @@ def example_gaps(plan: Plan, job: Job, builds: Builder = "transformers") -> list
         what = f"gradients sent as {train.gradient_compression}"
         why, where = "the example program sends them whole", "train.gradient_compression"
         lack(what, why, where, f"{where}: none")
+    found += kernel_refusals(plan)
     if train.compile:
         why = "the example program is eager"
         lack("compiled blocks", why, "train.compile", "train.compile: false")

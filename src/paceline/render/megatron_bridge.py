@@ -37,7 +37,7 @@ from paceline.render.text import commented, header
 
 VERSION = ".".join(map(str, series(ENGINE_NAMES["megatron-bridge"].planned)))
 
-CARRIES = TOLD | {"train.fp8_recipe", "checkpoint.keep_last"}
+CARRIES = TOLD | {"train.attention", "train.fp8_recipe", "checkpoint.keep_last"}
 """Settings that the files say, beside the plan."""
 
 
@@ -174,6 +174,9 @@ def _recipe(plan: Plan, job: Job) -> str:
     ]
     data = None if job.spec.data.corpus == "mock" else prefixes_of(job)
     imports = _IMPORTS.replace("def config()", f"DATA = {data!r}\n\n\ndef config()")
+    if plan.attention != "auto":
+        kernels = "from megatron.core.transformer.enums import AttnBackend\n"
+        imports = imports.replace("\n\n\nDATA", f"\n{kernels}\n\nDATA")
     return commented(about) + "\n".join([imports, *parts])
 
 
@@ -203,6 +206,8 @@ def _model(plan: Plan, job: Job) -> Words:
     words = model_words(plan, job) | parallel_words(plan)
     gelu = learned_positions(plan.profile) > 0
     words["activation_func"] = _Code(f"torch.nn.functional.{'gelu' if gelu else 'silu'}")
+    if plan.attention != "auto":
+        words["attention_backend"] = _Code(f"AttnBackend.{plan.attention}")
     if plan.layout.pipeline > 1:
         dtype = {"bf16": "bfloat16", "fp8": "bfloat16", "fp16": "float16"}
         words["pipeline_dtype"] = _Code(f"torch.{dtype.get(plan.precision, 'float32')}")

@@ -35,7 +35,7 @@ _SCHEDULES = {
 
 CARRIES = OF_PROGRAM | {
     *("data.sources", "model.tokenizer", "train.compile", "recovery.max_restarts"),
-    *("train.async_tensor", "train.fp8_recipe"),
+    *("train.async_tensor", "train.fp8_recipe", "train.attention"),
 }
 """Settings that the files say, beside the plan; `data` is a gap of its own."""
 
@@ -229,7 +229,7 @@ def _model(plan: Plan, job: Job) -> list[str]:
         f"        n_kv_heads={block.kv_heads},",
         *(f"        {each}," for each in layers),
         "        rope=rope,",
-        '        attn_backend="flex",',
+        f'        attn_backend="{"varlen" if plan.attention == "flash" else "flex"}",',
         "    )",
         f"    config = {name}Model.Config(",
         "        dim=width,",

@@ -128,6 +128,14 @@ def _layout_gaps(plan: Plan) -> Iterator[Gap]:
             nearest="more is sent, and only a shard of the gradients is held",
             fix="engine: torchtitan, so that memory and time are torchtitan's",
         )
+    if layout.context > 1 and plan.attention == "flash":
+        yield Gap(
+            what=f"attention flash over {layout.context} context ranks",
+            where="train.attention",
+            why="torchtitan's varlen attention takes whole samples (models/llama3/model.py)",
+            nearest=None,
+            fix="train.attention: flex",
+        )
     if layout.context > 1:
         yield Gap(
             what=f"context {layout.context} as {layout.context_kind}",

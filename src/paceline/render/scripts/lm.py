@@ -54,7 +54,11 @@ KEPT = (
 def build(settings: dict[str, Any]) -> PreTrainedModel:
     """The planned model in float32: its trained weights, or weights drawn from the seed."""
     torch.manual_seed(settings["seed"])
-    options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "sdpa"}
+    options: dict[str, Any] = {
+        "dtype": torch.float32,
+        "attn_implementation": "eager" if settings["attention"] == "unfused" else "sdpa",
+    }
+    choose_kernel(settings["attention"])
     if settings["pretrained"] is not None:
         if os.path.isabs(settings["pretrained"]) and not os.path.isdir(settings["pretrained"]):
             raise SystemExit(f"{settings['pretrained']} is not on this machine: copy it there")
@@ -68,6 +72,15 @@ def build(settings: dict[str, Any]) -> PreTrainedModel:
     # With it the model's output has `aux_loss`, the balancing loss of routed experts.
     model.config.output_router_logits = settings["router_loss"] > 0
     return model.train()
+
+
+def choose_kernel(attention: str) -> None:
+    """PyTorch's attention takes the kernel that is asked for, or raises."""
+    if attention in ("flash", "fused"):
+        torch.backends.cuda.enable_flash_sdp(attention == "flash")
+        torch.backends.cuda.enable_cudnn_sdp(attention == "fused")
+        torch.backends.cuda.enable_mem_efficient_sdp(False)
+        torch.backends.cuda.enable_math_sdp(False)
 
 
 def blocks(model: PreTrainedModel) -> dict[str, nn.Module]:
