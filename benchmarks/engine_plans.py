@@ -3,7 +3,8 @@
     python benchmarks/engine_plans.py [500] [--list]
 
 Random jobs (tests/render/random_jobs.py: engine x model x cluster, a quarter with part of the
-layout fixed) are planned until 500 of them have a plan; a job that is refused by the planner says
+layout fixed, offloading among it, a fifth with a release of the engine, a fifth with a kernel of
+attention) are planned until 500 of them have a plan; a job that is refused by the planner says
 why and what to change, and is counted apart. Each plan is rendered for its engine, the files are
 read back, and the layout that they describe is priced again by the engine's own case.
 """
@@ -18,11 +19,18 @@ from figures import machine
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.render.random_jobs import RENDERER, layout_words, planned_words, random_job, unsaid
+from tests.render.random_jobs import (
+    RENDERER,
+    layout_words,
+    planned_words,
+    random_job,
+    random_spec,
+    unsaid,
+)
 
 from paceline.errors import PacelineError
 from paceline.plan import Plan, plan_job
-from paceline.render import RenderError, check_files, render_job
+from paceline.render import RenderError, check_files, check_release, render_job
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +73,19 @@ def main() -> None:
 
 def attempt(number: int) -> Tried:
     """Plan, render and read back one job."""
-    job = random_job(number)
-    engine = job.spec.engine
+    engine = random_spec(number)["engine"]
     try:
+        job = random_job(number)
         plan = plan_job(job)
         RenderError.raise_for([*check_files(plan, job)])
     except PacelineError as error:
         problem = error.problems[0]
         fixed = "" if all(each.fix for each in error.problems) else " without a fix"
         return Tried(number, engine, f"refused {problem.code}{fixed}", problem.what)
+    if (estimated_only := check_release(plan)) is not None:
+        said = plan.cautions[0].what == estimated_only.what and estimated_only.fix
+        kind = "refused R015 by render, as the plan says first"
+        return Tried(number, engine, kind if said else "no files", estimated_only.what)
     try:
         found = render_job(RENDERER.get(engine, engine), plan, job)
     except PacelineError as error:

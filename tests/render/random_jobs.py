@@ -10,13 +10,15 @@ import random
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
 from paceline.catalog import load_accelerators
 from paceline.catalog.configs import load_published_configs
+from paceline.choices import Attention
 from paceline.job import Job, parse_job
+from paceline.job.engine import ENGINE_NAMES
 from paceline.plan import Plan
 from paceline.render import Gap
 
@@ -38,7 +40,18 @@ _FIXED: Mapping[str, tuple[Any, ...]] = {
 
 
 def random_job(number: int, engine: str | None = None) -> Job:
-    """One of endlessly many jobs: three in four leave the whole layout open."""
+    """One of endlessly many jobs: three in four leave the whole layout open, one in three names a
+    release, a kernel of attention or both.
+
+    Raises:
+        JobError: The release is none that the engine can be planned for.
+    """
+    text = yaml.safe_dump(random_spec(number, engine))
+    return parse_job(text, source="job.yaml", folder=Path.cwd())
+
+
+def random_spec(number: int, engine: str | None = None) -> dict[str, Any]:
+    """What the job file says."""
     draw = random.Random(number)
     accelerators = [
         name for name, known in load_accelerators().items() if known.backend in ("nccl", "rccl")
@@ -47,7 +60,7 @@ def random_job(number: int, engine: str | None = None) -> Job:
     if draw.random() < 0.25:
         for name in draw.sample(sorted(_FIXED), draw.choice((1, 1, 2))):
             layout[name] = draw.choice(_FIXED[name])
-    spec = {
+    spec: dict[str, Any] = {
         "name": f"random-{number}",
         "engine": engine or draw.choice(ENGINES),
         "model": _model(draw),
@@ -64,7 +77,21 @@ def random_job(number: int, engine: str | None = None) -> Job:
         },
         "layout": layout,
     }
-    return parse_job(yaml.safe_dump(spec), source="job.yaml", folder=Path.cwd())
+    more = random.Random(f"more of {number}")
+    if more.random() < 0.2:
+        spec["engine_version"] = more.choice(releases(str(spec["engine"])))
+    if more.random() < 0.2:
+        spec["train"] = {**spec["train"], "attention": more.choice(get_args(Attention))}
+    return spec
+
+
+def releases(engine: str) -> list[str]:
+    """Those that were read, a newer patch, an older and a newer one."""
+    first, last = ENGINE_NAMES[engine].read or ("1.0.0", "1.0.0")
+    major, minor, patch = map(int, last.split("."))
+    series = f"{major}.{minor}"
+    newer = [f"{series}.{patch + 1}", f"{major}.{minor + 1}.0"]
+    return ["0.0.1", first, last, last, series, ENGINE_NAMES[engine].planned or last, *newer]
 
 
 def _model(draw: random.Random) -> dict[str, Any]:

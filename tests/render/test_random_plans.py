@@ -8,20 +8,27 @@ from tests.render.random_jobs import (
     layout_words,
     planned_words,
     random_job,
+    random_spec,
     unsaid,
 )
 
 from paceline.errors import PacelineError
 from paceline.plan import plan_job
-from paceline.render import RenderError, check_files, render_job, renderer_of
+from paceline.render import (
+    RenderError,
+    check_files,
+    check_release,
+    render_job,
+    renderer_of,
+)
 
 NUMBERS = range(40)
 
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_a_plan_renders_fits_and_is_read_back_as_the_same_layout(number):
-    job = random_job(number)
     try:
+        job = random_job(number)
         plan = plan_job(job)
         RenderError.raise_for([*check_files(plan, job)])
     except PacelineError as error:
@@ -31,7 +38,13 @@ def test_a_plan_renders_fits_and_is_read_back_as_the_same_layout(number):
     if refused is not None:
         assert all(problem.fix for problem in refused.problems)
         return
-    found = render_job(RENDERER.get(job.spec.engine, job.spec.engine), plan, job)
+    engine = RENDERER.get(job.spec.engine, job.spec.engine)
+    if (estimated_only := check_release(plan)) is not None:
+        assert plan.cautions[0].what == estimated_only.what
+        with pytest.raises(PacelineError, match="does not write its files"):
+            render_job(engine, plan, job)
+        return
+    found = render_job(engine, plan, job)
     words = layout_words(job.spec.engine, found.files)
     planned = planned_words(plan, words)
     assert planned == {name: words[name] for name in planned}
@@ -40,7 +53,10 @@ def test_a_plan_renders_fits_and_is_read_back_as_the_same_layout(number):
 
 
 def test_every_engine_is_among_the_random_jobs():
-    assert {random_job(number).spec.engine for number in NUMBERS} == set(ENGINES)
+    specs = [random_spec(number) for number in NUMBERS]
+    assert {spec["engine"] for spec in specs} == set(ENGINES)
+    assert sum("engine_version" in spec for spec in specs) >= 5
+    assert sum("attention" in spec["train"] for spec in specs) >= 5
 
 
 @pytest.mark.parametrize("engine", ENGINES)
