@@ -19,7 +19,8 @@ data: {path: x, seq_len: 4096}
 cluster: {accelerator: H100-SXM, nodes: 1, per_node: 8}
 train: {global_batch: 64, steps: 100}
 """
-DATA = Layout(data=8, sharding="full", micro_batch=1, accumulation=1)
+DATA = Layout(data=8, sharding="full", micro_batch=1, accumulation=2, reduce_every_micro_batch=True)
+"""Shards of gradients add up from the first micro-batch to the second."""
 
 
 def case(engine: str, *, optimizer: str = "adamw", nodes: int = 1, seq_len: int = 4096) -> Case:
