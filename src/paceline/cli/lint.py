@@ -103,6 +103,7 @@ def command(
     from paceline.check.finding import Severity
     from paceline.check.lint.lint import Unread, lint_files
     from paceline.cli.standard_streams import reader_may_leave
+    from paceline.launch.in_processes import map_in_processes
     from paceline.launch.plannable import plan_of_file
     from paceline.record.source_files import is_git_ignored, read_sources
     from paceline.units import counted
@@ -115,6 +116,7 @@ def command(
         _context(gpu, nodes, gpus_per_node, context_file),
         may_hold_secrets=lambda name: is_git_ignored(sources.paths[name]),
         planned=lambda name: plan_of_file(sources.paths[name]),
+        judge_all=map_in_processes,
     )
     unread = [Unread(path=path, line=None, what=what) for path, what in sources.troubles]
     named = set(sources.named)

@@ -7,7 +7,7 @@ launch against the script it starts; a manifest or batch script against the scri
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from paceline.check.finding import Finding
@@ -110,44 +110,57 @@ def _said_by_accelerate(config: Marked) -> Context:
 
 
 def check_across(
-    configs: Sequence[Config], programs: Sequence[Program], context: Context
+    configs: Sequence[Config], programs: Set[str], context: Context
 ) -> Iterator[Finding]:
-    """Everything that only several files together show."""
+    """What configurations show together.
+
+    Args:
+        programs: Names of the programs that launch lines are held against, one by one:
+            `check_beside`.
+    """
     starts = starts_in(configs, context)
-    by_name = _unique(programs)
-    deepspeed = {file_name(one.path): one for one in configs if one.kind == "deepspeed"}
+    deepspeed, accelerates = _named(configs, "deepspeed"), _named(configs, "accelerate")
     for start in starts:
-        target = start.launch.target
-        program = by_name.get(file_name(target.text)) if target is not None else None
-        if program is not None:
-            yield from _check_start(start, program, configs, context)
-            yield from check_local_rank_argument(start.launch, program.path, program.text)
         yield from _check_arguments(start.launch, deepspeed)
-    accelerates = {file_name(one.path): one for one in configs if one.kind == "accelerate"}
-    for start in starts:
-        yield from _check_recomputed_twice(start.launch, accelerates, by_name)
+        if _target(start) not in programs:
+            yield from _check_recomputed_twice(start.launch, accelerates, None)
     for config in accelerates.values():
         yield from check_deepspeed_file(config, [one.launch for one in starts], configs)
-    for program in programs:
-        yield from check_variables(variables_in(program), surroundings(context))
-        yield from _check_ray_workers(program, configs)
-        yield from _check_training_arguments(program, deepspeed)
-        yield from _check_accumulation(program, configs)
     yield from _check_handed_on(configs, context)
 
 
-def _unique(programs: Sequence[Program]) -> dict[str, Program]:
-    names: dict[str, list[Program]] = {}
-    for program in programs:
-        names.setdefault(file_name(program.path), []).append(program)
-    return {name: each[0] for name, each in names.items() if len(each) == 1}
+def check_beside(
+    program: Program, starts: Sequence[Start], configs: Sequence[Config], context: Context
+) -> Iterator[Finding]:
+    """What a program shows beside the configurations, and the launch lines that start it."""
+    accelerates = _named(configs, "accelerate")
+    for start in starts:
+        if _target(start) == file_name(program.path):
+            yield from _check_start(start, program, configs, context)
+            yield from check_local_rank_argument(start.launch, program.path, program.text)
+            yield from _check_recomputed_twice(start.launch, accelerates, program)
+    yield from check_variables(variables_in(program), surroundings(context))
+    yield from _check_ray_workers(program, configs)
+    yield from _check_training_arguments(program, _named(configs, "deepspeed"))
+    yield from _check_accumulation(program, configs)
+
+
+def _named(configs: Sequence[Config], kind: str) -> dict[str, Config]:
+    return {file_name(one.path): one for one in configs if one.kind == kind}
+
+
+def _target(start: Start) -> str | None:
+    target = start.launch.target
+    return file_name(target.text) if target is not None else None
 
 
 def variables_in(program: Program) -> list[Variable]:
     """`os.environ["NAME"] = "text"` and setdefault, where the text is written out."""
-    given = []
+    given: list[Variable] = []
+    if "environ" not in program.text and "putenv" not in program.text:
+        return given
     forks = program.mentions("dataloader", "num_workers")
-    for node in ast.walk(program.tree):
+    for node in program.source.nodes:
         key: ast.AST | None = None
         value: ast.AST | None = None
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
@@ -181,7 +194,7 @@ def variables_in(program: Program) -> list[Variable]:
 
 
 def _check_recomputed_twice(
-    launch: Launch, accelerates: Mapping[str, Config], programs: Mapping[str, Program]
+    launch: Launch, accelerates: Mapping[str, Config], program: Program | None
 ) -> Iterator[Finding]:
     """Activations recomputed by FSDP and by the model as well."""
     named = launch.option("config_file")
@@ -197,7 +210,6 @@ def _check_recomputed_twice(
     where = (launch.path, word.line) if word is not None else None
     if word is not None and word.text.lower() in {"false", "0", "no"}:
         return
-    program = programs.get(file_name(launch.target.text))
     if where is None and program is not None:
         for call in program.all_calls:
             value = call.argument(None, "gradient_checkpointing")

@@ -59,8 +59,16 @@ def counter(old: Value | None, step: int, label: str, loop: Loop | None) -> Valu
 def increments(body: "Sequence[ast.AST]") -> Iterator[tuple[ast.expr, int]]:
     """What `+=` of a literal whole number is applied to, and the number."""
     for statement in body:
-        for node in ast.walk(statement):
-            if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
-                by = node.value
-                if isinstance(by, ast.Constant) and isinstance(by.value, int):
-                    yield node.target, by.value
+        known = getattr(statement, "increments", None)
+        if known is None:
+            known = list(_increments_in(statement))
+            statement.increments = known  # type: ignore[attr-defined]
+        yield from known
+
+
+def _increments_in(statement: ast.AST) -> Iterator[tuple[ast.expr, int]]:
+    for node in ast.walk(statement):
+        if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
+            by = node.value
+            if isinstance(by, ast.Constant) and isinstance(by.value, int):
+                yield node.target, by.value

@@ -1,16 +1,20 @@
 """`lint`: what will go wrong in these files. They are handed over as bytes; nothing is opened."""
 
 import ast
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from paceline.check.finding import Finding, Severity, finding_data, in_reading_order
 from paceline.check.lint.across import (
+    Start,
     check_across,
+    check_beside,
     context_for,
     is_sharded_by_start,
+    names_file,
     starts_in,
 )
 from paceline.check.lint.configs import (
@@ -21,14 +25,15 @@ from paceline.check.lint.configs import (
     read_config,
 )
 from paceline.check.lint.configs import Unreadable as UnreadableConfig
+from paceline.check.lint.configs.launch_line import file_name
 from paceline.check.lint.configs.marked import NoParser
 from paceline.check.lint.context import Context, context_from_launch, merged
 from paceline.check.lint.imports import Files
 from paceline.check.lint.program import Program, read_program
 from paceline.check.lint.rules import RULES
 from paceline.check.lint.secrets import check_secrets_in
-from paceline.check.lint.source import Unreadable
-from paceline.check.lint.suppress import apply_suppressions, suppressions_in
+from paceline.check.lint.source import Unreadable, decoded, is_about_training, tree_of
+from paceline.check.lint.suppress import Suppression, apply_suppressions, suppressions_in
 
 
 def lint_program(path: str, source: bytes | str, context: Context) -> list[Finding]:
@@ -66,27 +71,6 @@ class Unread:
 
     def __str__(self) -> str:
         return f"{self.path}{f':{self.line}' if self.line else ''}: {self.what}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Shield:
-    """Keeps a rule that fails from ending the others; what it failed with is reported."""
-
-    unread: list[Unread]
-    without_parser: list[Unread]
-
-    def over(
-        self, path: str, rule: str, findings: Callable[[], Iterable[Finding]]
-    ) -> list[Finding]:
-        """What a rule finds; nothing where it fails."""
-        try:
-            return list(findings())
-        except NoParser as error:
-            self.without_parser.append(Unread(path=path, line=error.line, what=error.what))
-        except Exception as error:  # noqa: BLE001, a mistake of ours: the other rules still answer
-            what = f"the rule {rule} failed with {type(error).__name__}: {error}; please report it"
-            self.unread.append(Unread(path=path, line=None, what=what))
-        return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,70 +112,154 @@ def lint(sources: Mapping[str, bytes], context: Context) -> list[Finding]:
     return lint_files(sources, context).findings
 
 
+@dataclass(slots=True)
+class Judged:
+    """What reading one file, or some together, gave."""
+
+    findings: list[Finding] = field(default_factory=list)
+    unread: list[Unread] = field(default_factory=list)
+    without_parser: list[Unread] = field(default_factory=list)
+    answers: list[Suppression] = field(default_factory=list)
+    """Comments that answer findings."""
+
+    broken: list[str] = field(default_factory=list)
+    """Programs that are none."""
+
+    def take(self, other: "Judged") -> None:
+        """Add what another file gave."""
+        self.findings += other.findings
+        self.unread += other.unread
+        self.without_parser += other.without_parser
+        self.answers += other.answers
+        self.broken += other.broken
+
+    def over(self, path: str, rule: str, findings: Callable[[], Iterable[Finding]]) -> bool:
+        """Add what a rule finds; whether that is anything. A rule that fails ends no other."""
+        before = len(self.findings)
+        try:
+            self.findings += findings()
+        except NoParser as error:
+            self.without_parser.append(Unread(path=path, line=error.line, what=error.what))
+        except Exception as error:  # noqa: BLE001, a mistake of ours: the other rules still answer
+            what = f"the rule {rule} failed with {type(error).__name__}: {error}; please report it"
+            self.unread.append(Unread(path=path, line=None, what=what))
+        return len(self.findings) > before
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the files of one call share, and how each of its programs is judged."""
+
+    files: Files
+    configs: Sequence[Config]
+    starts: Sequence[Start]
+    context: Context
+    targets: frozenset[str]
+    """Names of files of which there is one, so that a launch line means that one."""
+
+    def judge(self, path: str) -> Judged:
+        """Findings in one Python program, by itself and beside the configurations."""
+        judged = Judged()
+        source = self.files.texts[path]
+        is_started = any(names_file(one.launch, path) for one in self.starts)
+        try:
+            if not is_started and not is_about_training(source):
+                tree_of(decoded(source) if isinstance(source, bytes) else source)
+                return judged
+            program = read_program(path, source, self.files)
+        except Unreadable as error:
+            judged.unread.append(Unread(path=path, line=error.line, what=str(error)))
+            judged.broken.append(path)
+            return judged
+        own = context_for(path, self.context, self.starts, self.configs)
+        if program.launch is not None:
+            own = merged(own, context_from_launch(program.launch))
+        if is_sharded_by_start(path, self.starts, self.configs):
+            program.shard_prepared()
+        for rule in RULES:
+            judged.over(path, rule.__name__, partial(rule, program, own))
+        starts = self.starts if file_name(path) in self.targets else ()
+        beside = partial(check_beside, program, starts, self.configs, self.context)
+        judged.over(path, "check_beside", beside)
+        if "paceline:" in program.text.lower():
+            judged.answers += suppressions_in(path, program.text, _statements(program.tree))
+        return judged
+
+
+Judge = Callable[[Callable[[str], Judged], Sequence[str]], Iterable[Judged]]
+
+
 def lint_files(
     sources: Mapping[str, bytes],
     context: Context,
     *,
     may_hold_secrets: Callable[[str], bool] = lambda path: False,
     planned: Callable[[str], Planned] = lambda path: None,
+    judge_all: Judge = map,
 ) -> Linted:
     """What lint finds, and what else reading the files gave. Nothing is raised for a broken file.
 
     Args:
         may_hold_secrets: Whether a path is of a file that git ignores. Asked where one is found.
         planned: Plans the job file at a path, which has no mistake by itself.
+        judge_all: Calls a function with each path, as `map` does; in several processes, perhaps.
     """
-    unread: list[Unread] = []
-    programs: list[Program] = []
+    judged = Judged()
+    kinds: dict[str, str] = {}
     configs: list[Config] = []
-    texts: dict[str, str] = {}
-    secrets: list[Finding] = []
-    without_parser: list[Unread] = []
-    files = Files({path: text for path, text in sources.items() if is_python(path, text)})
+    programs: list[str] = []
     for path, source in sources.items():
         if not source.strip():
             continue
         if b"\0" in source[:8192]:
-            unread.append(Unread(path=path, line=None, what="a binary file"))
+            judged.unread.append(Unread(path=path, line=None, what="a binary file"))
             continue
         text = source.decode(errors="replace").removeprefix("\ufeff")
         in_code = path.endswith(".ipynb") or is_python(path, source)
-        here = list(check_secrets_in(path, text, in_code=in_code))
-        try:
-            if path.endswith(".ipynb"):  # its cells are no program: searched for secrets alone
-                texts[path] = text
-            elif is_python(path, source):
-                programs.append(read_program(path, source, files))
-                texts[path] = programs[-1].text
-            else:
-                texts[path] = text
+        secrets = list(check_secrets_in(path, text, in_code=in_code))
+        if path.endswith(".ipynb"):  # its cells are no program: searched for secrets alone
+            kinds[path] = "notebook"
+        elif in_code:
+            kinds[path] = "python"
+            programs.append(path)
+        else:
+            try:
                 config = read_config(path, text)
-                if config is not None:
-                    configs.append(config)
-                    here = [] if config.kind == "job" else here  # J013, which knows its `secrets`
-        except Unreadable as error:
-            unread.append(Unread(path=path, line=error.line, what=str(error)))
-        except UnreadableConfig as error:
-            kept = without_parser if isinstance(error, NoParser) else unread
-            kept.append(Unread(path=path, line=error.line, what=error.what))
-        secrets += here if here and not may_hold_secrets(path) else []
-    shield = _Shield(unread, without_parser)
-    findings = [*_findings(programs, configs, context, planned, shield), *secrets]
-    trees = {one.path: one.tree for one in programs}
-    given = [
-        one
-        for path, text in texts.items()
-        for one in suppressions_in(path, text, _statements(trees[path]) if path in trees else ())
-    ]
-    stay, answered = apply_suppressions(findings, given)
+            except UnreadableConfig as error:
+                missing = isinstance(error, NoParser)
+                kept = judged.without_parser if missing else judged.unread
+                kept.append(Unread(path=path, line=error.line, what=error.what))
+                config = None
+            if config is not None:
+                configs.append(config)
+                kinds[path] = config.kind
+                secrets = [] if config.kind == "job" else secrets  # J013, which knows its `secrets`
+        if kinds.get(path) != "python":  # its comments are read with it
+            judged.answers += suppressions_in(path, text)
+        judged.findings += secrets if secrets and not may_hold_secrets(path) else []
+    starts = starts_in(configs, context)
+    names = Counter(map(file_name, programs))
+    once = frozenset(name for name, number in names.items() if number == 1)
+    files = Files({path: sources[path] for path in programs})
+    reading = Reading(files, configs, starts, context, once)
+    for one in judge_all(reading.judge, programs):
+        judged.take(one)
+    for config in configs:
+        path = config.path
+        own = context_for(path, context, starts, configs)
+        found = judged.over(path, config.kind, partial(check_config, config, own))
+        if config.kind == "job" and not found:
+            judged.findings += check_planned(path, config.document, planned(path))
+    if configs:
+        across = partial(check_across, configs, once, context)
+        judged.over(configs[0].path, "check_across", across)
+    stay, answered = apply_suppressions(_worst(judged.findings), judged.answers)
     return Linted(
         findings=in_reading_order(stay),
         answered=in_reading_order(answered),
-        unread=unread,
-        without_parser=without_parser,
-        kinds={one.path: "python" for one in programs}
-        | {one.path: one.kind for one in configs}
-        | {path: "notebook" for path in texts if path.endswith(".ipynb")},
+        unread=judged.unread,
+        without_parser=judged.without_parser,
+        kinds={path: kind for path, kind in kinds.items() if path not in judged.broken},
     )
 
 
@@ -219,45 +287,16 @@ def is_python(path: str, source: bytes) -> bool:
     )
 
 
-def _findings(
-    programs: list[Program],
-    configs: list[Config],
-    context: Context,
-    planned: Callable[[str], Planned],
-    shield: _Shield,
-) -> Iterator[Finding]:
-    """Findings of each file in its own context, and of all together; the worst for a failure and
-    line.
+def _worst(findings: Iterable[Finding]) -> list[Finding]:
+    """The worst finding for a failure and line.
 
     JSON may stand in one line: there, each that says something else is kept.
     """
-    starts = starts_in(configs, context)
     kept: dict[tuple[str, str, int | None, str], Finding] = {}
     levels = list(Severity)
-
-    def all_findings() -> Iterator[Finding]:
-        for program in programs:
-            own = context_for(program.path, context, starts, configs)
-            if program.launch is not None:
-                own = merged(own, context_from_launch(program.launch))
-            if is_sharded_by_start(program.path, starts, configs):
-                program.shard_prepared()
-            for rule in RULES:
-                yield from shield.over(program.path, rule.__name__, partial(rule, program, own))
-        for config in configs:
-            path = config.path
-            own = context_for(path, context, starts, configs)
-            its_own = shield.over(path, config.kind, partial(check_config, config, own))
-            yield from its_own
-            if config.kind == "job" and not its_own:
-                yield from check_planned(path, config.document, planned(path))
-        first = configs[0].path if configs else programs[0].path if programs else ""
-        across = partial(check_across, configs, programs, context)
-        yield from shield.over(first, "check_across", across)
-
-    for one in all_findings():
+    for one in findings:
         what = one.what if one.where.path.endswith(".json") else ""
         key = (one.where.path, one.id, one.where.line, what)
         if key not in kept or levels.index(one.severity) < levels.index(kept[key].severity):
             kept[key] = one
-    yield from kept.values()
+    return list(kept.values())

@@ -189,10 +189,11 @@ class Program:
     @cached_property
     def launch(self) -> str | None:
         """The launch line that a comment or docstring of the file gives."""
-        for text in self.comments:
-            line = launch_in_text(text)
-            if line is not None:
-                return line
+        if launch_in_text(self.text) is not None:  # quicker than to part comments from code
+            for text in self.comments:
+                line = launch_in_text(text)
+                if line is not None:
+                    return line
         return launch_in_text(ast.get_docstring(self.tree) or "")
 
     @cached_property

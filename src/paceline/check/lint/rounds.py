@@ -21,14 +21,19 @@ class Trial:
     fields: dict[tuple[int, str], tuple[Value, Value | None]] = field(default_factory=dict)
 
 
-def carry(walk: "Walk", body: Sequence[ast.stmt], test: ast.expr | None = None) -> None:
+def carry(walk: "Walk", loop: ast.For | ast.AsyncFor | ast.While) -> None:
     """Have names and attributes hold what a round leaves for the next one, too.
 
     The body is walked for this alone: what happens in it is not noted. Only what may differ between
     ranks afterwards, and did not before, is joined with what was there.
     """
-    read = carried(body, test)
-    if walk.trial is not None or not read:
+    if walk.trial is not None:
+        return
+    read = getattr(loop, "carried", None)
+    if read is None:
+        read = carried(loop.body, loop.test if isinstance(loop, ast.While) else None)
+        loop.carried = read  # type: ignore[union-attr]
+    if not read:
         return
     walk.trial = trial = Trial()
     names, guards = walk.scope.names, len(walk.guards)
@@ -36,7 +41,7 @@ def carry(walk: "Walk", body: Sequence[ast.stmt], test: ast.expr | None = None) 
     lists = (*lists, *walk.returned)
     marks, foreign = [len(one) for one in lists], walk.foreign
     walk.scope.names = dict(names)
-    walk.block(body)
+    walk.block(loop.body)
     after, walk.scope.names, walk.trial, walk.foreign = walk.scope.names, names, None, foreign
     for one, mark in zip(lists, marks, strict=True):
         del one[mark:]

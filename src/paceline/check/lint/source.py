@@ -1,6 +1,7 @@
 """A Python file as text and tree, or why it is none."""
 
 import ast
+import re
 import tokenize
 import warnings
 from dataclasses import dataclass
@@ -60,6 +61,24 @@ class Source:
         )
 
 
+_TRAINING = re.compile(
+    rb"distributed(?! (?:under|on)\b)|multiprocessing|[Pp]arallel|DataLoader|Sampler"
+    rb"|IterableDataset|num_workers|[Aa]ccelerat(?:e|or)\b|deepspeed|fsdp|FSDP|fully_shard|[Ll]ightning|Trainer\b"
+    rb"|horovod|\bray\b|\bmlx\b|tensorflow|\bjax\b|backward\(|optim\b|torch\.(?:save|load)\b"
+    rb"|set_device|autocast|GradScaler|local_rank|LOCAL_RANK|webdataset|streaming"
+    rb"|environ(?:\[|\.setdefault)|putenv|paceline"
+)
+"""A rule is about one of these, or about what is reached through one. "Distributed under the
+License" is not."""
+
+
+def is_about_training(source: bytes | str) -> bool:
+    """Whether a program holds a word that rules are about; others have no finding and need no
+    reading, unless another program imports them."""
+    data = source.encode(errors="replace") if isinstance(source, str) else source
+    return _TRAINING.search(data) is not None
+
+
 SETTINGS = ("logging.", "warnings.", "os.environ.", "sys.path.", "torch.set_", "torch.backends.")
 
 
@@ -104,20 +123,28 @@ def parse(path: str, source: bytes | str) -> Source:
         Unreadable: It is no Python 3, or no text.
     """
     text = source if isinstance(source, str) else decoded(source)
+    made = Source(path, text, tree_of(text))
+    for node in made.nodes:
+        node.path = path  # type: ignore[attr-defined]
+    return made
+
+
+def tree_of(text: str) -> ast.Module:
+    """A program's tree.
+
+    Raises:
+        Unreadable: It is no Python 3.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the file's own escapes and literals
-            tree = ast.parse(text)
+            return ast.parse(text)
     except SyntaxError as error:
         raise Unreadable(error.msg, error.lineno) from error
     except (ValueError, RecursionError, MemoryError) as error:
         deep = "its expressions are nested too deeply to be parsed"
         what = str(error) if isinstance(error, ValueError) else deep
         raise Unreadable(what, None) from error
-    made = Source(path, text, tree)
-    for node in made.nodes:
-        node.path = path  # type: ignore[attr-defined]
-    return made
 
 
 def path_of(node: ast.AST) -> str | None:
