@@ -291,17 +291,42 @@ print("as", __name__, sys.argv, flush=True)
 """
 
 
-def test_a_script_is_profiled_without_a_change(tmp_path):
+def test_s0_10_a_script_is_profiled_by_phase_without_a_change(tmp_path):
     record = run(script(tmp_path, STEPS), "--profile", "--no-report", "--", "9", nproc=1)
     assert "as __main__ ['train.py', '9']" in record.output
     profile = read_profile(record.folder)
     assert profile is not None
     assert (profile.steps, profile.after) == (5, 3)
     phases = {part.name: part.seconds for part in profile.phases}
-    assert phases["backward"] > 0
-    assert phases["optimizer"] > 0
+    for name in ("forward", "backward", "optimizer"):
+        assert phases[name] > 0
     assert sum(phases.values()) == pytest.approx(profile.step_s)
     assert "5 steps of rank 0, after 3" in record.output
+    assert profile.peak_bytes is not None
+    assert "MiB at the peak" in record.output
+
+
+SLOW_DATA = """
+import time, torch
+from torch.utils.data import DataLoader
+class Slow(torch.utils.data.Dataset):
+    def __len__(self): return 99
+    def __getitem__(self, i): time.sleep(0.2); return torch.ones(4)
+model = torch.compile(torch.nn.Linear(4, 1), backend="eager")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch, _ in zip(DataLoader(Slow(), batch_size=2), range(9)):
+    model(batch).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_s0_10_a_compiled_scripts_slow_data_is_named_as_its_limit(tmp_path):
+    record = run(script(tmp_path, SLOW_DATA), "--profile", "--no-report", nproc=1)
+    assert "data limits the step: " in record.output
+    assert "1. data, up to " in record.output
+    profile = read_profile(record.folder)
+    assert profile is not None
+    assert {part.name: part.seconds > 0 for part in profile.phases}["forward"]
 
 
 def test_too_few_steps_are_no_profile(tmp_path):

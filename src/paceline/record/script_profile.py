@@ -34,10 +34,16 @@ class ScriptProfile(msgspec.Struct, frozen=True, kw_only=True):
 
     step_s: float = 0.0
     phases: list[Part] = []
-    """Data, forward and everything else, backward, optimizer: together the step."""
+    """Data, forward, backward, optimizer, everything else: together the step."""
 
     communication: list[Part] = []
     """Collectives; they overlap with the phases."""
+
+    busy: float | None = None
+    """Share of the steps in which an accelerator computed; None where there is none."""
+
+    peak_bytes: int | None = None
+    """Memory at the fullest moment so far: of the accelerator, or of the process."""
 
     operators: list[Part] = []
     """Those with the most time of their own."""

@@ -19,7 +19,7 @@ from markupsafe import Markup
 from paceline.record import events as log
 from paceline.record.gather import RunRecord
 from paceline.report.picture import picture
-from paceline.report.script_text import profile_rows
+from paceline.report.script_text import advice_lines, profile_rows
 from paceline.report.sections import (
     NAMES,
     checkpoint_rows,
@@ -114,6 +114,7 @@ def _tables(record: RunRecord) -> dict[str, Any]:
     return {
         "outputs": record.outputs,
         "profile": list(profile_rows(record.profile)) if record.profile is not None else [],
+        "advice": list(advice_lines(record.profile)) if record.profile is not None else [],
         "time": time_section(time_account(record)),
         "num_parts": len(every),
         "memory": memory_section(record, end),

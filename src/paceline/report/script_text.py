@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
+from paceline.check.script_profile import limits_of, verdict_of
 from paceline.record.script_profile import Part, ScriptProfile
-from paceline.units import counted, format_seconds
+from paceline.units import counted, format_bytes, format_seconds
 
 Row = tuple[str, str, str, str, str]
 
@@ -27,6 +28,17 @@ def profile_rows(profile: ScriptProfile) -> Iterator[Row]:
         yield _row(f"operator {part.name}", part, profile.step_s)
 
 
+def advice_lines(profile: ScriptProfile) -> Iterator[str]:
+    """What limits the step, use and memory, and then what helps, the most first."""
+    if not profile.steps:
+        return
+    busy = "" if profile.busy is None else f"; the accelerator computes {profile.busy:.0%} of it"
+    held = "" if profile.peak_bytes is None else f"; {format_bytes(profile.peak_bytes)} at the peak"
+    yield f"{verdict_of(profile)}{busy}{held}"
+    for number, limit in enumerate(limits_of(profile), start=1):
+        yield f"{number}. {limit.name}, up to {limit.share:.0%} of a step: {limit.change}"
+
+
 def profile_lines(profile: ScriptProfile) -> Iterator[str]:
     """The same, aligned."""
     rows = list(profile_rows(profile))
@@ -34,6 +46,7 @@ def profile_lines(profile: ScriptProfile) -> Iterator[str]:
     for row in rows:
         first, *rest = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         yield "  ".join([first, *rest]).rstrip()
+    yield from advice_lines(profile)
 
 
 def _row(name: str, part: Part, step_s: float) -> Row:

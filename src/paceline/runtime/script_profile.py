@@ -3,11 +3,12 @@
     python -m paceline.runtime.script_profile train.py --lr 0.1
 
 A step ends with the step of the first optimizer that is used; gradients may be accumulated before.
-The first steps only warm up. Phases are taken from the host's clock; on an accelerator the kernels
-that a phase started are added up beside it.
+The first steps only warm up. Forward is the time in the outermost module that is called, a loss
+module included. Phases are taken from the host's clock; on an accelerator the kernels that a phase
+started are added up beside it.
 
-Limitations: an optimizer that is not a `torch.optim.Optimizer` is not seen, nor is a forward pass
-apart from the script's own work between the phases.
+Limitations: an optimizer that is not a `torch.optim.Optimizer` is not seen. A loss that is no
+module counts as everything else. Kernels of several streams count as one after the other.
 """
 
 import atexit
@@ -15,6 +16,7 @@ import os
 import re
 import runpy
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -23,12 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 
 from paceline.record.script_profile import VARIABLE, Part, ScriptProfile, write_profile
+from paceline.runtime.memory import peak_bytes
 
 AFTER = 3
 """Steps that warm up: allocators, autotuning, the first buckets of DDP."""
@@ -40,6 +44,7 @@ _OPERATORS = 12
 """Operators that are kept."""
 
 _MARK = "paceline: "
+_REST = "everything else"
 _NCCL = re.compile(r"nccl(?:Dev)?Kernel_(\w+?)(?:_|\()")
 
 
@@ -65,14 +70,39 @@ class _Watch:
 
     profiler: torch.profiler.profile | None = None
     mark: Any = None
+    depth: int = 0
+    """Modules that are being called, one inside the other."""
+
+    forward: Any = None
     is_over: bool = False
+    thread: threading.Thread = field(default_factory=threading.current_thread)
+    """The script's own: workers of others call modules too."""
+
     backward: Callable[..., Any] = field(default=torch.autograd.backward)
 
     def begin(self) -> None:
         register_optimizer_step_pre_hook(self._before)
         register_optimizer_step_post_hook(self._after)
+        register_module_forward_pre_hook(self._enters)
+        register_module_forward_hook(self._leaves, always_call=True)
         torch.autograd.backward = self._backward
         atexit.register(self._end)
+
+    def _enters(self, *_: Any) -> None:
+        if torch.compiler.is_compiling() or threading.current_thread() is not self.thread:
+            return
+        if self.depth == 0 and self.profiler is not None and not self.is_over:
+            self.forward = torch.profiler.record_function(f"{_MARK}forward")
+            self.forward.__enter__()
+        self.depth += 1
+
+    def _leaves(self, *_: Any) -> None:
+        if torch.compiler.is_compiling() or threading.current_thread() is not self.thread:
+            return
+        self.depth = max(0, self.depth - 1)
+        if self.depth == 0 and self.forward is not None:
+            self.forward.__exit__(None, None, None)
+            self.forward = None
 
     def _backward(self, *args: Any, **kwargs: Any) -> Any:
         with torch.profiler.record_function(f"{_MARK}backward"):
@@ -119,12 +149,12 @@ def _settle() -> None:
 
 def _summed(profiler: torch.profiler.profile, num_steps: int, seconds: float) -> ScriptProfile:
     events: list[Any] = list(profiler.events() or [])  # type: ignore[no-untyped-call]
-    spans = sorted(_spans(events))
+    spans = sorted(_outermost(sorted(_spans(events))))
     has_device = any(event.kernels for event in events)
     host: defaultdict[str, float] = defaultdict(float)
     for start, end, name in spans:
         host[name] += (end - start) / 1e6
-    host["forward and the rest"] = max(0.0, seconds - sum(host.values()))
+    host[_REST] = max(0.0, seconds - sum(host.values()))
     device = _device_seconds(events, spans) if has_device else {}
     return ScriptProfile(
         steps=num_steps,
@@ -136,9 +166,11 @@ def _summed(profiler: torch.profiler.profile, num_steps: int, seconds: float) ->
                 seconds=host[name] / num_steps,
                 device_s=device.get(name, 0.0) / num_steps if has_device else None,
             )
-            for name in ("data", "forward and the rest", "backward", "optimizer")
+            for name in ("data", "forward", "backward", "optimizer", _REST)
         ],
         communication=list(_communication(events, num_steps)),
+        busy=min(1.0, sum(device.values()) / seconds) if has_device else None,
+        peak_bytes=peak_bytes(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
         operators=list(_operators(profiler, num_steps, has_device=has_device)),
     )
 
@@ -153,6 +185,16 @@ def _spans(events: Iterable[Any]) -> Iterator[tuple[float, float, str]]:
             yield start, end, "data"
 
 
+def _outermost(spans: list[tuple[float, float, str]]) -> Iterator[tuple[float, float, str]]:
+    """Phases that are in no other: recomputation calls modules while backward runs, and what makes
+    a batch may."""
+    over = -1.0
+    for start, end, name in spans:
+        if start >= over:
+            over = end
+            yield start, end, name
+
+
 def _device_seconds(
     events: Iterable[Any], spans: list[tuple[float, float, str]]
 ) -> dict[str, float]:
@@ -163,7 +205,7 @@ def _device_seconds(
         if not kernels:
             continue
         start = event.time_range.start
-        name = next((n for begin, end, n in spans if begin <= start < end), "forward and the rest")
+        name = next((n for begin, end, n in spans if begin <= start < end), _REST)
         found[name] += sum(kernel.duration for kernel in kernels) / 1e6
     return found
 
