@@ -388,6 +388,20 @@ def test_a_sink_that_raises_is_started_again_three_times_and_no_more(run, monkey
     assert f"paceline runs send {run.name} --to wandb" in missing
 
 
+def test_a_sink_whose_credentials_are_refused_says_so_once_and_is_not_started_again(
+    run, monkeypatch
+):
+    append(run, "metrics.jsonl", step(1))
+    log = kept_to_the_end(
+        run, fake(run, "raise sinks.SinkRefused('401: no such key')"), monkeypatch
+    )
+    assert log.count("--- start") == log.count("refused: 401: no such key") == 1
+    assert "Traceback" not in log
+    missing = what_is_missing(run, "wandb")
+    assert missing is not None
+    assert "has 0 of 1 lines of metrics: refused: 401: no such key; see " in missing
+
+
 def test_a_sink_that_was_killed_goes_on_in_a_new_process(run, monkeypatch):
     append(run, "metrics.jsonl", step(1), step(2))
     dies_once = (

@@ -30,6 +30,18 @@ class Sink(Protocol):
         """Return once everything so far is safe."""
 
 
+class SinkRefused(Exception):
+    """The other side knows the key, the user or the right to write there not: trying again is no
+    use."""
+
+
+REFUSED = 77
+"""How a sink's process ends then. Source: sysexits.h, EX_NOPERM."""
+
+REFUSES = "refused: "
+"""Before the reason, in the sink's log."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
     """What a sink is opened with."""

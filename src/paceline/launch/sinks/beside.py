@@ -18,7 +18,7 @@ import msgspec
 from paceline.errors import Problem
 from paceline.job.metrics import MetricsSpec
 from paceline.job.packages import check_package
-from paceline.launch.sinks import SINKS
+from paceline.launch.sinks import REFUSES, SINKS
 from paceline.launch.sinks.feed import LAST_S, read_mark
 from paceline.launch.sinks.keeper import log_file
 
@@ -146,10 +146,22 @@ def what_is_missing(run: Path, name: str) -> str | None:
         return None
     if sent >= num:
         return None
+    reason = _refusal(run, name)
     return (
-        f"{SINKS[name].title} has {sent} of {num} lines of metrics: see {log_file(run, name)}; "
+        f"{SINKS[name].title} has {sent} of {num} lines of metrics: "
+        + (f"{reason}; " if reason else "")
+        + f"see {log_file(run, name)}; "
         f"`paceline runs send {run.name} --to {name}` sends the rest"
     )
+
+
+def _refusal(run: Path, name: str) -> str:
+    """Why the newest start of a sink was refused; empty where it was not."""
+    try:
+        lines = log_file(run, name).read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((each for each in reversed(lines[-3:]) if each.startswith(REFUSES)), "")[:300]
 
 
 def _unknown(what: str, where: str, fix: str) -> Problem:

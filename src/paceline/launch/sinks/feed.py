@@ -24,7 +24,19 @@ from typing import Any
 import msgspec
 import yaml
 
-from paceline.launch.sinks import SINKS, Sink, SinkRow, Told, dotted, lock_file, mark_file, opener
+from paceline.launch.sinks import (
+    REFUSED,
+    REFUSES,
+    SINKS,
+    Sink,
+    SinkRefused,
+    SinkRow,
+    Told,
+    dotted,
+    lock_file,
+    mark_file,
+    opener,
+)
 from paceline.record.events import Evaluated
 from paceline.record.follow import LineFollower
 from paceline.record.lines import write_whole
@@ -371,7 +383,11 @@ def main(words: Iterable[str]) -> None:
     run, name, text = words
     settings = msgspec.json.decode(text)
     own = settings_of(settings, name)
-    num = feed(Path(run), name, own, every=settings["every"], is_over=_pipe_has_ended)
+    try:
+        num = feed(Path(run), name, own, every=settings["every"], is_over=_pipe_has_ended)
+    except SinkRefused as error:
+        print(f"{REFUSES}{error}")
+        sys.exit(REFUSED)
     print(f"all is sent: {num} steps by this process")
 
 

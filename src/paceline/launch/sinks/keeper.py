@@ -23,6 +23,7 @@ from typing import IO
 import msgspec
 
 from paceline.job.secret_names import find_under_name
+from paceline.launch.sinks import REFUSED
 from paceline.launch.sinks.feed import LAST_S
 
 FEED = (sys.executable, "-m", "paceline.launch.sinks.feed")
@@ -102,6 +103,8 @@ class _Kept:
                 self._num_starts = MOST_STARTS
                 return False
             self._log.write(f"ended with {code}\n".encode())
+            if code == REFUSED:
+                self._num_starts = MOST_STARTS
             if self._num_starts == MOST_STARTS:
                 self._log.write(b"not started again\n")
             self._starts_at_s = now_s + _PAUSE_S * 2 ** (self._num_starts - 1)

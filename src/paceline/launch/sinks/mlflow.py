@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from paceline.launch.sinks import Told
+from paceline.launch.sinks import SinkRefused, Told
 
 _STEP = "run/step"
 """Metric that every step has: the newest one says which steps MLflow has already."""
@@ -19,14 +19,36 @@ _MOST_METRICS, _MOST_PARAMS = 1000, 100
 _LONGEST_PARAM = 500
 """Characters; older servers take no more."""
 
+_REFUSALS = ("UNAUTHENTICATED", "PERMISSION_DENIED")
+"""What MLflow makes of HTTP's 401 and 403."""
+
 
 @contextmanager
 def open_sink(told: Told) -> Iterator["_Mlflow"]:
     """The sink. The run is found by its tag, so that a part of it that follows goes to it too."""
     from mlflow import MlflowClient
-    from mlflow.entities import Metric, Param
+    from mlflow.entities import Metric
+    from mlflow.exceptions import MlflowException
 
     client = MlflowClient(tracking_uri=told.settings["uri"])
+    try:
+        run_id = _open_run(client, told)
+    except MlflowException as error:
+        if error.error_code in _REFUSALS:
+            raise SinkRefused(f"{error.error_code}: {error.message}") from None
+        raise
+    sink = _Mlflow(client, run_id, Metric)
+    try:
+        yield sink
+        sink.flush()
+    finally:
+        client.set_terminated(run_id)
+
+
+def _open_run(client: Any, told: Told) -> str:
+    """The id of the run, which is there already or made."""
+    from mlflow.entities import Param
+
     name = told.settings["experiment"]
     experiment = client.get_experiment_by_name(name)
     place = experiment.experiment_id if experiment else client.create_experiment(name)
@@ -41,12 +63,7 @@ def open_sink(told: Told) -> Iterator["_Mlflow"]:
         for at in range(0, len(params), _MOST_PARAMS):
             client.log_batch(run_id, params=params[at : at + _MOST_PARAMS])
     print(f"experiment {name}, run {run_id}")
-    sink = _Mlflow(client, run_id, Metric)
-    try:
-        yield sink
-        sink.flush()
-    finally:
-        client.set_terminated(run_id)
+    return str(run_id)
 
 
 class _Mlflow:

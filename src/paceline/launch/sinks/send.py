@@ -63,6 +63,14 @@ def send_run(
             where=str(run.path),
             fix="wait until the run, or the other command, has ended",
         ) from None
+    except Exception as error:  # noqa: BLE001 a tracker's library raises its own
+        raise JobError.of(
+            code="R075",
+            what=f"{SINKS[name].title} does not take it: {str(error) or type(error).__name__}",
+            where="--to",
+            fix="see whether its server is up, and the key and the right to write there; then send "
+            "it again: nothing is sent twice",
+        ) from None
     mark = read_mark(run.path, name)
     newest = mark.step if mark is not None else 0
     return Sent(run=str(run.path), sink=name, num_steps=num, newest_step=newest)

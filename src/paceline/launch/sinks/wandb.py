@@ -1,5 +1,6 @@
 """Weights & Biases, online or into files that `wandb sync` uploads."""
 
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,11 +18,13 @@ def open_sink(told: Told) -> Iterator["_Wandb"]:
     Steps are given with every row, and W&B takes none twice: what a sink that was killed had sent
     already is left out.
     """
-    import wandb
-
     settings, offline = told.settings, told.settings["mode"] == "offline"
     if offline:
         _remove_unsent(told)
+        # Read by wandb when it is imported; it would send its own telemetry in every mode.
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    import wandb
+
     run = wandb.init(
         project=settings["project"],
         entity=settings["entity"],
