@@ -420,3 +420,18 @@ def test_s1_16_phase_8_says_how_many_ranks_go_on_after_a_lost_node():
     assert output(8, "recovery.shrink=false")["elastic"]["down"].startswith(
         "recovery.shrink is off"
     )
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "rate", "rule"), [("sgd", "0.002", "linear"), ("adamw", "0.002449", "sqrt")]
+)
+def test_s1_16_phase_8_says_the_batch_and_the_rate_after_a_lost_node(optimizer, rate, rule):
+    three = ("cluster.nodes=3", "cluster.per_node=1", "train.global_batch=9")
+    more = ("layout.data=3", "layout.micro_batch=1", "recovery.batch=shrink")
+    rates = (f"train.optimizer={optimizer}", "train.learning_rate=0.003")
+    down = output(8, *three, *more, *rates)["elastic"]["down"]
+    assert down.startswith(
+        "after a lost node 2 of the 2 ranks that are left go on, with 3 samples for each data "
+        "rank: the global batch shrinks from 9 to 6 and the learning rate from 0.003 to "
+        f"{rate} ({rule} rule, {optimizer})"
+    )

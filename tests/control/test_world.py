@@ -28,9 +28,9 @@ def layouts(scene: Scene) -> list[Layout | None]:
     return [order.layout for _, order in scene.told(say.Join) if isinstance(order, say.Join)]
 
 
-def shrunk_scene() -> Scene:
+def shrunk_scene(setup: state.Setup = TWO) -> Scene:
     """Two nodes of one rank, of which node 1 has stayed away."""
-    scene = Scene(TWO)
+    scene = Scene(setup)
     scene.train(steps=2)
     lose_node(scene, 1, 0)
     scene.wait(6.0)
@@ -68,6 +68,17 @@ def test_a_shrunk_run_says_numeric_once_and_to_the_end():
     (exactness,) = scene.of(log.ExactnessChanged)
     assert (exactness.exactness, exactness.tolerance) == ("numeric", 1e-6)
     assert scene.state.exactness == "numeric"
+
+
+def test_s1_16_a_batch_that_shrinks_with_the_ranks_makes_another_training_and_says_so():
+    scene = shrunk_scene(replace(TWO, batch="shrink"))
+    small = layouts(scene)[-1]
+    assert small is not None
+    assert (small.data, small.accumulation, small.global_batch) == (1, 1, 2)
+    (exactness,) = scene.of(log.ExactnessChanged)
+    assert (exactness.exactness, exactness.tolerance) == ("different", None)
+    assert exactness.reason == "1 data rank had a global batch of 2 instead of 4"
+    assert scene.state.exactness == "different"
 
 
 def test_a_job_that_forbids_it_waits_and_fails():

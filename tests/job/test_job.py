@@ -295,6 +295,10 @@ def test_two_ways_to_say_the_model_clash():
     [
         (["train.betas=[0.9, 0.98]", "train.optimizer=sgd"], "with train.optimizer: sgd nothing"),
         (["train.decay_steps=5"], "with train.schedule: cosine nothing uses it"),
+        (
+            ["recovery.shrink=false", "recovery.batch=shrink"],
+            "recovery.batch is given, and with recovery.shrink: false nothing uses it",
+        ),
         (["train.powersgd_rank=8"], "with train.gradient_compression: none nothing uses it"),
     ],
 )

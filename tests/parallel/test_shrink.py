@@ -110,6 +110,24 @@ def test_s1_16_any_number_of_ranks_that_live_goes_on(
     assert small.accumulation == ceil(ceil(layout.global_batch / left) / micro_batch)
 
 
+@given(
+    data=st.integers(1, 8),
+    micro_batch=st.integers(1, 4),
+    accumulation=st.integers(1, 4),
+    pipeline=st.sampled_from([1, 2]),
+    lost=st.integers(1, 7),
+)
+def test_s1_16_a_batch_that_shrinks_leaves_the_micro_batches_of_each_rank_alone(
+    data, micro_batch, accumulation, pipeline, lost
+):
+    layout = replace(
+        DDP, data=data, micro_batch=micro_batch, accumulation=accumulation, pipeline=pipeline
+    )
+    left = data - lost
+    small = shrunk(layout, max(0, left) * pipeline, "shrink")
+    assert small == (replace(layout, data=left) if left > 0 else None)
+
+
 def test_a_model_that_is_split_over_more_ranks_than_live_cannot_shrink():
     assert shrunk(replace(DDP, data=1, tensor=4), 3) is None
 

@@ -1,9 +1,12 @@
 """Small answers from a few numbers."""
 
+from typing import get_args
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.choices import Optimizer
 from paceline.plan.advice import (
     advise_buckets,
     advise_checkpoints,
@@ -81,6 +84,11 @@ def test_s1_3_warm_up_is_five_epochs_and_a_tenth_of_the_run_at_most():
     assert scale_learning_rate(0.1, **case, steps=10_000).warmup_steps == 500
     assert scale_learning_rate(0.1, **case, steps=2_000).warmup_steps == 200
     assert scale_learning_rate(0.1, base_batch=64, batch=512, optimizer="sgd").warmup_steps is None
+
+
+def test_every_optimizer_of_a_job_has_a_rule():
+    for optimizer in get_args(Optimizer):
+        assert scale_learning_rate(0.1, base_batch=1, batch=4, optimizer=optimizer).reason
 
 
 def test_a_smaller_batch_needs_no_warm_up():

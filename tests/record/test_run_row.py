@@ -98,6 +98,12 @@ def test_a_run_whose_layout_changed_is_numeric(tmp_path, events):
     assert read_row(make_run(tmp_path / "a", events=events)).exactness == "numeric"
 
 
+def test_s1_16_a_run_that_had_smaller_batches_is_different_to_its_end(tmp_path):
+    different = {"event": "ExactnessChanged", "at": AT, "exactness": "different"}
+    events = [started(), different, started(arithmetic={"layout.micro_batch": 2})]
+    assert read_row(make_run(tmp_path / "a", events=events)).exactness == "different"
+
+
 def test_a_run_that_need_not_be_deterministic_is_numeric(tmp_path):
     run = make_run(tmp_path / "a", events=[started()], job=job_with(deterministic=False))
     assert read_row(run).exactness == "numeric"

@@ -67,8 +67,8 @@ def test_a_run_without_it_promises_less_from_the_start():
         JOB.format(where="cpu", more=", deterministic: false"), source="job.yaml", folder=Path()
     )
     plan = plan_job(job)
-    assert _setup(job, plan, [], History(is_script=False)).is_numeric
+    assert _setup(job, plan, [], History(is_script=False)).exactness == "numeric"
     exact = replace(
         job, spec=replace(job.spec, train=replace(job.spec.train, deterministic="auto"))
     )
-    assert not _setup(exact, plan, [], History(is_script=False)).is_numeric
+    assert _setup(exact, plan, [], History(is_script=False)).exactness == "bitwise"

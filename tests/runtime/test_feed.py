@@ -7,11 +7,15 @@ import torch
 
 from paceline.parallel.layout import Layout
 from paceline.runtime import feed as module
+from paceline.runtime.batches import Batches
 from paceline.runtime.feed import Feed
 from paceline.runtime.sampling import DataRank, rank_slots, sample_ids
 
 RANK = DataRank(
-    seed=3, layout=Layout(data=2, sharding="none", micro_batch=2, accumulation=3), rank=1
+    seed=3,
+    layout=Layout(data=2, sharding="none", micro_batch=2, accumulation=3),
+    rank=1,
+    batches=Batches(12),
 )
 PLACES = [(step, index) for step in range(1, 7) for index in range(3)]
 LIMIT_S = 60.0

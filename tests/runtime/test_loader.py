@@ -8,6 +8,7 @@ import torch
 
 from paceline.errors import RunError
 from paceline.parallel.layout import Layout
+from paceline.runtime.batches import Batches
 from paceline.runtime.loader import Loader
 from paceline.runtime.sampling import DataRank, sample_ids
 
@@ -28,9 +29,13 @@ def layout(data: int, micro_batch: int = 2) -> Layout:
     return Layout(data=data, sharding="none", micro_batch=micro_batch, accumulation=accumulation)
 
 
+def data_rank(where: Layout, rank: int) -> DataRank:
+    return DataRank(seed=5, layout=where, rank=rank, batches=Batches(where.global_batch))
+
+
 def a_loader(data: int = 1, rank: int = 0, *, num_workers: int = 0, micro_batch: int = 2) -> Loader:
     loader = Loader(Augmented(), collate_fn=None, num_workers=num_workers)
-    where = DataRank(seed=5, layout=layout(data, micro_batch), rank=rank)
+    where = data_rank(layout(data, micro_batch), rank)
     loader.join(where, torch.device("cpu"))
     return loader
 
@@ -100,7 +105,7 @@ def test_what_a_sample_raises_comes_with_its_ids(num_workers):
             raise OSError(f"no image {index}")
 
     loader = Loader(Broken(), collate_fn=None, num_workers=num_workers)
-    rank = DataRank(seed=5, layout=layout(1), rank=0)
+    rank = data_rank(layout(1), 0)
     loader.join(rank, torch.device("cpu"))
     fed = loader.take((1, 0))
     assert f"no image {fed.ids[0]}" in str(fed.error)

@@ -6,6 +6,7 @@ import torch
 
 from paceline.errors import RunError
 from paceline.parallel.layout import Layout
+from paceline.runtime.batches import Batches
 from paceline.runtime.checkpoint._files import Facts
 from paceline.runtime.checkpoint.state_files import write_state
 from paceline.runtime.sampling import DataRank
@@ -41,7 +42,7 @@ class Counted:
 
 def data_rank(rank: int = 0, data: int = 2, accumulation: int = PER_STEP) -> DataRank:
     where = Layout(data=data, sharding="none", micro_batch=3, accumulation=accumulation)
-    return DataRank(seed=9, layout=where, rank=rank)
+    return DataRank(seed=9, layout=where, rank=rank, batches=Batches(where.global_batch))
 
 
 class Scene:

@@ -114,7 +114,10 @@ def accumulate(batch: int, data_ranks: int, max_micro_batch: int, as_json: bool)
 @click.option("--base-batch", type=_POSITIVE, required=True, help="Samples a step it is for.")
 @click.option("--batch", type=_POSITIVE, required=True, help="Samples a step now.")
 @click.option(
-    "--optimizer", type=click.Choice(["sgd", "adam", "adamw"]), default="adamw", show_default=True
+    "--optimizer",
+    type=click.Choice(["sgd", "adam", "adamw", "adamw-8bit", "adafactor", "muon"]),
+    default="adamw",
+    show_default=True,
 )
 @click.option(
     "--rule", type=click.Choice(["linear", "sqrt"]), help="Instead of the optimizer's own."
@@ -230,7 +233,7 @@ def batch(
         train.learning_rate,
         base_batch=train.global_batch,
         batch=whole,
-        optimizer="sgd" if train.optimizer == "sgd" else "adamw",
+        optimizer=train.optimizer,
         steps=train.steps,
     )
     if as_json:

@@ -1,11 +1,13 @@
 """What the contracts write about starting and watching a run: the command, the metrics of a step,
 and checks on every node, each a command with what it must print."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal
 
 from paceline.catalog import load_accelerators
 from paceline.catalog.engines import load_engines
+from paceline.choices import BatchPolicy
 from paceline.job import Job, RecoverySpec
 from paceline.plan import Plan
 from paceline.record.metrics import StepMetrics
@@ -64,6 +66,12 @@ def backends(plan: Plan) -> dict[str, str]:
     return known | {name: f"not available: {why}" for name, why in _NO_BACKENDS.items()}
 
 
+_BATCHES: Mapping[BatchPolicy, str] = {
+    "keep": "the same global batch",
+    "shrink": "a global batch and a learning rate that shrink with them",
+}
+
+
 def recovery(plan: Plan, recover: RecoverySpec) -> str:
     """What a run of the plan's engine does when ranks are lost, in a sentence."""
     if is_mlx(plan):
@@ -78,7 +86,7 @@ def recovery(plan: Plan, recover: RecoverySpec) -> str:
         )
     lost = f"lost ranks get their state from {STATE_SOURCES[recover.state]}"
     rest = (
-        "with fewer data ranks and the same global batch, until the node returns"
+        f"with fewer data ranks and {_BATCHES[recover.batch]}, until the node returns"
         if recover.shrink
         else "when the lost ranks are back: recovery.shrink is off"
     )

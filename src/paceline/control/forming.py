@@ -32,7 +32,7 @@ def begin(state: State, decision: Decision) -> None:
     )
     state.generation = setup.first_generation
     state.history.poison.update(setup.skipped)
-    state.is_numeric = setup.is_numeric
+    state.exactness = setup.exactness
     if setup.difference is not None:
         decision.record(
             log.ExactnessChanged(

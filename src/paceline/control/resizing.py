@@ -15,6 +15,7 @@ from paceline.control.seats import release
 from paceline.control.state import State
 from paceline.parallel.layout import Layout
 from paceline.record import events as log
+from paceline.units import counted
 
 
 def shrink_if_short(state: State, decision: Decision) -> None:
@@ -113,15 +114,28 @@ def _resize(state: State, layout: Layout, reason: str, decision: Decision) -> No
             reason=reason,
         )
     )
-    if state.split is not None and not state.is_numeric:
-        state.is_numeric = True
-        decision.record(
-            log.ExactnessChanged(
-                exactness="numeric",
-                reason=f"the batch is added up over {layout.data} data ranks",
-                tolerance=state.setup.tolerance,
-            )
+    if state.split is not None:
+        _promise_less(state, state.split, decision)
+
+
+def _promise_less(state: State, layout: Layout, decision: Decision) -> None:
+    """What a world that is smaller than planned means for the end of the run; said once."""
+    full, ranks = state.setup.split, f"{counted(layout.data, 'data rank')}"
+    change = log.ExactnessChanged(
+        exactness="numeric",
+        reason=f"the batch is added up over {ranks}",
+        tolerance=state.setup.tolerance,
+    )
+    if full is not None and layout.global_batch != full.global_batch:
+        change = log.ExactnessChanged(
+            exactness="different",
+            reason=f"{ranks} had a global batch of {layout.global_batch} instead of "
+            f"{full.global_batch}",
+            tolerance=None,
         )
+    if change.exactness != state.exactness and state.exactness != "different":
+        state.exactness = change.exactness
+        decision.record(change)
 
 
 def _regroup(state: State, layout: Layout, decision: Decision, *, save: bool) -> None:

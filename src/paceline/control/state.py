@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from paceline.choices import BatchPolicy
 from paceline.control import messages as say
 from paceline.control.patience import MEET_S, meet_limit_s
 from paceline.control.policy import History, Rules
@@ -83,15 +84,18 @@ class Setup:
     shrink: bool = True
     """Whether the run goes on with fewer ranks when one cannot be filled."""
 
+    batch: BatchPolicy = "keep"
+    """What happens to the global batch then."""
+
     replace_timeout_s: float = 60.0
     """How long a rank may stay empty before the run goes on without it."""
 
     tolerance: float | None = None
     """What a step's loss may differ by, relatively, once the batch is added up in another order."""
 
-    is_numeric: bool = False
-    """Whether the run can equal an undisturbed one to rounding only, from its beginning on or as an
-    earlier part added up its batches in another order."""
+    exactness: log.Exactness = "bitwise"
+    """What can be promised of the run's end when it starts: an earlier part of it may have added up
+    its batches in another order, or had smaller ones."""
 
     num_spares: int = 0
     """Warm spares that are kept."""
@@ -282,8 +286,8 @@ class State:
     num_at_step: dict[int, int] = field(default_factory=dict)
     """How many ranks of this generation have finished a step, of the steps that some have not."""
 
-    is_numeric: bool = False
-    """Whether some step was split otherwise than planned."""
+    exactness: log.Exactness = "bitwise"
+    """What is promised of the end, as steps were split so far."""
 
     restarts: int = 0
     """Generations after the first."""
@@ -366,11 +370,6 @@ class State:
         """Whether the last state of the run is on no disk."""
         records = [slot.completed for slot in self.slots if slot.completed is not None]
         return any(record.saved_step < record.step for record in records)
-
-    @property
-    def exactness(self) -> log.Exactness:
-        """`bitwise` while every step was computed as the plan splits it."""
-        return "numeric" if self.is_numeric else "bitwise"
 
     @property
     def num_alive(self) -> int:

@@ -41,7 +41,7 @@ def smaller(state: State) -> Layout | None:
     """The layout that the workers which live can fill, or None when there is none."""
     if state.setup.split is None or not state.setup.shrink:
         return None
-    found = shrunk(state.setup.split, len(available(state)))
+    found = shrunk(state.setup.split, len(available(state)), state.setup.batch)
     return found if found is not None and found.num_ranks < len(state.slots) else None
 
 
@@ -53,7 +53,7 @@ def larger(state: State) -> Layout | None:
     spare = [n for n in available(state) if state.workers[n].rank is None]
     if any(not state.workers[number].waits for number in spare):
         return None
-    found = shrunk(state.setup.split, len(state.slots) + len(spare))
+    found = shrunk(state.setup.split, len(state.slots) + len(spare), state.setup.batch)
     return found if found is not None and found.num_ranks > len(state.slots) else None
 
 

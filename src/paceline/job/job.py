@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, mod
 from pydantic_core import ArgsKwargs
 
 from paceline.choices import (
+    BatchPolicy,
     ContextKind,
     NetworkKind,
     Objective,
@@ -447,9 +448,16 @@ class RecoverySpec:
     """How long a failure of a node counts: `1h`."""
 
     shrink: bool = True
-    """Whether the run goes on with fewer ranks, at the same global batch, when one cannot be
-    filled. From then on it equals an undisturbed run to rounding and no longer to the bit. It grows
-    back when the node returns."""
+    """Whether the run goes on with fewer ranks when one cannot be filled, and grows back when the
+    node returns. What happens to the global batch, `batch` says."""
+
+    batch: BatchPolicy = "keep"
+    """What happens to the global batch while there are fewer ranks. `keep`: it stays, and ranks do
+    more micro-batches each; from then on the run equals an undisturbed one to rounding and no
+    longer to the bit. `shrink`: each rank keeps its micro-batches, the global batch shrinks with
+    the number of data ranks, and the learning rate follows it: linearly for SGD, with the square
+    root for the other optimizers. Every sample still comes once an epoch, but the run reads fewer
+    of them in its steps, and ends otherwise than an undisturbed one."""
 
     replace_timeout: Wait = 60.0
     """How long a lost rank may stay empty, for its node to return or a spare to get ready, before

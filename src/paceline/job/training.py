@@ -1,6 +1,7 @@
-"""Rules between the settings of `train`, and what follows from them."""
+"""Rules between the settings of `train` and `recovery`, and what follows from them."""
 
 from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
 
 from paceline.errors import Problem
 from paceline.job.asked import settings_asked
@@ -10,12 +11,13 @@ from paceline.job.train import TrainSpec
 _ADAM = ("adamw", "adamw-8bit", "muon")
 
 _ONLY_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "betas": ("optimizer", _ADAM),
-    "eps": ("optimizer", _ADAM),
-    "decay_steps": ("schedule", ("wsd",)),
-    "final_learning_rate": ("schedule", ("cosine", "linear", "wsd")),
-    "powersgd_rank": ("gradient_compression", ("powersgd",)),
-    "powersgd_start": ("gradient_compression", ("powersgd",)),
+    "train.betas": ("train.optimizer", _ADAM),
+    "train.eps": ("train.optimizer", _ADAM),
+    "train.decay_steps": ("train.schedule", ("wsd",)),
+    "train.final_learning_rate": ("train.schedule", ("cosine", "linear", "wsd")),
+    "train.powersgd_rank": ("train.gradient_compression", ("powersgd",)),
+    "train.powersgd_start": ("train.gradient_compression", ("powersgd",)),
+    "recovery.batch": ("recovery.shrink", ("true",)),
 }
 """Setting -> the setting that must have one of these values for it to be used."""
 
@@ -44,15 +46,16 @@ def check_training(spec: JobSpec, where: Callable[[str], str]) -> Iterator[Probl
         spec: What is asked.
         where: The place of a setting in the job file.
     """
-    train, asked = spec.train, settings_asked(spec)
+    asked = settings_asked(spec)
     for name, (decides, values) in _ONLY_WITH.items():
-        has = getattr(train, decides)
-        if f"train.{name}" in asked and has not in values:
+        value = attrgetter(decides)(spec)
+        has = str(value).lower() if isinstance(value, bool) else value
+        if name in asked and has not in values:
             yield Problem(
                 code="J007",
-                what=f"train.{name} is given, and with train.{decides}: {has} nothing uses it",
-                where=where(f"train.{name}"),
-                fix=f"leave it out, or set train.{decides} to {' or '.join(values)}",
+                what=f"{name} is given, and with {decides}: {has} nothing uses it",
+                where=where(name),
+                fix=f"leave it out, or set {decides} to {' or '.join(values)}",
             )
 
 

@@ -112,7 +112,7 @@ def verified_facts(checkpoint: Path) -> tuple[int, dict[str, Any]]:
     problem = manifest if isinstance(manifest, Problem) else verify_checkpoint(checkpoint)
     if problem is not None or isinstance(manifest, Problem):
         raise CheckpointError(*([problem] if problem is not None else []))
-    names = ("layout", "seed", "samples", "job_digest", "held_out_loss", "state_digest")
+    names = ("layout", "seed", "samples", "job_digest", "held_out_loss", "state_digest", "batches")
     facts = {name: getattr(manifest, name) for name in names}
     facts |= {"mesh": dict(manifest.mesh)}
     if manifest.loss_scaler is not None:

@@ -1,14 +1,16 @@
 """The same training on fewer ranks, and which part of the state a rank has in a layout.
 
-The global batch stays what it is: fewer data ranks do more micro-batches each, and where it does
-not divide over them, some do a sample more than others. The model-parallel axes stay too, so that
-the parts of the model that live ranks hold are still parts of it.
+Either the global batch stays what it is: fewer data ranks do more micro-batches each, and where it
+does not divide over them, some do a sample more than others. Or each rank keeps its micro-batches,
+and the batch shrinks with the number of data ranks. The model-parallel axes stay, so that the parts
+of the model that live ranks hold are still parts of it.
 
 Leaves out: whether it fits into memory (a shard of fewer ranks is larger), and how fast it is.
 """
 
 from dataclasses import replace
 
+from paceline.choices import BatchPolicy
 from paceline.parallel.layout import Layout
 from paceline.parallel.rank_map import coordinates
 from paceline.parallel.replicas import share_of
@@ -17,11 +19,12 @@ Part = tuple[str | int, ...]
 """Equal for two ranks, also of different layouts, exactly when they hold the same tensors."""
 
 
-def shrunk(layout: Layout, num_ranks: int) -> Layout | None:
-    """The largest layout of at most so many ranks with the same global batch, or None.
+def shrunk(layout: Layout, num_ranks: int, batch: BatchPolicy = "keep") -> Layout | None:
+    """The largest layout of at most so many ranks, or None.
 
-    Micro-batches keep their size where the batch allows it, and never grow: they fitted. The stages
-    of a pipeline have micro-batches of one size, so there the data ranks divide the batch.
+    To keep the global batch, micro-batches keep their size where it allows that, and never grow:
+    they fitted. The stages of a pipeline have micro-batches of one size, so there the data ranks
+    divide the batch. A batch that shrinks keeps the micro-batches of each rank as they are.
 
     >>> small = shrunk(Layout(data=4, sharding="none", micro_batch=2, accumulation=3), 3)
     >>> small.data, small.micro_batch, small.accumulation, small.global_batch
@@ -29,6 +32,9 @@ def shrunk(layout: Layout, num_ranks: int) -> Layout | None:
     >>> small = shrunk(Layout(data=3, sharding="none", micro_batch=3, accumulation=1), 2)
     >>> small.data, [small.micro_batches_of(rank) for rank in range(2)], small.global_batch
     (2, [[3, 2], [2, 2]], 9)
+    >>> small = shrunk(Layout(data=3, sharding="none", micro_batch=3, accumulation=1), 2, "shrink")
+    >>> small.data, [small.micro_batches_of(rank) for rank in range(2)], small.global_batch
+    (2, [[3], [3]], 6)
     >>> shrunk(Layout(data=2, sharding="none", micro_batch=1, accumulation=1, tensor=2), 1)
     """
     per_data = layout.num_ranks // layout.data
@@ -36,7 +42,7 @@ def shrunk(layout: Layout, num_ranks: int) -> Layout | None:
     if most == layout.data:
         return layout
     for data in range(most, 0, -1):
-        found = _with_data(layout, data)
+        found = _with_data(layout, data, batch)
         if found is not None:
             return found
     return None
@@ -78,12 +84,15 @@ def rounding_bound(global_batch: int, unit_roundoff: float) -> float:
     return 2 * (global_batch - 1) * unit_roundoff
 
 
-def _with_data(layout: Layout, data: int) -> Layout | None:
+def _with_data(layout: Layout, data: int, policy: BatchPolicy) -> Layout | None:
     sharers = data * layout.context
     if sharers % layout.expert:
         return None
     batch, most = layout.global_batch, -(-layout.global_batch // data)
-    if layout.pipeline > 1:
+    micro_batch, accumulation = layout.micro_batch, layout.accumulation
+    if policy == "shrink":
+        batch = data * micro_batch * accumulation
+    elif layout.pipeline > 1:
         if batch % data:
             return None
         micro_batch = max(n for n in range(1, layout.micro_batch + 1) if most % n == 0)

@@ -9,6 +9,7 @@ from paceline.parallel.candidates import asks_for_pipeline, with_implied
 from paceline.plan.choose import Choice, reasons_of
 from paceline.plan.decision import Decision
 from paceline.plan.loss import router_loss_of
+from paceline.plan.lost_node import after_a_lost_node
 from paceline.profile import DecoderShape, ModelProfile, left_out_of
 from paceline.topology import Cluster
 from paceline.units import format_bytes
@@ -50,6 +51,7 @@ def decisions_of(
         *_balancing_decision(job, profile),
         *_left_to_program(job),
         *_on_oom(job),
+        *_on_lost_node(job, cluster, choice),
         *_silent_faults(job, cluster),
     )
 
@@ -297,6 +299,19 @@ def _on_oom(job: Job) -> Iterator[Decision]:
             reason="a run that is out of memory resumes in a layout that needs less, at the same "
             "global batch; from then on it equals an undisturbed run to rounding",
         )
+
+
+def _on_lost_node(job: Job, cluster: Cluster, choice: Choice) -> Iterator[Decision]:
+    """How the run goes on with a node less, where Paceline's own runtime does."""
+    recovery = job.spec.recovery
+    if choice.case.engine.name != "paceline" or not recovery.shrink:
+        return
+    if cluster.num_nodes > 1:
+        reason = after_a_lost_node(job.spec, choice.layout, cluster)
+        yield Decision(field="recovery.batch", value=recovery.batch, reason=reason)
+    elif recovery.batch == "shrink":
+        reason = "on a single node nothing shrinks: a lost rank's place is taken by a new process"
+        yield Decision(field="recovery.batch", value=recovery.batch, reason=reason)
 
 
 def _silent_faults(job: Job, cluster: Cluster) -> Iterator[Decision]:

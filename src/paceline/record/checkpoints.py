@@ -57,6 +57,10 @@ class FileRecord:
     """Hash of the contents, 32 hex digits."""
 
 
+BatchChanges = tuple[tuple[int, int], ...]
+"""In order: a step, and the samples of each step from there on."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """What a checkpoint holds, and the proof of each file."""
@@ -93,6 +97,9 @@ class Manifest:
     loss_scaler: Mapping[str, float] | None = None
     """State of fp16's loss scaler after that step; None in other precisions."""
 
+    batches: BatchChanges = ()
+    """Where the global batch changed its size up to that step; empty where it never did."""
+
     best: Best | None = None
     """The run's best evaluation up to that step, where it is kept or waited for."""
 
@@ -124,6 +131,9 @@ class CheckpointEntry:
 
     loss_scaler: Mapping[str, float] | None = None
     """From the manifest; None where there is none."""
+
+    batches: BatchChanges = ()
+    """From the manifest."""
 
     best: Best | None = None
     """From the manifest; None where there is none."""
@@ -413,6 +423,7 @@ def _entry(path: Path, step: int) -> CheckpointEntry:
         is_complete=True,
         held_out_loss=manifest.held_out_loss,
         loss_scaler=manifest.loss_scaler,
+        batches=manifest.batches,
         best=manifest.best,
     )
 

@@ -292,18 +292,43 @@ class WorkerLost(Event, frozen=True, kw_only=True, tag=True):
     node."""
 
 
-Exactness = Literal["bitwise", "numeric", "unknown"]
+Exactness = Literal["bitwise", "numeric", "different", "unknown"]
 """`bitwise`: parameters and optimizer state end as they would have undisturbed, to the bit.
-`numeric`: some steps added up their batch in another order, and so to rounding. `unknown`: of a
-program that does not use Paceline's runtime."""
+`numeric`: some steps added up their batch in another order, and so to rounding. `different`: some
+steps had a smaller batch (`recovery.batch: shrink`), and the end is that of another training.
+`unknown`: of a program that does not use Paceline's runtime."""
 
 
 class WorldChanged(Event, frozen=True, kw_only=True, tag=True):
-    """The next generation has another number of ranks, at the same global batch."""
+    """The next generation has another number of ranks, at the same global batch unless
+    `BatchChanged` follows."""
 
     num_ranks: int
     layout: str
     reason: str
+
+
+class BatchChanged(Event, frozen=True, kw_only=True, tag=True):
+    """From this step on the global batch has another size, as there are fewer data ranks, or again
+    more. The job asks for this with `recovery.batch: shrink`."""
+
+    step: int
+    """The first step with it."""
+
+    global_batch: int
+    """Samples a step from here on."""
+
+    before: int
+    """Samples a step up to here."""
+
+    samples: int
+    """Read before this step: where the data goes on."""
+
+    rate_factor: float
+    """What the learning rates of the job's schedule are multiplied by from here on."""
+
+    rule: str
+    """How that follows from the batch: `linear` or `sqrt`."""
 
 
 class PlanChanged(Event, frozen=True, kw_only=True, tag=True):
@@ -538,6 +563,7 @@ AnyEvent = (
     | StragglerNamed
     | WorkerLost
     | WorldChanged
+    | BatchChanged
     | PlanChanged
     | ExactnessChanged
     | NodeSetAside
@@ -567,6 +593,7 @@ Reported = (
     | AlertFired
     | AlertOver
     | AlertNotSent
+    | BatchChanged
 )
 """What workers, agents and the watch over alerts report; the controller alone knows of the
 others."""

@@ -4,9 +4,14 @@ Read from the files of any version: an event that is not known counts for nothin
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
+
+Promise = Literal["bitwise", "numeric", "different"]
+
+_PROMISES: Final[tuple[Promise, ...]] = ("bitwise", "numeric", "different")
+"""From the most that can be promised to the least."""
 
 
 class Event(msgspec.Struct):
@@ -66,7 +71,7 @@ class History:
         self._attempts: set[int] = set()
         self._planned = ""
         self._arithmetic: Mapping[str, Any] = {}
-        self._is_numeric = False
+        self._promise: Promise = "bitwise"
 
     def add(self, event: Event) -> None:
         """One more event."""
@@ -92,13 +97,14 @@ class History:
         elif kind == "WorldChanged":
             self.num_ranks, self.layout = event.num_ranks, event.layout
         elif kind == "ExactnessChanged":
-            self._is_numeric = True
+            self._promise_no_more_than(event.exactness)
         self.seen_at = max(self.seen_at, event.at)
 
     def _start(self, event: Event) -> None:
         if self._began_at is not None:  # the part before it ended without a word
             self._closed_s += max(0.0, self.seen_at - self._began_at)
-        self._is_numeric |= self.difference(event.layout, event.arithmetic) is not None
+        if self.difference(event.layout, event.arithmetic) is not None:
+            self._promise_no_more_than("numeric")
         self._planned, self._arithmetic = event.layout, event.arithmetic
         self.started_at = self.started_at or event.at
         self._began_at, self.outcome, self.reason, self.state_digest = event.at, None, None, None
@@ -113,7 +119,7 @@ class History:
             self._began_at = None
         self.outcome, self.reason = event.outcome, event.reason
         self.state_digest, self.last_step = event.state_digest, event.step
-        self._is_numeric |= event.exactness == "numeric"
+        self._promise_no_more_than(event.exactness)
         self._counted_restarts += event.restarts
         self._attempts.clear()
         peaks = [size for size in event.peak_bytes if size is not None]
@@ -160,9 +166,13 @@ class History:
         ]
         return ", ".join(differs) or None
 
-    def exactness(self, *, is_deterministic: bool) -> Literal["bitwise", "numeric", "unknown"]:
+    def exactness(self, *, is_deterministic: bool) -> Promise | Literal["unknown"]:
         """What can be promised of the state: see `RunRow.exactness`. All that shows or records it
         of a run asks here."""
         if self.is_script or self.started_at is None:
             return "unknown"
-        return "numeric" if self._is_numeric or not is_deterministic else "bitwise"
+        return "numeric" if self._promise == "bitwise" and not is_deterministic else self._promise
+
+    def _promise_no_more_than(self, promise: str) -> None:
+        known = [self._promise, *(each for each in _PROMISES if each == promise)]
+        self._promise = max(known, key=_PROMISES.index)

@@ -109,7 +109,8 @@ class RunRow:
 
     exactness: str = "unknown"
     """`bitwise` (the state equals an undisturbed run's to the bit), `numeric` (to rounding: the
-    layout changed, or `train.deterministic` is off) or `unknown`."""
+    layout changed, or `train.deterministic` is off), `different` (steps of fewer ranks had smaller
+    batches: `recovery.batch: shrink`) or `unknown`."""
 
     state_digest: str | None = None
     """SHA-256 of parameters and optimizer state at its end."""

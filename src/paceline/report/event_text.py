@@ -59,7 +59,15 @@ def describe(event: log.AnyEvent) -> str | None:
             )
         case log.WorldChanged():
             ranks = f"{event.num_ranks} rank{'s' if event.num_ranks > 1 else ''}"
-            return f"continues with {ranks} ({event.layout}), the same global batch: {event.reason}"
+            return f"continues with {ranks} ({event.layout}): {event.reason}"
+        case log.BatchChanged():
+            rates = f"{event.rate_factor:.4g} times the schedule's ({event.rule} rule)"
+            if event.rate_factor == 1:
+                rates = "the schedule's again"
+            return (
+                f"from step {event.step} on the global batch is {event.global_batch} (was "
+                f"{event.before}), and learning rates are {rates}"
+            )
         case log.PlanChanged():
             return (
                 f"resumes with {', '.join(event.settings)} ({event.layout}, micro-batch "
@@ -67,7 +75,10 @@ def describe(event: log.AnyEvent) -> str | None:
                 f"{event.global_batch}: {event.reason}"
             )
         case log.ExactnessChanged():
-            return f"from here on equal to rounding, no longer to the bit: {event.reason}"
+            promise = "equal to rounding, no longer to the bit"
+            if event.exactness == "different":
+                promise = "another training than the undisturbed one"
+            return f"from here on {promise}: {event.reason}"
         case log.NodeSetAside():
             goes = "what it loses goes to other nodes"
             if event.is_only:
@@ -101,11 +112,14 @@ def exactness_text(exactness: str, events: Sequence[log.AnyEvent]) -> str:
     >>> exactness_text("numeric", [])
     'numeric: train.deterministic is off; equal to an undisturbed run to rounding'
     """
-    if exactness != "numeric":
+    if exactness not in ("numeric", "different"):
         return exactness
     reasons = [each.reason for each in events if isinstance(each, log.ExactnessChanged)]
     why = "; ".join(dict.fromkeys(reasons)) or "train.deterministic is off"
-    return f"numeric: {why}; equal to an undisturbed run to rounding"
+    equal = "equal to an undisturbed run to rounding"
+    if exactness == "different":
+        equal = "every sample once an epoch, but not the training of an undisturbed run"
+    return f"{exactness}: {why}; {equal}"
 
 
 def early_text(event: log.StoppedEarly) -> str:

@@ -21,6 +21,7 @@ from paceline.record.best import Best
 from paceline.record.metrics import StepMetrics
 from paceline.record.run import RunFolder
 from paceline.runtime import strategy
+from paceline.runtime.batches import Batches
 from paceline.runtime.channel import Line
 from paceline.runtime.faults import Faults
 from paceline.runtime.logged import Logged
@@ -38,6 +39,9 @@ class RunState:
 
     scaler: strategy.LossScaler | None
     """Keeps the gradients inside fp16's range; None in other precisions."""
+
+    batches: Batches
+    """Sizes of the global batches of the steps up to this state, and of those to come."""
 
     interrupted: bool = False
     """Whether the run stopped at a step boundary because somebody asked."""
@@ -74,12 +78,14 @@ class RunState:
             "best": self.best,
             "refused_in_a_row": self.refused_in_a_row,
             "newest_line": self.newest_line,
+            "batches": self.batches.changes,
             "scaler": self.scaler.state_dict() if self.scaler is not None else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what another rank's `state_dict` gave."""
         self.load_scaler(state.pop("scaler"))
+        self.batches.changes = state.pop("batches")
         for name, value in state.items():
             setattr(self, name, value)
 

@@ -115,7 +115,7 @@ class _Coming:
     def __iter__(self) -> Iterator[list[Key]]:
         rank, place = self.rank, self.place
         while True:
-            start = (place[0] - 1) * rank.layout.global_batch
+            start = rank.batches.start(place[0])
             ids = rank.ids(place, self.num_samples).tolist()
             yield [(start + slot, each) for slot, each in zip(rank.slots(place), ids, strict=True)]
             place = rank.after(place)

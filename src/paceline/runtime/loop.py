@@ -23,6 +23,7 @@ from paceline.record.media import MediaLog
 from paceline.record.metrics import MetricsLog, StepMetrics
 from paceline.record.run import training_digest
 from paceline.runtime import memory
+from paceline.runtime.batches import begin_batches
 from paceline.runtime.checkpoint import Checkpointer, Restored, Saved, SaveFailed
 from paceline.runtime.checkpoint._agree import from_first, gather
 from paceline.runtime.digest import state_digest
@@ -63,6 +64,7 @@ class Loop:
         self._units_per_step = here.plan.layout.global_batch * (tokens_per_sample or 1)
         self._printer = StepPrinter(here.job.spec.train.steps, self._unit)
         self._schedule = schedule
+        self._rate_factor = 1.0
         self._evaluation = Evaluation(here, model, evaluate, source_weights)
         self._job_digest = training_digest(here.job)
         self._metrics_log: MetricsLog | None = None
@@ -88,6 +90,7 @@ class Loop:
             scaler=here.state.scaler,
             hooks=RunHooks(here, self._safekeeping),
             where=here.job.where("program"),
+            batches=here.state.batches,
         )
 
     def run(self) -> Iterator[Step]:
@@ -206,6 +209,7 @@ class Loop:
             checkpoint = restored.path.name if restored.path is not None else None
         self._started_save = state.saved_step
         here.settle()  # also of the numbers that rank 0 has sent while the model was built
+        self._rate_factor = begin_batches(here, self._optimizer)
         held.hold(self._model, self._optimizer, part_of(here.plan.layout, here.place.rank))
         here.faults.flips_in(self._model, self._optimizer)
         here.line.send(
@@ -235,6 +239,7 @@ class Loop:
         state.last_step = state.saved_step = state.told_step = restored.step
         state.newest_line = None
         state.best = restored.best or Best()
+        state.batches.changes = restored.batches
         if restored.path is not None:
             if here.is_first:
                 set_aside([path for path, _ in restored.refused])
@@ -251,6 +256,7 @@ class Loop:
             here.held.applied = [state.last_step] * here.place.world_size
             step = self._load_checkpoint().step
             self._started_save = state.saved_step
+            self._rate_factor = begin_batches(here, self._optimizer)
             return step
 
         here.progress.enter(Phase.RESTORING)
@@ -315,7 +321,7 @@ class Loop:
         here, state = self._here, self._here.state
         here.faults.pass_by("start", number)
         here.progress.begin_step(number)
-        state.step = self._trainer.begin(number, self._schedule(number))
+        state.step = self._trainer.begin(number, self._schedule(number) * self._rate_factor)
         state.logged.open()
         return state.step
 
@@ -405,7 +411,8 @@ class Loop:
             layout=here.plan.layout.name,
             mesh=here.plan.layout.degrees,
             seed=here.job.spec.train.seed,
-            samples=number * here.plan.layout.global_batch,
+            samples=state.batches.start(number + 1),
+            batches=state.batches.changes,
             job_digest=self._job_digest,
             loss_scaler=state.scaler.state_dict() if state.scaler is not None else None,
             best=state.best if self._evaluation.counts_best else None,
@@ -438,7 +445,8 @@ class Loop:
 
     def _metrics(self, step: Step) -> StepMetrics:
         place, plan = self._here.place, self._here.plan
-        ranks_now = place.world_size / plan.cluster.num_ranks
+        work_now = plan.layout.global_batch / self._here.state.batches.first
+        ranks_now = place.world_size / plan.cluster.num_ranks / work_now
         return StepMetrics(
             step=step.number,
             generation=place.generation,

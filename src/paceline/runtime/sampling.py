@@ -1,6 +1,7 @@
 """Which samples a step reads: a pure function, so that there is no loader state to restore.
 
-A run is one long line of positions, `step x global batch + slot`. Each epoch is a permutation of
+A run is one long line of positions: each step reads the next global batch of them, whose size may
+change from step to step. Each epoch is a permutation of
 all samples, and position p reads entry `p mod num_samples` of epoch `p // num_samples`. So every
 epoch reads each sample exactly once, whatever the ranks, the micro-batch and the restarts, and a
 batch may run over an epoch's end.
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from paceline.parallel.layout import Layout
 from paceline.prepare.index import SourceIndex
+from paceline.runtime.batches import Batches
 
 Ids = NDArray[np.int64]
 
@@ -64,33 +66,31 @@ class DataRank:
     rank: int
     """Among the data ranks. Ranks that share a sample have the same one."""
 
+    batches: Batches
+    """Those of the run, which the step loop keeps."""
+
     def slots(self, place: Place) -> range:
         """Places in the step's global batch."""
         return rank_slots(self.layout, self.rank)[place[1]]
 
     def ids(self, place: Place, num_samples: "int | Mixture") -> Ids:
         """Ids of one micro-batch's samples."""
-        batch = self.layout.global_batch
-        return sample_ids(
-            place[0] - 1,
-            self.slots(place),
-            seed=self.seed,
-            global_batch=batch,
-            num_samples=num_samples,
-        )
+        return self._ids(place[0], self.slots(place), num_samples)
 
     def digest(self, place: Place, num_samples: "int | Mixture") -> str:
-        """`batch_digest` of the whole step."""
-        batch = self.layout.global_batch
-        return batch_digest(
-            place[0] - 1, seed=self.seed, global_batch=batch, num_samples=num_samples
-        )
+        """xxh3-64 of all sample ids of the step, in slot order: its line in the ledger."""
+        return _digest(self._ids(place[0], range(self.layout.global_batch), num_samples))
 
     def after(self, place: Place) -> Place:
         """The next micro-batch."""
         step, index = place
         is_last = index + 1 == self.layout.accumulation
         return (step + 1, 0) if is_last else (step, index + 1)
+
+    def _ids(self, step: int, slots: range, num_samples: "int | Mixture") -> Ids:
+        start = self.batches.start(step)
+        positions = np.arange(start + slots.start, start + slots.stop, dtype=np.int64)
+        return _ids_at(positions, self.seed, num_samples)
 
 
 def order_of(sources: Sequence[SourceIndex]) -> int | Mixture:
@@ -117,6 +117,10 @@ def sample_ids(
     [3, 2, 0, 1]
     """
     positions = step * global_batch + np.arange(slots.start, slots.stop, slots.step, dtype=np.int64)
+    return _ids_at(positions, seed, num_samples)
+
+
+def _ids_at(positions: Ids, seed: int, num_samples: int | Mixture) -> Ids:
     if isinstance(num_samples, Mixture):
         return _mixed_ids(positions, seed, num_samples)
     epochs, places = np.divmod(positions, num_samples)
@@ -151,6 +155,10 @@ def batch_digest(step: int, *, seed: int, global_batch: int, num_samples: int | 
     ids = sample_ids(
         step, range(global_batch), seed=seed, global_batch=global_batch, num_samples=num_samples
     )
+    return _digest(ids)
+
+
+def _digest(ids: Ids) -> str:
     return xxhash.xxh3_64_hexdigest(ids.astype("<i8").tobytes())
 
 

@@ -48,6 +48,7 @@ from paceline.record import events
 from paceline.record.run import RunFolder
 from paceline.runtime import memory, strategy
 from paceline.runtime._torch_private import load_compiler
+from paceline.runtime.batches import Batches
 from paceline.runtime.channel import Line
 from paceline.runtime.checkpoint import Checkpointer
 from paceline.runtime.devices import capability_of
@@ -114,7 +115,10 @@ class Session:
         self.ways: strategy.Ways | None = None
         """How the model that was built may be split, where that is known."""
 
-        self.state = RunState(scaler=strategy.LossScaler() if plan.precision == "fp16" else None)
+        self.state = RunState(
+            scaler=strategy.LossScaler() if plan.precision == "fp16" else None,
+            batches=Batches(plan.layout.global_batch),
+        )
         """Where this rank stands in the run."""
 
         self._on_step = on_step
@@ -378,7 +382,12 @@ class Session:
             opening=self.member.opening,
             others=partial(states, self._streams),
         )
-        rank = DataRank(seed=spec.train.seed, layout=self.plan.layout, rank=meshes.place.data)
+        rank = DataRank(
+            seed=spec.train.seed,
+            layout=self.plan.layout,
+            rank=meshes.place.data,
+            batches=self.state.batches,
+        )
         for loader in self._loaders:
             loader.join(rank, place.device)
         for stream in self._streams.values():

@@ -18,6 +18,7 @@ from paceline.control.slots import Phase
 from paceline.parallel.layout import Layout
 from paceline.parallel.rank_map import rank_of
 from paceline.runtime import strategy, vote
+from paceline.runtime.batches import Batches
 from paceline.runtime.devices import is_accelerator
 from paceline.runtime.feed import Feed, Source, only_ids
 from paceline.runtime.misuse import check_complete, check_takes_a_loop
@@ -64,6 +65,9 @@ class Trainer:
     where: str = "the program"
     """What an error about the training function points at."""
 
+    batches: Batches | None = None
+    """Sizes of the run's batches; None where they are all the layout's."""
+
     buffers: strategy.SavedBuffers = field(init=False)
     clock: PhaseClock = field(init=False)
     data_rank: DataRank = field(init=False)
@@ -76,7 +80,12 @@ class Trainer:
         self.buffers = strategy.SavedBuffers(self.model)
         self.clock = make_clock(self.device)
         place = self.meshes.place
-        self.data_rank = DataRank(seed=self.seed, layout=self.layout, rank=place.data)
+        self.data_rank = DataRank(
+            seed=self.seed,
+            layout=self.layout,
+            rank=place.data,
+            batches=self.batches or Batches(self.layout.global_batch),
+        )
         rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.shares = [rate / (rates[0] or 1.0) for rate in rates]
 

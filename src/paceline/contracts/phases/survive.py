@@ -4,11 +4,11 @@ from typing import Any
 
 from paceline.contracts.operate import METRICS, checkpoint_storage, health_checks, recovery
 from paceline.contracts.phases.case import Case
-from paceline.job import RecoverySpec
+from paceline.job import JobSpec, RecoverySpec
 from paceline.job.evaluate import kept_every, num_best
 from paceline.launch.default_alerts import alerts, silence_s
-from paceline.parallel.shrink import shrunk
 from paceline.plan import Plan
+from paceline.plan.lost_node import after_a_lost_node
 from paceline.render.mlx import is_mlx
 from paceline.units import format_bytes, format_count, format_seconds
 
@@ -50,7 +50,7 @@ def survive_faults(case: Case) -> dict[str, Any]:
             "maxAttempts": 0 if is_mlx(plan) else spec.recovery.max_restarts,
             "fallback": "a checkpoint that fails its hash is refused and the one before it taken",
         },
-        "elastic": _elastic(plan, spec.recovery),
+        "elastic": _elastic(plan, spec),
         "failureDetection": _detection(plan, spec.recovery),
         "gracefulDegradation": [
             "a full disk costs that checkpoint, not the run",
@@ -66,12 +66,12 @@ def survive_faults(case: Case) -> dict[str, Any]:
     }
 
 
-def _elastic(plan: Plan, recover: RecoverySpec) -> dict[str, int | str]:
+def _elastic(plan: Plan, spec: JobSpec) -> dict[str, int | str]:
     ranks = plan.cluster.num_ranks
     if plan.engine != "paceline":
         fixed = f"the number of {plan.engine}'s ranks stays the same"
         return {"min": ranks, "max": ranks, "up": fixed, "down": fixed}
-    if not recover.shrink:
+    if not spec.recovery.shrink:
         up, down = "the run never has fewer ranks", "the run waits, and ends"
         off = "recovery.shrink is off: "
         return {"min": ranks, "max": ranks, "up": off + up, "down": off + down}
@@ -79,7 +79,7 @@ def _elastic(plan: Plan, recover: RecoverySpec) -> dict[str, int | str]:
         "min": ranks // plan.layout.data,
         "max": ranks,
         "up": "the run grows back to all ranks when the node returns",
-        "down": after_a_lost_node(plan),
+        "down": after_a_lost_node(spec, plan.layout, plan.cluster),
     }
 
 
@@ -97,21 +97,6 @@ def _detection(plan: Plan, recover: RecoverySpec) -> dict[str, str]:
         f"{format_seconds(recover.collective_timeout)} for one operation between accelerators",
         "mechanism": "an agent on each node watches its processes and the steps that they report",
     }
-
-
-def after_a_lost_node(plan: Plan) -> str:
-    """To how many ranks the loss of one node leads, and how they share the same global batch."""
-    cluster, layout = plan.cluster, plan.layout
-    left = (cluster.num_nodes - 1) * cluster.ranks_per_node
-    small = shrunk(layout, left) if left else None
-    if small is None:
-        return "too few ranks are left after a lost node: the run waits for it, and ends"
-    shares = {sum(small.micro_batches_of(rank)) for rank in range(small.data)}
-    samples = " or ".join(str(share) for share in sorted(shares, reverse=True))
-    return (
-        f"after a lost node {small.num_ranks} of the {left} ranks that are left go on, with "
-        f"{samples} samples for each data rank: the same global batch of {small.global_batch}"
-    )
 
 
 def plan_monitoring(case: Case) -> dict[str, Any]:

@@ -60,11 +60,13 @@ def _optimizer(case: Case) -> dict[str, str | float | list[float]]:
 def choose_hyperparameters(case: Case) -> dict[str, Any]:
     """Batch and learning rate, and how they would follow another size of the cluster."""
     layout, train = case.plan.layout, case.job.spec.train
-    kind = "sgd" if train.optimizer == "sgd" else "adamw"
 
     def scaled(batch: int) -> tuple[float, float, float, str]:
         found = scale_learning_rate(
-            train.learning_rate, base_batch=train.global_batch, batch=batch, optimizer=kind
+            train.learning_rate,
+            base_batch=train.global_batch,
+            batch=batch,
+            optimizer=train.optimizer,
         )
         return found.learning_rate, found.linear_rate, found.sqrt_rate, found.rule
 

@@ -67,7 +67,7 @@ def _batch(plan: Plan, job: Job) -> dict[str, Any]:
         train.learning_rate,
         base_batch=train.global_batch,
         batch=layout.global_batch,
-        optimizer="sgd" if train.optimizer == "sgd" else "adamw",
+        optimizer=train.optimizer,
     )
     return {
         "per_gpu_batch_size": layout.micro_batch,

@@ -6,7 +6,12 @@ from typing import Literal
 
 Rule = Literal["linear", "sqrt"]
 
-_RULES: dict[str, Rule] = {"sgd": "linear", "adam": "sqrt", "adamw": "sqrt"}
+_RULES: dict[str, Rule] = {
+    "sgd": "linear",
+    **dict.fromkeys(("adam", "adamw", "adamw-8bit", "adafactor", "muon"), "sqrt"),
+}
+"""Adafactor divides by the size of the gradient as Adam does, and Muon's update has the size of
+AdamW's: the square root is a guess for these two, which no paper is known to have tried."""
 _WARMUP_SAMPLES_SHARE = 0.02
 """A guess: share of the run's steps. Published runs warm up over 0.1 to 5 % of their steps."""
 _IMAGENET_EPOCHS = 5
@@ -62,7 +67,7 @@ def scale_learning_rate(
         base_rate: A rate that is known to train well.
         base_batch: Samples a step it was found at.
         batch: Samples a step now.
-        optimizer: `sgd`, `adam` or `adamw`.
+        optimizer: `sgd`, `adam`, `adamw`, `adamw-8bit`, `adafactor` or `muon`.
         rule: Instead of the optimizer's own.
         samples: In one epoch: warm-up is then five epochs, 10 % of `steps` at most.
         steps: In the whole run.
@@ -101,6 +106,8 @@ def _reason(optimizer: str) -> str:
             "SGD's step is as long as its gradient, and k small steps are about one of k times the "
             "length (Goyal et al., arXiv:1706.02677)"
         )
+    if optimizer in ("adafactor", "muon"):
+        return f"as for AdamW, whose updates are about as large: a guess for {optimizer}"
     return (
         "Adam divides by the size of the gradient, so its step keeps its noise when the rate grows "
         "with the square root of the batch (Malladi et al., arXiv:2205.10287)"

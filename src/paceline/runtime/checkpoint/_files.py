@@ -23,7 +23,7 @@ import xxhash
 
 from paceline.record import checkpoints
 from paceline.record.best import Best
-from paceline.record.checkpoints import FileRecord, Manifest
+from paceline.record.checkpoints import BatchChanges, FileRecord, Manifest
 from paceline.record.tensors import (
     TENSORS,
     Piece,
@@ -75,6 +75,7 @@ class KnownFacts(TypedDict, total=False):
     held_out_loss: float | None
     state_digest: str | None
     loss_scaler: Mapping[str, float] | None
+    batches: BatchChanges
     best: Best | None
 
 
@@ -91,6 +92,7 @@ class Facts:
     held_out_loss: float | None = None
     state_digest: str | None = None
     loss_scaler: Mapping[str, float] | None = None
+    batches: BatchChanges = ()
     best: Best | None = None
 
 
@@ -371,6 +373,7 @@ def _manifest(task: WriteTask, files: Mapping[str, FileRecord]) -> Manifest:
         held_out_loss=facts.held_out_loss,
         state_digest=facts.state_digest,
         loss_scaler=facts.loss_scaler,
+        batches=facts.batches,
         best=facts.best,
         created=checkpoints.utc_now(),
     )

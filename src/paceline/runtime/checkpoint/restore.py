@@ -11,7 +11,7 @@ from torch import nn
 from paceline.errors import CheckpointError, PacelineError, Problem
 from paceline.record import checkpoints
 from paceline.record.best import Best
-from paceline.record.checkpoints import CheckpointEntry, Manifest
+from paceline.record.checkpoints import BatchChanges, CheckpointEntry, Manifest
 from paceline.record.remote import Remote
 from paceline.record.tensors import Place
 from paceline.runtime.checkpoint._agree import (
@@ -39,6 +39,9 @@ class Restored:
     held_out_loss: float | None = None
     loss_scaler: Mapping[str, float] | None = None
     """State of fp16's loss scaler, from its manifest; None for other precisions."""
+
+    batches: BatchChanges = ()
+    """Where the global batch changed its size, from its manifest."""
 
     best: Best | None = None
     refused: list[tuple[Path, Problem]] = field(default_factory=list)
@@ -85,6 +88,7 @@ def restore_newest(
                 path=entry.path,
                 held_out_loss=entry.held_out_loss,
                 loss_scaler=entry.loss_scaler,
+                batches=entry.batches,
                 best=entry.best,
                 refused=refused,
             )

@@ -114,6 +114,7 @@ class Safekeeping:
         here.state.held_out_loss = facts.held_out_loss
         here.state.best = facts.best or Best()
         here.state.load_scaler(facts.loss_scaler)
+        here.state.batches.changes = facts.batches
         return step
 
     def ballot(self) -> Tensor | None:
@@ -141,6 +142,7 @@ class Safekeeping:
             held_out_loss=here.state.held_out_loss,
             loss_scaler=here.state.scaler.state_dict() if here.state.scaler is not None else None,
             best=here.state.best,
+            batches=here.state.batches.changes,
         )
         failures = []
         try:

@@ -24,6 +24,7 @@ import xxhash
 from torch import Tensor
 
 from paceline.record.best import Best
+from paceline.record.checkpoints import BatchChanges
 from paceline.record.snapshot_files import (
     FOLDER,
     remove_snapshots,
@@ -58,6 +59,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     job_digest: str = ""
     held_out_loss: float | None = None
     loss_scaler: Mapping[str, float] | None = None
+    batches: BatchChanges = ()
     best: Best | None = None
 
 
