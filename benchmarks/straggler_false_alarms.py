@@ -1,12 +1,13 @@
 """How often a rank that is not slow is named a straggler, and how soon one that is.
 
-    .venv/bin/python benchmarks/straggler_false_alarms.py [--runs 200] [--steps 1000]
+    .venv/bin/python benchmarks/straggler_false_alarms.py [--runs 200] [--steps 1000] [--losses]
 
 Monte Carlo over runs of ranks that do the same work: their own times of each step are drawn from
 normal, lognormal and Student-t noise of several widths, with noise that lasts for some steps, and
 from the own times that the ranks of a real run under load had, each rank's divided by its median.
 A false alarm is any rank named in a run in which none is slow. Then one rank is made 1.5 times as
-slow, and the step in which it is named is printed.
+slow, and the step in which it is named is printed. With `--losses` the drawn numbers are the mean
+losses of ranks over their own samples, and the odd rank has 1.5 times its peers'.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from figures import machine
 from numpy.typing import NDArray
 from training import run_job
 
-from paceline.control.stragglers import Stragglers
+from paceline.control.stragglers import LossOutliers, Stragglers
 from paceline.record.metrics import read_metrics
 
 Array = NDArray[np.float64]
@@ -96,6 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=200, help="of each kind of noise")
     parser.add_argument("--steps", type=int, default=1000, help="of each run")
+    parser.add_argument("--losses", action="store_true", help="judge losses instead of times")
     parser.add_argument("--real", type=int, default=300, help="steps of the real run")
     options = parser.parse_args()
     print(f"measured and simulated; {machine()}", flush=True)
@@ -107,21 +109,28 @@ def main() -> None:
         "Student t3 0.3": student(0.3),
         "lasting 0.1, half kept": lasting(0.1, 0.5),
         "lasting 0.1, 0.9 kept": lasting(0.1, 0.9),
-        "recorded under load": recorded(real_times(options.real, num_busy=4))
-        if options.real
+        "lognormal 0.2" if options.losses else "recorded under load": recorded(
+            real_times(options.real, num_busy=4)
+        )
+        if options.real and not options.losses
         else lognormal(0.2),
     }
-    for num_ranks in (2, 4, 8, 64):
+
+    def judge(num_ranks: int) -> Stragglers | LossOutliers:
+        peers = [range(num_ranks)]
+        return LossOutliers(peers, [1.0] * num_ranks) if options.losses else Stragglers(peers)
+
+    for num_ranks in (3, 8, 64) if options.losses else (2, 4, 8, 64):
         for name, noise in noises.items():
             draw = np.random.default_rng(0)
             alarms, named_at, others = 0, [], 0
             for _ in range(options.runs):
-                stragglers = Stragglers([range(num_ranks)])
+                stragglers = judge(num_ranks)
                 times = noise(draw, options.steps, num_ranks)
                 alarms += sum(len(stragglers.add(row.tolist())) for row in times) > 0
                 slow = noise(draw, 200, num_ranks)
                 slow[:, 1] *= 1.5
-                stragglers = Stragglers([range(num_ranks)])
+                stragglers = judge(num_ranks)
                 first = None
                 for step, row in enumerate(slow, 1):
                     found = stragglers.add(row.tolist())

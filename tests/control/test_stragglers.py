@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.control.stragglers import Straggler, Stragglers, log_ratios, worth_evicting
+from paceline.control.stragglers import (
+    LossOutliers,
+    Straggler,
+    Stragglers,
+    log_ratios,
+    worth_evicting,
+)
 
 
 def named(
@@ -97,3 +103,41 @@ def test_a_straggler_is_evicted_only_with_a_spare_and_a_gain():
     assert not decide(num_spares=0)
     assert not decide(steps_left=5)
     assert not decide(eviction_s=60.0)
+
+
+def outliers(factor: float, num_ranks: int = 3, steps: int = 64) -> list[Straggler]:
+    """Who is named when rank 1's losses are this many times those of its peers, which fall."""
+    draw = np.random.default_rng(7)
+    found, losses = [], LossOutliers([range(num_ranks)], [1.0] * num_ranks)
+    for step in range(steps):
+        mean = 2.0 + 3.0 / (1 + step)
+        drawn = mean * draw.lognormal(0.0, 0.1, num_ranks)
+        drawn[1] *= factor
+        found += losses.add(drawn.tolist())
+    return found
+
+
+@pytest.mark.parametrize("num_ranks", [3, 4, 9])
+@pytest.mark.parametrize("factor", [0.5, 1.5, 3.0])
+def test_s4_12_a_rank_whose_losses_stay_off_its_peers_is_named_and_no_other(num_ranks, factor):
+    (named,) = outliers(factor, num_ranks)
+    assert named.rank == 1
+    assert named.factor == pytest.approx(factor, rel=0.2)
+
+
+def test_s4_12_losses_that_differ_by_chance_name_nobody():
+    assert outliers(1.0, steps=500) == []
+
+
+def test_s4_12_of_two_ranks_nobody_can_say_whose_loss_is_off():
+    assert outliers(3.0, num_ranks=2) == []
+
+
+def test_s4_12_ranks_without_a_loss_are_left_out_and_steps_without_a_number_are_not_compared():
+    # Stages of a pipeline: only the last ones count.
+    losses = LossOutliers([range(3), range(3, 6)], [None, None, None, 1.0, 1.0, 1.0])
+    found = []
+    for _ in range(20):
+        found += losses.add([None, None, None, 1.0, float("nan"), 1.0])
+        found += losses.add([None, None, None, 1.0, 1.0, 2.0])
+    assert [one.rank for one in found] == [5]

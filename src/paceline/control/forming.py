@@ -110,7 +110,8 @@ def _join(state: State, decision: Decision) -> None:
     """Every slot has a worker that waits: they are a generation now."""
     state.phase, state.symptom = "joining", None
     state.form_deadline_s = decision.clock.monotonic_s + state.setup.meet_limit_s(len(state.slots))
-    state.num_at_step, state.own_times = {}, {}
+    state.num_at_step, state.own_times, state.own_losses = {}, {}, {}
+    state.loss_outliers = None
     state.inquiry = state.step_done_s = None
     if state.stragglers is not None:
         state.stragglers.forget()

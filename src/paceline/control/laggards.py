@@ -5,6 +5,8 @@ looked at together, so every agent is asked; once all have answered, or long eno
 verdict is given (`blame.py`), and whoever is to be ended goes the way of any lost worker.
 """
 
+from typing import TypeVar
+
 import msgspec
 
 from paceline.control import messages as say
@@ -12,8 +14,10 @@ from paceline.control.blame import Fence, NobodyBehind, blame
 from paceline.control.decision import Decision
 from paceline.control.losing import handle_loss
 from paceline.control.state import Clock, Inquiry, State
-from paceline.control.stragglers import Straggler, Stragglers, worth_evicting
+from paceline.control.stragglers import LossOutliers, Straggler, Stragglers, worth_evicting
 from paceline.record import events as log
+
+_T = TypeVar("_T")
 
 ANSWER_S = 1.0
 """How long agents may take to answer. Three times the most that tracebacks may take."""
@@ -104,6 +108,44 @@ def note_speed(state: State, rank: int, step: int, own_s: float | None, decision
             return
 
 
+def note_loss(state: State, rank: int, step: int, loss: float | None, decision: Decision) -> None:
+    """Take a rank's own loss of a step, and name ranks whose losses stay off their peers'."""
+    if state.phase != "training" or not state.setup.peers or state.split is not None:
+        return
+    if not (losses := _of_all(state, state.own_losses, rank, step, loss)):
+        return
+    if all(each is None for each in losses):
+        return
+    if state.loss_outliers is None:
+        state.loss_outliers = LossOutliers(state.setup.peers, losses)
+    for one in state.loss_outliers.add(losses):
+        number = state.slots[one.rank].worker
+        if number is not None:
+            decision.record(
+                log.LossOutlierNamed(
+                    rank=one.rank,
+                    node=state.workers[number].node,
+                    factor=one.factor,
+                    step=step,
+                    num_steps=one.num_steps,
+                )
+            )
+
+
+def _of_all(
+    state: State, by_step: dict[int, dict[int, _T]], rank: int, step: int, value: _T
+) -> list[_T]:
+    """What all ranks reported of a step, in rank order, once the last one has; else nothing."""
+    of_step = by_step.setdefault(step, {})
+    of_step[rank] = value
+    if len(of_step) < len(state.slots):
+        return []
+    # What some ranks have not said of earlier steps will not come any more.
+    for other in [other for other in by_step if other <= step]:
+        del by_step[other]
+    return [of_step[each] for each in range(len(state.slots))]
+
+
 def _ask_all(state: State, decision: Decision) -> None:
     """Have all agents look, unless they were asked a moment ago."""
     if state.inquiry is None or _is_over(state.inquiry, decision.clock):
@@ -139,15 +181,11 @@ def _note_own_time(state: State, rank: int, step: int, own_s: float | None) -> l
     """Take a rank's own time of a step; who is named as slow now that all have come."""
     if own_s is None or not state.setup.peers or state.split is not None:
         return []
-    times = state.own_times.setdefault(step, {})
-    times[rank] = own_s
-    if len(times) < len(state.slots):
+    if not (times := _of_all(state, state.own_times, rank, step, own_s)):
         return []
-    # What some ranks have not said of earlier steps will not come any more.
-    state.own_times = {other: one for other, one in state.own_times.items() if other > step}
     if state.stragglers is None:
         state.stragglers = Stragglers(state.setup.peers)
-    return state.stragglers.add([times[each] for each in range(len(state.slots))])
+    return state.stragglers.add(times)
 
 
 def _is_worth_evicting(state: State, straggler: Straggler, step: int) -> bool:

@@ -68,6 +68,9 @@ class StepDone(Message, frozen=True, kw_only=True, tag=True):
     own_s: float | None = None
     """Seconds of the step in which this rank was not waiting; None when it cannot be told."""
 
+    own_loss: float | None = None
+    """Mean loss over this rank's own samples; None where it computes none, or it is not finite."""
+
 
 class ForRecord(Message, frozen=True, kw_only=True, tag=True):
     """Something for the run's record: what a worker or an agent has found out."""

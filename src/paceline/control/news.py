@@ -11,7 +11,7 @@ from paceline.control.drilling import fault_due, fault_of_spare
 from paceline.control.ending import give_up, stop_wanted
 from paceline.control.forming import go_on, join_if_all_wait
 from paceline.control.interrupting import heard
-from paceline.control.laggards import note_speed
+from paceline.control.laggards import note_loss, note_speed
 from paceline.control.losing import gpu_fails, peer_lost, went_back, worker_crashed, worker_parked
 from paceline.control.progress import complete, rank_restored, step_done
 from paceline.control.resizing import leave_wanted
@@ -83,8 +83,9 @@ def _news(state: State, rank: int, message: say.FromWorker, decision: Decision) 
                     state.failure.met_at = decision.clock.monotonic_s
         case say.Restored():
             rank_restored(state, rank, message, decision)
-        case say.StepDone(step=step, own_s=own_s):
+        case say.StepDone(step=step, own_s=own_s, own_loss=own_loss):
             step_done(state, slot, step, decision)
+            note_loss(state, rank, step, own_loss, decision)
             note_speed(state, rank, step, own_s, decision)
         case say.ForRecord(event=event):
             to_record(state, event, decision)

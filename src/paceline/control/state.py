@@ -25,7 +25,7 @@ from paceline.choices import BatchPolicy
 from paceline.control import messages as say
 from paceline.control.patience import MEET_S, meet_limit_s
 from paceline.control.policy import History, Rules
-from paceline.control.stragglers import Stragglers
+from paceline.control.stragglers import LossOutliers, Stragglers
 from paceline.errors import RunError
 from paceline.parallel.layout import Layout
 from paceline.parallel.shrink import Part
@@ -329,6 +329,12 @@ class State:
 
     stragglers: Stragglers | None = None
     """How fast the ranks are; None before the first step."""
+
+    own_losses: dict[int, dict[int, float | None]] = field(default_factory=dict)
+    """Step -> rank -> mean loss over its own samples, of steps that some ranks still do."""
+
+    loss_outliers: LossOutliers | None = None
+    """The ranks' losses; None before the first step."""
 
     own_times: dict[int, dict[int, float]] = field(default_factory=dict)
     """Step -> rank -> seconds in which it was not waiting, of steps that some ranks still do."""

@@ -1,4 +1,5 @@
-"""Ranks that compute slower than their peers, named by robust statistics. Pure.
+"""Ranks that compute slower than their peers, or whose losses are others, named by robust
+statistics. Pure.
 
 What is compared is the time of a step that a rank did not spend waiting for others: all ranks
 finish a step together, so the whole time of a step tells nothing. Each rank is compared with the
@@ -8,7 +9,7 @@ makes of a rank that is not slow. False alarms are measured: benchmarks/straggle
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,10 +55,13 @@ class Straggler:
 class Stragglers:
     """The recent own times of all ranks. Memory: 64 numbers for each rank."""
 
-    def __init__(self, peers: Sequence[Sequence[int]]) -> None:
+    def __init__(self, peers: Sequence[Sequence[int]], *, with_itself: bool = False) -> None:
         """Args:
         peers: Groups of ranks that do the same work; one alone in its group is never named.
+        with_itself: Whether a rank is compared with the median of the whole group: then one that
+            is off does not make two others look off to the other side.
         """
+        self._with_itself = with_itself
         self._peers = [np.array(group) for group in peers if len(group) > 1]
         num_ranks = 1 + max((int(group.max()) for group in self._peers), default=-1)
         self._logs = np.full((WINDOWS[-1], num_ranks), np.nan)
@@ -72,7 +76,7 @@ class Stragglers:
         times = np.asarray(own_s, dtype=float)
         row = self._logs[self._num_steps % WINDOWS[-1]]
         for group in self._peers:
-            row[group] = log_ratios(times[group])
+            row[group] = log_ratios(times[group], with_itself=self._with_itself)
         self._num_steps += 1
         if self._num_steps % EVERY:
             return []
@@ -121,13 +125,48 @@ class Stragglers:
         return self._logs[rows]
 
 
-def log_ratios(times: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Natural logarithm of each time over the median of the others.
+class LossOutliers:
+    """The recent mean losses of all ranks over their own samples.
+
+    Ranks of a group draw their samples from the same data and have the same weights, so their
+    losses differ by chance alone. One whose losses stay higher or lower reads other data, such as
+    the same samples again, or computes with other weights.
+    """
+
+    def __init__(self, peers: Sequence[Sequence[int]], losses: Sequence[float | None]) -> None:
+        """Args:
+        peers: Groups of ranks that do the same work. Of two nobody can say which one is off.
+        losses: Of one step. A rank without one, such as a pipeline's first stage, never has one.
+        """
+        groups = [[rank for rank in group if losses[rank] is not None] for group in peers]
+        groups = [group for group in groups if len(group) > 2]
+        self._ranks = [rank for group in groups for rank in group]
+        self._high, self._low = (Stragglers(groups, with_itself=True) for _ in range(2))
+
+    def add(self, losses: Sequence[float | None]) -> list[Straggler]:
+        """Take one step's losses in rank order; returns who is named now, with its factor: above 1
+        for higher losses, below 1 for lower ones. Steps with a loss that is not above 0 are not
+        compared."""
+        taken = np.array([np.nan if loss is None else loss for loss in losses], dtype=float)
+        if not self._ranks or not np.all(
+            np.isfinite(taken[self._ranks]) & (taken[self._ranks] > 0)
+        ):
+            return []
+        taken[np.isnan(taken)] = 1.0
+        lower = [replace(one, factor=1 / one.factor) for one in self._low.add((1 / taken).tolist())]
+        return self._high.add(taken.tolist()) + lower
+
+
+def log_ratios(times: NDArray[np.float64], *, with_itself: bool = False) -> NDArray[np.float64]:
+    """Natural logarithm of each time over the median of the others, or of all.
 
     >>> np.exp(log_ratios(np.array([1.0, 1.0, 1.5]))).round(2).tolist()
     [0.82, 0.82, 1.5]
     """
     logs = np.log(np.maximum(times, 1e-9))
+    if with_itself:
+        around: NDArray[np.float64] = logs - np.median(logs)
+        return around
     order = np.argsort(logs, kind="stable")
     ranked, count = logs[order], len(logs)
     place = np.empty(count, dtype=int)

@@ -21,7 +21,7 @@ CONSOLE = "console"
 DEFAULTS = (
     *("no-progress", "loss-not-finite", "slow", "straggler", "memory-full", "restarted"),
     *("gpu-hot", "gpu-idle", "gpu-spins", "disk-full", "checkpoint-old", "over-budget"),
-    *("no-gradient", "loss-scale-low"),
+    *("no-gradient", "loss-scale-low", "loss-outlier"),
 )
 """Names of the rules that `launch.default_alerts` makes; which of them depends on the plan."""
 

@@ -270,6 +270,20 @@ class StragglerNamed(Event, frozen=True, kw_only=True, tag=True):
     """Whether it is replaced by a spare, as the job asks for and the gain is worth."""
 
 
+class LossOutlierNamed(Event, frozen=True, kw_only=True, tag=True):
+    """The losses of a rank stay higher or lower than those of the ranks that do the same work: it
+    reads other data, or computes with other weights."""
+
+    rank: int
+    node: int
+    factor: float
+    """Its mean loss over its own samples over its peers' median: above 1 is higher."""
+
+    step: int
+    num_steps: int
+    """Steps it was judged by."""
+
+
 class WorkerLost(Event, frozen=True, kw_only=True, tag=True):
     """A worker ended without a completion record. The first of a failure is its cause."""
 
@@ -561,6 +575,7 @@ AnyEvent = (
     | FaultInjected
     | WorkerStuck
     | StragglerNamed
+    | LossOutlierNamed
     | WorkerLost
     | WorldChanged
     | BatchChanged

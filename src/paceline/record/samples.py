@@ -34,7 +34,14 @@ class Sample:
     """The newest step then."""
 
 
-_NO_NEWS = (log.AlertFired, log.AlertOver, log.AlertNotSent, log.StragglerNamed, log.Noted)
+_NO_NEWS = (
+    log.AlertFired,
+    log.AlertOver,
+    log.AlertNotSent,
+    log.StragglerNamed,
+    log.LossOutlierNamed,
+    log.Noted,
+)
 """Events that are no progress."""
 
 

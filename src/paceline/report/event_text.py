@@ -52,6 +52,11 @@ def describe(event: log.AnyEvent) -> str | None:
         case log.StragglerNamed():
             does = "; a spare takes its rank" if event.evicted else ""
             return f"rank {event.rank} is {event.factor:.2f} times as slow as its peers{does}"
+        case log.LossOutlierNamed():
+            return (
+                f"rank {event.rank} has {event.factor:.2f} times the loss of its peers over "
+                f"{event.num_steps} steps: it reads other data, or computes with other weights"
+            )
         case log.WorkerLost():
             return (
                 f"rank {event.rank} lost ({event.cause}): {event.how}; "

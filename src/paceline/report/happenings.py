@@ -93,7 +93,7 @@ def _say(event: log.AnyEvent) -> tuple[str, str]:
 
 _BAD = (
     *("Failed", "Refused", "Corruption", "SetAside", "Skipped", "NotSent"),
-    *("WorkerLost", "WorkerStuck", "StragglerNamed", "AlertFired"),
+    *("WorkerLost", "WorkerStuck", "StragglerNamed", "LossOutlierNamed", "AlertFired"),
 )
 """Parts of the names of events that are bad news."""
 

@@ -5,10 +5,8 @@ from dataclasses import fields
 
 import numpy as np
 
-from paceline.catalog.engines import find_engine
 from paceline.catalog.price import price_day
 from paceline.estimate.holdings import MOMENT_BYTES
-from paceline.parallel.abilities import planned_engine
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
 from paceline.report.plan_text import format_amount, unknown_of_machine
@@ -53,7 +51,8 @@ def explain_plan(plan: Plan) -> str:
 
 def _memory(plan: Plan) -> Iterator[str]:
     layout, profile = plan.layout, plan.profile
-    engine = planned_engine(find_engine(plan.engine, plan.engine_version))
+    engine = case_of_plan(plan).engine
+    moments = MOMENT_BYTES[plan.optimizer] / (2 if engine.narrow_states else 1)
     yield ""
     yield "memory, of the fullest rank"
     for name, size in plan.estimate.memory.parts.items():
@@ -64,7 +63,7 @@ def _memory(plan: Plan) -> Iterator[str]:
         f"{format_count(profile.num_parameters)} parameters, {profile.num_blocks} blocks / "
         f"pipeline {layout.pipeline}, tensor {layout.tensor}, shard {layout.shard_degree}; "
         f"{engine.name}: {engine.weight_bytes:g} bytes a weight, {engine.gradient_bytes:g} a "
-        f"gradient, {engine.master_bytes:g} of master copy, {MOMENT_BYTES[plan.optimizer]:g} of "
+        f"gradient, {engine.master_bytes:g} of master copy, {moments:g} of "
         f"{plan.optimizer}; micro-batch {layout.micro_batch} x {profile.seq_len or '?'} tokens / "
         f"context {layout.context}; recompute {layout.recompute}",
     )

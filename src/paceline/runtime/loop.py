@@ -371,6 +371,7 @@ class Loop:
                 tokens_per_s=rate,
                 unit=self._unit,
                 own_s=step.own_s,
+                own_loss=step.own_loss,
             )
         )
 

@@ -193,6 +193,9 @@ class Step:
         """Seconds of the step in which this rank was not waiting, once applied; None when unknown.
         On an accelerator the forward pass's, where that waits for no other rank."""
 
+        self.own_loss: float | None = None
+        """Mean over this rank's own targets, once voted; None where it counts none."""
+
         self._trainer = trainer
         self._hooks = trainer.hooks
         self._model = trainer.model
@@ -436,10 +439,11 @@ class Step:
         )
         if dist.is_initialized():
             dist.all_reduce(sums)
-        numbers = torch.cat([sums, norm.view(1)])
+        numbers = torch.cat([sums, norm.view(1), self._sums[:2]])
         # What an aborted sum leaves in its buffer reads like a result.
         self._hooks.settle(trainer.device)
-        *totals, own_norm = numbers.tolist()
+        *totals, own_norm, own_sum, own_targets = numbers.tolist()
+        self.own_loss = own_sum / own_targets if own_targets else None
         return vote.counted(totals, norm=own_norm, world_size=world_size)
 
     def _decide(self, votes: Votes) -> Outcome:
