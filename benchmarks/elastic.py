@@ -1,11 +1,12 @@
 """Measure the throughput that a run keeps when it loses one of three ranks and goes on with two.
 
-    python benchmarks/elastic.py --runs 5
+    python benchmarks/elastic.py --runs 5 [--batch shrink]
 
 Three CPU ranks, each a node of its own, train a small decoder at a global batch of nine, in
 micro-batches of one sample; node 1 is lost in step 30 and stays away. Printed for each run: the
 median tokens/s of the steps before the loss and of those after it, without the first two after it,
-and their ratio. Ranks that share too few cores keep more than two thirds: give them a core each.
+and their ratio. With `--batch shrink` the two that are left keep three micro-batches each. Ranks
+that share too few cores keep more than two thirds: give them a core each.
 """
 
 import argparse
@@ -20,24 +21,25 @@ from paceline.record.metrics import read_metrics
 
 JOB = """\
 name: elastic
-model: {decoder: {layers: 2, hidden: 64, heads: 2}}
-data: {path: text, seq_len: 64}
-cluster: {accelerator: cpu, nodes: 3, per_node: 1}
-layout: {micro_batch: 1, sharding: none}
-train: {global_batch: 9, steps: 60, precision: fp32}
-recovery: {spares: 0, replace_timeout: 1s}
-drill: {faults: ["node rank=1 step=30 for=600s"]}
+model: {{decoder: {{layers: 2, hidden: 64, heads: 2}}}}
+data: {{path: text, seq_len: 64}}
+cluster: {{accelerator: cpu, nodes: 3, per_node: 1}}
+layout: {{micro_batch: 1, sharding: none}}
+train: {{global_batch: 9, steps: 60, precision: fp32}}
+recovery: {{spares: 0, replace_timeout: 1s, batch: {batch}}}
+drill: {{faults: ["node rank=1 step=30 for=600s"]}}
 """
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--batch", choices=["keep", "shrink"], default="keep")
     asked = parser.parse_args()
     kept = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "job.yaml").write_text(JOB)
+        (folder / "job.yaml").write_text(JOB.format(batch=asked.batch))
         (folder / "text").mkdir()
         (folder / "text" / "a.txt").write_text("pace line rider wind gap\n" * 2000)
         for number in range(asked.runs):

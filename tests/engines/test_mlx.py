@@ -1,6 +1,7 @@
 """MLX for real: ranks of this machine's CPU over the ring backend."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,31 @@ def test_ranks_that_average_gradients_equal_a_single_device(python_with, tmp_pat
     python = python_with("mlx", "mlx-cpu")
     folder = cpu_ranks(2, tmp_path, sharding="none")
     output = launch(folder, python)
+    losses = check_run(output, world_size=2, wrapper="average_gradients", sharded=False)
+    check_losses(losses, folder)
+
+
+@pytest.mark.engine(ran="bf16 parameters and states over ring, 2 ranks: half the memory")
+def test_s4_3_ranks_with_bf16_states_train_in_less_memory(python_with, tmp_path):
+    python = python_with("mlx", "mlx-cpu")
+    wide = tiny("mlx", 2, accelerator="cpu", precision="bf16", **RANKS)
+    narrow = tiny("mlx", 2, accelerator="cpu", precision="bf16", states="bf16", **RANKS)
+    peaks = []
+    for name, found in (("wide", wide), ("narrow", narrow)):
+        output = launch(write_initial(write_files(found.files, tmp_path / name)), python)
+        check_run(output, world_size=2, wrapper="average_gradients", sharded=False)
+        peaks.append(max(int(peak) for peak in re.findall(r'"peak_memory_bytes": (\d+)', output)))
+    assert peaks[1] < 0.8 * peaks[0]
+
+
+@pytest.mark.engine(ran="average_gradients over Open MPI, 2 ranks: losses of a single device")
+def test_s4_2_ranks_that_talk_through_mpi_equal_a_single_device(python_with, tmp_path):
+    python = python_with("mlx", "mlx-cpu", "openmpi")
+    mpi = {"mlx_backend": "mpi"}
+    found = tiny("mlx", 2, accelerator="cpu", cluster=mpi, **RANKS, sharding="none")
+    folder = write_initial(write_files(found.files, tmp_path))
+    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    output = launch(folder, python, **as_root)
     losses = check_run(output, world_size=2, wrapper="average_gradients", sharded=False)
     check_losses(losses, folder)
 

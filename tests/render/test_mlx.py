@@ -1,5 +1,6 @@
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 from tests.render.plans import planned, rendered
 
-from paceline.errors import JobError, PlanError
+from paceline.errors import JobError, PacelineError, PlanError
 from paceline.render import RenderError
 from paceline.render.mlx import hostfile, mlx_backend, mlx_launch
 
@@ -152,10 +153,91 @@ def test_s4_2_macs_are_planned_with_what_mlx_has(engine):
     assert plan.layout.sharding == "full"
 
 
-def test_s4_20_a_rank_on_a_mac_has_the_quality_of_service_of_a_waiting_person():
-    rank = rendered("mlx", **macs(2)).files["rank.sh"]
-    assert 'Darwin ]]; then exec taskpolicy -t 0 -l 0 "$@"' in rank
-    assert rank.index("start() {") < rank.index('start "$@" &')
+def test_s4_2_mpi_is_a_choice_that_is_planned_over_tcp_and_written_for_mpirun(check, tmp_path):
+    mpi = MACS | {"mlx_backend": "mpi"}
+    found = rendered("mlx", cluster=mpi, layout=PLAIN)
+    plan, _ = planned(cluster=mpi, layout=PLAIN)
+    assert plan.cluster.network_link == "thunderbolt-5-tcp"
+    launch = found.files["launch.sh"]
+    assert 'mlx.launch --hostfile "$hostfile" --backend mpi --' in launch
+    assert "--cwd" not in launch  # Open MPI 5 has no -cwd, which mlx.launch makes of it
+    assert "command -v mpirun" in launch
+    assert "OMPI_COMM_WORLD_RANK" in found.files["rank.sh"]
+    assert "--backend ring" in found.files["hosts.sh"]
+    hosts = tmp_path / "hosts.json"
+    hosts.write_text(found.files["hosts.json"].replace("192.0.2.", "10.0.0."))
+    assert list(check.check_hosts(hosts, ranks=plan.cluster.num_nodes, backend="mpi")) == []
+
+
+@pytest.mark.parametrize(
+    ("cluster", "problem"),
+    [
+        (JACCL | {"mlx_backend": "mpi", "rdma": True}, "T024: cluster.rdma is true"),
+        (
+            {"accelerator": "H100-SXM", "nodes": 2, "per_node": 8, "mlx_backend": "mpi"},
+            "L012: cluster.mlx_backend is mpi, and paceline cannot be asked for it",
+        ),
+    ],
+)
+def test_s4_2_a_backend_that_would_not_be_used_is_refused(cluster, problem):
+    with pytest.raises(PacelineError, match=problem):
+        planned(cluster=cluster, layout={})
+
+
+def test_s4_2_mlx_on_nvidia_gpus_is_refused_with_the_reason():
+    gpus = {"accelerator": "H100-SXM", "nodes": 1, "per_node": 2}
+    plan, _ = planned(cluster=gpus, engine="mlx", layout=PLAIN)
+    assert any("CUDA backend (mlx[cuda], NCCL)" in caution.what for caution in plan.cautions)
+    with pytest.raises(RenderError, match=r"H002: .*CUDA backend"):
+        rendered("mlx", cluster=gpus, engine="mlx", layout=PLAIN)
+
+
+def test_s4_3_bf16_states_halve_what_a_mac_holds_of_each_parameter():
+    layout = {"sharding": "none", "micro_batch": 1}
+
+    def parts(**train: Any) -> dict[str, int]:
+        plan, _ = planned(cluster=macs(2)["cluster"], engine="mlx", train=train, layout=layout)
+        held = plan.estimate.memory.parts
+        return {name: held[name] for name in ("parameters", "gradients", "optimizer")}
+
+    wide, narrow = parts(precision="bf16"), parts(states="bf16")
+    assert narrow == {name: size // 2 for name, size in wide.items()}
+    # MLX's Adam makes its moments with zeros_like(parameter).
+    assert narrow["optimizer"] == 2 * narrow["parameters"]
+
+
+def test_s4_3_bf16_states_reach_the_program_and_are_refused_where_nothing_has_them():
+    settings = json.loads(
+        rendered("mlx", cluster=macs(2)["cluster"], train={"states": "bf16"}).files["train.json"]
+    )
+    assert (settings["states"], settings["precision"]) == ("bf16", "bf16")
+    with pytest.raises(PlanError, match=r"L012: train\.states is bf16"):
+        planned(train={"states": "bf16"})
+
+
+@pytest.mark.parametrize(("system", "expected"), [("Darwin", "-t 0 -l 0 "), ("Linux", "")])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_s4_20_a_program_on_a_mac_has_the_quality_of_service_of_a_waiting_person(
+    tmp_path, system, expected, nodes
+):
+    files = rendered("mlx", **macs(nodes)).files
+    script = "rank.sh" if nodes > 1 else "launch.sh"
+    (tmp_path / script).write_text(files[script])
+    # Programs of a Mac, and what they are started with.
+    for name, text in {
+        "uname": f"echo {system}",
+        "python3": 'case "$*" in *mlx_check*) ;; *) echo "program $*" ;; esac',
+        "taskpolicy": 'echo "taskpolicy $*"; shift 4; exec "$@"',
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    words = ["bash", script, *(["python3", "train.py"] if nodes > 1 else [])]
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "MLX_RANK": "0"}
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    started = [f"taskpolicy {expected}python3 train.py"] if expected else []
+    assert [*started, "program train.py"] == done.stdout.split("\n\nrank")[0].splitlines()[:2]
 
 
 def test_the_hostfile_as_rendered_is_refused_until_it_is_filled_in(check, tmp_path):

@@ -82,6 +82,7 @@ class Engine:
     wide_weight_gradients: bool = False
     wide_embedding_moments: bool = False
     has_measured_peaks: bool = False
+    narrow_states: bool = False
     wraps: Literal["", "blocks", "blocks and ends"] = ""
     version: str = ""
     """Version whose facts these are, as asked for; empty is the newest that is known."""
@@ -127,9 +128,23 @@ _RECIPE_FACTS: Mapping[str, dict[str, Any]] = {
 torchao 0.10, prototype/mx_formats/mx_linear.py, casts along dim 0 and dim 1."""
 
 
+_STATE_FACTS: Mapping[str, dict[str, Any]] = {
+    "bf16": {
+        **dict.fromkeys(("weight_bytes", "sharded_bytes", "gradient_bytes", "reduce_bytes"), 2),
+        "passing_bytes": 2,
+        "cast_bytes": 0,
+        "narrow_states": True,
+    },
+}
+"""MLX 0.32, python/mlx/optimizers/optimizers.py: Adam's `init_single` makes `m` and `v` with
+`zeros_like(parameter)`, and `apply_single` casts its rate to the gradient's type: nothing is wide
+beside bf16 parameters."""
+
+
 def as_asked(
     engine: Engine,
     *,
+    states: str = "auto",
     attention: str = "auto",
     fp8_recipe: str = "auto",
     async_tensor: bool = False,
@@ -139,12 +154,16 @@ def as_asked(
 
     Args:
         engine: Of the catalog.
+        states: `auto`, or `bf16` for parameters, gradients and moments.
         attention: One of `choices.Attention`.
         fp8_recipe: One of `choices.Fp8Recipe`.
         async_tensor: Whether tensor parallelism's collectives hide behind its matrices.
         is_compiled: Whether torch.compile compiles the model.
     """
-    facts: dict[str, Any] = {**_RECIPE_FACTS.get(fp8_recipe, {})}
+    facts: dict[str, Any] = {
+        **_STATE_FACTS.get(states, {}),
+        **_RECIPE_FACTS.get(fp8_recipe, {}),
+    }
     if attention in _KERNELS:
         facts["attention"] = _KERNELS[attention]
         facts["score_bytes"] = engine.unfused_bytes if attention == "unfused" else 0.0

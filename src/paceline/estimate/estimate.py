@@ -279,12 +279,13 @@ def stage_memory(layout: Layout, case: Case) -> list[MemoryEstimate]:
     ]
 
 
-def checkpoint_bytes(profile: ModelProfile, optimizer: str) -> int:
-    """Bytes of one checkpoint: float32 parameters and the optimizer's moments."""
+def checkpoint_bytes(profile: ModelProfile, optimizer: str, *, is_narrow: bool = False) -> int:
+    """Bytes of one checkpoint: parameters and the optimizer's moments, in float32 or bf16."""
     trained = profile.num_trained_parameters
     outside = trained * profile.num_root_parameters / max(profile.num_parameters, 1)
     extra = (root_moment_bytes(optimizer) - MOMENT_BYTES[optimizer]) * outside
-    return round((4 + MOMENT_BYTES[optimizer]) * trained + extra)
+    wide = (4 + MOMENT_BYTES[optimizer]) * trained + extra
+    return round(wide / 2 if is_narrow else wide)
 
 
 def _model(profile: ModelProfile, engine: Engine) -> Model:
@@ -376,6 +377,8 @@ def _estimate(prices: Prices, index: int) -> Estimate:
         tokens_per_s=tokens_per_s,
         mfu=mfu,
         hfu=hfu,
-        num_checkpoint_bytes=checkpoint_bytes(profile, case.optimizer),
+        num_checkpoint_bytes=checkpoint_bytes(
+            profile, case.optimizer, is_narrow=case.engine.narrow_states
+        ),
         terms=terms,
     )

@@ -263,6 +263,11 @@ class ClusterSpec:
     """Whether nodes talk by RDMA. `auto` is as usual for the accelerator's network. On Macs `true`
     is JACCL over Thunderbolt 5 (macOS 26.2); on GPUs `false` is TCP."""
 
+    mlx_backend: Literal["auto", "ring", "mpi"] = "auto"
+    """Only with MLX: what its ranks talk through. `ring` is TCP sockets, `mpi` Open MPI, which is
+    installed on every machine and reaches the others by ssh; both are without RDMA. `auto` is JACCL
+    where there is RDMA (`rdma`), else `ring`."""
+
     topology: str | None = None
     """A file with what `nvidia-smi topo -m` prints on a node, or a recording of `paceline preflight
     --record`, relative to the job file: the links inside a node are then as it shows them. Left

@@ -136,6 +136,11 @@ class TrainSpec:
     unless the engine keeps them otherwise. `auto` is bf16 where the accelerator has it, else fp16
     with a loss scaler where it has that, and fp32 on a CPU."""
 
+    states: Literal["auto", "bf16"] = "auto"
+    """Type of parameters, gradients and optimizer state, where the engine has a choice (MLX): in
+    `bf16` AdamW holds 8 bytes a parameter instead of 16, and an update that is smaller than about
+    1/256 of a parameter is lost in rounding. `auto` leaves it to the engine: float32 with MLX."""
+
     fp8_recipe: Literal["auto", Fp8Recipe] = "auto"
     """How numbers are scaled with `precision: fp8`, where the engine has a choice: one scale for
     each tensor (`tensorwise`), one for each row (`rowwise`), or one for each 32 numbers (`mxfp8`,

@@ -161,6 +161,15 @@ class Abilities:
     fp8_recipes: tuple[Fp8Recipe, ...] = ()
     """Ways to scale fp8 that its files can ask for."""
 
+    states: tuple[str, ...] = ()
+    """Types of parameters, gradients and optimizer state that its files can ask for."""
+
+    untried: Mapping[str, str] = field(default_factory=dict)
+    """Library of collectives -> why the engine is not planned over it, though it has it."""
+
+    mlx_backends: tuple[str, ...] = ()
+    """What ranks of MLX can talk through without RDMA."""
+
     async_tensor: bool = False
     """Whether its files can ask for tensor parallelism hidden behind its matrices."""
 
@@ -202,10 +211,11 @@ def check_accelerator(engine: str, cluster: Cluster) -> Problem | None:
     if "paceline" in others:
         fix = "leave engine out: Paceline's own runtime does; or "
     whose = "Paceline's own runtime" if engine == "paceline" else engine
+    why = f"whose collectives go through {cluster.backend}"
+    why = abilities_of(engine).untried.get(cluster.backend, why)
     return Problem(
         code="R015",
-        what=f"{whose} does not train on {cluster.accelerator}, whose collectives go through "
-        f"{cluster.backend}",
+        what=f"{whose} does not train on {cluster.accelerator}, {why}",
         where="cluster.accelerator, in the job",
         fix=f"{fix}start a program of your own on the plan's ranks: paceline render --for torchrun",
     )

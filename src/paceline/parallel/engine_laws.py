@@ -1,6 +1,7 @@
 """What a layout must obey because of the software that runs it."""
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 from paceline.errors import Problem
 from paceline.job import Job
@@ -78,28 +79,32 @@ def _check_asked(job: Job, able: Abilities) -> Iterator[Problem]:
     """What only some engines' files can ask for."""
     train, engine = job.spec.train, job.spec.engine
     for field, abilities, what in (
-        ("attention", "attentions", "a kernel"),
-        ("fp8_recipe", "fp8_recipes", "this scaling"),
-        ("async_tensor", "async_tensor", "it"),
+        ("cluster.mlx_backend", "mlx_backends", "it"),
+        ("train.states", "states", "a type of its states"),
+        ("train.attention", "attentions", "a kernel"),
+        ("train.fp8_recipe", "fp8_recipes", "this scaling"),
+        ("train.async_tensor", "async_tensor", "it"),
     ):
-        wanted = getattr(train, field)
+        wanted = attrgetter(field)(job.spec)
         if wanted in ("auto", False) or _can_ask(able, abilities, wanted):
             continue
         others = [name for name, each in ABILITIES.items() if _can_ask(each, abilities, wanted)]
         yield Problem(
             code="L012",
-            what=f"train.{field} is {_shown(wanted)}, and {engine} cannot be asked for {what}",
-            where=job.where(f"train.{field}"),
-            fix=f"leave train.{field} out, or name an engine that has it: "
+            what=f"{field} is {_shown(wanted)}, and {engine} cannot be asked for {what}",
+            where=job.where(field),
+            fix=f"leave {field} out, or name an engine that has it: "
             f"{', '.join(others) or 'none is known'}",
         )
-    if train.fp8_recipe != "auto" and train.precision != "fp8":
-        yield Problem(
-            code="L012",
-            what=f"train.fp8_recipe is {train.fp8_recipe}, and train.precision {train.precision}",
-            where=job.where("train.fp8_recipe"),
-            fix="set train.precision to fp8, or leave train.fp8_recipe out",
-        )
+    for field, needed in (("fp8_recipe", ("fp8",)), ("states", ("bf16", "auto"))):
+        wanted = getattr(train, field)
+        if wanted != "auto" and train.precision not in needed:
+            yield Problem(
+                code="L012",
+                what=f"train.{field} is {wanted}, and train.precision {train.precision}",
+                where=job.where(f"train.{field}"),
+                fix=f"set train.precision to {needed[0]}, or leave train.{field} out",
+            )
 
 
 def _can_ask(able: Abilities, name: str, wanted: object) -> bool:

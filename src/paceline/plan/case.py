@@ -19,6 +19,7 @@ def case_of_plan(plan: Plan, cluster: Cluster | None = None) -> Case:
     engine = planned_engine(find_engine(plan.engine, plan.engine_version))
     engine = as_asked(
         engine,
+        states=plan.states,
         attention=plan.attention,
         fp8_recipe=plan.fp8_recipe,
         async_tensor=plan.async_tensor,

@@ -46,6 +46,7 @@ def decisions_of(
         *_cluster_decisions(job, cluster),
         *_length_decision(job),
         *_precision_decision(job, cluster, precision),
+        *_state_decision(job),
         *_layout_decisions(job, cluster, choice),
         *_interval_decisions(job.spec),
         *_balancing_decision(job, profile),
@@ -169,7 +170,9 @@ def length_of(job: Job) -> Length | None:
 def _precision_decision(job: Job, cluster: Cluster, precision: str) -> Iterator[Decision]:
     if job.spec.train.precision != "auto":
         return
-    if precision == "bf16":
+    if job.spec.train.states != "auto":
+        reason = "that of train.states"
+    elif precision == "bf16":
         reason = f"{cluster.accelerator} has it; parameters and reductions stay fp32"
     elif precision == "fp16":
         reason = (
@@ -289,6 +292,16 @@ def _left_to_program(job: Job) -> Iterator[Decision]:
             reason = f"memory and time are estimated with it; {reason}"
         text = f"{value.kind}, rank {value.rank}" if field == "train.adapter" else str(value)
         yield Decision(field=field, value=text, reason=reason)
+
+
+def _state_decision(job: Job) -> Iterator[Decision]:
+    if job.spec.train.states == "bf16":
+        yield Decision(
+            field="train.states",
+            value="bf16",
+            reason="parameters, gradients and moments in 2 bytes each: half of the memory, and "
+            "updates below about 1/256 of a parameter are lost in rounding",
+        )
 
 
 def _on_oom(job: Job) -> Iterator[Decision]:

@@ -150,8 +150,14 @@ class Plan:
     is_compiled: bool = False
     """Whether the engine was asked to compile the model (`train.compile`)."""
 
+    states: str = "auto"
+    """Type of parameters, gradients and moments that the engine was asked for (`train.states`)."""
+
     attention: str = "auto"
     """Kernel that the engine was asked for (`train.attention`)."""
+
+    mlx_backend: str = "auto"
+    """What MLX's ranks talk through, as asked for (`cluster.mlx_backend`)."""
 
     fp8_recipe: str = "auto"
     async_tensor: bool = False

@@ -163,6 +163,8 @@ def _plan_on(asked: _Asked) -> Plan:
         engine=case.engine.name,
         engine_version=case.engine.version,
         is_compiled=job.spec.train.compile,
+        states=job.spec.train.states,
+        mlx_backend=job.spec.cluster.mlx_backend,
         attention=job.spec.train.attention,
         fp8_recipe=job.spec.train.fp8_recipe,
         async_tensor=job.spec.train.async_tensor,
@@ -333,6 +335,7 @@ def _case_of(asked: _Asked) -> Case:
     engine = planned_engine(engine_of(asked.job, asked.cluster))
     engine = as_asked(
         engine,
+        states=spec.train.states,
         attention=spec.train.attention,
         fp8_recipe=spec.train.fp8_recipe,
         async_tensor=spec.train.async_tensor,
@@ -362,6 +365,8 @@ def decide_precision(job: Job, cluster: Cluster) -> Precision:
     asked = job.spec.train.precision
     if asked != "auto":
         return asked
+    if job.spec.train.states != "auto":
+        return job.spec.train.states
     if cluster.backend == "gloo":
         return "fp32"
     engine = engine_of(job, cluster).name

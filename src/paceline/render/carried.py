@@ -26,6 +26,7 @@ PLANNED = frozenset(
             "cluster.memory",
             "cluster.network",
             "cluster.rdma",
+            "cluster.mlx_backend",
             "cluster.network_kind",
             "cluster.topology",
             "cluster.catalog",

@@ -95,6 +95,7 @@ def settings(plan: Plan, job: Job, builds: Builder = "transformers") -> dict[str
         },
         "precision": plan.precision,
         "attention": plan.attention,
+        **({} if plan.states == "auto" else {"states": plan.states}),
         "steps": spec.train.steps,
         "learning_rate": spec.train.learning_rate,
         "warmup_steps": spec.train.warmup_steps,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.job import Job
+from paceline.parallel.abilities import ABILITIES
 from paceline.plan import Plan
 from paceline.render.carried import OF_EXAMPLE
 from paceline.render.device import wider_precision
@@ -48,7 +49,9 @@ _START = (
 )
 """Starts a program on a Mac with the quality of service of one that a person waits for."""
 
-CARRIES = OF_EXAMPLE | {"ssh.hosts"}
+_UNTRIED = ABILITIES["mlx"].untried
+
+CARRIES = OF_EXAMPLE | {"ssh.hosts", "train.states"}
 """Settings that the files say, beside the plan."""
 
 
@@ -74,7 +77,9 @@ def is_mlx(plan: Plan) -> bool:
 
 def mlx_backend(plan: Plan) -> str:
     """`jaccl` where the link has RDMA and every Mac a port for every other one, `jaccl-ring` where
-    the ports are too few for that, and `ring` over TCP."""
+    the ports are too few for that, and over TCP `ring`, or `mpi` where the job asks for it."""
+    if plan.mlx_backend != "auto":
+        return plan.mlx_backend
     if not plan.cluster.uses_rdma:
         return "ring"
     ports = THUNDERBOLT_PORTS.get(plan.cluster.accelerator, 3)
@@ -109,7 +114,7 @@ def hostfile(plan: Plan, job: Job) -> dict[str, Any]:
             {
                 "ssh": names[mac],
                 "ips": [_address(names[mac], mac)],
-                "rdma": [] if backend == "ring" else _devices(mac, count, backend),
+                "rdma": _devices(mac, count, backend) if backend.startswith("jaccl") else [],
             }
             for mac in range(count)
         ],
@@ -136,11 +141,14 @@ def _launch(plan: Plan, job: Job) -> str:
         lines = [
             'python="${PYTHON:-python3}"',
             *_mac_check(plan),
-            'exec "$python" "$train" "$@"',
+            *(_START if is_mlx(plan) else ()),
+            f'{"start" if is_mlx(plan) else "exec"} "$python" "$train" "$@"',
         ]
         return script(_about(plan, job), *start, *lines)
     words = command(*mlx_launch(plan)[:-1]).replace(HOSTFILE, '"$hostfile"')
     lines = ['python="${PYTHON:-$(mlx.launch --print-python)}"']
+    if mlx_backend(plan) == "mpi":
+        lines.append("command -v mpirun >&2 || { echo 'Open MPI is not installed' >&2; exit 1; }")
     if HOSTFILE in mlx_launch(plan):
         checked = f"--ranks {ranks} --backend {mlx_backend(plan)}"
         lines += [
@@ -153,12 +161,20 @@ def _launch(plan: Plan, job: Job) -> str:
         "# mlx.launch reads its input all the time, and spins where that has ended.",
         'mkfifo "$kept/input"',
         'exec 3<>"$kept/input"',
-        f'{words} --starting-port "${{STARTING_PORT:-{_PORT}}}" --cwd "$PWD" -- \\',
+        f"{' '.join(filter(None, (words, _where(plan))))} -- \\",
         '  bash rank.sh "$python" "$train" "$@" <&3 | tee "$kept/output"',
         "# mlx.launch ends with 0 even when ranks die: what they said counts.",
         f'"$python" mlx_check.py run "$kept/output" --ranks {ranks}',
     ]
     return script(_about(plan, job), *start, *lines)
+
+
+def _where(plan: Plan) -> str:
+    """The ranks' port and folder. `mlx.launch` (0.32) gives mpirun its folder as `-cwd`, which Open
+    MPI 5 no longer has: there ranks start in the launcher's folder without it."""
+    if mlx_backend(plan) == "mpi":
+        return ""
+    return f'--starting-port "${{STARTING_PORT:-{_PORT}}}" --cwd "$PWD"'
 
 
 def _rank(plan: Plan, job: Job) -> str:
@@ -172,7 +188,9 @@ def _rank(plan: Plan, job: Job) -> str:
         "trap 'kill \"$program\"' TERM INT HUP",
         "code=0",
         'wait "$program" || code=$?',
-        'printf \'\\nrank %s ended with %s\\n\' "$MLX_RANK" "$code"',
+        "# mpirun numbers its ranks itself.",
+        'rank="${MLX_RANK:-${OMPI_COMM_WORLD_RANK:-}}"',
+        'printf \'\\nrank %s ended with %s\\n\' "$rank" "$code"',
         'exit "$code"',
     )
 
@@ -188,7 +206,9 @@ def _mac_check(plan: Plan) -> list[str]:
 def _hosts(plan: Plan, job: Job) -> str:
     link = plan.cluster.network_link or ""
     over = "thunderbolt" if link.startswith("thunderbolt") else "ethernet"
-    words = ["--over", over, "--backend", mlx_backend(plan), "--output-hostfile", HOSTFILE]
+    # mlx.distributed_config (0.32) has no mpi: its ring has the addresses too.
+    backend = "ring" if mlx_backend(plan) == "mpi" else mlx_backend(plan)
+    words = ["--over", over, "--backend", backend, "--output-hostfile", HOSTFILE]
     return script(
         header(plan, job, "Writes hosts.json: asks every Mac for its cables and addresses."),
         'cd "$(dirname "$0")"',
@@ -228,7 +248,8 @@ def _refusals(plan: Plan) -> Iterator[Gap]:
         yield Gap(
             what=f"ranks on {cluster.accelerator}",
             where="cluster.accelerator",
-            why="these files are for Macs and CPUs; MLX's backend for NVIDIA GPUs is not tested",
+            why="these files are for Macs and CPUs"
+            + (f", {untried}" if (untried := _UNTRIED.get(cluster.backend)) else ""),
             nearest=None,
             fix="render for torchrun, or set cluster.accelerator to a Mac (`paceline catalog`)",
         )
@@ -264,11 +285,12 @@ def _layout_gaps(plan: Plan) -> Iterator[Gap]:
             nearest="fully sharded over all ranks, which holds less and gathers more",
             fix="layout.sharding: full, or none",
         )
-    if layout.sharding != "none" and layout.data > 1 and mlx_backend(plan) == "ring":
+    backend = mlx_backend(plan)
+    if layout.sharding != "none" and layout.data > 1 and not backend.startswith("jaccl"):
         yield Gap(
             what="reduce-scatter of the gradients",
             where="layout.sharding",
-            why="the ring backend (0.32) has no sum_scatter",
+            why=f"the {backend} backend (0.32) has no sum_scatter",
             nearest="gradients are all-reduced and cut: the same numbers and memory, twice the "
             "bytes on the wire",
             fix="Thunderbolt 5 with RDMA (JACCL), or layout.sharding: none where that fits",

@@ -91,7 +91,16 @@ _WITHOUT_RDMA = ("tcp", "tcpx")
 def _with_rdma(known: Accelerator, job: Job, catalog: Catalog) -> Accelerator:
     """The accelerator with a network that has or lacks RDMA, as `cluster.rdma` says."""
     asked, usual = job.spec.cluster.rdma, catalog.links.get(known.network or "")
-    kind = _kind(job.spec.cluster)
+    kind, through = _kind(job.spec.cluster), job.spec.cluster.mlx_backend
+    if through != "auto" and usual is not None:
+        if asked is True:
+            raise JobError.of(
+                code="T024",
+                what=f"cluster.rdma is true, and cluster.mlx_backend {through} is without RDMA",
+                where=job.where("cluster.mlx_backend"),
+                fix="leave one of them out",
+            )
+        asked = False if usual.is_rdma else asked
     if asked != "auto" and kind not in (None, "thunderbolt") and asked == (kind in _WITHOUT_RDMA):
         raise _no_rdma(job, f"cluster.network names {kind}")
     if asked == "auto" or (usual is not None and usual.is_rdma == asked):

@@ -95,7 +95,11 @@ class Ranks:
 
     def __init__(self) -> None:
         # Without `strict`, a launch whose hostfile is not found is silently many runs of one rank.
-        self.group = mx.distributed.init(strict="MLX_RANK" in os.environ)
+        through_mpi = "OMPI_COMM_WORLD_RANK" in os.environ
+        self.group = mx.distributed.init(
+            strict=through_mpi or "MLX_RANK" in os.environ,
+            backend="mpi" if through_mpi else "any",
+        )
         self.rank, self.size = self.group.rank(), self.group.size()
 
     def mean(self, value: mx.array) -> float:
@@ -161,10 +165,13 @@ class Trainer:
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings, self.ranks = settings, Ranks()
         model = LanguageModel(settings)
+        narrow = NARROW.get(settings.get("states"))
+        if narrow is not None:  # the optimizer's state has the parameters' type
+            model.set_dtype(narrow)
         asks = settings["layout"]["sharding"] != "none" and self.ranks.size > 1
         self.model = shard(model, settings, self.ranks) if asks else model
         self.is_sharded = asks
-        self.narrow = None if asks else NARROW.get(settings["precision"])
+        self.narrow = None if asks or narrow else NARROW.get(settings["precision"])
         decay, betas, eps = settings["weight_decay"], settings["betas"], settings["eps"]
         self.optimizer = optim.MultiOptimizer(
             [

@@ -18,5 +18,7 @@ program=$!
 trap 'kill "$program"' TERM INT HUP
 code=0
 wait "$program" || code=$?
-printf '\nrank %s ended with %s\n' "$MLX_RANK" "$code"
+# mpirun numbers its ranks itself.
+rank="${MLX_RANK:-${OMPI_COMM_WORLD_RANK:-}}"
+printf '\nrank %s ended with %s\n' "$rank" "$code"
 exit "$code"

@@ -9,4 +9,10 @@ cd "$(dirname "$0")"
 train="${TRAIN_SCRIPT:-train.py}"
 python="${PYTHON:-python3}"
 "$python" mlx_check.py mac --memory-bytes 1408558628
-exec "$python" "$train" "$@"
+# The highest tiers of throughput and latency (taskpolicy(8)): macOS keeps a process of lower
+# quality of service on the efficiency cores, and one slow rank holds up all.
+start() {
+  if [[ "$(uname)" == Darwin ]]; then exec taskpolicy -t 0 -l 0 "$@"; fi
+  exec "$@"
+}
+start "$python" "$train" "$@"
