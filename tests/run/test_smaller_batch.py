@@ -102,14 +102,14 @@ def test_s1_16_the_batch_grows_back_with_the_ranks_and_a_resumed_run_knows_what_
     scene = noting_scene(
         tmp_path, more=UNTIL_IT_IS_BACK, optimizer="SGD(model.parameters(), lr=0.1)"
     )
-    steps = ("--set", "train.steps=60")
+    steps = ("--set", "train.steps=200")
     run = scene.run("back", *SHRINKS, *steps, *faults(lost("4s")))
     assert batches(run) == [(9, 6), (6, 9)], run.story
     small, large = run.of(log.BatchChanged)
     assert small.rate_factor == pytest.approx(6 / 9)  # linear, for SGD
     assert large.rate_factor == 1.0
     assert large.samples - small.samples == 6 * (large.step - small.step)
-    again = scene.resume("back", "--set", "train.steps=66")
+    again = scene.resume("back", "--set", "train.steps=206")
     assert again.finished.exactness == "different"
     read = ids_read(scene, again)
     assert [len(ids) for ids in read[-6:]] == [9] * 6
