@@ -307,6 +307,9 @@ OTHER = {
 }
 
 
+MADE_UP = {"path": None, "corpus": "mock", "seq_len": 1024}
+
+
 def said_of(folder: Path, **changes) -> dict[str, list[str]]:
     """Verb -> what it prints as notes, or refuses, of a job for another engine."""
     job = {name: section | changes.pop(name, {}) for name, section in OTHER.items()} | changes
@@ -338,6 +341,7 @@ def said_of(folder: Path, **changes) -> dict[str, list[str]]:
         ({"engine": "deepspeed", "data": {"kind": "chat"}}, "H002", "data.kind chat"),
         ({"engine": "megatron"}, "H025", "a checkout of Megatron-LM"),
         ({"engine": "torchtitan"}, "H025", "a tokenizer"),
+        ({"engine": "torchtitan", "data": MADE_UP}, "H025", "torchtitan needs data"),
     ],
 )
 def test_plan_and_render_print_what_run_refuses_of_another_engine(tmp_path, changes, code, what):

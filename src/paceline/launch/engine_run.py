@@ -305,9 +305,10 @@ def _launcher_of(engine: str) -> Launcher | None:
 
 def _check_inputs(engine: str, job: Job, launcher: Launcher) -> Iterator[Problem]:
     spec = job.spec
+    is_made_up = spec.data.corpus == "mock" and engine.startswith("megatron")
     given = {
         "engine_path": spec.engine_path,
-        "data.path": spec.data.path or ("mock" if spec.data.corpus == "mock" else None),
+        "data.path": spec.data.path or ("mock" if is_made_up else None),
         "model.tokenizer": None if spec.model.tokenizer in ("auto", "bytes") else "given",
     }
     for field in launcher.needs:
