@@ -1,7 +1,9 @@
 """Scripts that know nothing of us: started, watched and started again, as whole processes."""
 
 import os
+import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -125,6 +127,46 @@ def test_a_silent_program_is_shown_where_it_stands_and_started_again(tmp_path):
     assert all(event.kind == "silent" for event in stuck)
     assert record.of(log.WorkerLost)[0].cause == "hang"
     assert record.finished.restarts == 1
+
+
+SKIPS = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(4, 4))
+for step in range(4):
+    model(torch.ones(2, 4)).sum().backward()
+    print(f"step {step}", flush=True)
+    if (dist.get_rank(), step) == (1, 2) and {fault}:
+        continue
+    dist.all_reduce(torch.ones(1))
+dist.barrier()
+"""
+
+
+def test_s3_4_a_rank_that_skips_a_collective_is_named_with_the_collective_of_each(tmp_path):
+    scene = script(tmp_path, SKIPS, fault="True")
+    record = run(scene, "--set", "recovery.max_restarts=0", code=4)
+    told = " ".join(record.output.split())
+    assert "cause gloo-size-mismatch" in told
+    assert "collectives rank 0 in all_reduce" in told
+    assert "train.py:11 in <module>; rank 1 in backward," in told
+    assert "train.py:7 in <module>" in told
+
+
+@pytest.mark.skipif(
+    not (Path(sys.executable).with_name("py-spy").is_file() or shutil.which("py-spy")),
+    reason="py-spy is not installed",
+)
+def test_s3_4_ranks_that_hang_in_unlike_collectives_are_named_with_them(tmp_path):
+    fewer = SKIPS.replace("range(4)", "range(4 - dist.get_rank())")
+    scene = script(tmp_path, fewer, fault="False")
+    options = ("--set", "recovery.max_restarts=0", "--set", "recovery.silence=40s")
+    record = run(scene, *options, code=4)
+    told = " ".join(record.output.split())
+    assert "cause rank-divergent-decision" in told
+    assert "stands in backward, train.py:7 in <module>; rank 1 in barrier" in told
+    assert "train.py:12 in <module>" in told
 
 
 def test_a_program_that_always_fails_stops_after_the_restarts_allowed(tmp_path):

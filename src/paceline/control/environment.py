@@ -105,6 +105,8 @@ def script_environment(
         "ROLE_WORLD_SIZE": str(num_ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
+        # A process that C++ aborts, as gloo does where sizes differ, then says where it stood.
+        "PYTHONFAULTHANDLER": os.environ.get("PYTHONFAULTHANDLER", "1"),
         "TORCHELASTIC_RESTART_COUNT": str(restarts),
         "PACELINE_RESTART": str(restarts),
         "OMP_NUM_THREADS": str(threads),

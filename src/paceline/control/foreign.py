@@ -394,7 +394,7 @@ def _hangs(state: State, stacks: dict[int, str], clock: Clock) -> list[Action]:
                 node=0,
                 pid=pid,
                 kind="silent",
-                phase="its own script",
+                phase=log.SCRIPT_PHASE,
                 step=state.step,
                 waited_s=silence_s,
                 limit_s=limit_s,

@@ -392,7 +392,8 @@ def _newest_step(run: RunFolder) -> int:
 
 async def _stacks(pid: int) -> str:
     """Where a process stands: its Python lines if py-spy is installed, else the kernel's view."""
-    py_spy = shutil.which("py-spy")
+    beside = Path(sys.executable).with_name("py-spy")
+    py_spy = str(beside) if beside.is_file() else shutil.which("py-spy")
     if py_spy is not None:
         process = await asyncio.create_subprocess_exec(
             *(py_spy, "dump", "--nonblocking", "--pid", str(pid)),

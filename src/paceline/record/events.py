@@ -227,6 +227,10 @@ class FaultInjected(Event, frozen=True, kw_only=True, tag=True):
     pid: int
 
 
+SCRIPT_PHASE = "its own script"
+"""The `phase` of a rank whose program is not ours."""
+
+
 class WorkerStuck(Event, frozen=True, kw_only=True, tag=True):
     """A rank made no progress and the others waited for it: it is ended, and WorkerLost follows."""
 

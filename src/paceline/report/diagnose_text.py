@@ -36,6 +36,8 @@ def brief_lines(diagnosis: Diagnosis) -> Iterator[str]:
     cause = diagnosis.causes[0]
     yield from _row("cause", f"{cause.id}: {cause.title} ({cause.confidence})", 2)
     yield from _row("", cause.what, 3)
+    if calls := diagnosis.facts.get("collectives"):
+        yield from _row("collectives", calls, 4)
     yield from _row("fix", cause.failure.fix, 3)
 
 

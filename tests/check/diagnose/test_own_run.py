@@ -3,7 +3,13 @@
 import msgspec
 
 from paceline.check.diagnose.diagnose import diagnose
-from paceline.record.events import FaultInjected, RunFinished, WorkerLost
+from paceline.record.events import (
+    SCRIPT_PHASE,
+    FaultInjected,
+    RunFinished,
+    WorkerLost,
+    WorkerStuck,
+)
 from paceline.record.log_files import Log
 
 
@@ -52,6 +58,59 @@ def test_the_last_words_of_a_rank_are_its_cause_though_its_log_is_gone():
     cause = told(lost(how="exited with 1", detail="KeyError: 'labels'"), ended("failed")).causes[0]
     assert cause.rank == 1
     assert "KeyError" in cause.what
+
+
+def stands(rank, *frames):
+    stacks = f'Process {40 + rank}: python train.py\n\nThread {40 + rank} (idle): "MainThread"\n'
+    return WorkerStuck(
+        at=1.0,
+        generation=1,
+        rank=rank,
+        node=0,
+        pid=40 + rank,
+        kind="silent",
+        phase=SCRIPT_PHASE,
+        step=4,
+        waited_s=30.0,
+        limit_s=30.0,
+        stacks=stacks + "".join(f"    {frame}\n" for frame in frames),
+    )
+
+
+BACKWARD = ("_engine_run_backward (torch/autograd/graph.py:979)", "train (train.py:13)")
+BARRIER = ("barrier (torch/distributed/distributed_c10d.py:5356)", "train (train.py:18)")
+
+
+def test_s3_4_ranks_of_a_script_that_hang_are_named_with_collective_and_line():
+    hung = [stands(0, *BACKWARD), stands(1, *BARRIER), stands(2, *BACKWARD)]
+    cause = told(*hung, ended("failed", "no rank has printed anything")).causes[0]
+    assert (cause.id, cause.rank) == ("rank-divergent-decision", 1)
+    assert "stands in barrier, train.py:18 in train; 2 others in backward" in cause.what
+    assert not told(*hung, ended("finished")).causes
+
+
+def test_s3_4_the_ends_of_the_logs_name_the_collective_of_each_rank_that_failed():
+    aborted = b"""what():  op.preamble.length <= op.nbytes. 20 vs 4
+Fatal Python error: Aborted
+
+Current thread 0x00007f01bb (most recent call first):
+  File "/v/site-packages/torch/distributed/distributed_c10d.py", line 3123 in all_reduce
+  File "/home/u/train.py", line 15 in main
+"""
+    raised = b"""Traceback (most recent call last):
+  File "/home/u/train.py", line 10, in main
+    loss.backward()
+  File "/v/site-packages/torch/autograd/graph.py", line 979, in _engine_run_backward
+    return Variable._execution_engine.run_backward(
+RuntimeError: Read error: Connection reset by peer
+"""
+    logs = [Log(name=f"rank-{n}.log", rank=n, blocks=[t]) for n, t in enumerate((aborted, raised))]
+    assert told(ended("failed"), logs=logs).facts["collectives"] == (
+        "rank 0 in all_reduce, /home/u/train.py:15 in main; "
+        "rank 1 in backward, /home/u/train.py:10 in main"
+    )
+    empty = [Log(name="rank-0.log", rank=0, blocks=[b"Traceback (most recent call last):\n"])]
+    assert "collectives" not in told(ended("failed"), logs=empty).facts
 
 
 def test_what_a_run_came_through_is_said_to_have_done_no_harm():

@@ -27,7 +27,14 @@ from paceline.check.diagnose.nccl import (
 from paceline.check.diagnose.own_run import is_events, read_own_run
 from paceline.check.diagnose.scan import Scan
 from paceline.check.diagnose.seen import ErrorLine, Found, Seen, Source
-from paceline.check.diagnose.stacks import Stack, compare, has_stacks, read_stacks
+from paceline.check.diagnose.stacks import (
+    Stack,
+    compare,
+    ending,
+    has_stacks,
+    read_stacks,
+    unlike_calls,
+)
 from paceline.check.diagnose.telling import cause
 from paceline.check.diagnose.told import is_told, told_causes
 from paceline.record.log_files import Log
@@ -59,6 +66,7 @@ def diagnose(logs: Iterable[Log], *, hyperscan: bool = True) -> Diagnosis:
             run = read_own_run(_whole(blocks, _EVENTS_BYTES))
             scan.seen.facts["run"] = run.fact
             scan.seen.has_finished = run.has_finished
+            stacks += run.stacks
             blocks = iter([run.text])
         elif has_stacks(start[:1_000_000].decode("utf-8", "replace")):
             text = _whole(blocks, _STACKS_BYTES)
@@ -103,6 +111,9 @@ def _conclude(seen: Seen, dumps: list[Dump], stacks: list[Stack]) -> None:
             place=odd.place,
         )
         odd = None
+    ends = (ending(each.tail, source=each.name, rank=each.rank) for each in seen.sources)
+    if odd is None and (calls := unlike_calls([each for each in ends if each is not None])):
+        seen.facts["collectives"] = calls
     if difference is not None:
         line = _line(difference.source, difference.what)
         seen.found.append(

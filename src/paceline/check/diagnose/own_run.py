@@ -6,12 +6,14 @@ failure and is told as a fact.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
 
+from paceline.check.diagnose.stacks import Stack, read_stacks
 from paceline.record.events import (
+    SCRIPT_PHASE,
     AnyEvent,
     FaultInjected,
     Recovered,
@@ -36,6 +38,8 @@ class OwnRun:
     """How the run stands, in words."""
 
     has_finished: bool
+    stacks: tuple[Stack, ...] = ()
+    """Where the ranks of a script stood when nothing was printed any more."""
 
 
 def is_events(start: bytes) -> bool:
@@ -60,7 +64,15 @@ def read_own_run(data: bytes) -> OwnRun:
         text="\n".join(lines).encode() + b"\n",
         fact=_fact(events, drilled, end),
         has_finished=has_finished,
+        stacks=() if has_finished else tuple(_stacks(events)),
     )
+
+
+def _stacks(events: Iterable[AnyEvent | None]) -> Iterator[Stack]:
+    stuck = {each.rank: each for each in events if isinstance(each, WorkerStuck)}
+    for rank, event in sorted(stuck.items()):
+        if event.phase == SCRIPT_PHASE:
+            yield from read_stacks(event.stacks, source="events.jsonl", rank=rank)
 
 
 def _told(event: AnyEvent | None, drilled: set[tuple[int, int]]) -> str:

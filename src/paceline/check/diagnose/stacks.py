@@ -52,6 +52,18 @@ class Stack:
         return any(_WAITS.search(frame.function) for frame in self.frames)
 
     @property
+    def call(self) -> str | None:
+        """The collective that it is in; `backward` where DDP's or FSDP's own begin in C++."""
+        functions = [frame.function.rpartition(".")[2] for frame in self.frames]
+        named = (name for name in functions if _WAITS.match(name))
+        return next(named, "backward" if "_engine_run_backward" in functions else None)
+
+    @property
+    def stood(self) -> str:
+        """The collective that it is in, and where in the reader's code."""
+        return f"in {self.call}, {self.place}" if self.call else f"at {self.place}"
+
+    @property
     def doing(self) -> str:
         """The functions of its frames, deepest first, for what it is busy with."""
         return " ".join(f"{frame.file}:{frame.function}" for frame in self.frames)
@@ -205,6 +217,38 @@ def _by_place(stacks: Mapping[int, Stack], *, lines: bool) -> dict[str, list[int
     return groups
 
 
+def ending(text: str, *, source: str, rank: int | None) -> Stack | None:
+    """Where a process stood at the end of its log: by faulthandler's dump, which a process that
+    aborts leaves, or by its last traceback."""
+    stacks = list(read_stacks(text, source=source, rank=rank)) if _ABORTED in text else []
+    if stacks:
+        return stacks[-1]
+    _, header, last = text.rpartition("Traceback (most recent call last):")
+    frames = [
+        Frame(file=found["file"], line=int(found["line"]), function=found["function"])
+        for found in _TRACEBACK_FRAME.finditer(last if header else "")
+    ]
+    stack = Stack(source=source, line=0, rank=rank, pid=None, frames=frames[::-1])
+    return stack if frames else None
+
+
+_ABORTED = "most recent call first"
+_TRACEBACK_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
+
+
+def unlike_calls(stacks: Sequence[Stack]) -> str | None:
+    """Which rank stood in which collective, where several ranks did and not in the same one."""
+    calls = {each.rank: each for each in stacks if each.rank is not None and each.call is not None}
+    if len({(each.call, each.place) for each in calls.values()}) < 2:
+        return None
+    shown = sorted(calls.items())[:_MOST_RANKS]
+    return "; ".join(f"rank {rank} {stack.stood}" for rank, stack in shown)
+
+
+_MOST_RANKS = 4
+"""Ranks whose places are shown. A guess."""
+
+
 def compare(stacks: Sequence[Stack]) -> Comparison | None:
     """Which rank stands elsewhere; None where all stand alike or there is only one."""
     if len(stacks) < 2:
@@ -219,16 +263,15 @@ def compare(stacks: Sequence[Stack]) -> Comparison | None:
         return None
     odd = min(groups.values(), key=lambda ranks: (len(ranks), ranks))
     stack = by_rank[odd[0]]
-    rest = max(groups.values(), key=len)
+    rest = max((ranks for ranks in groups.values() if ranks != odd), key=len)
     name = next(
         (each for each, form in _BUSY.items() if re.search(form, stack.doing)),
         "rank-divergent-decision",
     )
-    told = f"stands at {stack.place}"
-    others = f"{len(rest)} other{'s' if len(rest) > 1 else ''}"
+    others = f"{len(rest)} others" if len(rest) > 1 else f"rank {rest[0]}"
     return Comparison(
         id=name,
-        what=f"{told}; {others} at {by_rank[rest[0]].place}",
+        what=f"stands {stack.stood}; {others} {by_rank[rest[0]].stood}",
         odd=odd,
         place=stack.place,
         stack=stack,
