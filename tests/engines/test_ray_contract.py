@@ -89,6 +89,27 @@ def test_train_trains_on_the_workers_asked_for(python_with, tmp_path):
     assert answer["clusterStatus"]["numNodes"] == 1
 
 
+@pytest.mark.engine("ray", ran="the contract: reports without a checkpoint, on 2 workers")
+def test_s2_9_metrics_come_from_the_last_report_with_or_without_a_checkpoint(python_with, tmp_path):
+    python = python_with("ray", "torch")
+    (tmp_path / "plain.py").write_text(
+        "import ray.train\n\n\ndef train_loop(config):\n"
+        "    for step in range(3):\n"
+        "        rank = ray.train.get_context().get_world_rank()\n"
+        "        ray.train.report({'loss': 3.0 - step, 'rank': rank})\n"
+    )
+    request = {
+        "mode": "train",
+        "config": {"numWorkers": 2},
+        "trainConfig": {"trainerPath": "plain.py", "loopConfig": {}},
+    }
+    done = contract(python, request, tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    answer = answered(done)
+    assert answer["results"]["metrics"] == {"loss": 1.0, "rank": 0}
+    assert "checkpointPath" not in answer
+
+
 @pytest.mark.engine("ray", ran="the contract: a search of 3 trials, one of which fails")
 def test_tune_finds_the_best_and_says_what_failed(python_with, tmp_path):
     python = python_with("ray", "torch")

@@ -5,7 +5,7 @@ import importlib.util
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -237,17 +237,50 @@ def _train(request: Request, folder: Path, status: ClusterStatus, began: float) 
     try:
         loop = _loop(request, folder)
         storage = _storage(request, folder)
-        result = _trainer(request, loop, request.trainConfig.loopConfig, name, storage).fit()
+        reported, last_report = _reports()
+        config = request.trainConfig.loopConfig
+        result = _trainer(request, loop, config, name, storage, callbacks=[reported]).fit()
+        metrics = dict(last_report() or result.metrics or {})
     except Exception as error:  # noqa: BLE001 - the program's own, or Ray's: it is the answer
         return _failed(error, status, began)
     checkpoint = result.checkpoint
     return Answer(
         status="success",
-        results=Results(metrics=_plain(result.metrics or {}), worldSize=most),
+        results=Results(metrics=_plain(metrics), worldSize=most),
         checkpointPath=None if checkpoint is None else checkpoint.path,
         clusterStatus=status,
         trainingTime=round(time.monotonic() - began, 3),
     )
+
+
+def _reports() -> tuple[Any, Callable[[], Mapping[str, Any]]]:
+    """A callback of the trainer, and what tells the metrics of the last report that it heard.
+
+    A result of Ray has the metrics of its last checkpoint alone. The callback is called in another
+    process, maybe on another machine: an actor holds what it heard.
+    """
+    import ray
+    import ray.train
+
+    class Kept:
+        def __init__(self) -> None:
+            self.metrics: Mapping[str, Any] = {}
+
+        def keep(self, metrics: Mapping[str, Any]) -> None:
+            self.metrics = metrics
+
+        def last(self) -> Mapping[str, Any]:
+            return self.metrics
+
+    kept: Any = ray.remote(num_cpus=0)(Kept).remote()
+
+    def after_report(
+        self: Any, run_context: Any, metrics: Sequence[Mapping[str, Any]], checkpoint: Any
+    ) -> None:
+        ray.get(kept.keep.remote(metrics[0]))
+
+    callback = type("Reports", (ray.train.UserCallback,), {"after_report": after_report})
+    return callback(), lambda: ray.get(kept.last.remote())
 
 
 def _tune(request: Request, folder: Path, status: ClusterStatus, began: float) -> Answer:
