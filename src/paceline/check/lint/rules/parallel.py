@@ -31,9 +31,11 @@ ADAMS = ("torch.optim.Adam", "torch.optim.AdamW")
 
 
 def check_ddp_fits(program: Program, context: Context) -> Iterator[Finding]:
-    """A model that is larger, with its gradients and Adam's moments, than a GPU it is for."""
-    if program.mentions(*FEWER_TRAINED) or not program.has_call(*ADAMS):
+    """A model that is larger, with its gradients and Adam's moments if there are, than its GPU."""
+    if program.mentions(*FEWER_TRAINED):
         return
+    has_moments = program.has_call(*ADAMS)
+    kept = "gradient and Adam's moments" if has_moments else "gradient"
     gpu, room = room_of(context)
     for wrap, model in wrapped_models(program):
         made = model.call if isinstance(model.call, Call) else None
@@ -41,6 +43,7 @@ def check_ddp_fits(program: Program, context: Context) -> Iterator[Finding]:
         if made is None or count is None:
             continue
         each = NARROW_BYTES if names_narrow(made) else WIDE_BYTES
+        each = each if has_moments else each // 2
         if count * each <= room:
             continue
         yield program.finding(
@@ -49,7 +52,7 @@ def check_ddp_fits(program: Program, context: Context) -> Iterator[Finding]:
             wrap,
             what=(
                 f"DDP keeps {format_bytes(count * each)} on every rank ({count / 1e9:g}B "
-                f"parameters, {each} bytes each with gradient and Adam's moments); {gpu} has "
+                f"parameters, {each} bytes each with {kept}); {gpu} has "
                 f"{format_bytes(room)}"
             ),
             fix="shard it: fully_shard or ZeRO-3; `paceline plan` has the ranks needed",
