@@ -16,7 +16,7 @@ from paceline.errors import JobError
 from paceline.record import remote as remote_module
 from paceline.record.checkpoints import verify_checkpoint
 from paceline.record.planes import compressed, decompressed
-from paceline.record.remote import Remote
+from paceline.record.remote import Remote, check_remote
 
 pytest.importorskip("fsspec")
 pytest.importorskip("zstandard")
@@ -33,6 +33,15 @@ def url(request, tmp_path):
     memory.store.clear()
     memory.pseudo_dirs[:] = [""]
     return "memory://store/job"
+
+
+def test_s4_13_a_storage_whose_package_is_missing_is_known_before_a_run_starts(monkeypatch):
+    assert list(check_remote("file:///mnt/nas", "checkpoint.copy_to")) == []
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    (problem,) = check_remote("s3://bucket/runs", "checkpoint.copy_to, job.yaml line 8")
+    assert problem.code == "R010"
+    assert problem.where == "checkpoint.copy_to, job.yaml line 8"
+    assert problem.fix == 'pip install "paceline[storage]" s3fs'
 
 
 @pytest.mark.parametrize("compress", ["never", "always", "auto"])
@@ -160,7 +169,7 @@ sys.path[:0] = {sys.path!r}
 from pathlib import Path
 import s3fs
 from tests.record.test_tensors import write
-from paceline.record.remote import Remote
+from paceline.record.remote import Remote, check_remote
 from paceline.record.checkpoints import verify_checkpoint
 s3fs.S3FileSystem().mkdir("bucket")
 folder, remote = Path({str(tmp_path)!r}), Remote("s3://bucket/jobs/one")

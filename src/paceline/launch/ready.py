@@ -16,6 +16,7 @@ from paceline.parallel import reasons_ours_cannot
 from paceline.parallel.abilities import check_accelerator
 from paceline.plan import Plan
 from paceline.profile import check_runnable, needs_transformers
+from paceline.record.remote import check_remote
 
 
 def check_can_run(job: Job, plan: Plan, *, place: str = "local") -> Iterator[Problem]:
@@ -49,6 +50,8 @@ def _check_installed(job: Job) -> Iterator[Problem]:
     yield from check_package("torch", "training needs PyTorch")
     yield from check_variables(job.spec.alerts)
     yield from check_sinks(job.spec.metrics, job.where)
+    if job.spec.checkpoint.copy_to is not None:
+        yield from check_remote(job.spec.checkpoint.copy_to, job.where("checkpoint.copy_to"))
     against = list(check_runnable(job))
     yield from against
     if not against and job.spec.program is None and needs_transformers(job):

@@ -79,6 +79,16 @@ class Copy:
     files: Mapping[str, _Stored] = field(default_factory=dict)
 
 
+def check_remote(url: str, where: str) -> Iterator[Problem]:
+    """`R010` where a package for this URL is missing. Whether the place answers is not asked."""
+    try:
+        _fsspec(url, where).get_filesystem_class(_protocol(url))
+    except ImportError as error:
+        yield from _missing(str(error), url, where).problems
+    except JobError as error:
+        yield from error.problems
+
+
 class Remote:
     """A place where copies are kept."""
 
@@ -350,8 +360,12 @@ _PACKAGES = {
 """What fsspec needs beside itself."""
 
 
+def _protocol(url: str) -> str:
+    return url.partition("://")[0].rpartition("::")[2]
+
+
 def _missing(what: str, url: str, where: str) -> JobError:
-    package = _PACKAGES.get(url.partition("://")[0].rpartition("::")[2], "")
+    package = _PACKAGES.get(_protocol(url), "")
     return JobError.of(
         code="R010",
         what=f"{url} cannot be reached: {what}",
