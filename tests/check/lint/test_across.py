@@ -27,6 +27,6 @@ def test_two_contradictions_in_the_one_line_of_a_json_are_both_told():
     found = lint({"a.yaml": ACCELERATE, "ds.json": DEEPSPEED, "t.py": SCRIPT}, Context())
     told = [one.what for one in found if one.id == "ds-batch-size-mismatch"]
     assert sorted(each.split(" ")[0] for each in told) == [
-        "train_batch_size",
         "gradient_accumulation_steps",
+        "train_batch_size",
     ]
