@@ -103,12 +103,38 @@ def test_s0_25_what_refers_to_a_secret_or_stands_for_one_is_none(folder):
     assert "secret-in-file" not in lint(".", "--json").stdout.replace('"files"', "")
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("train.py", 'API_KEY = "api-key"\n'),  # the name of a key
+        ("tests/test_client.py", f'client = Client(api_key="{PASSWORD}")\n'),
+        ("chats.jsonl", f'{{"text": "my password: {PASSWORD}"}}\n'),
+        ("stack.yaml", "MasterPassword: !Ref Password1234\n"),
+        ("build.yaml", "permissions: {id-token: write}\n"),
+        ("Dockerfile", 'FROM x\nRUN echo "u ALL=(ALL) NOPASSWD:ALL8888" >> /etc/sudoers\n'),
+    ],
+)
+def test_s0_25_a_value_that_is_only_named_like_a_secret_is_a_hint_at_most(folder, name, text):
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(text)
+    levels = {one["severity"] for one in json.loads(lint(".", "--json").stdout)["findings"]}
+    assert levels <= {"info"}
+
+
 def test_s0_25_a_file_that_git_ignores_may_hold_secrets_and_a_tracked_one_may_not(folder):
     subprocess.run(["git", "init", "-q"], check=True)
     (folder / ".gitignore").write_text(".env\n")
     (folder / ".env").write_text(HOLDING[".env"])
     lint(".", expect=0)
     subprocess.run(["git", "add", "-f", ".env"], check=True)
+    lint(".", expect=1)
+
+
+def test_in_tests_of_a_program_findings_are_hints(folder):
+    (folder / "test_train.py").write_text(BAD)
+    findings = json.loads(lint(".", "--json", expect=0).stdout)["findings"]
+    assert {one["severity"] for one in findings} == {"info"}
+    (folder / "train.py").write_text(BAD)
     lint(".", expect=1)
 
 

@@ -5,9 +5,12 @@ to a secret (`$HF_TOKEN`, `$(cat FILE)`, a path) or stands for one (`<token>`) i
 """
 
 import re
+from dataclasses import dataclass
+from typing import Literal
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
-_SURE = re.compile(r"PASSWORD|PASSWD|PASSPHRASE|APIKEY|SECRET$|^PWD$")
+_SURE = re.compile(r"PASSWORD|(?<!NO)PASSWD|PASSPHRASE|APIKEY|SECRET$|^PWD$")
+_TOKEN = re.compile("(ACCESS|API|AUTH|BEARER|BOT|DEPLOY|GITHUB|GIT|HF|REFRESH|SESSION|USER)?TOKEN")
 """In one word of a name: a secret wherever it stands."""
 
 _ABOUT = {"FILE", "PATH", "DIR", "NAME", "NAMES", "ARN", "STDIN", "LENGTH", "SIZE", "TYPE", "REF"}
@@ -28,7 +31,7 @@ _SECRET_KEYS = {
 _ORDINARY_KEYS = {"SORT", "PRIMARY", "PUBLIC", "PARTITION", "FOREIGN", "CACHE", "GROUP", "QUERY"}
 
 _STANDS_FOR = re.compile(
-    r"[$<{`%].*|\.\.\.|x+|\*+|…|true|false|yes|no|none|null|auto|off|on|"
+    r"[$<{`%!].*|\.\.\.|x+|\*+|…|true|false|yes|no|none|null|auto|off|on|read|write|"
     r"env:[A-Za-z_]\w*|(os\.environ|getenv|getpass).*|[A-Za-z_][\w.]*\(.*|"
     r"(your|replace|change|fill|redacted|placeholder|example)([-_ ]?\w+)*",
     re.IGNORECASE,
@@ -77,24 +80,55 @@ _LOGIN_CALL = re.compile(
 """Calls that take one without naming it: docs.wandb.ai, huggingface.co/docs/huggingface_hub."""
 
 
-def find_in_text(text: str, *, only_quoted: bool = False) -> str | None:
-    """What kind of secret a line of text holds, if any: `NAME=value`, a flag, a command.
+Form = Literal["text", "code", "json"]
+"""Where a line stands: in code a word without quotes is a variable, in JSON a name has quotes."""
 
-    Args:
-        text: One line.
-        only_quoted: It is a program's, where an unquoted word is a variable.
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A secret that its name makes one."""
+
+    kind: str
+    value: str
+
+    @property
+    def looks_made(self) -> bool:
+        """Whether the value has letters and digits, and is as long as passwords have to be.
+
+        Words (`token = "next"`), numbers and versions are no secrets, whatever they are called.
+        """
+        plain = self.value.strip("\"'")
+        return (
+            len(plain) >= _SHORTEST
+            and re.search(r"\d", plain) is not None
+            and re.search(r"[A-Za-z]", plain) is not None
+            and not re.search(r"\s", plain)
+        )
+
+
+_SHORTEST = 8
+"""Characters of a password: NIST SP 800-63B, 5.1.1.2."""
+
+
+def find_in_text(text: str, form: Form = "text") -> Named | None:
+    """The secret that a line of text holds, if any: `NAME=value`, a flag, a command.
+
+    >>> find_in_text('"text": "my password: abc"', "json")
     """
-    for form in (_GIVEN,) if only_quoted else (_GIVEN, _DEFAULT, _FLAG, _SET):
-        for match in form.finditer(text):
-            if only_quoted and not _QUOTED.fullmatch(match["value"]):
+    in_text = form == "text"
+    for pattern in (_GIVEN, _DEFAULT, _FLAG, _SET) if in_text else (_GIVEN,):
+        for match in pattern.finditer(text):
+            if not in_text and not _QUOTED.fullmatch(match["value"]):
+                continue
+            if form == "json" and text[match.start() - 1 : match.start()] != '"':
                 continue
             kind = find_under_name(match["name"], match["value"])
             if kind is not None:
-                return kind
-    for form in (_LOGIN_CALL,) if only_quoted else (_LOGIN_CALL, *_COMMANDS):
-        for match in form.finditer(text):
+                return Named(kind, match["value"])
+    for pattern in (_LOGIN_CALL, *_COMMANDS) if in_text else (_LOGIN_CALL,):
+        for match in pattern.finditer(text):
             if not is_harmless(match["value"]):
-                return "a secret that a command is given"
+                return Named("a secret that a command is given", match["value"])
     return None
 
 
@@ -163,7 +197,7 @@ def _secret_word(name: str) -> str | None:
     if any(_SURE.search(word) for word in words):
         return "PASSWORD"
     last, before = words[-1], words[-2] if len(words) > 1 else ""
-    if last.endswith("TOKEN") and before not in _ORDINARY_TOKENS:
+    if _TOKEN.fullmatch(last) and before not in _ORDINARY_TOKENS:
         return last
     loud = name == name.upper() and before not in _ORDINARY_KEYS
     return last if last == "KEY" and (loud or before in _SECRET_KEYS) else None

@@ -8,10 +8,17 @@ says nothing.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from paceline.errors import Problem
-from paceline.job.secret_names import find_in_text, find_under_name, flag_name, is_harmless
+from paceline.job.secret_names import (
+    Form,
+    find_in_text,
+    find_under_name,
+    flag_name,
+    is_harmless,
+)
 from paceline.job.section import shipped
 
 _Path = tuple[str | int, ...]
@@ -71,7 +78,8 @@ def _beginning(key: object) -> str:
 def find_secret(text: str) -> str | None:
     """What kind of secret a line of text holds, if any."""
     kind = next((name for name, form in _FORMS.items() if form.search(text)), None)
-    return kind or find_in_text(text)
+    named = find_in_text(text) if kind is None else None
+    return named.kind if named is not None else kind
 
 
 def find_issued(text: str) -> Iterator[str]:
@@ -98,24 +106,34 @@ _LONGEST_LINE = 20_000
 """Characters. Longer lines (pictures in notebooks, minified JSON) are searched for issued forms."""
 
 
-def find_in_lines(text: str, *, in_code: bool = False) -> Iterator[tuple[int, str]]:
-    """Line, from 1, and kind of every secret in a file's text.
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A line of a file that holds one."""
 
-    Args:
-        text: The whole file. A notebook's quotes may be escaped, as JSON does it.
-        in_code: The file is a program: under a secret's name, only quoted text is one.
+    line: int
+    """From 1."""
 
-    >>> list(find_in_lines('token = key\\napi_key = "hunter2hunter2"', in_code=True))
-    [(2, 'the value of `api_key`, which is named like a secret')]
+    kind: str
+    certainty: Literal["issued", "made", "word"]
+    """It has a form that an issuer documents; it is named like a secret and looks made; or it is
+    named like one and looks like a word."""
+
+
+def find_in_lines(text: str, form: Form = "text") -> Iterator[Secret]:
+    """Every secret in a file's text, one a line.
+
+    >>> [one] = find_in_lines('token = key\\napi_key = "hunter2hunter2"', "code")
+    >>> one.line, one.kind
+    (2, 'the value of `api_key`, which is named like a secret')
     """
     issued = {name: _FORMS[name] for name in find_issued(text)}
     for number, line in enumerate(text.split("\n"), start=1):
         forms = (name for name, form in issued.items() if any(map(_is_issued, form.finditer(line))))
         kind = next(forms, None)
-        if kind is None and len(line) <= _LONGEST_LINE:
-            kind = find_in_text(line.replace('\\"', '"'), only_quoted=in_code)
         if kind is not None:
-            yield number, kind
+            yield Secret(number, kind, "issued")
+        elif len(line) <= _LONGEST_LINE and (named := find_in_text(line, form)) is not None:
+            yield Secret(number, named.kind, "made" if named.looks_made else "word")
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:

@@ -107,10 +107,10 @@ def render_job(name: str, plan: Plan, job: Job, *, own_program: bool = True) -> 
 def _secrets_in(files: Files) -> Iterator[Problem]:
     """`J013` for each line that would hold a secret, wherever it came from."""
     for name, text in files.items():
-        for line, kind in find_in_lines(text, in_code=name.endswith(".py")):
+        for secret in find_in_lines(text, "code" if name.endswith(".py") else "text"):
             yield Problem(
                 code="J013",
-                what=f"{name} line {line} would hold {kind}",
+                what=f"{name} line {secret.line} would hold {secret.kind}",
                 where=name,
                 fix="take it out of the job file or the file it comes from, and put it into the "
                 "environment of the machines that need it",

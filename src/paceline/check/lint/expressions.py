@@ -99,7 +99,10 @@ def attribute_of(walk: "Walk", base: Value, attr: str, node: ast.AST | None) -> 
         if found is not None:
             return found
     if base.name is not None:
-        return Value(name=canonical(f"{base.name}.{attr}"), label=f"{base.label}.{attr}", node=node)
+        made = Value(name=canonical(f"{base.name}.{attr}"), label=f"{base.label}.{attr}", node=node)
+        if attr in RANK_NAMES and "." not in base.name:  # `idr_torch.rank`: a package of one's own
+            made.taints = frozenset({RANK})
+        return made
     if base.options:
         made = one_of([attribute_of(walk, one, attr, node) for one in base.any()], base.test)
         if made.options:

@@ -3,7 +3,7 @@
 import ast
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -32,7 +32,7 @@ from paceline.check.lint.imports import Files
 from paceline.check.lint.program import Program, read_program
 from paceline.check.lint.rules import RULES
 from paceline.check.lint.secrets import check_secrets_in
-from paceline.check.lint.source import Unreadable, decoded, is_about_training, tree_of
+from paceline.check.lint.source import Unreadable, decoded, is_about_training, is_test, tree_of
 from paceline.check.lint.suppress import Suppression, apply_suppressions, suppressions_in
 
 
@@ -179,6 +179,8 @@ class Reading:
         for rule in RULES:
             judged.over(path, rule.__name__, partial(rule, program, own))
         starts = self.starts if file_name(path) in self.targets else ()
+        if is_test(path) and not is_started:
+            judged.findings = [replace(one, severity=Severity.INFO) for one in judged.findings]
         beside = partial(check_beside, program, starts, self.configs, self.context)
         judged.over(path, "check_beside", beside)
         if "paceline:" in program.text.lower():

@@ -79,6 +79,15 @@ def is_about_training(source: bytes | str) -> bool:
     return _TRAINING.search(data) is not None
 
 
+_OF_TESTS = re.compile(r"(^|/)(test_[^/]*|conftest)\.py$|_test\.py$")
+
+
+def is_test(path: str) -> bool:
+    """Whether a file holds tests, which call things as training does not: in one process, on made
+    up values, to see them fail."""
+    return _OF_TESTS.search(path) is not None
+
+
 SETTINGS = ("logging.", "warnings.", "os.environ.", "sys.path.", "torch.set_", "torch.backends.")
 
 

@@ -25,8 +25,13 @@ SCHEDULER = words_of("deepspeed", "scheduler")
 
 
 def is_deepspeed(config: Marked) -> bool:
-    """Whether a JSON mapping is DeepSpeed's."""
+    """Whether a JSON mapping is DeepSpeed's: it has its keys, and more of them than of others'.
+
+    Programs on top of DeepSpeed (GPT-NeoX) put some of them among their own, and hand those on.
+    """
     keys = {name for name, _ in config.entries()}
+    if 2 * len(keys & (TOP_LEVEL | ZERO)) < len(keys):
+        return False
     surely = {
         "zero_optimization",
         "train_micro_batch_size_per_gpu",

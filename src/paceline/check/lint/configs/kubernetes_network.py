@@ -88,7 +88,7 @@ def check_rdma(job: ClusterJob, pods: Pods) -> Iterator[Finding]:
     if rdma is not None and not free:
         yield found(
             "memlock-limit",
-            WARNING,
+            INFO,
             job.path,
             rdma.line,
             "the pods have RDMA devices, and may not lock the memory that they register",

@@ -97,7 +97,7 @@ def check_hub(launch: Launch, scene: Scene) -> Iterator[Finding]:
             continue
         yield found(
             "hub-rate-limit",
-            WARNING,
+            INFO,
             launch.path,
             word.line,
             f"{ranks} ranks ask the hub for {word.text} at once",

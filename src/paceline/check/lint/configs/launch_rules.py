@@ -287,7 +287,7 @@ def check_docker(path: str, line: int, words: Sequence[Word], *, trains: bool) -
     if rdma is not None and not re.search(r"memlock[ =]-1|memlock=-1|IPC_LOCK|--privileged", text):
         yield found(
             "memlock-limit",
-            WARNING,
+            INFO,
             path,
             rdma.line,
             "RDMA registers memory, and the container may lock a few MB only",

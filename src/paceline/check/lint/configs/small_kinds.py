@@ -389,7 +389,7 @@ def check_compose(path: str, document: Marked, context: Context) -> Iterator[Fin
         ):
             yield found(
                 "memlock-limit",
-                WARNING,
+                INFO,
                 path,
                 (service.at("devices") or service).line,
                 f"{name} has RDMA devices, and may lock a few MB only",

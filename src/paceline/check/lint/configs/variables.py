@@ -89,7 +89,7 @@ def _check_name(each: Variable) -> Iterator[Finding]:
         yield _say(
             each,
             "nccl-env-deprecated",
-            INFO if each.name in STILL_READ else WARNING,
+            INFO if each.name in STILL_READ or f"TORCH_{each.name}" == new else WARNING,
             f"{each.name} has been {new} since {since}",
             f"set {new} instead",
         )
@@ -425,8 +425,8 @@ def _check_values(each: Variable) -> Iterator[Finding]:
 
 _BY_HAND: Mapping[str, tuple[Severity, str, str]] = {
     "NCCL_NTHREADS": (WARNING, "debugging-left-on", r"(?!(64|128|256|512)$)\d+"),
-    "NCCL_NET_GDR_LEVEL": (WARNING, "nccl-env-deprecated", r"[1-9]\d*"),
-    "NCCL_P2P_LEVEL": (WARNING, "nccl-env-deprecated", r"\d+"),
+    "NCCL_NET_GDR_LEVEL": (INFO, "nccl-env-deprecated", r"[1-9]\d*"),
+    "NCCL_P2P_LEVEL": (INFO, "nccl-env-deprecated", r"\d+"),
     "NCCL_NET_GDR_READ": (INFO, "gdr-peermem-missing", "0"),
     "NCCL_BUFFSIZE": (INFO, "debugging-left-on", r"(?!4194304$)\d+"),
 }

@@ -40,7 +40,7 @@ def check_filesystem_branches(program: Program, context: Context) -> Iterator[Fi
             reported.add(id(guard.node))
             yield program.finding(
                 "divergent-filesystem-branch",
-                Severity.ERROR,
+                how_bad(guard, context),
                 guard,
                 what=(
                     f"each rank asks its file system, and {joint.shown} in line "
@@ -71,6 +71,17 @@ OF_ONE_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/local", "/scratch/local", "/mnt
 """Folders that each machine has for itself."""
 
 
+def how_bad(guard: Guard, context: Context) -> Severity:
+    """A question to a disk that each machine has for itself is answered otherwise on each."""
+    texts = [one.likely() for one in guard.test.origins()]
+    alone = any(
+        isinstance(one, str) and (one in OF_ONE_NODE or one.startswith(f"{folder}/"))
+        for one in texts
+        for folder in OF_ONE_NODE
+    )
+    return Severity.WARNING if alone and context.nodes != 1 else Severity.INFO
+
+
 def check_loads(program: Program, context: Context) -> Iterator[Finding]:
     """A checkpoint that all ranks read where `os.path.exists` said yes.
 
@@ -87,16 +98,11 @@ def check_loads(program: Program, context: Context) -> Iterator[Finding]:
             if id(guard.node) in reported:
                 break
             reported.add(id(guard.node))
-            texts = [one.likely() for one in guard.test.origins()]
-            alone = any(
-                isinstance(one, str) and (one in OF_ONE_NODE or one.startswith(f"{folder}/"))
-                for one in texts
-                for folder in OF_ONE_NODE
-            )
-            where = "its own machine's disk" if alone else "its file system"
+            level = how_bad(guard, context)
+            where = "its file system" if level is Severity.INFO else "its own machine's disk"
             yield program.finding(
                 "divergent-filesystem-branch",
-                Severity.WARNING if alone and context.nodes != 1 else Severity.INFO,
+                level,
                 guard,
                 what=(
                     f"each rank asks {where}, and {call.name.rpartition('.')[2]} in line "

@@ -78,7 +78,9 @@ def check_trainer_arguments(program: Program, context: Context) -> Iterator[Find
         said = stated(call.argument(None, "gradient_checkpointing_kwargs"))
         if said is False:
             continue
-        severity = Severity.ERROR if said else Severity.WARNING
+        version = context.version("transformers")
+        old = version is not None and version < (5,)  # since then it is not re-entrant by itself
+        severity = Severity.ERROR if said or old else Severity.INFO
         at = call.keyword_nodes.get("gradient_checkpointing_kwargs", call.node)
         yield reentrant_finding(program, severity, at, call)
 
