@@ -65,10 +65,18 @@ def of(data: int, micro_batch: int, accumulation: int, **rest: Any) -> Layout:
     return Layout(data=data, micro_batch=micro_batch, accumulation=accumulation, **rest)
 
 
+OLDEST: dict[str, Any] = {"engine": "torchtitan 0.0.2"}
 ONE, STAGED = of(8, 2, 1, recompute="selective", **SHARDED), {"tensor": 8, "pipeline": 8}
 RUNS = (
     *(
-        Cited(source=f"{DECEMBER}, table 1", model=TITAN_8B, layout=ONE, measure="tokens", **rest)
+        Cited(
+            source=f"{DECEMBER}, table 1",
+            model=TITAN_8B,
+            layout=ONE,
+            measure="tokens",
+            **OLDEST,
+            **rest,
+        )
         for rest in (
             {"is_eager": True, "value": 5762, "gib": 82.4},
             {"value": 6667, "gib": 77.0},
@@ -82,6 +90,7 @@ RUNS = (
         measure="tokens",
         value=6514,
         gib=62.0,
+        **OLDEST,
     ),
     *(
         Cited(
@@ -95,6 +104,7 @@ RUNS = (
             measure="tokens",
             value=value,
             gib=gib,
+            **OLDEST,
         )
         for schedule, chunks, value, gib in (("1f1b", 1, 100, 82.5), ("interleaved", 2, 128, 72.7))
     ),

@@ -25,6 +25,10 @@ Way = Literal[
     "launches_ahead",
     "transformers",
     "frees_gradients",
+    "side_streams",
+    "keeps_outputs",
+    "splits_loss",
+    "gathers_again",
 ]
 ROUTED_SPLITS: tuple[RoutedSplit, ...] = get_args(RoutedSplit)
 """What tensor ranks divide of the routed experts: nothing, the width of each expert where no expert

@@ -81,4 +81,4 @@ def own_loss_s(model: Model, work: Work, rates: Rates, traffic: Traffic) -> Colu
     """What this loss takes beyond other engines', of one micro-batch."""
     logits = work.tokens * model.head_outputs / work.tensor
     each = np.where(np.asarray(work.tensor) > 1, _SPLIT_LOSS_BYTES, _LOSS_BYTES)
-    return traffic.ways.gathers_head * each * logits / rates.memory_bytes_per_s
+    return traffic.ways.autocasts * each * logits / rates.memory_bytes_per_s

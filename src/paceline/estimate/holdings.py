@@ -71,7 +71,7 @@ def holdings_of(
     moment_share = 1.0 if wide else _moment_share(engine, optimizer, profile, wider)
     ways = ways_of(engine)
     if cluster.backend == "gloo":  # what a process has freed stays resident
-        ways = replace(ways, frees_gradients=0.0)
+        ways = replace(ways, frees_gradients=0.0, side_streams=0.0)
     has_temporaries = cluster.backend != "gloo" and optimizer != "adamw-8bit"
     return Holdings(
         weight_bytes=4.0 if wide else engine.weight_bytes,

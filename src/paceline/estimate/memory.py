@@ -86,10 +86,11 @@ def memory_parts(
     parts = states | then._asdict()
     activations, gathered = then.activations, then.gathered
     parts["buffers"] = _dummy_bytes(model, t) * h.dummy_gradients + h.buffer_bytes
-    trained = np.where(np.asarray(h.is_frozen) > 0, model.trained_share, 1.0)
-    saved = (h.sharded_bytes + h.moment_bytes) * (dense + routed) * t.tensor * t.pipeline * trained
+    saved = (h.sharded_bytes + h.moment_bytes) * (dense + routed) * t.tensor * t.pipeline
+    saved = saved * here.trained_share
     parts["saving"] = np.asarray(h.saving_share * saved / t.num_ranks())
-    parts["slack"] = np.asarray((h.reserved_share - 1) * (activations + gathered))
+    slack = (h.reserved_share - 1) * (activations + gathered)
+    parts["slack"] = np.asarray(slack + _on_side_streams(t, h, here, then.gradients))
     parts["overhead"] = np.broadcast_to(np.asarray(h.overhead_bytes, float), np.shape(dense))
     return {name: np.asarray(parts[name]) for name in PARTS}
 
@@ -142,6 +143,12 @@ class _Here(NamedTuple):
     """All parameters before sharding but routed ones. Stages round up."""
 
     routed: Column
+    unit: Column
+    """Parameters of the largest block."""
+
+    trained_share: Value
+    """Parameters with a gradient as a share of all: 1, or nearly 0 with adapters."""
+
     experts: RoutedSplit
     shared: Shared
 
@@ -162,6 +169,10 @@ def _here(model: Model, t: Layouts, h: Holdings, stage: Value) -> _Here:
     dense = sum(block.count * dense_parameters(block) for block in model.blocks)
     routed = sum(block.count * expert_parameters(block) for block in model.blocks)
     experts = routed_split(t, h.ways)
+    unit = np.asarray(0.0)
+    for each in model.blocks:
+        size = dense_parameters(each) / t.tensor + expert_parameters(each) / experts.holders
+        unit = np.maximum(unit, size * (np.asarray(each.count) > 0))
     return _Here(
         stage=stage,
         has_head=has_head,
@@ -170,6 +181,8 @@ def _here(model: Model, t: Layouts, h: Holdings, stage: Value) -> _Here:
         root=root,
         dense=share * dense / t.tensor + root,
         routed=share * routed / experts.holders,
+        unit=unit,
+        trained_share=np.where(np.asarray(h.is_frozen) > 0, model.trained_share, 1.0),
         experts=experts,
         shared=shared_of(t, h.ways, h.master_bytes),
     )
@@ -182,8 +195,7 @@ def _states(model: Model, t: Layouts, h: Holdings, here: _Here) -> dict[str, Col
     routed_shard = _routed_shard(t, here)
     whole, split = dense + routed, dense / shard + routed / routed_shard
     # What is gathered beside a shard is counted by `_gathered`.
-    frozen = np.asarray(h.is_frozen) > 0
-    trained = np.where(frozen, model.trained_share, 1.0)
+    frozen, trained = np.asarray(h.is_frozen) > 0, here.trained_share
     weights = np.where(shared.shards_weights, h.sharded_bytes * split, h.weight_bytes * whole)
     is_split = is_full | (np.asarray(shared.shards_weights) > 0)
     root = np.where(is_split, here.root / shard, here.root)
@@ -215,8 +227,7 @@ def _stepping_bytes(here: _Here, model: Model, t: Layouts, h: Holdings) -> Colum
     """Temporaries of the optimizer's step, where its state is on the device."""
     dense, routed, routed_shard = here.dense, here.routed, _routed_shard(t, here)
     split = np.where(t.sharding == 0, dense + routed, dense / t.shard + routed / routed_shard)
-    trained = np.where(np.asarray(h.is_frozen) > 0, model.trained_share, 1.0)
-    return np.asarray(h.step_bytes * split * trained * (t.offload == 0))
+    return np.asarray(h.step_bytes * split * here.trained_share * (t.offload == 0))
 
 
 def _fullest_moment(
@@ -277,8 +288,9 @@ def _fullest_moment(
     kept_outside = outside.kept / stream + narrow * model.head_inputs * (1 - 1 / stream)
     logits = outside.logits + narrow * model.head_outputs * (t.pipeline > 1)
     capped = h.kernels.written * model.caps_logits
-    logits = logits + capped * h.kernels.compute_bytes * model.head_outputs
-    loss_peak = outside.loss_peak + h.ways.gathers_head * 4 * model.head_outputs * (t.tensor > 1)
+    narrow_logits = h.kernels.compute_bytes * model.head_outputs
+    logits = logits + (capped + h.ways.keeps_outputs * is_staged * (t.accumulation - 1)) * narrow_logits
+    loss_peak = outside.loss_peak + h.ways.splits_loss * 4 * model.head_outputs * (t.tensor > 1)
     # A backward pass whose second half is put off keeps the gradient of its logits, not the logits.
     waits = np.where(t.schedule == _GPIPE, logits, h.kernels.compute_bytes * model.head_outputs)
     logits = logits + (held_head - 1) * waits
@@ -364,20 +376,13 @@ def _gathered(
     """
     shared = here.shared
     own = np.asarray(h.ways.fsdp_throughout) > 0
-    block = np.asarray(0.0)
-    count = np.asarray(0.0)
-    for each in model.blocks:
-        routed = expert_parameters(each) / here.experts.holders
-        size = dense_parameters(each) / t.tensor + routed
-        block = np.maximum(block, size * (np.asarray(each.count) > 0))
-        count = count + each.count
-    root = here.root
+    block, root = here.unit, here.root
+    count = sum(np.asarray(each.count, float) for each in model.blocks)
     is_apart = (np.asarray(h.ways.wraps_ends) > 0) & (np.asarray(model.num_tied_parameters) == 0)
     embedding = (np.asarray(here.stage) == 0) * model.num_embedding_parameters / t.tensor
     head = root - embedding
     narrow = h.gathered_bytes
-    frozen = np.asarray(h.is_frozen) > 0
-    trained = np.where(frozen, model.trained_share, 1.0)
+    frozen, trained = np.asarray(h.is_frozen) > 0, here.trained_share
     inside = np.where(own & frozen, h.frozen_block_bytes, narrow)
     reduced = (narrow + h.reduce_bytes) * trained
     prefetched = inside * np.where(own, 0.0, block * (count > 0))
@@ -428,6 +433,24 @@ def _cast_parameters(model: Model, t: Layouts, here: _Here) -> tuple[Column, Col
     head = here.root - np.where(is_tied, 0.0, embedding)
     share = share_untouched(t.recompute, t.recompute_every)
     return share * (here.dense - here.root), head
+
+
+def _on_side_streams(t: Layouts, h: Holdings, here: _Here, gradients: Column) -> Column:
+    """What FSDP2's collectives have reserved besides. CUDA's allocator gives memory that was freed
+    on one stream to that stream alone, and these run on their own: shards of gradients come from
+    the reduce-scatters', and buffers to gather two units in a row from the gathers'.
+
+    Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp (pools of blocks are sorted by stream),
+    fsdp/_fully_shard/_fsdp_collectives.py (`foreach_all_gather`, `foreach_reduce`).
+    """
+    if not np.any(h.ways.side_streams):
+        return np.asarray(0.0)
+    split = here.dense / np.maximum(t.shard, 1) + here.routed / _routed_shard(t, here)
+    shards = h.gradient_bytes * split * here.trained_share
+    counted = np.where(here.shared.whole_gradients, 0.0, np.minimum(gradients, shards))
+    gathers = h.gathered_bytes * (np.maximum(here.root, here.unit) + here.unit)
+    used = h.ways.side_streams * here.shared.shards_weights
+    return np.asarray(used * (shards - counted + gathers))
 
 
 def _dummy_bytes(model: Model, t: Layouts) -> Column:

@@ -113,10 +113,9 @@ def _keeps_outputs(one: OneBlock, whole: Column) -> tuple[Column, Column]:
         return np.asarray(0.0), whole
     seq_len = model.seq_len / t.context
     # What a row-parallel matrix gives is kept before it is summed: whole on every tensor rank.
-    # Who keeps the sums gathers the inputs again.
     sums = (block.heads > 0) * 1 + (block.cross_heads > 0) + (block.ffn + block.shared_ffn > 0)
     terms = h.ways.keeps_sums * h.kernels.compute_bytes * sums * block.hidden
-    inputs = (not np.any(h.ways.keeps_sums)) * _gathered_inputs(one)
+    inputs = (not np.any(h.ways.gathers_again)) * _gathered_inputs(one)
     kept = _of_rank(saved_outputs(block, h.kernels, seq_len), one) + inputs
     kept = kept + terms * (1 - 1 / stream)
     if not np.all(np.asarray(h.selective_cheap) > 0):

@@ -60,6 +60,10 @@ class Ways:
     sums_experts: Value = 0.0
     launches_ahead: Value = 0.0
     frees_gradients: Value = 0.0
+    side_streams: Value = 0.0
+    keeps_outputs: Value = 0.0
+    splits_loss: Value = 0.0
+    gathers_again: Value = 0.0
     restores_frozen: Value = 0.0
     fills_first: Value = 0.0
     routed_split: Value = 0.0
