@@ -2,11 +2,13 @@
 
     .venv/bin/python benchmarks/prove_speed.py [n]          # every job n times, 3 when left out
     .venv/bin/python benchmarks/prove_speed.py --whole      # each once more with every block traced
+    .venv/bin/python benchmarks/prove_speed.py --estimates  # the planner's bytes beside the proofs'
 
 Wall time from the start of the process to its end, with the imports of torch. The largest memory is
 that of the larger of the two processes, the command and its helper.
 
-`--whole` takes minutes a job.
+`--whole` takes minutes a job. `--estimates` has 28 blocks of eight families in usual layouts; those
+marked `held` were put away before the estimate was last changed.
 """
 
 import json
@@ -16,9 +18,18 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from figures import machine, spread
+
+from paceline.estimate import case_of, price_one, stage_memory
+from paceline.job import parse_job
+from paceline.parallel import Layout
+from paceline.profile import resolve_decoder, resolve_profile
+from paceline.prove.proof import ModelRequest, Request
+from paceline.prove.prove import prove
+from paceline.topology import find_cluster
 
 COMMON = "data: {corpus: python-stdlib, seq_len: 8192}"
 JOBS = {
@@ -44,8 +55,133 @@ JOBS = {
 """Preset, nodes of 8 H100, samples in a batch, what the layout fixes, and the bar in seconds."""
 
 
+def _config(kind: str, architecture: str, seq_len: int, **sizes: Any) -> tuple[int, dict[str, Any]]:
+    """Tokens of a sample, and a config.json."""
+    usual = {"vocab_size": 32000, "max_position_embeddings": 8192}
+    return seq_len, {"model_type": kind, "architectures": [architecture], **usual, **sizes}
+
+
+def _sizes(layers: int, hidden: int, heads: int, ffn: int, **more: Any) -> dict[str, Any]:
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "intermediate_size": ffn,
+        **more,
+    }
+
+
+_GPT2 = {"n_embd": 768, "n_layer": 8, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
+_GPT2["max_position_embeddings"] = 1024
+_OPT = {"ffn_dim": 8192, "vocab_size": 50272, "word_embed_proj_dim": 2048}
+_MIXTRAL = {"num_local_experts": 8, "num_experts_per_tok": 2, "num_key_value_heads": 8}
+_QWEN = {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 512, "head_dim": 64}
+MODELS = {
+    "gpt2": _config("gpt2", "GPT2LMHeadModel", 1024, **_GPT2),
+    "opt": _config("opt", "OPTForCausalLM", 2048, **_sizes(6, 2048, 32, 8192), **_OPT),
+    "gpt_neox": _config("gpt_neox", "GPTNeoXForCausalLM", 2048, **_sizes(6, 2048, 16, 8192)),
+    "llama": _config(
+        "llama", "LlamaForCausalLM", 4096, **_sizes(8, 2048, 32, 8192, num_key_value_heads=8)
+    ),
+    "qwen3": _config(
+        "qwen3",
+        "Qwen3ForCausalLM",
+        4096,
+        **_sizes(8, 1024, 16, 3072, num_key_value_heads=8, head_dim=128),
+    ),
+    "gemma2": _config(
+        "gemma2",
+        "Gemma2ForCausalLM",
+        4096,
+        **_sizes(6, 2304, 8, 9216, num_key_value_heads=4, head_dim=256),
+    ),
+    "mixtral": _config(
+        "mixtral", "MixtralForCausalLM", 2048, **_sizes(6, 1024, 16, 3584), **_MIXTRAL
+    ),
+    "qwen3_moe": _config(
+        "qwen3_moe",
+        "Qwen3MoeForCausalLM",
+        2048,
+        **_sizes(6, 1024, 16, 3072, num_key_value_heads=4),
+        **_QWEN,
+    ),
+}
+FSDP: dict[str, Any] = {"sharding": "full", "data": 8}
+SPLIT: dict[str, Any] = {"tensor": 2, "sequence_parallel": True}
+STAGES: dict[str, Any] = {"accumulation": 8, "schedule": "1f1b"}
+BLOCKS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("gpt2", "", {"data": 8, "micro_batch": 8}),
+    ("gpt2", "held", {**FSDP, "micro_batch": 8}),
+    ("gpt2", "held", {"data": 8, "micro_batch": 4, "accumulation": 4}),
+    ("gpt2", "", {**FSDP, "micro_batch": 8, "recompute": "selective"}),
+    ("gpt2", "", {**STAGES, "micro_batch": 2, "pipeline": 4}),
+    ("gpt2", "held", {**SPLIT, "micro_batch": 8}),
+    ("llama", "", {"data": 8}),
+    ("llama", "held", {**FSDP, "accumulation": 4}),
+    ("llama", "", {**FSDP, **SPLIT, "data": 4}),
+    ("llama", "held", {**STAGES, "pipeline": 4}),
+    ("llama", "", {**STAGES, "pipeline": 2, "schedule": "interleaved", "chunks": 2}),
+    ("llama", "held", {**FSDP, "data": 4, "context": 2, "context_kind": "ring"}),
+    ("qwen3", "", FSDP),
+    ("qwen3", "held", {"data": 8}),
+    ("qwen3", "held", {**SPLIT, "recompute": "full"}),
+    ("qwen3", "", {**FSDP, "data": 4, "context": 2, "context_kind": "ulysses"}),
+    ("mixtral", "", {"data": 8}),
+    ("mixtral", "held", {**FSDP, "expert": 2}),
+    ("qwen3_moe", "", {**FSDP, "expert": 4}),
+    ("qwen3_moe", "held", {"data": 8}),
+    ("gemma2", "", FSDP),
+    ("gemma2", "held", {"data": 8}),
+    ("opt", "", {"data": 8, "micro_batch": 2}),
+    ("gpt_neox", "held", {**FSDP, "micro_batch": 2}),
+    ("qwen3", "", {**FSDP, "recompute": "full"}),
+    ("opt", "held", {**STAGES, "accumulation": 4, "pipeline": 2}),
+    ("mixtral", "", SPLIT),
+    ("qwen3_moe", "held", {**FSDP, "recompute": "selective"}),
+)
+"""Model, whether it was put away, and what its layout sets, on nodes of 8 H100 in bf16."""
+
+
+def _print_estimates() -> None:
+    """Bytes of tensors of the fullest rank, counted by the estimate and by the proof."""
+    errors: dict[str, list[float]] = {"": [], "held": []}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, half, given in BLOCKS:
+            of = Layout(
+                **{"data": 1, "sharding": "none", "micro_batch": 1, "accumulation": 1} | given
+            )
+            estimated, proved = _bytes_of_both(*MODELS[name], of, Path(folder))
+            errors[half].append(estimated / proved - 1)
+            sizes = f"{estimated / 2**20:>8,.0f}{proved / 2**20:>8,.0f} MiB"
+            recompute = "" if of.recompute == "none" else f", recompute {of.recompute}"
+            print(f"{name:<11}{half:<6}{sizes}{errors[half][-1]:>+8.1%}  {of.name}{recompute}")
+    for half, each in errors.items():
+        off = [abs(error) for error in each]
+        print(f"{half or 'others'}: n {len(off)}, median {median(off):.1%}, worst {max(off):.1%}")
+
+
+def _bytes_of_both(
+    seq_len: int, config: dict[str, Any], of: Layout, folder: Path
+) -> tuple[float, float]:
+    (folder / "config.json").write_text(json.dumps(config))
+    text = (
+        f"model: {{hf_config: config.json}}\ndata: {{path: x, seq_len: {seq_len}}}\n"
+        "cluster: {accelerator: H100-SXM, per_node: 8}\ntrain: {global_batch: 64, steps: 100}\n"
+    )
+    job = parse_job(text, source="job.yaml", folder=folder)
+    case = case_of(resolve_profile(job), find_cluster(job.spec.cluster, job), precision="bf16")
+    shape = resolve_decoder(job)
+    model = ModelRequest(config=config) if shape is None else ModelRequest(decoder=shape)
+    proof = prove(Request(model=model, layout=of, seq_len=seq_len, precision="bf16"))
+    stages = stage_memory(of, case) if of.pipeline > 1 else [price_one(of, case).memory]
+    return max(each.allocated_bytes for each in stages), proof.fullest.peak_bytes
+
+
 def main() -> None:
     """Prove every job, and print what it took."""
+    if "--estimates" in sys.argv:
+        _print_estimates()
+        return
     whole = "--whole" in sys.argv
     counts = [argument for argument in sys.argv[1:] if argument.isdigit()]
     num_runs = int(counts[0]) if counts else 1 if whole else 3

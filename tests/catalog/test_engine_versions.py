@@ -21,6 +21,7 @@ train: {global_batch: 64, steps: 100}
 """
 DATA = Layout(data=8, sharding="full", micro_batch=1, accumulation=2, reduce_every_micro_batch=True)
 """Shards of gradients add up from the first micro-batch to the second."""
+ONCE = replace(DATA, accumulation=1)
 
 
 def case(engine: str, *, optimizer: str = "adamw", nodes: int = 1, seq_len: int = 4096) -> Case:
@@ -64,7 +65,9 @@ def test_every_fact_of_an_older_version_is_a_field_of_the_engine():
 
 def test_torchtune_trains_16_bit_parameters_and_torchtitan_float32_ones():
     n = case("torchtune").profile.num_parameters
-    tune, titan = (price_one(DATA, case(name)).memory.parts for name in ("torchtune", "torchtitan"))
+    tune, titan = (
+        price_one(DATA, case(name)).memory.parts for name in ("torchtune", "torchtitan")
+    )
     states = ("parameters", "gradients", "optimizer", "master copy")
     assert sum(tune[part] or 0 for part in states) == pytest.approx((2 + 2 + 4) * n / 8, rel=1e-6)
     assert sum(titan[part] or 0 for part in states) == pytest.approx((4 + 4 + 8) * n / 8, rel=1e-6)
@@ -203,6 +206,27 @@ def test_torchtitans_pipeline_gathers_and_reduces_once_a_step_as_torchs_schedule
     assert 0.6 * 2 * stage < more < 2 * stage
     assert (once.memory.parts["gradients"] or 0) > 3.9 * stage
     assert once.terms["data"] != often.terms["data"]
+
+
+def test_torchtitans_oldest_loss_is_not_compiled_and_copies_split_logits_once_more():
+    """Its peaks were all estimated too low."""
+    wide = replace(ONCE, data=1, sharding="none", tensor=8, sequence_parallel=True, micro_batch=16)
+    old, new = (
+        price_one(wide, case(f"torchtitan {v}")).memory.parts["activations"] or 0
+        for v in ("0.0.2", "0.1.0")
+    )
+    assert old - new == pytest.approx((2 + 4) * 16 * 4096 * 128256 / 8, rel=0.01)
+
+
+def test_what_fsdps_streams_have_reserved_is_not_the_compute_streams():
+    """Shards of gradients are reserved though they are not there at the loss; so are the buffers
+    that two units are gathered in."""
+    each = case("torchtitan 0.1.0")
+    without = replace(each, engine=replace(each.engine, ways=("frees_gradients",)))
+    more, less = (price_one(ONCE, c).memory.parts["slack"] or 0 for c in (each, without))
+    profile = each.profile
+    gathered = 2 * (profile.num_root_parameters + profile.num_block_parameters)
+    assert more - less == pytest.approx(4 * profile.num_parameters / 8 + gathered, rel=1e-3)
 
 
 def test_torchtitan_gathers_keys_and_values_where_a_ring_passes_them_round():

@@ -1,5 +1,7 @@
 """The simulated step of a proof beside the estimate of the same layout: two counts of one thing."""
 
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -123,6 +125,39 @@ def test_micro_batches_that_wait_keep_logits_and_autocasts_copies(of):
     parts = estimate.memory.parts
     living = sum(parts.values()) - parts["slack"] - parts["overhead"]
     assert proof.fullest.peak_bytes == pytest.approx(living, rel=0.08)
+
+
+def config(kind: str, architecture: str, **sizes) -> dict:
+    return {"model_type": kind, "architectures": [architecture], "vocab_size": 16384, **sizes}
+
+
+HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
+GROUPED = {**HEADS, "hidden_size": 512, "num_hidden_layers": 4, "intermediate_size": 1536}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+WRITTEN = {
+    "gpt2": config("gpt2", "GPT2LMHeadModel", n_embd=512, n_layer=4, n_head=8, n_positions=1024),
+    "qwen3": config("qwen3", "Qwen3ForCausalLM", **GROUPED, head_dim=64),
+    "gemma2": config("gemma2", "Gemma2ForCausalLM", **GROUPED, head_dim=64),
+    "mixtral": config("mixtral", "MixtralForCausalLM", **GROUPED, **EXPERTS),
+}
+"""Models that transformers builds."""
+
+
+@pytest.mark.parametrize(
+    "of",
+    [layout(data=4, sharding="none"), layout(data=4), tensor(2)],
+    ids=["DDP", "FSDP2", "tensor"],
+)
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_memory_of_a_model_that_transformers_builds_is_the_proofs(kind, of, tmp_path):
+    """GPT-2 was 11 % short with DDP, Qwen3 13 %, Gemma 2 58 %: all were taken for our decoder."""
+    (tmp_path / "config.json").write_text(json.dumps(WRITTEN[kind]))
+    text = re.sub("model: .*", "model: {hf_config: config.json}", JOB).replace("4096}", "1024}")
+    job = parse_job(text, source="job.yaml", folder=tmp_path)
+    case = case_of(resolve_profile(job), find_cluster(job.spec.cluster, job), precision="bf16")
+    asked = request(of, model=ModelRequest(config=WRITTEN[kind]), seq_len=1024, is_cuda=True)
+    estimated = price_one(of, case).memory.allocated_bytes
+    assert estimated == pytest.approx(prove(asked).fullest.peak_bytes, rel=0.03)
 
 
 def test_tensor_ranks_under_autocast_enter_their_matrices_in_16_bits():

@@ -15,6 +15,7 @@ from paceline.estimate.given import Holdings, Model, Traffic
 from paceline.estimate.holdings import (
     MOMENT_BYTES,
     holdings_of,
+    is_written,
     root_moment_bytes,
     traffic_of,
 )
@@ -309,6 +310,7 @@ def _model(profile: ModelProfile, engine: Engine) -> Model:
         num_tied_parameters=at_both_ends,
         is_balanced=engine.balances_stages,
         caps_logits=float(profile.caps_logits),
+        written=float(is_written(profile, engine)),
         trained_share=profile.num_trained_parameters / max(profile.num_parameters, 1),
         quantised_share=num_quantised / max(in_blocks, 1),
     )

@@ -33,6 +33,9 @@ class Model:
     caps_logits: Value = 0.0
     """1 where the model caps its logits."""
 
+    written: Value = 0.0
+    """1 where it is transformers' own code."""
+
     quantised_share: Value = 0.0
     """Parameters of the blocks that are kept in 4 bits, as a share of all in the blocks."""
 

@@ -214,6 +214,14 @@ def _gradient_matrices(profile: ModelProfile) -> Iterator[tuple[int, int, int]]:
         yield profile.head_inputs, profile.head_outputs, ends
 
 
+def is_written(profile: ModelProfile, engine: Engine) -> bool:
+    """Whether the engine runs transformers' code of a model: our own runtime does where it has no
+    decoder of its own for it."""
+    if "autocasts" in engine.ways:
+        return not profile.is_built_in
+    return "transformers" in engine.ways
+
+
 def _kernels(
     engine: Engine, cluster: Cluster, layouts: Layouts, profile: ModelProfile, *, wide: bool
 ) -> Kernels:
@@ -221,7 +229,7 @@ def _kernels(
     beside adapters: there the embedding is in the narrow type itself. A model that is not its own
     decoder is transformers' code."""
     if "autocasts" in engine.ways:
-        written = float(not profile.is_built_in)
+        written = float(is_written(profile, engine))
         fused = cluster.backend != "gloo" or not profile.is_built_in
         ends = np.where(layouts.expert > 1, _SPREAD_ENDS, 2)
         if wide:
@@ -255,7 +263,7 @@ def _kernels(
         ffn_casts=engine.ffn_casts,
         gated_copies=engine.gated_copies,
         plain_copies=engine.plain_copies,
-        written=float("transformers" in engine.ways),
+        written=float(is_written(profile, engine)),
         score_bytes=engine.score_bytes,
         dropout_bytes=engine.dropout_bytes,
         second_products=float(engine.second_products),

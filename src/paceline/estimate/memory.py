@@ -287,9 +287,9 @@ def _fullest_moment(
     narrow = h.ways.gathers_head * h.kernels.compute_bytes
     kept_outside = outside.kept / stream + narrow * model.head_inputs * (1 - 1 / stream)
     logits = outside.logits + narrow * model.head_outputs * (t.pipeline > 1)
-    capped = h.kernels.written * model.caps_logits
-    narrow_logits = h.kernels.compute_bytes * model.head_outputs
-    logits = logits + (capped + h.ways.keeps_outputs * is_staged * (t.accumulation - 1)) * narrow_logits
+    copies = h.kernels.written * model.caps_logits
+    copies = copies + h.ways.keeps_outputs * is_staged * (t.accumulation - 1)
+    logits = logits + copies * h.kernels.compute_bytes * model.head_outputs
     loss_peak = outside.loss_peak + h.ways.splits_loss * 4 * model.head_outputs * (t.tensor > 1)
     # A backward pass whose second half is put off keeps the gradient of its logits, not the logits.
     waits = np.where(t.schedule == _GPIPE, logits, h.kernels.compute_bytes * model.head_outputs)

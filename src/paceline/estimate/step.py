@@ -35,6 +35,7 @@ from paceline.estimate.compute import (
     block_times,
     head_times,
     launch_times,
+    unit_times,
 )
 from paceline.estimate.copies import autocasts, copied_parameters_s, own_loss_s
 from paceline.estimate.crossings import crossing_of
@@ -222,10 +223,13 @@ def _block_seconds(
     crossing = crossing_of(block, model, work, t, rates, traffic)
     # While ranks wait for each other's tokens the host launches on.
     waits = crossing.each_pass * (1 - rates.tensor_overlap)
-    launch, launch_back = launch_times(block, rates, AUTOCAST_OPS * autocasts(model, t, traffic))
+    more = AUTOCAST_OPS * autocasts(model, t, traffic)
+    unit, unit_back = unit_times(t, rates, traffic.ways)
+    usual = launch_times(block, rates, written=model.written)
+    launch, back = launch_times(block, rates, more, model.written)
     times = times._replace(
-        forward=np.maximum(times.forward, launch - waits),
-        backward=np.maximum(times.backward, launch_back - waits),
+        forward=np.maximum(np.maximum(times.forward, usual[0]), launch + unit - waits),
+        backward=np.maximum(np.maximum(times.backward, usual[1]), back + unit_back - waits),
     )
     exchange = _expert_s(block, work, t, rates)
     summed = _expert_sums_s(block, t, rates, traffic)

@@ -50,6 +50,9 @@ class Written:
     capped: int = 0
     """1 where scores are capped, which no flash kernel of torch does."""
 
+    ops: int = 30
+    """Operations of its forward pass without routing, which the host launches."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:

@@ -30,6 +30,7 @@ def written_of(fields: Fields, row: Mapping[str, Any], *, norm: int = 0) -> Writ
         norm=row.get("norm", norm),
         activation=_ACTIVATIONS.get(activation, 0),
         drops=int(dropout is not None and fields.number(*dropout) > 0),
+        ops=row.get("ops", Written().ops),
         joined=int(row.get("joined", False)),
         capped=int(capped is not None and fields.number(*capped) > 0),
     )
