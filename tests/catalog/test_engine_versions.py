@@ -65,9 +65,7 @@ def test_every_fact_of_an_older_version_is_a_field_of_the_engine():
 
 def test_torchtune_trains_16_bit_parameters_and_torchtitan_float32_ones():
     n = case("torchtune").profile.num_parameters
-    tune, titan = (
-        price_one(DATA, case(name)).memory.parts for name in ("torchtune", "torchtitan")
-    )
+    tune, titan = (price_one(DATA, case(name)).memory.parts for name in ("torchtune", "torchtitan"))
     states = ("parameters", "gradients", "optimizer", "master copy")
     assert sum(tune[part] or 0 for part in states) == pytest.approx((2 + 2 + 4) * n / 8, rel=1e-6)
     assert sum(titan[part] or 0 for part in states) == pytest.approx((4 + 4 + 8) * n / 8, rel=1e-6)
