@@ -127,7 +127,8 @@ def main() -> None:
             fresh.include(tally)
     for name, tally in (("all", total), ("not seen before", fresh)):
         print(tally.line(name))
-        print(f"  repositories with a false error: {tally.with_false_error}")
+        if tally.judgements["unjudged"] < tally.judgements.total():
+            print(f"  repositories with a false error: {tally.with_false_error}")
     if options.rules:
         print_rules(by_rule)
 
