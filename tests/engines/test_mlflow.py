@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from tests.launch.test_sinks import append, evaluation, step
 
+from paceline.launch.sinks.feed import read_mark
+
 ROOT = Path(__file__).parents[2]
 READ = """
 import json, sys
@@ -184,6 +186,8 @@ def test_s0_21_what_a_dead_mlflow_server_missed_is_sent_when_it_is_back(server, 
         append(run, "metrics.jsonl", step(2), step(3))
         time.sleep(4.0)  # longer than the pause between two flushes: one falls into the gap
         server.up()
+        # MLflow's client waits up to a minute between two tries, a sink's last moment is shorter.
+        wait_until(lambda: (mark := read_mark(run, "mlflow")) is not None and mark.step == 3, 300)
     assert server.read()["history"]["train/loss"] == [[1, 1.0], [2, 2.0], [3, 3.0]]
 
 
