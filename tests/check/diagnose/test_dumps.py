@@ -116,7 +116,9 @@ def test_py_spy_of_all_ranks_names_the_one_that_stands_elsewhere():
     )
     cause = diagnose_text(text).causes[0]
     assert (cause.id, cause.rank) == ("rank0-only-collective-save", 2)
-    assert "train.py:55 in save_checkpoint; 3 others in all_reduce, train.py:40 in step" in cause.what
+    assert (
+        "train.py:55 in save_checkpoint; 3 others in all_reduce, train.py:40 in step" in cause.what
+    )
 
 
 FAULTHANDLER = """\
