@@ -59,6 +59,7 @@ def problems(*overrides: str) -> list[Problem]:
         ("layout.schedule=zero-bubble",),
         ("layout.schedule=dualpipe-v", "model.decoder.layers=12"),
         ("layout.offload=cpu",),
+        ("layout.offload=cpu", "cluster.per_node=1"),
         ("model={preset: mixtral-8x7b}",),
         ("model={preset: gpt2}", "cluster={accelerator: cpu, per_node: 4}"),
     ],

@@ -26,7 +26,12 @@ from paceline.report.plan_text import _short, format_amount, format_plan
 from paceline.units import format_seconds
 
 ONLY_DATA = ("layout.tensor=1", "layout.pipeline=1", "layout.context=1")
-TOO_LARGE = ("model.preset=llama-2-13b", "cluster.accelerator=L4", "cluster.per_node=1")
+TOO_LARGE = (
+    "model.preset=llama-2-13b",
+    "cluster.accelerator=L4",
+    "cluster.per_node=1",
+    "engine=torchtitan",  # which offloads on several ranks alone
+)
 
 
 def refused(*overrides: str) -> Problem:
@@ -574,19 +579,64 @@ ONE_CARD = ("model.preset=llama-2-7b", "cluster.accelerator=RTX-4090", "cluster.
 def test_where_nothing_fits_an_engine_with_which_it_does_is_named_with_its_time():
     """More nodes and another accelerator were all that was named; DeepSpeed's ZeRO-3 offloads on
     one rank, and plans the same job."""
-    fix = refused(*ONE_CARD).fix
+    fix = refused(*ONE_CARD, "engine=torchtitan").fix
     plan = plan_of(JOB, *ONE_CARD, "engine=deepspeed")
     seconds = format_seconds(plan.estimate.step_s)
     named = f"{plan.layout_name} with the host's memory fits, in {seconds} a step, estimated"
     assert fix.startswith(f"set engine to deepspeed: {named}; or set cluster.nodes to")
-    assert refused(*ONE_CARD, "engine=torchtitan").fix.startswith("set engine to deepspeed: ")
     # What the host does not hold its disk may.
     larger = refused(*ONE_CARD, "model.preset=llama-2-70b").fix
     assert larger.startswith("set engine to deepspeed and layout.offload_path to a folder on each")
     # An adapter only our own runtime trains, and an accelerator none of them does.
-    lora = ("model.preset=llama-2-70b", "train.adapter={kind: lora, rank: 8}")
+    lora = ("model.preset=llama-3-405b", "train.adapter={kind: lora, rank: 8}")
     assert "engine" not in refused(*ONE_CARD, *lora).fix
-    assert "engine" not in refused(*ONE_CARD[::2], "cluster.accelerator=TPU-v5e").fix
+    assert "engine" not in refused(*lora[:1], *ONE_CARD[2:], "cluster.accelerator=TPU-v5e").fix
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "sharding", "reason"),
+    [
+        ("RTX-4090", "full", "block by block, before each pass"),
+        ("A100-40", "zero2", "once a step, and gradients go back after each micro-batch"),
+        ("A100-80", "zero1", "once a step, and gradients go back once"),
+    ],
+)
+def test_s0_4_on_one_card_parameters_and_optimizer_are_offloaded_where_nothing_fits_without(
+    accelerator: str, sharding: str, reason: str
+):
+    """P001 named other engines and more cards. The more a card holds, the less is copied."""
+    one = ("cluster.per_node=1", f"cluster.accelerator={accelerator}", "train.global_batch=32")
+    plan = plan_of(JOB, *one)
+    assert (plan.layout.offload, plan.layout.offload_parameters) == ("cpu", True)
+    assert (plan.layout.num_ranks, plan.layout.sharding) == (1, sharding)
+    why = {each.field: each.reason for each in plan.decisions}
+    assert why["layout.offload"].startswith("no layout fits on the accelerators alone")
+    # In float32: 8.03 B parameters, their gradients and two moments.
+    assert plan.host_bytes == pytest.approx(16 * 8.03e9, rel=0.01)
+    assert plan.estimate.memory.parts["parameters"] == 0
+    assert f"copied from the host {reason}" in " ".join(format_plan(plan).split())
+    problem = refused(*one, "layout.offload=none")
+    assert problem.fix.startswith("leave layout.offload at auto: ")
+
+
+def test_s0_4_what_is_copied_between_host_and_card_is_counted_each_time_that_it_crosses():
+    """8.03 B parameters go there in float32 and their gradients come back, at 80 % of 31.5 GB/s;
+    ZeRO-2's gradients do so after each of 16 micro-batches, and are added on the host."""
+    one = ("cluster.per_node=1", "train.global_batch=32", "layout.micro_batch=2")
+    fixed = (*one, "cluster.accelerator=A100-40", "layout.offload=cpu", "layout.recompute=full")
+    copies = {}
+    for sharding in ("zero1", "zero2", "full"):
+        space = ("plan.head_room=0", "cluster.memory=400GiB", f"layout.sharding={sharding}")
+        copies[sharding] = plan_of(JOB, *fixed, *space).estimate.terms["data"]
+    assert copies["zero1"] < copies["zero2"] < copies["full"]
+    once_s = 4 * 8.03e9 / (0.8 * 31.5e9)
+    assert copies["zero1"] < 2 * once_s
+    assert copies["zero2"] < 17 * once_s
+    # Frozen weights have no gradients, and stay in the type that they are multiplied in.
+    lora = (*fixed, "train.adapter={kind: lora, rank: 8}", "layout.sharding=full")
+    plan = plan_of(JOB, *lora)
+    assert plan.host_bytes < 2.1 * 8.03e9
+    assert plan.estimate.terms["data"] < copies["full"] / 2
 
 
 def test_offloading_and_checkpoints_take_the_time_of_the_card_s_own_host_link():

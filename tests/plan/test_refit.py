@@ -49,6 +49,14 @@ def test_s0_13_every_rung_keeps_the_global_batch_and_the_ranks_and_needs_less_me
     assert kinds[-1] == "offload"
 
 
+def test_s0_13_on_one_card_the_last_rung_is_sharding_that_offloads():
+    alone = Layout(data=1, sharding="none", micro_batch=1, accumulation=1, recompute="full")
+    assert list(rungs(alone)) == [{"offload": "cpu", "sharding": "full"}]
+    changes, after = list(ladder(job_of(JOB, "model.preset=gpt2-xl", "cluster.per_node=1")))[-1]
+    assert changes == {"offload": "cpu", "sharding": "full"}
+    assert after.layout.keeps_shards
+
+
 def test_s0_13_what_the_planner_refuses_is_passed_over():
     kinds = {name for changes, _ in ladder(job_of(TINY)) for name in changes}
     assert "offload" not in kinds, "there is nothing to offload to on this machine's CPU"

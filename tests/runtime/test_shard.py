@@ -337,17 +337,19 @@ def test_parameters_that_some_ranks_or_all_leave_unused_get_the_sum_there_is(way
         optimizer.zero_grad()
 
 
-def train_offloaded(rank, world):
-    layout = layout_of(world, "full", offload="cpu")
+def train_offloaded(rank, world, sharding):
+    layout = layout_of(world, sharding, offload="cpu")
     model = shard(decoder(), layout, make_meshes(layout, "cpu"), "fp32")
+    assert all(isinstance(each, DTensor) for each in model.parameters()), "FSDP2 has them"
     gradients, parameters = train(model, layout, rank)
     expected_gradients, expected = alone()
     return deviation(gradients, expected_gradients), deviation(parameters, expected)
 
 
 @pytest.mark.ranks
-def test_offloaded_shards_train_to_the_same_numbers():
-    for gradients, parameters in run_ranks(train_offloaded, 2):
+@pytest.mark.parametrize(("world", "sharding"), [(2, "full"), (1, "full"), (1, "zero1")])
+def test_s0_4_offloaded_shards_train_to_the_same_numbers_also_on_one_rank(world, sharding):
+    for gradients, parameters in run_ranks(train_offloaded, world, sharding):
         assert gradients < 10 * REORDERED
         assert parameters < AFTER_STEPS
 
@@ -356,7 +358,7 @@ def test_offloaded_shards_train_to_the_same_numbers():
     ("options", "said"),
     [
         ({"sharding": "full", "offload": "nvme"}, "cannot be kept on the disk"),
-        ({"sharding": "none", "offload": "cpu"}, "shards nothing"),
+        ({"sharding": "none", "offload": "cpu"}, "layout.sharding is none"),
     ],
 )
 def test_offload_that_is_not_there_is_refused(options, said):

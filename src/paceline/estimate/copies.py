@@ -1,4 +1,5 @@
-"""Seconds that our own runtime spends on copies: of parameters, of what it casts, of logits.
+"""Seconds that our own runtime spends on copies: of parameters, of what it casts, of logits; and
+that any engine spends on copies of what it keeps in host memory.
 
 Counted in traces of `paceline prove` (torch 2.13), a kernel of each, at the bandwidth that
 elementwise operations reach:
@@ -13,7 +14,7 @@ elementwise operations reach:
 Arithmetic on columns: one row a layout, or one row a published run.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from paceline.estimate.compute import Work
 from paceline.estimate.given import Model, Traffic
 from paceline.estimate.rates import Rates
 from paceline.estimate.sharing import shared_of
-from paceline.parallel.table import Layouts
+from paceline.parallel.table import Layouts, code_of
 from paceline.profile.block import Block, Value
 
 Column = Any
@@ -58,7 +59,7 @@ def copied_parameters_s(
 def autocasts(model: Model, t: Layouts, traffic: Traffic) -> Column:
     """Whether a layout multiplies under autocast, with a float32 residual stream: without shards
     of the weights. Beside adapters the embedding is narrow itself."""
-    is_sharded = (t.shard > 1) & (t.sharding > 0) | (np.asarray(model.trained_share) < 1)
+    is_sharded = t.keeps_shards() | (np.asarray(model.trained_share) < 1)
     is_narrow = np.asarray(traffic.element_bytes) < _WIDE
     return (np.asarray(traffic.ways.autocasts) > 0) & is_narrow & ~is_sharded
 
@@ -82,3 +83,32 @@ def own_loss_s(model: Model, work: Work, rates: Rates, traffic: Traffic) -> Colu
     logits = work.tokens * model.head_outputs / work.tensor
     each = np.where(np.asarray(work.tensor) > 1, _SPLIT_LOSS_BYTES, _LOSS_BYTES)
     return traffic.ways.autocasts * each * logits / rates.memory_bytes_per_s
+
+
+class HostCopies(NamedTuple):
+    """Seconds that offloaded parameters and their gradients take between host and accelerator."""
+
+    to_device_s: Column
+    """Before parameters are gathered."""
+
+    to_host_s: Column
+    """After gradients are reduced."""
+
+    added_s: Column
+    """Each further time in a step that they are: the host adds them to those it has."""
+
+
+def host_copies(model: Model, shard: Column, t: Layouts, traffic: Traffic) -> HostCopies:
+    """Of so many parameters, which are one rank's shard; 0 where they stay on the accelerator.
+    Frozen ones are kept in the type that they are multiplied in."""
+    is_disk = t.offload == code_of("offload", "nvme")
+    link = np.where(is_disk, traffic.disk_bytes_per_s, traffic.host_bytes_per_s)
+    trained = np.asarray(model.trained_share)
+    held_bytes = trained * traffic.sharded_bytes + (1 - trained) * traffic.weight_bytes
+    moved = t.offload_parameters * shard
+    gradients = trained * traffic.reduce_bytes * moved
+    return HostCopies(
+        to_device_s=held_bytes * moved / link,
+        to_host_s=gradients / link,
+        added_s=3 * gradients / traffic.host_memory_bytes_per_s,
+    )

@@ -146,6 +146,9 @@ class Holdings:
     saving_share: Value = 0.0
     """1 where a checkpoint is copied in the same memory while it is written (a CPU)."""
 
+    has_host: Value = 1.0
+    """0 where what is offloaded stays in the rank's own memory (a CPU)."""
+
     selective_cheap: Value = 1.0
     """1 where selective recompute keeps only what matrices and flash attention give; 0 where it
     keeps all but the scores of attention."""

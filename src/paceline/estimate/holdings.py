@@ -101,6 +101,7 @@ def holdings_of(
         gathered_inputs=float(engine.gathered_inputs),
         ways=ways,
         saving_share=float(cluster.backend == "gloo"),
+        has_host=float(cluster.has_host),
     )
 
 
@@ -239,7 +240,7 @@ def _kernels(
         has_adapter = profile.adapter is not None
         cast = runtime_kernels("bf16-autocast", fused_norm=fused)
         sharded = runtime_kernels("bf16-sharded", fused_norm=fused)
-        is_sharded = (layouts.shard > 1) & (layouts.sharding > 0) | has_adapter
+        is_sharded = layouts.keeps_shards() | has_adapter
         # Between tensor ranks what enters several matrices is cast once, before it crosses.
         is_once = is_sharded | (layouts.tensor > 1)
         columns = {

@@ -207,8 +207,7 @@ def _states(model: Model, t: Layouts, h: Holdings, here: _Here) -> dict[str, Col
     held = np.where(s == 0, whole, split)
     outside = np.where(s == 0, here.root, here.root / shard)
     moments = h.moment_bytes * held + (h.root_moment_bytes - h.moment_bytes) * outside
-    on_device = t.offload == 0
-    stays = np.logical_not(t.offload_parameters)
+    on_device, stays = _on_device(t, h), _on_device(t, h) | np.logical_not(t.offload_parameters)
     gradients = gradients * (stays | (np.asarray(shared.whole_gradients) > 0))
     return {
         "parameters": stays * np.where(frozen, frozen_weights, weights),
@@ -216,6 +215,11 @@ def _states(model: Model, t: Layouts, h: Holdings, here: _Here) -> dict[str, Col
         "optimizer": on_device * moments * trained,
         "master copy": on_device * h.master_bytes * held * trained,
     }
+
+
+def _on_device(t: Layouts, h: Holdings) -> Column:
+    """Where optimizer state takes the rank's own memory: also offloaded, on a CPU."""
+    return (t.offload == 0) | (np.asarray(h.has_host) == 0)
 
 
 def _routed_shard(t: Layouts, here: _Here) -> Column:
@@ -227,7 +231,7 @@ def _stepping_bytes(here: _Here, model: Model, t: Layouts, h: Holdings) -> Colum
     """Temporaries of the optimizer's step, where its state is on the device."""
     dense, routed, routed_shard = here.dense, here.routed, _routed_shard(t, here)
     split = np.where(t.sharding == 0, dense + routed, dense / t.shard + routed / routed_shard)
-    return np.asarray(h.step_bytes * split * here.trained_share * (t.offload == 0))
+    return np.asarray(h.step_bytes * split * here.trained_share * _on_device(t, h))
 
 
 def _fullest_moment(

@@ -121,7 +121,7 @@ def shared_of(t: Layouts, ways: Ways, keeps_master: Value) -> Shared:
     """
     s = t.sharding
     throughout, has_master = np.asarray(ways.fsdp_throughout) > 0, np.asarray(keeps_master) > 0
-    is_sharded = (s > 0) & (t.shard > 1)
+    is_sharded = t.keeps_shards()
     is_full, once = (s == _FULL) | (s == _HYBRID), (s == _ZERO1) | (s == _ZERO2)
     in_pipeline = (np.asarray(ways.once_in_pipeline) > 0) & (t.pipeline > 1)
     several = t.accumulation > 1

@@ -37,7 +37,7 @@ from paceline.estimate.compute import (
     launch_times,
     unit_times,
 )
-from paceline.estimate.copies import autocasts, copied_parameters_s, own_loss_s
+from paceline.estimate.copies import autocasts, copied_parameters_s, host_copies, own_loss_s
 from paceline.estimate.crossings import crossing_of
 from paceline.estimate.given import Model, Traffic
 from paceline.estimate.muon import muon_s
@@ -241,7 +241,7 @@ def _block_seconds(
     backward = times.backward + again.compute
     device = forward._replace(compute=times.device_forward)
     device_backward = times.device_backward + done_again(device, times, t, rates).compute
-    exposed, hidden = _gathered_s(block, times.forward, backward, t, rates, traffic)
+    exposed, hidden = _gathered_s(block, model, (times.forward, backward), t, rates, traffic)
     return {
         "compute": compute + rates.contention * hidden + 2 * restored,
         "recompute": again.compute + again.restored + copied_again,
@@ -339,9 +339,15 @@ def _expert_sums_s(block: Block, t: Layouts, rates: Rates, traffic: Traffic) -> 
 
 
 def _gathered_s(
-    block: Block, forward: Column, backward: Column, t: Layouts, rates: Rates, traffic: Traffic
+    block: Block,
+    model: Model,
+    passes: tuple[Column, Column],
+    t: Layouts,
+    rates: Rates,
+    traffic: Traffic,
 ) -> tuple[Column, Column]:
-    """Full sharding, one block and micro-batch: seconds that nothing hides, and hidden ones."""
+    """Full sharding, one block and micro-batch: seconds that its passes, forward and backward, do
+    not hide, and seconds that they do."""
     gathers = shared_of(t, traffic.ways, 0.0).gathers_blocks
     experts = _experts(t, traffic)
     dense = dense_parameters(block) / t.tensor
@@ -356,26 +362,17 @@ def _gathered_s(
         apart = all_gather_s(num_bytes * routed, routed_shard, routed_stride, rates)
         return seconds + np.where(np.asarray(routed) > 0, apart, 0.0)
 
-    # Parameters that are kept in the host's memory are copied before each gather, and shards of
-    # gradients after each reduction.
-    copied = t.offload_parameters * (dense / t.shard + routed / routed_shard)
-    copied = copied / _host_bytes_per_s(t, traffic)
-    gather = over(traffic.weight_bytes) + traffic.sharded_bytes * copied
-    reduce = over(traffic.reduce_bytes) + traffic.reduce_bytes * copied
+    moved = host_copies(model, dense / t.shard + routed / routed_shard, t, traffic)
+    gather = over(traffic.weight_bytes) + moved.to_device_s
+    reduce = over(traffic.reduce_bytes) + moved.to_host_s
     reduces = np.where(t.reduce_every_micro_batch, 1.0, 1.0 / t.accumulation)
     back = gather + reduce * reduces
     exposed = np.asarray(0.0)
     hidden = np.asarray(0.0)
-    for needed, window in ((gather, forward), (back, backward)):
+    for needed, window in zip((gather, back), passes, strict=True):
         behind = np.minimum(needed, window) * rates.gather_overlap
         exposed, hidden = exposed + needed - behind, hidden + behind
     return np.where(gathers, exposed, 0.0), np.where(gathers, hidden, 0.0)
-
-
-def _host_bytes_per_s(t: Layouts, traffic: Traffic) -> Column:
-    """Between an accelerator and where its offloaded state is."""
-    is_disk = t.offload == code_of("offload", "nvme")
-    return np.where(is_disk, traffic.disk_bytes_per_s, traffic.host_bytes_per_s)
 
 
 def _data_s(
@@ -403,8 +400,12 @@ def _data_s(
         apart = collective(num_bytes * routed, routed_group, routed_stride, rates)
         return seconds + np.where(np.asarray(routed) > 0, apart, 0.0)
 
-    reduce = over(all_gather_s, traffic.reduce_bytes * trained)
-    gather = over(all_gather_s, traffic.weight_bytes * trained)
+    mine = dense / t.shard + routed / np.maximum(t.shard * experts.replicas // t.expert, 1)
+    moved = host_copies(model, mine, t, traffic)
+    reduces_each = (t.sharding == _ZERO2) | (t.reduce_every_micro_batch > 0)
+    reductions = np.where(reduces_each & ~np.asarray(shared.reduces_late), t.accumulation, 1)
+    reduce = over(all_gather_s, traffic.reduce_bytes * trained) + moved.to_host_s
+    gather = over(all_gather_s, traffic.weight_bytes * trained) + moved.to_device_s
     overlap = np.where(shared.reduces_late, 0.0, rates.gradient_overlap)
     back_window = on_stage * mean["backward"] * overlap
     forward_window = on_stage * mean["forward"] * rates.gradient_overlap
@@ -429,12 +430,15 @@ def _data_s(
     between = np.where(
         t.sharding == _HYBRID, np.maximum(between - back_window, tail * between), 0.0
     )
+    moved_root = host_copies(model, root / t.shard, t, traffic)
+    ends = ends + t.accumulation * moved_root.to_device_s + reductions * moved_root.to_host_s
     full = t.accumulation * on_stage * mean["gathered"] + ends + between
     s = t.sharding
     sharded = np.where(s == _ZERO2, _zero2_s(reduce, gather, t, mean, on_stage, rates), full)
     # A pipeline of our own runtime gathers and reduces once, whatever the sharding.
     sharded = np.where(shared.reduces_late, scattered + gathered + between, sharded)
     seconds = np.where(s == _ZERO1, scattered + gathered, np.where(s == 0, replicated, sharded))
+    seconds = seconds + (reductions - 1) * moved.added_s
     # One rank sends nothing, but parameters in host memory are copied for every pass.
     return np.where((group > 1) | t.offload_parameters, seconds, 0.0)
 
@@ -510,7 +514,9 @@ def _optimizer_s(model: Model, t: Layouts, rates: Rates, traffic: Traffic) -> Co
     mine = (dense / shard + routed / routed_shard) * model.trained_share
     moved = traffic.optimizer_bytes * mine
     here = moved / rates.memory_bytes_per_s
-    crosses = traffic.crossing_bytes * mine / traffic.host_bytes_per_s
+    # Offloaded parameters and their gradients cross when they are gathered and reduced: `_data_s`.
+    crosses = np.logical_not(t.offload_parameters) * traffic.crossing_bytes * mine
+    crosses = crosses / traffic.host_bytes_per_s
     cpu = crosses + moved / traffic.host_memory_bytes_per_s
     disk = moved / traffic.disk_bytes_per_s
     seconds = np.choose(np.broadcast_to(t.offload, np.shape(here)), (here, cpu, disk))

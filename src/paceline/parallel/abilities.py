@@ -266,7 +266,7 @@ def reasons_ours_cannot(layout: Layout) -> Iterator[str]:
     """
     if layout.offload not in OURS.offloads:
         yield f"offload {layout.offload}"
-    elif layout.offload != "none" and layout.shard_degree == 1:
+    elif layout.offload != "none" and not layout.keeps_shards:
         yield f"offload {layout.offload} of a state that is not sharded"
     splits_backward = layout.schedule in SPLIT_BACKWARD
     if layout.pipeline > 1 and splits_backward and layout.recompute in ONE_BACKWARD:

@@ -349,10 +349,13 @@ def _shares(space: Space, group: int, pipeline: int) -> list[_Share]:
     fixed, able = space.fixed, space.abilities
     allowed = able.shardings
     if group == 1:
-        allowed = ("none", *able.offloads_alone)
+        kinds = able.offloads_alone
+        staged = able.pipeline_shardings
+        allowed = ("none", *(each for each in kinds if pipeline == 1 or each in staged))
     if fixed.sharding != "auto":
         allowed = (fixed.sharding,)
-        if group == 1 and fixed.sharding != "none" and _may_share(space):
+        is_alone = fixed.offload in able.offloads[1:] and fixed.sharding in able.offloads_alone
+        if group == 1 and fixed.sharding != "none" and _may_share(space) and not is_alone:
             return []  # what is asked for would be over one rank: nothing at all
     if pipeline > 1 and group > 1:
         allowed = tuple(each for each in allowed if each in able.pipeline_shardings)

@@ -122,6 +122,17 @@ class Layout:
         return self.data * self.context
 
     @property
+    def keeps_shards(self) -> bool:
+        """Whether parameters are kept as shards: over several ranks, or by one that offloads them.
+
+        >>> import dataclasses
+        >>> one = Layout(data=1, sharding="full", micro_batch=1, accumulation=1)
+        >>> one.keeps_shards, dataclasses.replace(one, offload="cpu").keeps_shards
+        (False, True)
+        """
+        return self.shard_degree > 1 or (self.sharding != "none" and self.offload != "none")
+
+    @property
     def name(self) -> str:
         """A short name for people.
 

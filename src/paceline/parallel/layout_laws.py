@@ -244,14 +244,13 @@ def check_offload_of(layout: Layout) -> Iterator[Problem]:
             where="layout.offload",
             fix="set layout.offload to cpu, or render the job for an engine that has nvme",
         )
-    if layout.offload == "cpu" and layout.shard_degree == 1:
+    if layout.offload == "cpu" and not layout.keeps_shards:
         yield Problem(
             code="L024",
-            what="optimizer state is kept in the host's memory only where it is sharded, and "
-            f"{layout.name} shards nothing",
+            what="parameters and optimizer state are kept in the host's memory by FSDP2, and "
+            "layout.sharding is none",
             where="layout.offload",
-            fix="set layout.sharding to full, zero1 or zero2 on two ranks or more, "
-            "or leave layout.offload out",
+            fix="set layout.sharding to full, zero1 or zero2, or leave layout.offload out",
         )
 
 
@@ -268,7 +267,7 @@ def check_compression(
     """
     if kind == "none":
         return
-    if layout.shard_degree > 1:
+    if layout.keeps_shards:
         yield Problem(
             code="L024",
             what=f"gradients are compressed ({kind}) in an all-reduce, and sharding "
@@ -304,7 +303,7 @@ def check_all_reduce(
     one rank nothing is reduced, and nothing refused."""
     if layout.num_ranks == 1:
         return
-    if bucket_bytes is not None and layout.shard_degree > 1:
+    if bucket_bytes is not None and layout.keeps_shards:
         yield Problem(
             code="L024",
             what=f"gradients go in buckets of a given size only in an all-reduce, and sharding "
@@ -312,8 +311,8 @@ def check_all_reduce(
             where="train.bucket",
             fix="set layout.sharding to none, or leave train.bucket out",
         )
-    if static_graph and (layout.shard_degree > 1 or not is_plain):
-        has = f"sharding {layout.sharding}" if layout.shard_degree > 1 else layout.name
+    if static_graph and (layout.keeps_shards or not is_plain):
+        has = f"sharding {layout.sharding}" if layout.keeps_shards else layout.name
         yield Problem(
             code="L024",
             what=f"a static graph is promised to DDP, and {has} does without DDP",

@@ -108,9 +108,7 @@ def _with_data(layout: Layout, data: int, policy: BatchPolicy) -> Layout | None:
             sharding, shard = "full", None
         elif sharers % layout.shard_degree:
             return None
-    if sharers == 1 and sharding != "none":
-        if layout.offload != "none":
-            return None  # only a sharded state is offloaded
+    if sharers == 1 and layout.offload == "none":
         sharding = "none"
     return replace(
         layout,

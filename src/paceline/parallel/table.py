@@ -100,6 +100,10 @@ class Layouts:
         """Ranks of each layout."""
         return self.data * self.tensor * self.pipeline * self.context
 
+    def keeps_shards(self) -> Column:
+        """Where parameters are kept as shards, by `Layout.keeps_shards`."""
+        return (self.sharding > 0) & ((self.shard > 1) | (self.offload > 0))
+
 
 def table_of(layouts: Sequence[Layout]) -> Layouts:
     """The table with these layouts as its rows.

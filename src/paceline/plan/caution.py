@@ -313,13 +313,16 @@ def _large_units(
     if other is not None and other[0].sharding not in ("full", "hybrid"):
         fix = f"leave layout.sharding at auto: {case.named(other[0])} fits and gathers no units"
     else:
-        fix = (
-            f"layout.tensor {layout.tensor * 2} halves every unit; steps may be slower"
-            if space.abilities.tensor
-            else "an engine with tensor ranks (engine: megatron) splits each unit"
-        )
-        if case.engine.wraps == "blocks" and "embedding" in name:
-            fix = f"{_WRAP_ENDS}; or {fix}"
+        fixes = [_WRAP_ENDS] if case.engine.wraps == "blocks" and "embedding" in name else []
+        if space.num_ranks % (layout.tensor * 2):
+            fixes.append("take accelerators with more memory: one rank cannot split a unit")
+        elif space.abilities.tensor:
+            fixes.append(
+                f"layout.tensor {layout.tensor * 2} halves every unit; steps may be slower"
+            )
+        else:
+            fixes.append("an engine with tensor ranks (engine: megatron) splits each unit")
+        fix = "; or ".join(fixes)
     yield Caution(
         about="gather",
         what=f"{format_bytes(largest)} are gathered at once ({name}), more than "

@@ -288,8 +288,10 @@ def _why_sharding(choice: Choice) -> str:
         for p in choice.too_large
         if p[0].sharding != layout.sharding and way_of(p[0])[:-1] == degrees
     ]
+    if layout.data * layout.context == 1:
+        return _why_shards_alone(layout)
     if not fitting and not too_large:
-        return "one rank has nothing to share" if layout.num_ranks == 1 else "fixed by the job"
+        return "fixed by the job"
     if not same:
         if not too_large:
             return "the only one there is with these degrees"
@@ -307,15 +309,29 @@ def _why_sharding(choice: Choice) -> str:
     return f"simpler, and at most {choice.margin:.0%} slower than {choice.case.named(other)}"
 
 
+_COPIED = {
+    "zero1": "once a step, and gradients go back once",
+    "zero2": "once a step, and gradients go back after each micro-batch",
+    "full": "block by block, before each pass",
+}
+"""How offloaded parameters reach the accelerator: `runtime/strategy/data/shard.py`."""
+
+
+def _why_shards_alone(layout: Layout) -> str:
+    """Of a layout in which no two ranks hold the same part of the model."""
+    if layout.keeps_shards and layout.offload_parameters:
+        return f"parameters are copied from the host {_COPIED[layout.sharding]}"
+    if layout.num_ranks == 1:
+        return "one rank has nothing to share"
+    return "data and context are 1, so no two ranks hold the same part and could share it"
+
+
 def _why_sharding_alone(choice: Choice) -> str:
     """Against the same layout with simpler things shared, which does not fit, or against the best
     layout of each other sharding."""
     layout, limit = choice.layout, choice.limit_bytes
-    group = layout.data * layout.context
-    if group == 1:
-        if layout.num_ranks == 1:
-            return "one rank has nothing to share"
-        return "data and context are 1, so no two ranks hold the same part and could share it"
+    if layout.data * layout.context == 1:
+        return _why_shards_alone(layout)
     able = abilities_of(choice.case.engine.name)
     kinds = [k for k in SHARDINGS if k in able.shardings and k not in ("hybrid", layout.sharding)]
     if layout.pipeline > 1:

@@ -64,9 +64,9 @@ def check_building(facts: ModuleFacts, job: Job, cluster: Cluster) -> Iterator[P
 
 
 def host_bytes_of(layouts: Layouts, case: Case) -> Any:
-    """Optimizer state and master copies that are off the accelerators, and parameters with a
-    gradient of their size where those are: bytes of all ranks of the fullest node, for each cell of
-    a grid. A node is taken to hold ranks of one stage."""
+    """Optimizer state and master copies that are off the accelerators, and parameters with the
+    gradients of those that are trained where those are: bytes of all ranks of the fullest node, for
+    each cell of a grid. A node is taken to hold ranks of one stage."""
     nowhere = np.zeros_like(np.asarray(layouts.offload))
     on_device = replace(layouts, offload=nowhere, offload_parameters=nowhere)
     holdings = holdings_of(
@@ -81,7 +81,8 @@ def host_bytes_of(layouts: Layouts, case: Case) -> Any:
     most: Any = 0.0
     for stage in (0, np.minimum(1, last), last):
         parts = memory_parts(case.model, on_device, holdings, stage)
-        moved = 2 * parts["parameters"] * (np.asarray(layouts.offload_parameters) > 0)
+        moved = parts["parameters"] + np.minimum(parts["parameters"], parts["gradients"])
+        moved = moved * (np.asarray(layouts.offload_parameters) > 0)
         most = np.maximum(most, parts["optimizer"] + parts["master copy"] + moved)
     return np.where(layouts.offload == 0, 0.0, most * case.cluster.ranks_per_node)
 

@@ -195,13 +195,13 @@ def _search(job: Job, space: Space, case: Case, limit_bytes: float) -> tuple[Spa
     them where none fits without, or the fastest sends for more than half of its step."""
     margin = job.spec.plan.simpler_margin
     found = search(space, case, limit_bytes=limit_bytes, margin=margin)
-    offloads = set(offloads_of(job)) & set(space.abilities.offloads)
-    if job.spec.layout.offload != "auto" or case.cluster.is_local or not offloads:
+    offloads = offloads_of(job, case.cluster)
+    if job.spec.layout.offload != "auto" or not set(offloads) & set(space.abilities.offloads):
         return space, found
     alone = None if found.near is None else found.near.fastest()
     if alone is not None and _sent_share(price_one(alone, case)) <= _MOST_SENT:
         return space, found
-    wider = replace(space, offloads=("none", *offloads_of(job)))
+    wider = replace(space, offloads=("none", *offloads))
     found = search(wider, case, limit_bytes=limit_bytes, margin=margin)
     return wider, replace(found, fastest_alone=alone)
 

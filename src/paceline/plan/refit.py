@@ -47,7 +47,7 @@ def rungs(layout: Layout) -> Iterator[dict[str, Any]]:
     {'sharding': 'full'}
     {'sharding': 'zero2'}
     {'sharding': 'zero1'}
-    {'offload': 'cpu'}
+    {'offload': 'cpu', 'sharding': 'full'}
     """
     size = layout.micro_batch
     if size > 1:
@@ -61,7 +61,8 @@ def rungs(layout: Layout) -> Iterator[dict[str, Any]]:
         for sharding in reversed(_SHARED[_SHARED.index(layout.sharding) + 1 :]):
             yield {"sharding": sharding}
     if layout.offload == "none":
-        yield {"offload": "cpu"}
+        alone = {"sharding": "full"} if layout.sharding == "none" else {}
+        yield {"offload": "cpu"} | alone
 
 
 def next_fit(job: Job, plan: Plan, make_plan: Callable[[Job], Plan]) -> Refit | None:
@@ -74,7 +75,7 @@ def next_fit(job: Job, plan: Plan, make_plan: Callable[[Job], Plan]) -> Refit | 
         make_plan: The planner, and whatever else may refuse a job, by a `PacelineError`.
     """
     for changes in rungs(plan.layout):
-        if "offload" in changes and plan.cluster.accelerator == "cpu":
+        if "offload" in changes and not plan.cluster.has_host:
             continue  # it is the same memory
         fixed = replace(_fixed(plan.layout), offload_path=job.spec.layout.offload_path)
         other = replace(job, spec=replace(job.spec, layout=replace(fixed, **changes)))

@@ -18,7 +18,7 @@ from paceline.parallel.layout import Layout
 from paceline.plan.host import host_limit_bytes, host_limit_source, over_host_bytes
 from paceline.plan.search import Found, estimates_of, grid_bytes
 from paceline.profile import resolve_profile
-from paceline.topology import find_cluster
+from paceline.topology import Cluster, find_cluster
 from paceline.units import format_bytes
 
 _MOST_DOUBLINGS = 12
@@ -33,9 +33,11 @@ _LEANER_OPTIMIZERS = {
 }
 
 
-def offloads_of(job: Job) -> tuple[Offload, ...]:
+def offloads_of(job: Job, cluster: Cluster) -> tuple[Offload, ...]:
     """Where optimizer state may go when nothing fits on the accelerators: to a disk only where the
-    job names a folder on it."""
+    job names a folder on it, nowhere where the ranks compute in the host's memory."""
+    if not cluster.has_host:
+        return ()
     return ("cpu", "nvme") if job.spec.layout.offload_path is not None else ("cpu",)
 
 
@@ -132,12 +134,8 @@ class _Asked:
     @property
     def open_space(self) -> Space:
         """With nothing fixed, and optimizer state wherever there is room."""
-        offloads: tuple[Offload, ...] = ("none", *offloads_of(self.job))
-        return replace(
-            self.space,
-            fixed=LayoutSpec(),
-            offloads=("none",) if self.case.cluster.is_local else offloads,
-        )
+        offloads = offloads_of(self.job, self.case.cluster)
+        return replace(self.space, fixed=LayoutSpec(), offloads=("none", *offloads))
 
 
 def _ways_to_fit(asked: _Asked, needed_bytes: int) -> list[str]:
@@ -194,9 +192,8 @@ def _less_head_room(asked: _Asked) -> str | None:
 
 def _on_disk(asked: _Asked) -> Iterator[str]:
     """Optimizer state on a disk, where the engine has it and the job names no folder."""
-    if "nvme" not in asked.space.abilities.offloads or asked.case.cluster.is_local:
-        return
-    if "nvme" in offloads_of(asked.job):
+    is_known = "nvme" in offloads_of(asked.job, asked.case.cluster)
+    if is_known or "nvme" not in asked.space.abilities.offloads or not asked.case.cluster.has_host:
         return
     space = replace(asked.open_space, offloads=("nvme",))
     if asked.fitting(space, asked.case) is not None:

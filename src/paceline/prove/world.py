@@ -100,7 +100,7 @@ def trace_step(
         tracer.routed_share = 1 / layout.tensor
     pretended = FakeTensorMode(allow_non_fake_inputs=True) if is_fake else nullcontext()
     # Hooks on the parameters themselves sum gradients that are not sharded: those must be there.
-    needs_memory = layout.shard_degree == 1
+    needs_memory = not layout.keeps_shards
     model = models.build(request.model, request.seq_len)  # never under two names: stages free it
     ways = ways_of(model)
     given: Any = {

@@ -85,6 +85,12 @@ class Cluster:
         return self.num_nodes * self.ranks_per_node
 
     @property
+    def has_host(self) -> bool:
+        """Whether its accelerators have memory of their own beside the host's, so that something
+        can be offloaded."""
+        return self.backend not in ("gloo", "mlx")
+
+    @property
     def copy_bytes_per_s(self) -> float:
         """From one accelerator to its host as copies reach it: what offloading, snapshots and
         checkpoints are estimated by."""

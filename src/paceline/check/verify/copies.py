@@ -148,7 +148,7 @@ def _shards(facts: Facts) -> Line:
     if not any(pieces.values()):
         return skipped(name, "the layout was not run")
     layout = facts.case.layout
-    shards = layout.sharding != "none" and layout.shard_degree > 1
+    shards = layout.shard_degree > 1
     for parameter in {each: None for here in pieces.values() for each in here}:
         held = {rank: here[parameter] for rank, here in pieces.items() if parameter in here}
         wrong = _wrong_parts(held, is_sharded=shards)

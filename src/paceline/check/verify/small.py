@@ -60,7 +60,7 @@ def small_case(
     layout = with_overrides(small.layout, overrides)
     if ranks is not None and layout.num_ranks > ranks:
         raise _too_many(layout, ranks)
-    if layout.num_ranks == 1:
+    if layout.num_ranks == 1 and not layout.keeps_shards:
         raise _one_rank(plan.layout)
     notes = list(small.notes if not overrides else ())
     seq_len = _seq_len(job.spec.data.seq_len, layout)
@@ -137,7 +137,7 @@ def small_layout(planned: Layout, ranks: int | None = None) -> _Small:
         degrees["data"], used = degrees["data"] * 2, used * 2
     sharers = degrees["data"] * degrees["context"]
     sharding = planned.sharding
-    if sharers == 1 and sharding != "none":
+    if sharers == 1 and sharding != "none" and planned.offload != "cpu":
         sharding = "none"
         left_out.append(f"sharding {planned.sharding}")
     if sharding == "hybrid" and sharers < 4:

@@ -115,7 +115,7 @@ def apply(
         split_experts(part, layout, meshes, ways)
         if ways is not None:
             split_tensors(part, layout, meshes, tensor_ways(ways, layout))
-    fills_shards = layout.shard_degree > 1
+    fills_shards = layout.keeps_shards
     if fill is not None and not fills_shards:
         fill(model)
     move_parts(model, layout, meshes.device_type)

@@ -34,7 +34,7 @@ def send_from_first_rank(model: nn.Module, device_type: str) -> None:
 def move_parts(model: nn.Module, layout: Layout, device_type: str) -> None:
     """What is left of a model on this rank, on its device. In place; nothing on meta. FSDP2 moves
     and shards one unit after the other by itself, so that no device ever holds a whole part."""
-    if layout.shard_degree > 1:
+    if layout.keeps_shards:
         return
     if any(parameter.is_meta for parameter in model.parameters()):
         return

@@ -50,8 +50,8 @@ def autocast(
 
 
 def casts_itself(layout: Layout) -> bool:
-    """Whether the wrapped model casts its own parameters: sharded over more than one rank."""
-    return layout.shard_degree > 1
+    """Whether the wrapped model casts its own parameters, as FSDP2 does."""
+    return layout.keeps_shards
 
 
 def set_up_precision(precision: Precision) -> None:

@@ -112,7 +112,7 @@ def shard(
             ),
         ]
     )
-    if layout.shard_degree > 1:
+    if layout.keeps_shards:
         for part in parts_of(model):
             _shard_part(part, layout, meshes, precision, ways)
         return model
