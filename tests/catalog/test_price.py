@@ -12,7 +12,9 @@ from paceline.catalog import (
     load_providers,
     offers_of_nodes,
 )
+from paceline.catalog.load import read_shipped
 from paceline.catalog.price import PRICE_COLUMNS, Price, read_prices
+from paceline.catalog.provider import read_rents
 from paceline.errors import JobError, Problem
 
 
@@ -157,7 +159,7 @@ def test_every_provider_of_a_price_is_known_and_what_it_bills_has_a_day_and_a_so
     assert {row.provider for row in load_prices()} <= set(providers)
     instances = {(row.provider, row.instance) for row in load_prices()}
     for provider in providers.values():
-        for rent in (provider.storage, provider.egress):
+        for rent in (provider.rents.storage, provider.rents.egress):
             assert rent is None or (rent.as_of and rent.source)
             rates = [usd for _, usd in rent.steps] if rent else []
             assert all(0 <= usd < 1 for usd in rates)
@@ -165,6 +167,12 @@ def test_every_provider_of_a_price_is_known_and_what_it_bills_has_a_day_and_a_so
         for instance, fabric in provider.fabrics.items():
             assert (provider.name, instance) in instances
             assert fabric.source
+
+
+def test_the_shipped_prices_of_storage_and_traffic_pass_as_a_reader_s_own_do():
+    for name, row in read_shipped("providers.toml").items():
+        own = {key: row[key] for key in ("storage", "egress") if key in row}
+        assert read_rents(own, where=name, file="my.toml") == (load_providers()[name].rents, [])
 
 
 def test_an_accelerator_s_price_serves_any_number_where_the_provider_bills_so():

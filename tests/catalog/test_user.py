@@ -1,6 +1,7 @@
 """A catalog file of the reader's own: what it changes, and what is wrong with it."""
 
 import tomllib
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from paceline.catalog.load import load_accelerators
 from paceline.catalog.price import PRICE_COLUMNS
 from paceline.catalog.user import CATALOG_FILE, catalog_example, find_catalog_file, merge_catalog
 from paceline.errors import JobError, Problem
+from paceline.estimate.cost import Keeping, run_costs
 
 FILE = Path("my.toml")
+TODAY = date.today()
 
 
 def merge(text: str) -> Catalog:
@@ -183,6 +186,14 @@ def test_a_table_that_is_none_is_refused(text: str):
         *((f"spot_per_hour_usd = {text}", "a number above 0") for text in ("nan", "-inf", "0.0")),
         ("num_accelerators = -8", "a whole number above 0"),
         ('as_of = "yesterday"', "a day, such as 2026-09-01"),
+        (
+            "as_of = 2999-01-01",
+            f"the day of the price list, which has come: this machine has {TODAY}",
+        ),
+        (
+            'as_of = "by 2999-01-01"',
+            f"the day of the price list, which has come: this machine has {TODAY}",
+        ),
     ],
 )
 def test_a_number_that_is_no_price_is_refused(line: str, fix: str):
@@ -193,6 +204,83 @@ def test_a_number_that_is_no_price_is_refused(line: str, fix: str):
     (problem,) = problems(f"[[prices]]\n{lines}\n")
     assert (problem.code, problem.where) == ("T013", f"prices 1.{key} in my.toml")
     assert problem.fix == f"write {fix}"
+
+
+MINE = """
+[[prices]]
+provider = "Mine"
+accelerator = "L4"
+per_hour_usd = 1
+as_of = 2026-09-01
+"""
+
+
+def test_s0_14_storage_and_traffic_have_prices_of_one_s_own_that_come_before_the_shipped_ones():
+    own = """
+    [providers.mine]
+    storage = {usd_per_gb_month = 0.01, as_of = 2026-09-01, source = "our contract"}
+    egress = {steps = [[10, 0.0], [0, 0.02]], as_of = 2026-09-01}
+    [providers.aws]
+    storage = {usd_per_gb_month = 0, as_of = 2026-09-01}
+    """
+    prices = merge(MINE + own).prices
+    (mine,) = [price for price in prices if price.provider == "Mine"]
+    aws = next(price for price in find_prices("L4", prices=prices) if price.provider == "aws")
+    assert mine.rents.storage.source == "our contract"
+    assert mine.rents.egress.source == "my.toml"
+    month_s, keeping = 365 * 24 / 12 * 3600, Keeping(stored_bytes=1e12, sent_bytes=1e12)
+    costs = run_costs(num_accelerators=1, train_s=month_s, prices=[mine, aws], keeping=keeping)
+    terms = {cost.provider: cost.terms for cost in costs}
+    assert terms["Mine"]["storage"] == pytest.approx(1000 * 0.01)
+    assert terms["Mine"]["egress"] == pytest.approx(990 * 0.02)
+    assert terms["aws"]["storage"] == 0
+    assert terms["aws"]["egress"] == pytest.approx(900 * 0.09), (
+        "what the file leaves out is shipped"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "place"),
+    [
+        *(
+            (f"storage = {{usd_per_gb_month = {text}, as_of = 2026-09-01}}", "T013", "storage.usd_")
+            for text in ("nan", "inf", "-1", '"dear"', "true")
+        ),
+        ("storage = {usd_per_gb_month = 1, as_of = 2999-01-01}", "T013", "storage.as_of"),
+        ("storage = {usd_per_gb_month = 1}", "T012", "storage"),
+        ("storage = {usd_per_gb_month = 1, as_of = 2026-09-01, region = 'x'}", "T011", "storage"),
+        ("storage = 3", "T013", "storage"),
+        ("disk = {usd_per_gb_month = 1, as_of = 2026-09-01}", "T011", ""),
+        *(
+            (f"egress = {{steps = {text}, as_of = 2026-09-01}}", "T013", "egress.steps")
+            for text in (
+                "[]",
+                "[[10, 0.1]]",  # what is sent beyond has no price
+                "[[0, 0.1], [10, 0.2]]",
+                "[[20, 0.1], [10, 0.2], [0, 0.3]]",
+                "[[10, nan], [0, 0.3]]",
+                "[[10, -0.1], [0, 0.3]]",
+                "[[inf, 0.1], [0, 0.3]]",
+                "[10, 0.1]",
+                "0.1",
+            )
+        ),
+    ],
+)
+def test_s0_14_a_price_of_storage_or_traffic_that_is_none_is_refused(line, code, place):
+    (problem,) = problems(f"{MINE}[providers.mine]\n{line}\n")
+    assert problem.code == code
+    assert problem.where.startswith(f"providers.mine{'.' if place else ''}{place}")
+
+
+def test_storage_of_a_provider_whose_machines_have_no_price_is_refused_with_the_nearest():
+    (problem,) = problems(MINE + "[providers.mien]\n")
+    assert (problem.what, problem.fix) == (
+        "no machine of `mien` has a price",
+        "did you mean `Mine`?",
+    )
+    (other,) = problems("[providers.qqqq]\n")
+    assert other.fix == 'add one: [[prices]] with provider = "qqqq"'
 
 
 def test_a_price_of_an_unknown_accelerator_is_refused():

@@ -7,6 +7,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
+from datetime import date, timedelta
 from types import UnionType
 from typing import (
     Any,
@@ -77,6 +78,24 @@ def number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
         raise ValueError("a number above 0")
     return float(value)
+
+
+def day(value: object) -> str:
+    """A day, or `by` a day; TOML has days too."""
+    found = re.fullmatch(r"(?:by )?(\d{4}-\d\d-\d\d)", str(value))
+    try:
+        date.fromisoformat(found[1] if found else "")
+    except ValueError:
+        raise ValueError("a day, such as 2026-09-01") from None
+    return str(value)
+
+
+def past_day(value: object) -> str:
+    """A day that has come: tomorrow is today in another time zone."""
+    told, today = day(value), date.today()
+    if date.fromisoformat(told.removeprefix("by ")) > today + timedelta(days=1):
+        raise ValueError(f"the day of the price list, which has come: this machine has {today}")
+    return told
 
 
 def share(value: object) -> float:

@@ -5,17 +5,15 @@ reader's own replaces them. Leaves out: storage, traffic, taxes, discounts and r
 """
 
 import csv
-import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from datetime import date
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from paceline.catalog import _rows as r
 from paceline.catalog.load import accelerator_spellings, load_accelerators
-from paceline.catalog.provider import load_providers
+from paceline.catalog.provider import Rents, load_providers
 from paceline.errors import JobError, Problem
 
 
@@ -53,6 +51,9 @@ class Price:
     host_memory_bytes: int | None = None
     """Host memory of the instance; None is unknown, or chosen and paid apart."""
 
+    rents: Rents = field(default_factory=Rents)
+    """The provider's storage and traffic out as the reader's own file has them."""
+
     @property
     def per_accelerator_hour_usd(self) -> float:
         """On demand, in US dollars."""
@@ -66,19 +67,9 @@ class Price:
         return self.spot_per_hour_usd / self.num_accelerators
 
 
-def _day(value: object) -> str:
-    """A day, or `by` a day; TOML has days too."""
-    found = re.fullmatch(r"(?:by )?(\d{4}-\d\d-\d\d)", str(value))
-    try:
-        date.fromisoformat(found[1] if found else "")
-    except ValueError:
-        raise ValueError("a day, such as 2026-09-01") from None
-    return str(value)
-
-
 PRICE_KEYS: Mapping[str, r.Key] = {
-    **r.keys_of(Price, without=("spelled", "note", "source", "as_of")),
-    "as_of": r.Key(read=_day, required=True),
+    **r.keys_of(Price, without=("spelled", "note", "source", "as_of", "rents")),
+    "as_of": r.Key(read=r.past_day, required=True),
     "source": r.Key(read=r.text),
 }
 """Every key of a row of `[[prices]]`."""
@@ -100,16 +91,23 @@ def load_prices() -> tuple[Price, ...]:
     """Every price that is shipped, mapped to our names or not."""
     text = (files("paceline.catalog") / "prices.csv").read_text(encoding="utf-8")
     names = accelerator_spellings(load_accelerators())
-    return read_prices(text, file="prices.csv", spellings=names)
+    return read_prices(text, file="prices.csv", spellings=names, day=r.day)
 
 
-def read_prices(text: str, *, file: str, spellings: Mapping[str, str]) -> tuple[Price, ...]:
+def read_prices(
+    text: str,
+    *,
+    file: str,
+    spellings: Mapping[str, str],
+    day: Callable[[object], str] = r.past_day,
+) -> tuple[Price, ...]:
     """The rows of a table with the columns of `PRICE_COLUMNS`, as the catalog's `prices.csv`.
 
     Args:
         text: The table.
         file: Its name, for messages.
         spellings: Every spelling of an accelerator -> the name it stands for.
+        day: Reads the day of a price; one that has not come is refused.
 
     Raises:
         JobError: Every mistake of the table at once, `T001` and `T011` to `T013`.
@@ -119,6 +117,7 @@ def read_prices(text: str, *, file: str, spellings: Mapping[str, str]) -> tuple[
     head = dict.fromkeys(PRICE_COLUMNS, r.Key(read=r.text, required=True))
     _, problems = r.read_row(head, {name: name for name in columns}, where="line 1", file=file)
     JobError.raise_for(problems)
+    keys = {**_CELLS, "as_of": r.Key(read=day, required=True)}
     found: list[Price] = []
     for row in rows:
         where = f"line {rows.line_num}"
@@ -133,7 +132,7 @@ def read_prices(text: str, *, file: str, spellings: Mapping[str, str]) -> tuple[
             )
             continue
         cells = {name: cell.strip() for name, cell in row.items() if cell.strip()}
-        values, wrong = r.read_row(_CELLS, cells, where=where, file=file)
+        values, wrong = r.read_row(keys, cells, where=where, file=file)
         name, unknown = name_of_price(values.get("name"), spellings, f"{where}.name in {file}")
         problems += wrong + unknown
         if not wrong + unknown:
@@ -197,7 +196,7 @@ _CELLS: Mapping[str, r.Key] = {
     "host_memory_gib": r.Key(read=_number),
     "per_hour_usd": r.Key(read=_number, required=True),
     "spot_per_hour_usd": r.Key(read=_number),
-    "as_of": r.Key(read=_day, required=True),
+    "as_of": r.Key(read=r.day, required=True),
     "source": r.Key(read=r.text, required=True),
     "note": r.Key(read=r.text),
 }

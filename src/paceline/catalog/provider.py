@@ -4,12 +4,14 @@ Leaves out: block storage, requests, taxes, discounts, and traffic inside a prov
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import inf
 from typing import Any
 
+from paceline.catalog import _rows as r
 from paceline.catalog.load import read_shipped
+from paceline.errors import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,14 @@ class Rent:
             paid += max(0.0, min(gigabytes, up_to) - below) * rate
             below = up_to
         return paid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rents:
+    """What a provider bills besides the hour; None is unknown."""
+
+    storage: Rent | None = None
+    egress: Rent | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +79,7 @@ class Provider:
     one_machine: str | None = None
     """Why a run there has one machine alone; None where several can be joined."""
 
-    storage: Rent | None = None
-    egress: Rent | None = None
+    rents: Rents = field(default_factory=Rents)
     fabrics: Mapping[str, Fabric] = field(default_factory=dict)
     """Instance -> the network between instances; one that is not there is unknown."""
 
@@ -82,17 +91,71 @@ def load_providers() -> Mapping[str, Provider]:
 
 
 def _provider(name: str, row: Mapping[str, Any]) -> Provider:
-    egress = row.get("egress")
-    steps = () if egress is None else tuple((up_to or inf, usd) for up_to, usd in egress["steps"])
     return Provider(
         name=name,
         render=row["render"],
         by_accelerator=row.get("by_accelerator", False),
         serverless=row.get("serverless", False),
         one_machine=row.get("one_machine"),
-        storage=Rent(**row["storage"]) if "storage" in row else None,
-        egress=None
-        if egress is None
-        else Rent(as_of=egress["as_of"], source=egress["source"], steps=steps),
+        rents=_rents({key: row[key] for key in RENT_KEYS if key in row}, ""),
         fabrics={instance: Fabric(**fabric) for instance, fabric in row.get("fabrics", {}).items()},
     )
+
+
+def _rents(rows: Mapping[str, Mapping[str, Any]], file: str) -> Rents:
+    """Of rows that are known to be right; a source that is not given is their file."""
+    made = {key: Rent(**{"source": file, **row}) for key, row in rows.items()}
+    for key, rent in made.items():
+        ends = tuple((up_to or inf, usd) for up_to, usd in rent.steps)
+        made[key] = replace(rent, steps=ends)
+    return Rents(**made)
+
+
+def read_rents(row: Mapping[str, Any], *, where: str, file: str) -> tuple[Rents, list[Problem]]:
+    """The storage and traffic prices of one provider, of a file of the reader's own.
+
+    Args:
+        row: `storage` and `egress`, as in `providers.toml`.
+        where: The row for messages, such as `providers.mylab`.
+        file: The file for messages.
+    """
+    tables = {name: r.Key(read=_table) for name in RENT_KEYS}
+    found, problems = r.read_row(tables, row, where=where, file=file)
+    read: dict[str, dict[str, Any]] = {}
+    for name, values in found.items():
+        place = f"{where}.{name}"
+        read[name], wrong = r.read_row(RENT_KEYS[name], values, where=place, file=file)
+        problems += wrong
+    return (Rents() if problems else _rents(read, file)), problems
+
+
+def _table(value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError("a table, such as {usd_per_gb_month = 0.02, as_of = 2026-09-01}")
+    return value
+
+
+def _free_or_dollars(value: object) -> float:
+    return 0.0 if value == 0 and not isinstance(value, bool) else r.number(value)
+
+
+def _steps(value: object) -> tuple[tuple[float, float], ...]:
+    """Prices up to so many gigabytes, each above the one before; the last has no end."""
+    pairs = value if isinstance(value, list) else []
+    try:
+        steps = tuple((_free_or_dollars(up_to), _free_or_dollars(usd)) for up_to, usd in pairs)
+    except (TypeError, ValueError):
+        steps = ()
+    ends = [up_to for up_to, _ in steps]
+    if not ends or ends[-1] != 0 or 0 in ends[:-1] or ends[:-1] != sorted(set(ends[:-1])):
+        raise ValueError("[[100, 0.0], [0, 0.09]]: up to so many GB, dollars a GB; 0 is no end")
+    return steps
+
+
+_DATED = {"as_of": r.Key(read=r.past_day, required=True), "source": r.Key(read=r.text)}
+
+RENT_KEYS: Mapping[str, Mapping[str, r.Key]] = {
+    "storage": {"usd_per_gb_month": r.Key(read=_free_or_dollars, required=True), **_DATED},
+    "egress": {"steps": r.Key(read=_steps, required=True), **_DATED},
+}
+"""Every key of `[providers.NAME.storage]` and `[providers.NAME.egress]`."""

@@ -2,8 +2,8 @@
 
 The file is TOML: `[accelerators.NAME]` and `[links.NAME]` change a known row, or add one that is
 whole or `like` another; `[[prices]]` replace the shipped ones of the same provider and
-accelerator; `prices_file` names a table that replaces them all; `[efficiencies.NAME]` is checked
-and kept, for `estimate/` to read.
+accelerator; `prices_file` names a table that replaces them all; `[providers.NAME]` has a provider's
+`storage` and `egress`; `[efficiencies.NAME]` is checked and kept, for `estimate/` to read.
 """
 
 import tomllib
@@ -33,12 +33,13 @@ from paceline.catalog.price import (
     name_of_price,
     read_prices,
 )
-from paceline.errors import JobError, Problem
+from paceline.catalog.provider import Rents, read_rents
+from paceline.errors import JobError, Problem, did_you_mean
 
 CATALOG_FILE = "paceline-catalog.toml"
 """Read when it lies beside the job file."""
 
-_TABLES = ("accelerators", "links", "prices", "prices_file", "efficiencies")
+_TABLES = ("accelerators", "links", "prices", "prices_file", "providers", "efficiencies")
 _T = TypeVar("_T")
 
 
@@ -120,19 +121,18 @@ def merge_catalog(tables: Mapping[str, Any], path: Path) -> Catalog:
     accelerators = {**shipped.accelerators, **new}
     prices = _prices(tables, accelerators, file, problems)
     listed = _listed(tables, accelerators, path, problems)
+    replaced = {(price.provider, price.accelerator) for price in prices}
+    prices += [each for each in listed if (each.provider, each.accelerator) not in replaced]
+    prices = _with_rents(tables, prices, file, problems)
     efficiencies = _tables_of(tables, "efficiencies", file, problems)
     names = accelerator_spellings(accelerators)
     problems += check_efficiencies(efficiencies, names, file=file)
     if problems:
         raise JobError(*problems)
-    replaced = {(price.provider, price.accelerator) for price in prices}
     return Catalog(
         accelerators=accelerators,
         links=all_links,
-        prices=(
-            *prices,
-            *(p for p in listed if (p.provider, p.accelerator) not in replaced),
-        ),
+        prices=tuple(prices),
         efficiencies=_with_families(_by_name(efficiencies, names), merge.likes),
         source=path,
         changed=frozenset(
@@ -311,6 +311,31 @@ def _prices(
         if not wrong + unknown:
             found.append(replace(make_price(values, file=file), accelerator=name))
     return found
+
+
+def _with_rents(
+    tables: Mapping[str, Any], prices: list[Price], file: str, problems: list[Problem]
+) -> list[Price]:
+    """The prices with what the file says of their providers' storage and traffic out."""
+    known = {price.provider.lower(): price.provider for price in prices}
+    own: dict[str, Rents] = {}
+    for name, row in _tables_of(tables, "providers", file, problems).items():
+        where = f"providers.{name}"
+        rents, wrong = read_rents(row, where=where, file=file)
+        problems += wrong
+        if name.lower() in known:
+            own[known[name.lower()]] = rents
+        elif not any(each.where.startswith("prices") for each in problems):
+            problems.append(
+                Problem(
+                    code="T013",
+                    what=f"no machine of `{name}` has a price",
+                    where=f"{where} in {file}",
+                    fix=did_you_mean(name, list(known.values()), cutoff=0.4)
+                    or f'add one: [[prices]] with provider = "{name}"',
+                )
+            )
+    return [replace(each, rents=own.get(each.provider, each.rents)) for each in prices]
 
 
 def _listed(

@@ -99,7 +99,7 @@ def command(
     token at --mfu, or --tokens-per-s as measured. With --requests-per-day and --latency, what it
     costs to answer requests, and from which load on a machine that is always on is cheaper than
     one billed by the request. Nothing is rented. Prices have their day; your own
-    paceline-catalog.toml adds or replaces them.
+    paceline-catalog.toml adds or replaces them, of machines, storage and traffic out.
 
     \b
     Examples:

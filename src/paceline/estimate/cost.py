@@ -297,7 +297,7 @@ class _Run:
         idle = 1 - self.num_accelerators / (count * price.num_accelerators)
         if idle > 0:
             terms |= {"training": paid * useful * (1 - idle), "idle": paid * useful * idle}
-        kept, lacking = _kept(_provider(price), self.keeping, hours)
+        kept, lacking = _kept(price, self.keeping, hours)
         usd = paid + sum(kept.values())
         return RunCost(
             provider=price.provider,
@@ -325,22 +325,26 @@ def _order(cost: RunCost) -> tuple[bool, float, str, str]:
 
 
 def _kept(
-    provider: Provider, keeping: Keeping | None, hours: float
+    price: Price, keeping: Keeping | None, hours: float
 ) -> tuple[dict[str, float], list[str]]:
-    """Dollars of storage and of traffic out, and the prices that are not known."""
+    """Dollars of storage and of traffic out, and the prices that are not known. The reader's own
+    prices come before those that are shipped."""
+    shipped = _provider(price).rents
+    storage = price.rents.storage or shipped.storage
+    egress = price.rents.egress or shipped.egress
     terms: dict[str, float] = {}
     lacking: list[str] = []
     if keeping is not None and keeping.stored_bytes:
-        if provider.storage is None:
-            lacking.append(f"{provider.name}'s price of storage")
+        if storage is None:
+            lacking.append(f"{price.provider}'s price of storage")
         else:
             stored = keeping.stored_bytes / _GB
-            terms["storage"] = provider.storage.usd(stored, months=hours / _MONTH_H)
+            terms["storage"] = storage.usd(stored, months=hours / _MONTH_H)
     if keeping is not None and keeping.sent_bytes:
-        if provider.egress is None:
-            lacking.append(f"{provider.name}'s price of traffic out")
+        if egress is None:
+            lacking.append(f"{price.provider}'s price of traffic out")
         else:
-            terms["egress"] = provider.egress.usd(keeping.sent_bytes / _GB)
+            terms["egress"] = egress.usd(keeping.sent_bytes / _GB)
     return terms, lacking
 
 
