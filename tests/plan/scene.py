@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+
+from paceline.errors import PlanError, Problem
 from paceline.job import Job, parse_job
 from paceline.plan import Plan, make_plan
 from paceline.profile import resolve_decoder, resolve_profile
@@ -52,3 +55,10 @@ def cluster_of(job: Job) -> Cluster:
 def plan_of(text: str = JOB, *overrides: str) -> Plan:
     job = job_of(text, *overrides)
     return make_plan(job, cluster_of(job), resolve_profile(job), resolve_decoder(job))
+
+
+def refused_of(text: str, *overrides: str) -> Problem:
+    with pytest.raises(PlanError) as caught:
+        plan_of(text, *overrides)
+    (problem,) = caught.value.problems
+    return problem

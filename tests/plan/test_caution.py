@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from tests.plan.scene import JOB, TINY, job_of, plan_of
+from tests.plan.scene import JOB, TINY, job_of, plan_of, refused_of
 
 from paceline.catalog.efficiencies import load_efficiencies
 from paceline.plan import Plan
@@ -31,6 +31,38 @@ def test_a_plan_without_a_sample_length_says_which_it_assumes():
     assert what.endswith("those of samples of 256 tokens")
     assert fix.startswith("set data.seq_len to")
     assert cautions("data.seq_len=512", text=without) == {}
+
+
+def test_nodes_that_the_catalog_does_not_have_are_named_with_what_is_assumed_of_them():
+    """16 GH200 were planned with one 400 Gb/s port for 8 of them, without a word."""
+    shape = ("cluster.accelerator=GH200", "cluster.per_node=8")
+    what, fix = cautions(*shape)["cluster"]
+    assert what == (
+        "the catalog has no node of 8 GH200, but of 1; it is assumed that all 8 share the 400 Gb/s "
+        "network of 1 and that pcie-5-x16 joins them inside the node"
+    )
+    assert "NICs of a node carry together, such as 8x400Gb/s; set cluster.topology" in fix
+    what, fix = cautions(*shape, "cluster.network=8x400Gb/s")["cluster"]
+    assert "network" not in what
+    assert fix == "set cluster.topology to a file with what nvidia-smi topo -m prints there"
+    for usual in (("cluster.per_node=4",), (shape[0], "cluster.per_node=1")):
+        assert "cluster" not in cautions(*usual)
+
+
+def test_host_memory_that_is_assumed_is_named_where_something_is_offloaded_and_can_be_set():
+    offloads = ("cluster.nodes=1", "cluster.per_node=1", "cluster.accelerator=RTX-4090")
+    large = JOB.replace("llama-3-8b", "llama-2-7b")
+    what, fix = cautions(*offloads, text=large)["host memory"]
+    assert what.startswith("a node is assumed to have 256 GiB for 1 accelerator,")
+    assert fix == "set cluster.host_memory to what a node has"
+    declared = plan_of(large, *offloads, "cluster.host_memory=128GiB")
+    assert "host memory" not in {each.about for each in declared.cautions}
+    assert "of 128 GiB (declared)" in format_plan(declared)
+    problem = refused_of(large, *offloads, "cluster.host_memory=64GiB", "layout.offload=cpu")
+    assert "has 64 GiB (declared)" in problem.what
+    assert "cluster.host_memory" not in problem.fix
+    larger = refused_of(large, *offloads, "model.preset=llama-2-70b", "layout.offload=cpu")
+    assert larger.fix.endswith("or set cluster.host_memory, where a node has more")
 
 
 STAGES = ("layout.pipeline=4", "layout.tensor=2", "layout.data=2", "layout.micro_batch=1")

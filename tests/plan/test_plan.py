@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.plan.scene import JOB, TINY, cluster_of, job_of, plan_of
+from tests.plan.scene import JOB, TINY, cluster_of, job_of, plan_of, refused_of
 
 from paceline.cli.plan import command
 from paceline.errors import JobError, PlanError, Problem
@@ -38,13 +38,6 @@ def refused(*overrides: str) -> Problem:
     with pytest.raises(PlanError) as caught:
         plan_of(JOB, *overrides)
     assert caught.value.exit_code == 3
-    (problem,) = caught.value.problems
-    return problem
-
-
-def refused_of(text: str, *overrides: str) -> Problem:
-    with pytest.raises(PlanError) as caught:
-        plan_of(text, *overrides)
     (problem,) = caught.value.problems
     return problem
 

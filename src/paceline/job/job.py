@@ -251,6 +251,10 @@ class ClusterSpec:
     memory: Bytes | Auto = "auto"
     """Memory of one accelerator (of one node, on CPU). `auto` is the catalog's or the machine's."""
 
+    host_memory: Bytes | Auto = "auto"
+    """Memory of one node's host, for what is offloaded there. `auto` is this machine's, or assumed:
+    256 GiB for each accelerator, as in a DGX H100."""
+
     network: NetworkRate | Auto = "auto"
     """Bandwidth between nodes, for each node and direction: `8x400Gb/s InfiniBand`, `100GbE`; the
     word is `network_kind`. `auto` is the catalog's usual network for the accelerator."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+from paceline.catalog import Catalog
 from paceline.catalog.efficiencies import Efficiencies
 from paceline.estimate import Case, Estimate
 from paceline.estimate.estimate import case_holdings
@@ -18,9 +19,11 @@ from paceline.parallel.abilities import check_accelerator, check_has_files
 from paceline.parallel.table import table_of
 from paceline.plan.choose import choose
 from paceline.plan.decision import Caution, Unit
+from paceline.plan.host import ASSUMED_HOST, host_limit_bytes, host_limit_source
 from paceline.plan.search import estimates_of, search
 from paceline.profile import ModelProfile, resolve_config
 from paceline.profile.block import dense_parameters, expert_parameters
+from paceline.topology import Cluster
 from paceline.units import format_bytes, format_seconds
 
 MOST_BUBBLE = 0.2
@@ -105,6 +108,41 @@ def _assumed_length(job: Job) -> Iterator[Caution]:
         f"{job.spec.data.seq_len} tokens",
         fix="set data.seq_len to the length that you train with",
     )
+
+
+def assumed_shape(
+    job: Job, catalog: Catalog, cluster: Cluster, layout: Layout
+) -> Iterator[Caution]:
+    """What is taken for granted of declared nodes that the catalog does not have so."""
+    known, spec = catalog.accelerators.get(cluster.accelerator), job.spec.cluster
+    if cluster.is_local or known is None:
+        return
+    per_node, taken, fixes = cluster.ranks_per_node, [], []
+    if per_node > known.num_per_node and cluster.num_nodes > 1 and spec.network == "auto":
+        rate = (cluster.network_bytes_per_s or 0) * 8e-9
+        taken.append(f"all {per_node} share the {rate:.4g} Gb/s network of {known.num_per_node}")
+        fixes.append(
+            "set cluster.network to what all NICs of a node carry together, such as "
+            f"{per_node}x{rate / known.num_per_node:.4g}Gb/s"
+        )
+    around = next((each for each in cluster.levels if each.size == per_node), None)
+    if per_node > known.num_per_node and spec.topology is None and around is not None:
+        taken.append(f"{around.link or around.name} joins them inside the node")
+        fixes.append("set cluster.topology to a file with what nvidia-smi topo -m prints there")
+    if taken:
+        yield Caution(
+            about="cluster",
+            what=f"the catalog has no node of {per_node} {known.name}, but of "
+            f"{known.num_per_node}; it is assumed that {' and that '.join(taken)}",
+            fix="; ".join(fixes),
+        )
+    if layout.offload == "cpu" and host_limit_source(cluster, "cpu") == ASSUMED_HOST:
+        yield Caution(
+            about="host memory",
+            what=f"a node is assumed to have {format_bytes(host_limit_bytes(cluster, 'cpu'))} for "
+            f"{per_node} accelerator{'s' if per_node > 1 else ''}, as a DGX H100 has in proportion",
+            fix="set cluster.host_memory to what a node has",
+        )
 
 
 def _bubble(

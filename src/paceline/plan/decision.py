@@ -80,6 +80,8 @@ class Caution:
         "tensor",
         "data parallel",
         "gather",
+        "cluster",
+        "host memory",
         "efficiency",
         "sample length",
     ]

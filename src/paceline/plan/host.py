@@ -29,8 +29,11 @@ _NODE_BYTES, _NODE_DISK_BYTES, _NODE_RANKS = 2 * 2**40, int(8 * 3.84e12), 8
 NVMe. Assumed of every node that is not looked at, in proportion to its accelerators."""
 
 
+ASSUMED_HOST = "assumed, as in a DGX H100"
+
+
 def host_limit_bytes(cluster: Cluster, offload: str) -> int:
-    """Bytes a node has for offloaded state: measured on this machine, else assumed."""
+    """Bytes a node has for offloaded state: measured or declared, else assumed."""
     if offload == "cpu" and cluster.host_bytes is not None:
         return cluster.host_bytes
     whole = _NODE_DISK_BYTES if offload == "nvme" else _NODE_BYTES
@@ -39,8 +42,8 @@ def host_limit_bytes(cluster: Cluster, offload: str) -> int:
 
 def host_limit_source(cluster: Cluster, offload: str) -> str:
     """How that is known."""
-    is_measured = offload == "cpu" and cluster.host_bytes is not None
-    return "measured" if is_measured else "assumed, as in a DGX H100"
+    is_known = offload == "cpu" and cluster.host_bytes is not None
+    return cluster.known.get("host_bytes", "measured") if is_known else ASSUMED_HOST
 
 
 def check_building(facts: ModuleFacts, job: Job, cluster: Cluster) -> Iterator[Problem]:

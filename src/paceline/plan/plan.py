@@ -25,6 +25,7 @@ from paceline.parallel.abilities import OURS, Abilities, check_accelerator, plan
 from paceline.parallel.engine_laws import check_training
 from paceline.plan.caution import (
     assumed_efficiency,
+    assumed_shape,
     cautions_of,
     units_of,
 )
@@ -182,6 +183,7 @@ def _plan_on(asked: _Asked) -> Plan:
         stage_blocks=stage_sizes(choice.layout, case),
         cautions=(
             *cautions_of(job, space, case, choice.layout, choice.estimate, limit_bytes=limit),
+            *assumed_shape(job, asked.catalog, cluster, choice.layout),
             *assumed_efficiency(_efficiencies(asked), case),
         ),
         units=units_of(case, choice.layout),

@@ -15,7 +15,12 @@ from paceline.estimate import Case
 from paceline.job import Job, LayoutSpec, PlanSpec
 from paceline.parallel import Space, grids
 from paceline.parallel.layout import Layout
-from paceline.plan.host import host_limit_bytes, host_limit_source, over_host_bytes
+from paceline.plan.host import (
+    ASSUMED_HOST,
+    host_limit_bytes,
+    host_limit_source,
+    over_host_bytes,
+)
 from paceline.plan.search import Found, estimates_of, grid_bytes
 from paceline.profile import resolve_profile
 from paceline.topology import Cluster, find_cluster
@@ -98,13 +103,15 @@ def _host_too_small(job: Job, case: Case, needed_bytes: float) -> Problem:
     offload = job.spec.layout.offload
     limit = host_limit_bytes(case.cluster, offload)
     place = "on disk" if offload == "nvme" else "in the host's memory"
+    is_assumed = offload == "cpu" and host_limit_source(case.cluster, offload) == ASSUMED_HOST
     return Problem(
         code="P004",
         what=f"no layout fits with the optimizer {place}: a node needs at least "
         f"{format_bytes(needed_bytes)} there and has {format_bytes(limit)} "
         f"({host_limit_source(case.cluster, offload)})",
         where=job.where("layout.offload"),
-        fix="leave layout.offload out, share the optimizer (layout.sharding), or add nodes",
+        fix="leave layout.offload out, share the optimizer (layout.sharding), or add nodes"
+        + ("; or set cluster.host_memory, where a node has more" if is_assumed else ""),
     )
 
 

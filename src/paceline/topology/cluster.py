@@ -67,7 +67,7 @@ class Cluster:
     catalog has no such link."""
 
     host_bytes: int | None = None
-    """Memory of one node's host, where it was looked at; None on a declared cluster."""
+    """Memory of one node's host, where it was looked at or declared; None is unknown."""
 
     num_multiprocessors: int | None = None
     """Multiprocessors of one accelerator; None is unknown."""

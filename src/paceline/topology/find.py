@@ -285,7 +285,9 @@ def _cpu_cluster(spec: ClusterSpec, machine: Machine, catalog: Catalog) -> Clust
             network_known=network_known,
             network_kind=_kind(spec),
         ),
-        host_bytes=machine.memory_bytes // spec.nodes,
+        host_bytes=(
+            machine.memory_bytes // spec.nodes if spec.host_memory == "auto" else spec.host_memory
+        ),
         known=_KNOWN_CATALOG
         | {
             "memory_bytes": "declared" if declared else "measured",
@@ -295,6 +297,7 @@ def _cpu_cluster(spec: ClusterSpec, machine: Machine, catalog: Catalog) -> Clust
             "link_bytes_per_s": "cited",
             "network_bytes_per_s": network_known,
             "overhead_bytes": "cited",
+            "host_bytes": "measured" if spec.host_memory == "auto" else "declared",
         },
     )
 
@@ -556,7 +559,7 @@ def _from_catalog(
         link_bytes_per_s=link_bytes_per_s if has_rates else None,
         network_bytes_per_s=network if has_rates or spec.network != "auto" else None,
         host_link_bytes_per_s=host_bytes_per_s(known, catalog.links) if has_rates else None,
-        host_bytes=host_bytes,
+        host_bytes=host_bytes if spec.host_memory == "auto" else spec.host_memory,
         levels=levels,
         num_multiprocessors=known.num_multiprocessors if has_rates else None,
         known=_KNOWN_CATALOG
@@ -565,6 +568,7 @@ def _from_catalog(
             "memory_bytes": memory_known if spec.memory == "auto" else "declared",
             "usable_bytes": memory_known if spec.memory == "auto" else "declared",
             "network_bytes_per_s": network_known,
+            "host_bytes": "measured" if spec.host_memory == "auto" else "declared",
         },
     )
 
