@@ -607,6 +607,10 @@ def test_s0_4_on_one_card_parameters_and_optimizer_are_offloaded_where_nothing_f
     # In float32: 8.03 B parameters, their gradients and two moments.
     assert plan.host_bytes == pytest.approx(16 * 8.03e9, rel=0.01)
     assert plan.estimate.memory.parts["parameters"] == 0
+    whole = plan_of(
+        JOB, *one, "cluster.memory=900GiB", "layout.micro_batch=32", "layout.offload=cpu"
+    )
+    assert whole.host_bytes == plan.host_bytes
     assert f"copied from the host {reason}" in " ".join(format_plan(plan).split())
     problem = refused(*one, "layout.offload=none")
     assert problem.fix.startswith("leave layout.offload at auto: ")

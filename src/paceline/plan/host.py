@@ -84,7 +84,10 @@ def host_bytes_of(layouts: Layouts, case: Case) -> Any:
     most: Any = 0.0
     for stage in (0, np.minimum(1, last), last):
         parts = memory_parts(case.model, on_device, holdings, stage)
-        moved = parts["parameters"] + np.minimum(parts["parameters"], parts["gradients"])
+        gradients = parts["parameters"]
+        if case.profile.adapter is not None:  # moments are of what is trained
+            gradients = parts["optimizer"] * holdings.gradient_bytes / holdings.moment_bytes
+        moved = parts["parameters"] + gradients
         moved = moved * (np.asarray(layouts.offload_parameters) > 0)
         most = np.maximum(most, parts["optimizer"] + parts["master copy"] + moved)
     return np.where(layouts.offload == 0, 0.0, most * case.cluster.ranks_per_node)
