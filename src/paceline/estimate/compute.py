@@ -168,7 +168,7 @@ def launch_times(
 
 def unit_times(t: Layouts, rates: Rates, ways: Ways) -> tuple[Column, Column]:
     """Seconds in which FSDP2's own Python holds the host for one unit, in either pass."""
-    is_sharded = (t.sharding > 0) & (t.shard > 1) & (np.asarray(rates.host_s) > 0)
+    is_sharded = t.keeps_shards() & (np.asarray(rates.host_s) > 0)
     each = ways.side_streams * is_sharded
     gathers = (t.sharding >= code_of("sharding", "full")) & (t.pipeline == 1)
     return each * _UNIT_S, each * np.where(gathers, _UNIT_BACKWARD_S, _UNIT_ONCE_BACKWARD_S)
