@@ -450,6 +450,10 @@ def _on_side_streams(t: Layouts, h: Holdings, here: _Here, gradients: Column) ->
     if not np.any(h.ways.side_streams):
         return np.asarray(0.0)
     split = here.dense / np.maximum(t.shard, 1) + here.routed / _routed_shard(t, here)
+    # Those of offloaded parameters go on to the host, unit by unit.
+    unit = np.maximum(here.root, here.unit) / np.maximum(t.shard, 1)
+    goes_on = t.offload_parameters & np.logical_not(_on_device(t, h))
+    split = np.where(goes_on, np.minimum(unit, split), split)
     shards = h.gradient_bytes * split * here.trained_share
     counted = np.where(here.shared.whole_gradients, 0.0, np.minimum(gradients, shards))
     gathers = h.gathered_bytes * (np.maximum(here.root, here.unit) + here.unit)
