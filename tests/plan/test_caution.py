@@ -162,7 +162,7 @@ def test_s1_4_the_units_of_full_sharding_are_listed_and_a_large_one_is_warned_of
 
 def test_s3_5_the_gathered_unit_of_an_offloaded_model_is_priced_and_named():
     fixed = ("layout.sharding=full", "layout.offload=cpu", "layout.tensor=1", "layout.pipeline=1")
-    plan = plan_of(JOB, *fixed, "engine=accelerate")
+    plan = plan_of(JOB, *fixed, "engine=accelerate", "train.global_batch=8")
     root, block = plan.units
     assert plan.estimate.memory.parts["gathered"] >= root.num_bytes + block.num_bytes
     (caution,) = [each for each in plan.cautions if each.about == "gather"]
