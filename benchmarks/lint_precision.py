@@ -240,7 +240,7 @@ def result_file(repository: Repository, options: argparse.Namespace) -> Path | N
 
 def keep(repository: Repository, linted: Linted, options: argparse.Namespace) -> None:
     path = result_file(repository, options)
-    if path is not None:
+    if path is not None and not linted.trouble:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(asdict(linted)), encoding="utf-8")
 
