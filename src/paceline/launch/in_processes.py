@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -28,10 +29,16 @@ def map_in_processes(function: Callable[[_A], _T], items: Sequence[_A]) -> Itera
         return
     _function = function
     try:
-        with multiprocessing.get_context("fork").Pool(num) as pool:
+        with multiprocessing.get_context("fork").Pool(num, _ends_quietly) as pool:
             yield from pool.imap_unordered(_call, items, chunksize=8)
     finally:
         _function = None
+
+
+def _ends_quietly() -> None:
+    """A process of the pool: Ctrl-C is its parent's, which ends it by a signal that it obeys."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _call(item: Any) -> Any:

@@ -210,17 +210,13 @@ def _mentions_processes(value: Value) -> bool:
 
 
 def _counts_prepared(program: Program, steps: Value) -> bool:
-    """Whether the number is of steps of the loader that was prepared already."""
-    prepares = program.calls(f"{ACCELERATOR}.prepare")
-    if not prepares:
-        return False
-    first = min(call.order for call in prepares)
-    lengths = [
-        one.call
+    """Whether the number is of steps of a loader that was prepared already: of one process."""
+    measured = [
+        one.call.argument(0) or Value()
         for one in steps.origins()
         if isinstance(one.call, Call) and one.call.name == "builtins.len"
     ]
-    return any(call.order > first for call in lengths)
+    return any(one.instance == "accelerate.prepared" for each in measured for one in each.any())
 
 
 def check_gathered_metrics(program: Program, context: Context) -> Iterator[Finding]:

@@ -61,7 +61,7 @@ def check_set_epoch(program: Program, context: Context) -> Iterator[Finding]:
             if sampler in reported or not shuffles(sampler):
                 continue
             epochs = epoch_loop(program, loop)
-            if epochs is None or only_evaluates(program, loop):
+            if epochs is None or not trains(program, loop):
                 continue
             reported.add(sampler)
             yield from epoch_findings(program, sampler, loop, epochs)
@@ -95,17 +95,9 @@ def epoch_loop(program: Program, loop: Loop) -> Loop | None:
     return outer[-1] if outer else None
 
 
-def only_evaluates(program: Program, loop: Loop) -> bool:
-    """Whether a loop over batches runs the model and trains nothing: their order is all one."""
-    if any(loop in one.loops for one in (*program.backwards, *program.steps)):
-        return False
-    forwards = [one for one in program.forwards if loop in one.loops]
-    return bool(forwards) and all(without_gradients(one) for one in forwards)
-
-
-def without_gradients(call: Call) -> bool:
-    entered = [one.instance or one.name or "" for one in call.withs]
-    return any(one.endswith(("no_grad", "inference_mode")) for one in entered)
+def trains(program: Program, loop: Loop) -> bool:
+    """Whether a loop over batches trains; to others, their order is all one."""
+    return any(loop in one.loops for one in (*program.backwards, *program.steps))
 
 
 def epoch_findings(program: Program, sampler: Value, loop: Loop, epochs: Loop) -> Iterator[Finding]:
