@@ -324,8 +324,7 @@ def _fullest_moment(
         _Moment(blocks, gathered_head, early),
         _Moment(at_block, gathered_block, first),
         *at_last,
-        _Moment(none, gathered_root, gradients),
-        _Moment(none, stepping, gradients),
+        _Moment(none, np.maximum(gathered_root, stepping), gradients),
     ):
         held_then = each.activations + each.gathered + each.gradients
         is_more = held_then > most
