@@ -229,7 +229,9 @@ def test_the_fit_of_a_recorded_machine_is_far_closer_than_what_is_shipped():
     assert fitted.row["attention_half_len"] < 400
 
 
-@pytest.mark.parametrize(("accelerator", "engine"), [("A100-80", "megatron"), ("B300", "nemo")])
+@pytest.mark.parametrize(
+    ("accelerator", "engine"), [("A100-80", "megatron"), ("B300", "megatron-bridge")]
+)
 def test_a_calibrated_accelerator_keeps_what_is_known_of_its_family(accelerator, engine):
     cluster, shipped = cluster_of(accelerator), load_efficiencies()
     rows = {accelerator: {"step_s": 0.5}, "L4": {"memory_share": 0.1}}

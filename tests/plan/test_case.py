@@ -34,9 +34,9 @@ def test_a_case_priced_again_keeps_its_constants():
 
 
 def test_a_plan_of_an_engines_version_is_priced_with_that_versions_facts():
-    plan = plan_of(JOB, "engine=torchtune 0.2")
-    assert (plan.engine, plan.engine_version) == ("torchtune", "0.2")
-    assert case_of_plan(plan).engine.logit_bytes == 8
+    plan = plan_of(JOB, "engine=torchtune 0.6")
+    assert (plan.engine, plan.engine_version) == ("torchtune", "0.6")
+    assert case_of_plan(plan).engine.loss_peak_bytes == 2.5
 
 
 def test_compiling_has_an_effect_on_the_step():
