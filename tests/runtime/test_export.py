@@ -208,6 +208,23 @@ def test_experts_are_written_apart_and_read_by_transformers_again(tmp_path):
         assert torch.equal(again(tokens).logits, model.eval()(tokens))
 
 
+def test_weights_of_another_size_than_config_json_says_are_refused(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 64}
+    config = transformers.LlamaConfig(num_attention_heads=2, **sizes)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "old")
+    told = json.loads((tmp_path / "old/config.json").read_text())
+    want = replace(
+        asked(tmp_path / "old", tmp_path / "new", "safetensors"), source_form="safetensors"
+    )
+    with pytest.raises(CheckpointError, match=r"M013.*lm_head.weight \(64 x 16, not 64 x 32\)"):
+        export.convert(replace(want, config=told | {"hidden_size": 32, "head_dim": 16}))
+    assert not (tmp_path / "new").exists()
+    assert export.convert(replace(want, config=told)).notes
+    unknown = export.convert(replace(want, config=told | {"architectures": ["Unknown"]}))
+    assert any("not checked: names and shapes" in note for note in unknown.notes)
+
+
 def copy_and_lose(rank, world, folder, store):
     layout = layout_of(world, "full")
     model, optimizer = build(layout)

@@ -40,6 +40,7 @@ from paceline.runtime.checkpoint.adapter_files import (
     peft_name,
 )
 from paceline.runtime.checkpoint.family_names import as_stored
+from paceline.runtime.checkpoint.fit import check_fit
 from paceline.runtime.checkpoint.readers import read_safetensors, read_weights
 from paceline.runtime.checkpoint.state_files import (
     Load,
@@ -64,6 +65,12 @@ _UNREADABLE = (
     EOFError,
 )
 """What readers of a damaged source raise, or of one that holds something else."""
+
+
+_NO_FIT = (
+    "put the config.json of these weights beside them; or move it away to convert the tensors as "
+    "they are"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +177,16 @@ def _from_others(asked: Conversion) -> _State:
             names = {each: each.removeprefix(prefix).removesuffix(".weight") for each in values}
             values = {names[each]: load for each, load in values.items()}
         return _State({MODEL + name: load for name, load in values.items()}, found.notes, config)
+    notes = [*found.notes]
+    if config is not None:
+        shapes = {name: each.shape for name, each in found.entries.items()}
+        fit = check_fit(config, shapes, where=asked.source)
+        if fit.problems:
+            raise CheckpointError(*(replace(each, fix=_NO_FIT) for each in fit.problems))
+        notes += [f"not checked: {fit.skipped}"] if fit.skipped else []
     unread = found.unread
     if asked.optimizer_elsewhere and not found.optimizer:
         unread = unread or "it is in a file of its own, with numbers in place of names"
-    notes = [*found.notes]
     for owner, state in found.optimizer.items():
         values |= {f"{OPTIMIZER}{owner}/{key}": each.load for key, each in state.items()}
     if asked.weights_only or asked.form == "safetensors":

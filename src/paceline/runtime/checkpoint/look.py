@@ -12,16 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 
-from paceline.errors import JobError, PacelineError, Problem, reason_of
-from paceline.job.safetensors import StoredTensor
+from paceline.errors import PacelineError, Problem, reason_of
 from paceline.profile.fitting import listed
 from paceline.record.conversion import HeldTensor, Look, Seen
+from paceline.runtime.checkpoint.fit import check_fit
 from paceline.runtime.checkpoint.foreign import Entry, Weights
 from paceline.runtime.checkpoint.readers import read_weights
 from paceline.runtime.checkpoint.state_files import nonfinite_in
-from paceline.runtime.pretrained_names import map_weights
 
 _Said = tuple[list[str], list[str], list[Problem]]
 """What was checked, what was not and why, and what is wrong."""
@@ -44,7 +42,11 @@ def look(asked: Look) -> Seen:
         if not problems:
             checked.append(f"every value of {len(weights.entries)} tensors is a number")
         if config is not None and asked.form != "adapter":
-            _fit(asked, config, weights.entries, (checked, skipped, problems))
+            shapes = {name: each.shape for name, each in weights.entries.items()}
+            fit = check_fit(config, shapes, where=asked.path)
+            checked += [fit.checked] if fit.checked else []
+            skipped += [fit.skipped] if fit.skipped else []
+            problems += fit.problems
         if asked.tokenizer is not None:
             _tokenizer(asked, config or {}, (checked, skipped, problems))
     held = [
@@ -92,34 +94,6 @@ def _scan(asked: Look, entries: Mapping[str, Entry]) -> Iterator[Problem]:
             where=asked.path,
             fix="take an earlier checkpoint; `paceline diagnose` finds where a loss became NaN",
         )
-
-
-def _fit(asked: Look, config: Mapping[str, Any], entries: Mapping[str, Entry], said: _Said) -> None:
-    checked, skipped, problems = said
-    named = (config.get("architectures") or [None])[0]
-    if config.get("quantization_config"):
-        skipped.append("names and shapes: the weights are quantised")
-        return
-    try:
-        import transformers
-
-        fields = {name: value for name, value in config.items() if name != "auto_map"}
-        kind = fields.pop("model_type")
-        with torch.device("meta"):
-            model = getattr(transformers, named)(transformers.AutoConfig.for_model(kind, **fields))
-            model.tie_weights()
-    except Exception as error:  # noqa: BLE001 - whatever transformers says of the config is shown
-        skipped.append(f"names and shapes: transformers cannot build {named}: {reason_of(error)}")
-        return
-    stored = {
-        name: StoredTensor(name=name, path=Path(asked.path), dtype="F32", shape=each.shape, start=0)
-        for name, each in entries.items()
-    }  # types are compared apart: a model may have whole numbers too
-    try:
-        map_weights(model, stored, where=asked.path)
-        checked.append(f"names and shapes are those of {named} with this config.json")
-    except JobError as error:
-        problems += error.problems
 
 
 def _tokenizer(asked: Look, config: Mapping[str, Any], said: _Said) -> None:
