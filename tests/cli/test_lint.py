@@ -72,6 +72,11 @@ HOLDING = {
     "id.conf": "\n\n-----BEGIN PRIVATE KEY-----\n",
     "a.ipynb": '{"cells": [{"source": [\n"a",\n"api_key = \\"' + PASSWORD + '\\"\\n"]}]}',
     "Dockerfile": f"FROM x\nRUN true\nENV HF_TOKEN={HF}\n",
+    "pod.yaml": f"env:\n- name: DB_PASSWORD  # of the tracker\n  value: {PASSWORD}\n",
+    "flow.yaml": f'a: 1\nenv:\n- {{name: DB_PASSWORD, value: "{PASSWORD}"}}\n',
+    "sorted.yaml": f"a: 1\nenv:\n- value: {PASSWORD}\n  name: DB_PASSWORD\n",
+    "pod.json": f'{{"env": [{{\n"name": "WANDB_API_KEY",\n"value": "{WANDB}"}}]}}',
+    "pod.py": f'from k import EnvVar\n\nEnvVar(name="PGPASSWORD", value="{PASSWORD}")\n',
 }
 
 
@@ -96,6 +101,11 @@ def test_s0_25_what_refers_to_a_secret_or_stands_for_one_is_none(folder):
     (folder / "launch.sh").write_text("export HF_TOKEN=$(cat ~/.token)\nrun --token $HF_TOKEN\n")
     (folder / "run.sh").write_text("sky launch --secret HF_TOKEN\n")
     (folder / "conf.yaml").write_text("eos_token: </s>\napi_key: ${WANDB_API_KEY}\n")
+    (folder / "pod.yaml").write_text(
+        "env:\n- name: HF_TOKEN\n  valueFrom: {secretKeyRef: {name: hf, key: token}}\n"
+        "- name: DB_PASSWORD\n  value: $(FROM_ELSEWHERE)\n- name: SIZE\n  value: abcd1234efgh\n"
+        "- value: abcd1234efgh\n- name: API_KEY\n"
+    )
     (folder / "job.yaml").write_text(
         "model: {decoder: {layers: 2, hidden: 64, heads: 2}}\ntrain: {global_batch: 8}\n"
         "kubernetes: {secrets: {HF_TOKEN: hf/token}}\n"

@@ -5,6 +5,7 @@ to a secret (`$HF_TOKEN`, `$(cat FILE)`, a path) or stands for one (`<token>`) i
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,6 +48,16 @@ _GIVEN = re.compile(
     + ")"
 )
 """`NAME=value`, `name: value`, `"name": "value"`; the value may hold another one."""
+
+_ENTRY_NAME = r"""(?<![\w.-])["']?name["']?\s*[:=]\s*["']?(?P<name>[\w.-]+)["']?"""
+_ENTRY_VALUE = r"""(?<![\w.-])["']?value["']?[ \t]*[:=][ \t]*""" + _VALUE
+_BETWEEN = r"(?:[\s,]|#.*\n)*"
+_ENTRIES = tuple(
+    re.compile(_BETWEEN.join(order), re.IGNORECASE)
+    for order in ((_ENTRY_NAME, _ENTRY_VALUE), (_ENTRY_VALUE, _ENTRY_NAME))
+)
+"""`name: NAME` and `value: VALUE` of one entry, on one line or on two: Kubernetes' `env`, and
+container definitions of other clouds."""
 
 _DEFAULT = re.compile(r"\$\{(?P<name>\w+):?[-=](?P<value>[^}]+)\}")
 _FLAG = re.compile(r"(?<![\w-])(?P<name>--?[A-Za-z][\w-]*)\s+(?!-)(?=" + _VALUE + ")")
@@ -129,7 +140,25 @@ def find_in_text(text: str, form: Form = "text") -> Named | None:
         for match in pattern.finditer(text):
             if not is_harmless(match["value"]):
                 return Named("a secret that a command is given", match["value"])
-    return None
+    return next((named for _, named in find_entries(text, form)), None)
+
+
+def find_entries(text: str, form: Form = "text") -> Iterator[tuple[int, Named]]:
+    """Secrets in a list of names and values, each with the place of its value in the text.
+
+    >>> [(place, named)] = find_entries("- name: DB_PASSWORD\\n  value: hunter2")
+    >>> place, named.kind
+    (29, 'the value of `DB_PASSWORD`, which is named like a secret')
+    """
+    for pattern in _ENTRIES:
+        for match in pattern.finditer(text):
+            if form != "text" and not _QUOTED.fullmatch(match["value"]):
+                continue
+            if form == "json" and match[0][0] != '"':
+                continue
+            kind = find_under_name(match["name"], match["value"])
+            if kind is not None:
+                yield match.start("value"), Named(kind, match["value"])
 
 
 _IN_CODE = re.compile(r"[A-Za-z_][\w-]*")

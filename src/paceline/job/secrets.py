@@ -14,6 +14,7 @@ from typing import Any, Literal
 from paceline.errors import Problem
 from paceline.job.secret_names import (
     Form,
+    find_entries,
     find_in_text,
     find_under_name,
     flag_name,
@@ -127,12 +128,15 @@ def find_in_lines(text: str, form: Form = "text") -> Iterator[Secret]:
     (2, 'the value of `api_key`, which is named like a secret')
     """
     issued = {name: _FORMS[name] for name in find_issued(text)}
+    entries = {text.count("\n", 0, place) + 1: named for place, named in find_entries(text, form)}
     for number, line in enumerate(text.split("\n"), start=1):
         forms = (name for name, form in issued.items() if any(map(_is_issued, form.finditer(line))))
         kind = next(forms, None)
         if kind is not None:
             yield Secret(number, kind, "issued")
-        elif len(line) <= _LONGEST_LINE and (named := find_in_text(line, form)) is not None:
+        elif len(line) <= _LONGEST_LINE and (
+            named := find_in_text(line, form) or entries.get(number)
+        ):
             yield Secret(number, named.kind, "made" if named.looks_made else "word")
 
 

@@ -16,7 +16,7 @@ def finding_lines(finding: Finding, texts: Mapping[str, str]) -> Iterator[str]:
     """One finding: where, what, the source line with a caret, the fix."""
     yield f"{finding.where}: {finding.severity.value}: {finding.what}  [{_names(finding)}]"
     source = _line(texts, finding.where.path, finding.where.line)
-    if source is not None and find_secret(source):
+    if source is not None and (finding.id == "secret-in-file" or find_secret(source)):
         source = None  # is on no screen and in no log of a CI
     if source is not None and finding.where.line is not None and source.strip():
         yield from _shown(source, finding.where.line, finding.where.column)
