@@ -146,9 +146,10 @@ def test_s0_27_a_folder_of_a_classifier_gets_an_endpoint_that_labels(tmp_path: P
         call(folder, "--merge", "--for", "fastapi")
 
 
-def test_s0_27_adapters_alone_are_refused_before_anything_is_written(tmp_path: Path):
+@pytest.mark.parametrize("model", ["{pretrained: base, tokenizer: bytes}", DECODER])
+def test_s0_27_adapters_alone_are_refused_and_merged_they_are_served(tmp_path: Path, model: str):
     write_base(tmp_path / "base", "llama")
-    run = write_run(tmp_path, "{pretrained: base, tokenizer: bytes}", adapter=True)
+    run = write_run(tmp_path, model, adapter=True)
     with pytest.raises(JobError, match=r"adapters alone.*\n.*\n.*--merge"):
         call(run.path, tmp_path / "out", "--for", "fastapi")
     assert not (tmp_path / "out").exists()

@@ -1,6 +1,7 @@
 """Exported folders beside the run's own model."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,15 @@ from safetensors.torch import load_file, save_file
 pytest.importorskip("transformers")
 from tests.runtime.exported import write_base, write_run
 
+from paceline.errors import JobError, RunError
 from paceline.launch.convert import with_known_config
 from paceline.record.conversion import Comparison, Conversion, LogitsCheck
 from paceline.record.find_checkpoints import checkpoint_of_run
 from paceline.record.run import RunFolder
 from paceline.runtime.checkpoint import export, logits
+from paceline.runtime.checkpoint._files import Facts
+from paceline.runtime.checkpoint.state_files import StateFiles, write_state
+from paceline.runtime.state import FROZEN_STATE
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -74,6 +79,33 @@ def test_adapters_compute_the_same_in_peft_and_merged(name: str, merge: bool, tm
     asked = exported(run, tmp_path / "out", merge=merge)
     assert (asked.base is None) is merge
     assert_equal(logits.compare(asked))
+
+
+@pytest.mark.parametrize("name", ["decoder", "llama", "gpt2"])
+def test_adapters_are_merged_into_the_weights_that_the_run_drew(name: str, tmp_path: Path):
+    model = "{decoder: {layers: 2, hidden: 32, heads: 4}}"
+    if name != "decoder":
+        write_base(tmp_path / "base", name)
+        model = "{hf_config: base/config.json, weights: drawn, tokenizer: bytes}"
+    run = write_run(tmp_path, model, adapter=True)
+    assert_equal(logits.compare(exported(run, tmp_path / "out", merge=True)))
+
+
+def test_adapters_are_not_merged_into_other_weights_than_the_run_drew(tmp_path: Path):
+    run = write_run(tmp_path, "{decoder: {layers: 2, hidden: 32, heads: 4}}", adapter=True)
+    files = StateFiles(checkpoint_of_run(run.path))
+    values = {name: partial(files.value, name) for name in files.names}
+    write_state(run.checkpoints, {**values, FROZEN_STATE: "other".upper}, Facts(step=21))
+    with pytest.raises(RunError, match=r"R065: .*other frozen weights \(OTHER\)"):
+        exported(run, tmp_path / "out", merge=True)
+
+
+def test_adapters_beside_drawn_weights_in_4_bits_are_not_merged(tmp_path: Path):
+    run = write_run(tmp_path, "{decoder: {layers: 2, hidden: 32, heads: 4}}", adapter=True)
+    job = run.path / "job.yaml"
+    job.write_text(job.read_text().replace("kind: lora", "kind: qlora"))
+    with pytest.raises(JobError, match=r"C012: .*in 4 bits, of which there is no whole copy"):
+        exported(run, tmp_path / "out", merge=True)
 
 
 def test_rounded_weights_are_compared_rounded_and_what_rounding_changes_is_told(tmp_path: Path):

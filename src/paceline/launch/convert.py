@@ -171,27 +171,28 @@ def with_known_config(asked: Conversion) -> Conversion:
     if asked.source_form != "paceline":
         return asked
     try:
-        job = open_run(source.parent.parent).job()
+        run = open_run(source.parent.parent)
+        job = run.job()
         known = written_config(job)
         pretrained = find_pretrained(job)
     except PacelineError:
         if asked.merge:
             raise
         return asked  # no run around it: a model nobody described
-    adapters = _adapters(job, known)
-    if asked.merge and (adapters is None or not adapters.weights):
-        lacks = "adapters" if adapters is None else "model.pretrained"
-        raise JobError.of(
-            code="C012",
-            what=f"the run has no {lacks}, so there is nothing to merge",
-            where="--merge",
-            fix="leave --merge out",
-        )
+    adapters = _adapters(job, known, run.path)
+    if asked.merge and (adapters is None or (adapters.quantised and adapters.run)):
+        what, fix = "the run has no adapters, so there is nothing to merge", "leave --merge out"
+        if adapters is not None:
+            what = (
+                "the adapters were trained beside drawn weights in 4 bits, which no file has whole"
+            )
+            fix = "train with train.adapter.kind lora, or beside the weights of model.pretrained"
+        raise JobError.of(code="C012", what=what, where="--merge", fix=fix)
     beside = files_beside(pretrained.folder) if pretrained is not None else ()
     return replace(asked, config=known, beside=beside, adapters=adapters)
 
 
-def _adapters(job: Job, config: Mapping[str, Any] | None) -> AdapterFacts | None:
+def _adapters(job: Job, config: Mapping[str, Any] | None, run: Path) -> AdapterFacts | None:
     spec = job.spec.train.adapter
     if spec is None or job.spec.program is not None or config is None:
         return None
@@ -204,6 +205,7 @@ def _adapters(job: Job, config: Mapping[str, Any] | None) -> AdapterFacts | None
         model_type=str(config["model_type"]),
         base=None if found is None else found.name,
         weights=() if found is None else tuple(map(str, found.weights)),
+        run=str(run.resolve()) if found is None else "",
         quantised=spec.kind == "qlora",
     )
 

@@ -23,6 +23,7 @@ from paceline.launch.convert import convert, unfinished, verified_facts, with_kn
 from paceline.launch.helper import NoAnswer, ask
 from paceline.prepare import find_prepared
 from paceline.prepare.turns import end_of_turn
+from paceline.profile.resolve import resolve_profile
 from paceline.record.conversion import Comparison, Conversion, Converted, DType, LogitsCheck
 from paceline.record.run import RunFolder
 from paceline.record.tensors import TensorRecord, read_tensors
@@ -270,7 +271,8 @@ def _check_room(asked: Export) -> None:
 
 def _bytes_of(asked: Export, dtype: str | None) -> int:
     if asked.kind == "merged":
-        assert asked.pretrained is not None, "adapters are merged into trained weights"
+        if asked.pretrained is None:
+            return resolve_profile(asked.job).num_parameters * _BYTES[dtype or "float32"]
         as_is = sum(path.stat().st_size for path in asked.pretrained.weights)
         width = _BYTES[_type_of(asked.pretrained) or "float32"]
         return as_is if dtype is None else as_is * _BYTES[dtype] // width
@@ -350,7 +352,8 @@ def _compare(asked: Export, folder: Path) -> LogitsCheck:
     if asked.kind == "adapters":
         if asked.pretrained is None:
             return LogitsCheck(
-                not_made="the adapters were trained beside random weights, which no file has"
+                not_made="the adapters were trained beside random weights, which no file has; "
+                "--merge draws them again, and writes and compares a whole model"
             )
         base = str(asked.pretrained.folder)
     merges = asked.kind != "model"  # the base is loaded beside adapters too

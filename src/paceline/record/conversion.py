@@ -28,6 +28,11 @@ class AdapterFacts:
     """Name of the weights that they were trained beside; None for drawn ones."""
 
     weights: tuple[str, ...] = ()
+    """Their files; empty where the run drew them."""
+
+    run: str = ""
+    """Folder of the run that drew them, and can again; empty where there are files."""
+
     quantised: bool = False
 
 

@@ -37,7 +37,7 @@ from paceline.runtime.strategy.tensor.fused import SplitLinear
 MODEL, OPTIMIZER, DATA = "model/", "optimizer/", "data/"
 """What the saved names of each kind begin with; of the data, states of streams (`stream.py`)."""
 
-_FROZEN = MODEL + "frozen"
+FROZEN_STATE = MODEL + "frozen"
 """What stands for all that adapters are trained beside: what its numbers follow from."""
 
 _WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
@@ -98,7 +98,7 @@ def model_state(model: nn.Module) -> dict[str, Stored | Any]:
     state: dict[str, Stored | Any] = {}
     held = unwrapped(model).state_dict(keep_vars=True)
     if hasattr(unwrapped(model), FROZEN_DIGEST):
-        state[_FROZEN] = getattr(unwrapped(model), FROZEN_DIGEST)
+        state[FROZEN_STATE] = getattr(unwrapped(model), FROZEN_DIGEST)
     seen = {id(parameter) for parameter in frozen_parameters(model)}
     for raw, value in held.items():
         name = _plain(raw)
@@ -245,8 +245,8 @@ def set_other_model_state(model: nn.Module, state: Mapping[str, Any]) -> None:
         RunError: `R065`, the state is of adapters beside other frozen weights than the model's.
     """
     bare = unwrapped(model)
-    if _FROZEN in state and state[_FROZEN] != getattr(bare, FROZEN_DIGEST, None):
-        raise _other_weights(state[_FROZEN], getattr(bare, FROZEN_DIGEST, None))
+    if FROZEN_STATE in state and state[FROZEN_STATE] != getattr(bare, FROZEN_DIGEST, None):
+        raise _other_weights(state[FROZEN_STATE], getattr(bare, FROZEN_DIGEST, None))
     values = {
         raw: state[MODEL + _plain(raw)]
         for raw, value in bare.state_dict().items()

@@ -32,6 +32,7 @@ from paceline.profile.fitting import listed
 from paceline.profile.hf_names import are_built_in, from_hf_name, to_hf_name
 from paceline.profile.runnable import is_built_in
 from paceline.record.conversion import AdapterFacts, Conversion, Converted
+from paceline.record.run import RunFolder
 from paceline.runtime.checkpoint._files import Facts, WriteError
 from paceline.runtime.checkpoint.adapter_files import (
     adapter_files,
@@ -41,6 +42,7 @@ from paceline.runtime.checkpoint.adapter_files import (
 )
 from paceline.runtime.checkpoint.family_names import as_stored
 from paceline.runtime.checkpoint.fit import check_fit
+from paceline.runtime.checkpoint.own_model import frozen_weights
 from paceline.runtime.checkpoint.readers import read_safetensors, read_weights
 from paceline.runtime.checkpoint.state_files import (
     Load,
@@ -315,7 +317,13 @@ def _to_safetensors(asked: Conversion, state: _State) -> Converted:
     if len(model) < len(state.values):
         notes.append("optimizer state has no place in safetensors and is left out")
     if asked.adapters is not None:
-        model = merged(_tensors_in(asked.adapters.weights), adapters_of(model), asked.adapters)
+        told, is_drawn = asked.adapters, bool(asked.adapters.run)
+        base = _tensors_in(told.weights)
+        if is_drawn:
+            base = frozen_weights(RunFolder(Path(told.run)), Path(asked.source))
+        model = merged(base, adapters_of(model), told)
+        if is_drawn and asked.config is not None:
+            model = as_stored(model, asked.config)
         notes = ["the adapters are merged: each sum in float32, rounded once to the weight's type"]
         if asked.adapters.quantised:
             notes.append(

@@ -10,7 +10,7 @@ float32, one model in memory at a time.
 import contextlib
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.errors import PacelineError, Problem, reason_of
@@ -27,15 +26,9 @@ from paceline.job.data_fields import is_prepared, objective_of
 from paceline.prepare import find_prepared
 from paceline.record.conversion import Comparison, LogitsCheck
 from paceline.record.run import RunFolder
-from paceline.runtime._torch_private import fake_store
-from paceline.runtime.checkpoint.state_files import StateFiles
+from paceline.runtime.checkpoint.own_model import own_model
 from paceline.runtime.data import Samples, load_prepared, load_text
 from paceline.runtime.huggingface import as_plain_model
-from paceline.runtime.initial.blueprint import Blueprint
-from paceline.runtime.initial.fill import Filler
-from paceline.runtime.models import make_model
-from paceline.runtime.pretrained import FromPretrained
-from paceline.runtime.state import Stored, model_state
 
 _SAMPLES = 8
 _MOST_TOKENS = 512
@@ -60,8 +53,7 @@ def compare(asked: Comparison) -> LogitsCheck:
     try:
         job = RunFolder(Path(asked.run)).job()
         load = _loader(asked, classifies=objective_of(job.spec) == "classification")
-        with _alone():
-            own = _own_model(asked, job)
+        own = own_model(RunFolder(Path(asked.run)), Path(asked.checkpoint))
         vocab = _vocab(own)
         tokens_BS, kind = _tokens(job, vocab)
         ours = _logits(own, tokens_BS, vocab)
@@ -149,39 +141,6 @@ def _loader(asked: Comparison, *, classifies: bool) -> Callable[[], nn.Module]:
         return model
 
     return load
-
-
-@contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    dist.init_process_group("fake", store=fake_store(), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-@torch.no_grad()
-def _own_model(asked: Comparison, job: Job) -> nn.Module:
-    """The run's model in float32, whole on the CPU, filled from the checkpoint."""
-    run = RunFolder(Path(asked.run))
-    make = make_model(job, run.plan().decoder, "fp32")
-    blueprint = Blueprint(make, job.spec.train.seed)
-    model = blueprint.take_model()
-    weights = None
-    if isinstance(make, FromPretrained) and job.spec.train.adapter is not None:
-        weights = make.weights_of(model, digest=run.info().weights_digest or "")
-    Filler(blueprint, torch.device("cpu"), draws=False, weights=weights)(model)
-    files = StateFiles(Path(asked.checkpoint))
-    for name, stored in model_state(model).items():
-        if not isinstance(stored, Stored):
-            continue
-        if name not in files.names:
-            raise _NotMadeError(f"the checkpoint has no {name}, which the job's model has")
-        whole = files.value(name)
-        for offset, piece in stored.pieces:
-            sides = zip(offset, piece.shape, strict=True)
-            piece.copy_(whole[tuple(slice(start, start + size) for start, size in sides)])
-    return model
 
 
 def _vocab(model: nn.Module) -> int:
