@@ -72,6 +72,14 @@ def test_full_sharding_of_many_ranks_is_worth_a_copy_in_host_memory():
     assert best > plain + 0.03
 
 
+def test_routed_experts_are_kept_as_often_as_they_are_there():
+    layout = layout_of("none", data=8, expert=4)
+    dense = state_plan(layout, TRAINING, MACHINE, LLAMA3).tier("memory")
+    routed = replace(TRAINING, num_routed=TRAINING.num_parameters)
+    experts = state_plan(layout, routed, MACHINE, LLAMA3).tier("memory")
+    assert experts.host_bytes == pytest.approx(dense.host_bytes / 4)
+
+
 def test_few_ranks_that_hardly_fail_keep_to_checkpoints():
     few = replace(MACHINE, num_domains=1)
     found = state_plan(layout_of(data=8), TRAINING, few, LLAMA3)

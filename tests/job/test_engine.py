@@ -81,6 +81,11 @@ def test_a_version_may_stand_apart_and_is_given_once():
         job_of("engine=torchtitan 0.2.2", "engine_version='0.3.0'")
 
 
+def test_a_version_that_yaml_reads_as_a_number_is_asked_for_in_quotes():
+    with pytest.raises(JobError, match=r'write engine_version: "0\.14", in quotes'):
+        job_of("engine=megatron", "engine_version=0.14")
+
+
 def test_a_job_that_is_written_again_has_the_same_engine():
     spec = job_of("engine=Megatron-LM core_v0.14").spec
     again = parse_job(dump_job(spec), source="job.yaml", folder=Path("/nowhere")).spec

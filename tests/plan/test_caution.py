@@ -145,6 +145,15 @@ def test_s1_4_units_are_those_of_the_engine_and_the_fix_is_one_that_helps():
     assert not plan_of(JOB, *asked[1:]).cautions
 
 
+def test_s1_4_tensor_ranks_are_no_fix_for_experts_that_they_do_not_split():
+    asked = ("model={preset: mixtral-8x7b}", "layout.sharding=full", "layout.pipeline=1")
+    plan = plan_of(JOB, *asked, "layout.tensor=1", "engine=accelerate", "cluster.nodes=8")
+    (caution,) = (each for each in plan.cautions if each.about == "gather")
+    assert "the experts of moe" in caution.what
+    assert "layout.tensor" not in caution.fix
+    assert "expert ranks split the experts" in caution.fix
+
+
 def test_s1_4_the_units_of_full_sharding_are_listed_and_a_large_one_is_warned_of():
     plan = plan_of(JOB, "layout.sharding=full", "layout.tensor=1", "layout.pipeline=1")
     root, block = plan.units

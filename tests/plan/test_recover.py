@@ -33,6 +33,17 @@ def test_a_hybrid_layout_takes_its_live_copies():
     assert (plan.state.chosen, plan.state.copies) == ("replica", 512)
 
 
+def test_another_engine_has_its_checkpoints_alone():
+    wanted = (*LARGE, "engine=megatron", "model.preset=gpt2")
+    state = plan_of(JOB, *wanted).state
+    assert state is not None
+    assert state.chosen == "checkpoint"
+    assert state.tier("replica").why_not == "megatron keeps checkpoints alone"
+    assert state.tier("memory").useful is None
+    with pytest.raises(PlanError, match=r"P005: recovery\.state is replica, and megatron keeps"):
+        plan_of(JOB, *wanted, "recovery.state=replica")
+
+
 def test_a_replica_where_there_is_none_is_refused():
     with pytest.raises(PlanError, match="P005"):
         plan_of(JOB, "layout.sharding=full", "recovery.state=replica")

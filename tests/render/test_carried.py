@@ -64,6 +64,7 @@ VALUES = {
     "train.adapter": {"kind": "lora"},
     "train.compile": True,
     "train.attention": "fused",
+    "train.states": "bf16",
     "train.fp8_recipe": "tensorwise",
     "train.async_tensor": True,
     "train.loss_chunk": 256,
@@ -97,6 +98,7 @@ VALUES = {
     "recovery.node_strikes": 7,
     "recovery.strike_window": "7m",
     "recovery.shrink": False,
+    "recovery.batch": "shrink",
     "recovery.replace_timeout": "7m",
     "recovery.spares": 7,
     "recovery.grace": "7m",
@@ -190,6 +192,7 @@ OF_SINKS = (
     *("prometheus.port", "prometheus.host", "otel.endpoint"),
 )
 TOGETHER = {
+    "recovery.batch": {"recovery.shrink": True},
     "model.revision": DRAWN,
     "model.chat_template": DRAWN,
     "data.kind": TOKENS,

@@ -80,6 +80,9 @@ class Machine:
     sends_copies: bool = True
     """Whether each snapshot is also sent to another node's memory."""
 
+    engine: str | None = None
+    """Whose processes train, where they are not Paceline's own: only its checkpoints are there."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
@@ -87,6 +90,9 @@ class Training:
 
     num_parameters: int
     """That are trained, of the whole model."""
+
+    num_routed: int = 0
+    """Of those, in routed experts."""
 
     moment_bytes: float
     """Of the optimizer's moments, for each parameter."""
@@ -259,10 +265,16 @@ class _Case:
     @property
     def piece(self) -> float:
         """Parameters of one rank's piece of the optimizer state."""
-        layout = self.layout
-        return self.training.num_parameters / (
-            layout.tensor * layout.pipeline * layout.shard_degree
-        )
+        layout, training = self.layout, self.training
+        routed = training.num_routed / max(layout.shard_degree, layout.expert)
+        others = (training.num_parameters - training.num_routed) / layout.shard_degree
+        return (others + routed) / (layout.tensor * layout.pipeline)
+
+    @property
+    def without_agents(self) -> str | None:
+        """Why nothing but checkpoints is there, with an engine of others."""
+        engine = self.machine.engine
+        return f"{engine} keeps checkpoints alone" if engine is not None else None
 
     @property
     def piece_bytes(self) -> float:
@@ -286,7 +298,9 @@ def _replica(case: _Case) -> StateTier:
     elsewhere = copies_elsewhere(
         case.layout, max(1, case.layout.num_ranks // case.machine.num_domains)
     )
-    why_not = "no other rank holds the same state" if copies < 2 else None
+    why_not = case.without_agents
+    if why_not is None and copies < 2:
+        why_not = "no other rank holds the same state"
     covered = case.failures.process_share
     if elsewhere == 1:
         covered = 1 - case.failures.together_share
@@ -306,7 +320,9 @@ def _memory(case: _Case) -> StateTier:
     if machine.shares_cores:
         copy_s = case.piece_bytes * 2 * machine.ranks_per_node / machine.host_bytes_per_s
     sends, is_alone = machine.sends_copies, machine.num_domains < 2
-    why_not = "there is no second node to keep it on" if sends and is_alone else None
+    why_not = case.without_agents
+    if why_not is None and sends and is_alone:
+        why_not = "there is no second node to keep it on"
     send_s = case.fetch_s if sends else 0.0
     interval_s = max(daly_interval_s(copy_s, case.mtbf_s), send_s, training.step_s)
     steps = max(1.0, interval_s / training.step_s)

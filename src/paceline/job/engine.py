@@ -71,6 +71,17 @@ def read_engine(written: str, *, version: str = "", where: str) -> tuple[str, st
     return name, stated
 
 
+def version_text(value: object) -> object:
+    """A version as a job file gives it; a number has lost its last zeros, 0.10 for one.
+
+    Raises:
+        ValueError: It is a number.
+    """
+    if isinstance(value, float | int) and not isinstance(value, bool):
+        raise ValueError(f'a version is text: write engine_version: "{value}", in quotes')
+    return value
+
+
 _SPELLINGS: Mapping[str, str] = {
     spelling: name
     for name, row in ENGINE_NAMES.items()

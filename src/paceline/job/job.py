@@ -22,6 +22,7 @@ from paceline.choices import (
 )
 from paceline.job.alerts import AlertsSpec
 from paceline.job.cloud import CloudSpec
+from paceline.job.engine import version_text
 from paceline.job.evaluate import EvaluateSpec
 from paceline.job.faults import expand, parse_fault
 from paceline.job.kubernetes import KubernetesSpec
@@ -295,7 +296,10 @@ class ClusterSpec:
         text, asked = given.get("network", "auto"), given.get("network_kind", "auto")
         kind = kind_of_network(text) if isinstance(text, str) else None
         if asked != "auto" and text == "auto":
-            raise ValueError("network_kind goes with a rate: network: 100Gb/s Ethernet")
+            raise ValueError(
+                f"network_kind goes with a rate: set cluster.network to 400Gb/s {asked}, or what "
+                "it is"
+            )
         if kind is None:
             return values
         if asked not in ("auto", kind):
@@ -598,7 +602,7 @@ class JobSpec:
     `paceline run` runs `paceline`, and starts `accelerate`, `deepspeed`, `megatron`,
     `megatron-bridge` and `torchtitan` (docs/guides/places.md)."""
 
-    engine_version: str = ""
+    engine_version: Annotated[str, BeforeValidator(version_text)] = ""
     """The engine's version, in quotes, where it is not written behind its name. Left out, the plan
     is for the release that it names."""
 

@@ -1,6 +1,6 @@
 """What a layout must obey because of the software that runs it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from operator import attrgetter
 
 from paceline.errors import Problem
@@ -89,12 +89,15 @@ def _check_asked(job: Job, able: Abilities) -> Iterator[Problem]:
         if wanted in ("auto", False) or _can_ask(able, abilities, wanted):
             continue
         others = [name for name, each in ABILITIES.items() if _can_ask(each, abilities, wanted)]
+        has = getattr(able, abilities)
+        own = " or ".join(sorted(has)) if isinstance(has, Collection) else ""
+        cannot = f"has {own}" if own else f"cannot be asked for {what}"
         yield Problem(
             code="L012",
-            what=f"{field} is {_shown(wanted)}, and {engine} cannot be asked for {what}",
+            what=f"{field} is {_shown(wanted)}, and {engine} {cannot}",
             where=job.where(field),
-            fix=f"leave {field} out, or name an engine that has it: "
-            f"{', '.join(others) or 'none is known'}",
+            fix=f"{f'set {field} to {own}' if own else f'leave {field} out'}, or name an engine "
+            f"that has it: {', '.join(others) or 'none is known'}",
         )
     for field, needed in (("fp8_recipe", ("fp8",)), ("states", ("bf16", "auto"))):
         wanted = getattr(train, field)

@@ -337,7 +337,7 @@ def _large_units(
         for unit in units
         for num_bytes, name in (
             (unit.num_bytes, unit.name),
-            (unit.apart_bytes, f"the experts of {unit.name}"),
+            (unit.apart_bytes, f"{_EXPERTS} {unit.name}"),
         )
         if num_bytes
     ]
@@ -352,7 +352,13 @@ def _large_units(
         fix = f"leave layout.sharding at auto: {case.named(other[0])} fits and gathers no units"
     else:
         fixes = [_WRAP_ENDS] if case.engine.wraps == "blocks" and "embedding" in name else []
-        if space.num_ranks % (layout.tensor * 2):
+        if name.startswith(_EXPERTS):  # tensor ranks do not split what is routed
+            fixes.append(
+                "expert ranks split the experts: engine: megatron"
+                if not space.abilities.expert
+                else f"layout.expert {layout.expert * 2} halves the experts; steps may be slower"
+            )
+        elif space.num_ranks % (layout.tensor * 2):
             fixes.append("take accelerators with more memory: one rank cannot split a unit")
         elif space.abilities.tensor:
             fixes.append(
@@ -368,6 +374,8 @@ def _large_units(
         fix=fix,
     )
 
+
+_EXPERTS = "the experts of"
 
 _WRAP_ENDS = (
     "in a program of your own, wrap embedding and output matrix with fully_shard by themselves"

@@ -15,6 +15,8 @@ from paceline.estimate.recovery import (
 from paceline.job import Job
 from paceline.plan.decision import Plan
 from paceline.plan.outlook import Outlook
+from paceline.profile import ModelProfile
+from paceline.profile.block import expert_parameters
 
 
 def plan_state(plan: Plan, job: Job, view: Outlook) -> StatePlan | None:
@@ -33,6 +35,7 @@ def plan_state(plan: Plan, job: Job, view: Outlook) -> StatePlan | None:
         plan.layout,
         Training(
             num_parameters=plan.profile.num_trained_parameters,
+            num_routed=_num_routed(plan.profile),
             moment_bytes=MOMENT_BYTES[plan.optimizer],
             step_s=step_s,
             checkpoint_bytes=plan.estimate.num_checkpoint_bytes,
@@ -47,10 +50,18 @@ def plan_state(plan: Plan, job: Job, view: Outlook) -> StatePlan | None:
             copy_bytes_per_s=cluster.copy_bytes_per_s,
             shares_cores=cluster.backend == "gloo",
             sends_copies=job.spec.recovery.snapshot_peers,
+            engine=None if plan.engine == "paceline" else plan.engine,
         ),
         _reliability(view, is_local=cluster.is_local),
         asked=None if asked == "auto" else asked,
     )
+
+
+def _num_routed(profile: ModelProfile) -> int:
+    """Trained parameters of routed experts, of the whole model."""
+    if profile.adapter is not None:
+        return 0
+    return sum(int(each.count) * expert_parameters(each) for each in profile.blocks)
 
 
 def _reliability(view: Outlook, *, is_local: bool) -> Reliability:
@@ -74,6 +85,15 @@ def check_state(plan: Plan, job: Job) -> Iterator[Problem]:
     """A tier that the job names must exist in the layout."""
     asked, layout, cluster = job.spec.recovery.state, plan.layout, plan.cluster
     where = job.where("recovery.state")
+    if asked in ("replica", "memory") and plan.engine != "paceline":
+        yield Problem(
+            code="P005",
+            what=f"recovery.state is {asked}, and {plan.engine} keeps checkpoints alone: "
+            "Paceline's own runtime has the other tiers",
+            where=where,
+            fix="set recovery.state to checkpoint or auto, or leave engine out",
+        )
+        return
     if asked == "replica" and copies_of(layout) < 2:
         yield Problem(
             code="P005",

@@ -24,6 +24,7 @@ PLANNED = frozenset(
         *("cluster.accelerator", "cluster.nodes", "cluster.per_node"),
         *(
             "cluster.memory",
+            "cluster.host_memory",
             "cluster.network",
             "cluster.rdma",
             "cluster.mlx_backend",
