@@ -183,9 +183,7 @@ def with_known_config(asked: Conversion) -> Conversion:
     if asked.merge and (adapters is None or (adapters.quantised and adapters.run)):
         what, fix = "the run has no adapters, so there is nothing to merge", "leave --merge out"
         if adapters is not None:
-            what = (
-                "the adapters were trained beside drawn weights in 4 bits, which no file has whole"
-            )
+            what = "the adapters were trained beside random weights in 4 bits, which no file has"
             fix = "train with train.adapter.kind lora, or beside the weights of model.pretrained"
         raise JobError.of(code="C012", what=what, where="--merge", fix=fix)
     beside = files_beside(pretrained.folder) if pretrained is not None else ()
