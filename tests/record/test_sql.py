@@ -187,4 +187,6 @@ def test_s0_27_what_is_no_folder_of_runs_is_refused(runs: Path, tmp_path: Path):
         call(runs, tmp_path / "there", "--for", "sql")
     assert call(runs, "--for", "sql").startswith("BEGIN;\nCREATE TABLE")
     (tmp_path / "empty").mkdir()
-    assert "INSERT" not in call(tmp_path / "empty", "--for", "sql")
+    with pytest.raises(JobError, match=r"R003: there is no run in .*empty"):
+        call(tmp_path / "empty", tmp_path / "empty.sql", "--for", "sql")
+    assert not (tmp_path / "empty.sql").exists()

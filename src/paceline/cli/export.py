@@ -187,7 +187,12 @@ def _write_registry(runs: Path, out: Path | None, *, as_json: bool) -> None:
     if listing.note is not None:
         click.echo(f"note: {listing.note}", err=True)
     if not listing.rows:
-        click.echo(f"no runs in {runs}: the tables alone are written", err=True)
+        raise JobError.of(
+            code="R003",
+            what=f"there is no run in {runs}",
+            where="RUN",
+            fix="give the folder of all runs, such as runs",
+        )
     if out is None:
         if as_json:
             raise click.UsageError("--json describes a file that was written: give OUT")
