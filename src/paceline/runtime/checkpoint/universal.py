@@ -31,7 +31,7 @@ from paceline.profile.fitting import listed
 from paceline.record.conversion import Conversion, Converted
 from paceline.runtime.checkpoint.state_files import Load, digest_of
 from paceline.runtime.checkpoint.zero import MOMENTS, read_deepspeed
-from paceline.runtime.state import MODEL, OPTIMIZER, split_optimizer_name
+from paceline.runtime.state import FROZEN_STATE, MODEL, OPTIMIZER, split_optimizer_name
 
 _VERSION = "0.19.8"
 """The DeepSpeed whose form this is."""
@@ -113,6 +113,13 @@ def _adam_of(asked: Conversion, values: _State) -> _State:
 
     DeepSpeed's own Adams take the steps as a whole number, which a float is not.
     """
+    if FROZEN_STATE in values:
+        raise _refused(
+            asked,
+            "is of a run of adapters: it has the adapters alone, and DeepSpeed loads a whole model",
+            "write the whole model: --to safetensors --merge; or keep the adapters with their "
+            "optimizer state: --to dcp",
+        )
     owners: dict[str, set[str]] = {}
     for name in values:
         if name.startswith(OPTIMIZER):
@@ -154,7 +161,7 @@ def _adam_of(asked: Conversion, values: _State) -> _State:
         raise _refused(
             asked,
             f"has {strange[0].removeprefix(MODEL)}, which is no tensor",
-            "merge adapters first, --to safetensors --merge; or take --to dcp",
+            "take --to dcp, which keeps it",
         )
     return loads
 
