@@ -137,6 +137,16 @@ def test_horovods_shut_down_follows_from_the_rank_that_failed_and_is_no_exceptio
         ("loss is nan with fp16", "fp16-loss-scale-collapse", "mixed-precision-loss-scaling"),
         ("same order every epoch", "set-epoch-missing", "sampler-missing"),
         ("every GPU trains on the same data", "sampler-missing", "sampler-missing"),
+        (
+            "loading checkpoint on 4 GPUs fails, was saved on 8",
+            "ckpt-world-size-mismatch",
+            "folder-not-shared",
+        ),
+        (
+            "the loss is another after a resume on a different number of GPUs",
+            "dcp-uneven-shard-resume",
+            "ckpt-world-size-mismatch",
+        ),
     ],
 )
 def test_s3_3_a_symptom_told_in_words_has_the_ranked_causes_of_the_catalog(words, first, among):
@@ -146,6 +156,13 @@ def test_s3_3_a_symptom_told_in_words_has_the_ranked_causes_of_the_catalog(words
     assert among in ids[:3]
     assert all(cause.check for cause in diagnosis.causes[:3])
     assert {cause.confidence for cause in diagnosis.causes} == {Confidence.POSSIBLE}
+
+
+@pytest.mark.parametrize(
+    "words", ["loading the checkpoint of step 500 on 8 GPUs is slow", "8 GPUs of 4 nodes wait"]
+)
+def test_words_that_name_one_number_of_ranks_are_of_no_checkpoint_of_another(words):
+    assert "ckpt-world-size-mismatch" not in {each.id for each in diagnose_text(words).causes}
 
 
 @pytest.mark.parametrize("text", ["step 3 loss 2.31\nstep 4 loss 2.29\n", "hello world, all well"])
