@@ -59,6 +59,34 @@ def test_the_exit_code_says_whether_a_cause_is_known(tmp_path):
     assert run("-", text="frobnicator: fatal: cannot open gate\n").return_value == 1
 
 
+@pytest.mark.parametrize("words", ["my cat ate the cable", "an error when it starts"])
+def test_s3_3_words_of_no_known_symptom_are_no_sign_that_all_is_well(words):
+    result = run(words)
+    assert result.return_value == 1
+    assert "these words match no known symptom; give the log: paceline diagnose FILE" in " ".join(
+        result.output.split()
+    )
+    assert json.loads(run("--json", words).output)["concluded"] is False
+
+
+def test_s3_3_words_in_which_a_message_stands_have_possible_causes_and_a_log_a_certain_one():
+    words = "CUDA out of memory when saving a checkpoint"
+    causes = json.loads(run("--json", words).output)["causes"]
+    assert [each["id"] for each in causes[:2]] == ["fsdp-full-state-dict-gather", "cuda-oom"]
+    assert {each["confidence"] for each in causes} == {"possible"}
+    (cause,) = json.loads(run("--json", "-", text="RuntimeError: CUDA out of memory.\n").output)[
+        "causes"
+    ][:1]
+    assert (cause["id"], cause["confidence"]) == ("cuda-oom", "certain")
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_empty_argument_is_refused_and_the_folder_is_not_read(name):
+    error = run(name).exception
+    assert isinstance(error, JobError)
+    assert "an argument is empty" in str(error)
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [(b"", "empty"), (bytes(range(256)) * 400, "binary"), (b"\x7fELF" + b"\0" * 99, "core dump")],

@@ -48,8 +48,8 @@ def command(logs: tuple[str, ...], is_unique: bool, runs: Path, as_json: bool) -
       paceline diagnose --json train.log
 
     \b
-    Exit codes: 0 a cause is named, or nothing is wrong; 1 the run failed and no cause is known;
-    2 there is nothing to read.
+    Exit codes: 0 a cause is named, or nothing is wrong; 1 the run failed and no cause is known,
+    or the words match no known symptom; 2 there is nothing to read.
     """
     from paceline.check.diagnose.data import check_read, diagnosis_data
     from paceline.check.diagnose.diagnose import diagnose

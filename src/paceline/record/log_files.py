@@ -38,6 +38,8 @@ class Log:
     blocks: Iterable[bytes]
     rank: int | None = None
     host: str | None = None
+    is_words: bool = False
+    """Whether it is what a person typed, and no file."""
 
 
 def find_logs(names: Iterable[str], runs: Path) -> list[Log]:
@@ -51,12 +53,19 @@ def find_logs(names: Iterable[str], runs: Path) -> list[Log]:
     """
     found: list[Log] = []
     for name in names:
+        if not name.strip():
+            raise JobError.of(
+                code="V010",
+                what="an argument is empty, as a variable of the shell is that is not set",
+                where="LOG",
+                fix="give a log file, a folder of logs, a run's id, or - for input",
+            )
         if name == "-":
             found.append(Log(name="-", blocks=_blocks_of_input()))
             continue
         path = Path(name)
         if " " in name and not os.path.lexists(path) and "/" not in name:
-            found.append(Log(name="words", blocks=[name.encode()]))
+            found.append(Log(name="words", blocks=[name.encode()], is_words=True))
             continue
         if not os.path.lexists(path) and os.path.isdir(runs / name):
             path = runs / name

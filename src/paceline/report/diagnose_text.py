@@ -57,6 +57,9 @@ def event_lines(events: Events) -> Iterator[str]:
 def _lines(diagnosis: Diagnosis) -> Iterator[str]:
     if diagnosis.causes:
         yield from _cause(diagnosis.causes[0])
+    elif diagnosis.is_words:
+        why = "these words match no known symptom; give the log: paceline diagnose FILE"
+        yield from _row("unknown", why, 2)
     elif diagnosis.has_failed:
         why = (
             "the run failed, and nothing in the catalog explains how"
@@ -92,7 +95,8 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
         )
     for trouble in diagnosis.troubles[:2]:
         yield from _row("not read", trouble.removeprefix("not read: "), 4)
-    yield from _row("read", _read(diagnosis), 2)
+    if not diagnosis.is_words:
+        yield from _row("read", _read(diagnosis), 2)
 
 
 def _cause(cause: Cause) -> Iterator[str]:

@@ -108,10 +108,13 @@ class Diagnosis:
 
     matcher: str = ""
     saturated: Sequence[str] = ()
+    is_words: bool = False
+    """Whether a person's words are all that was given, and no log."""
+
     troubles: Sequence[str] = ()
     """Sources that could not be read, and why."""
 
     @property
     def is_concluded(self) -> bool:
-        """A cause is known, or nothing is wrong."""
-        return bool(self.causes) or not self.has_failed
+        """A cause is known, or nothing is wrong. Words are no proof that nothing is."""
+        return bool(self.causes) or not (self.has_failed or self.is_words)

@@ -55,10 +55,10 @@ def diagnose(logs: Iterable[Log], *, hyperscan: bool = True) -> Diagnosis:
     scan = Scan(hyperscan=hyperscan)
     dumps: list[Dump] = []
     stacks: list[Stack] = []
-    words: list[tuple[str, str]] = []
+    starts: list[tuple[str, Log]] = []
     for log in logs:
         start, blocks = _peek(log.blocks)
-        words.append((start[:1000].decode("utf-8", "replace"), log.name))
+        starts.append((start[:1000].decode("utf-8", "replace"), log))
         if is_dump(start):
             dumps += _dump(log, blocks, scan.seen)
             continue
@@ -76,11 +76,17 @@ def diagnose(logs: Iterable[Log], *, hyperscan: bool = True) -> Diagnosis:
     name_ranks(scan.seen)
     _conclude(scan.seen, of_newest_generation(dumps), stacks)
     diagnosis = judge(scan.seen)
-    is_known = diagnosis.causes or diagnosis.has_failed
-    if is_known or len(words) != 1 or not is_told(words[0][0]):
+    if len(starts) != 1:
         return diagnosis
-    causes = [cause(each, scan.seen) for each in told_causes(*words[0])]
-    return replace(diagnosis, causes=causes, has_failed=bool(causes))
+    [(words, log)] = starts
+    diagnosis = replace(diagnosis, is_words=log.is_words)
+    is_known = diagnosis.causes or diagnosis.has_failed
+    if not is_told(words) or (is_known and not log.is_words):
+        return diagnosis
+    printed, has_failed = [each.id for each in diagnosis.causes], diagnosis.has_failed
+    told = told_causes(words, log.name, printed, has_failed=has_failed)
+    causes = [cause(each, scan.seen) for each in told]
+    return replace(diagnosis, causes=causes, has_failed=has_failed or bool(causes))
 
 
 def diagnose_text(text: str, name: str = "-") -> Diagnosis:

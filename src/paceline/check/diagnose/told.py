@@ -4,7 +4,7 @@ Leaves out logs: a text with a decimal number, a setting (`name=value`) or many 
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from paceline.catalog.failure import load_failures
 from paceline.catalog.symptom import load_symptoms
@@ -28,8 +28,16 @@ def is_told(text: str) -> bool:
     return len(text) <= _MOST and " " in text.strip() and not _LOG.search(text)
 
 
-def told_causes(text: str, source: str) -> Iterator[Candidate]:
-    """The causes of the symptom that the words are of, then failures described in like words."""
+def told_causes(
+    text: str, source: str, printed: Sequence[str], *, has_failed: bool
+) -> Iterator[Candidate]:
+    """The causes of the symptom that the words are of, then failures described in like words.
+
+    Args:
+        printed: Failures whose own message is in the words. They are possible and no more: who
+            says that a program printed it may have left out what came before.
+        has_failed: The words say that something failed, as any error's words do: no likeness.
+    """
     line = Line(source=source, number=1, raw=text.strip(), message=text.strip())
     failures, like = load_failures(), likeness_to_any(text)
     ranked: dict[str, tuple[tuple[float, float, float], str, str | None]] = {}
@@ -42,10 +50,10 @@ def told_causes(text: str, source: str) -> Iterator[Candidate]:
                 against = cause.unless is not None and cause.unless.search(text) is not None
                 rank = (-1.0 - speaks + against / 2, -like.get(cause.id, 0.0), place)
                 ranked.setdefault(cause.id, (rank, symptom.title, cause.check))
-    for name, score in like.items():
-        failure = failures[name]
+    for name in dict.fromkeys((*printed, *(() if has_failed else like))):
+        failure, first = failures[name], -1.5 if name in printed else 0.0
         check = failure.during or failure.before
-        ranked.setdefault(name, ((0.0, -score, 0.0), failure.title, check))
+        ranked.setdefault(name, ((first, -like.get(name, 0.0), 0.0), failure.title, check))
     for name, (_, what, check) in sorted(ranked.items(), key=lambda each: each[1][0]):
         yield Candidate(
             id=name,
