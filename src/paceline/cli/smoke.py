@@ -83,8 +83,9 @@ def command(
     training_step, validation_step, checkpoint_save, checkpoint_load, inference, metrics. Then the
     loss range, memory over the steps, gradients, NaN and Inf, and the losses of one and two ranks.
 
-    A Python script is started as it is and stopped after a few steps, as Ctrl-C does. What it does
-    not print is listed as not seen, with the reason. Its arguments follow `--`.
+    A Python script is started as it is, in this folder, and stopped after a few steps, as Ctrl-C
+    does: what it writes is really written, also over a checkpoint of that name. What it does not
+    print is listed as not seen, with the reason. Its arguments follow `--`.
 
     \b
     Examples:
@@ -160,7 +161,7 @@ def _script(
     given = ("recovery.max_restarts=0", *overrides)
     program = make_program(path, list(arguments), 1, None, given, profiles=False)
     check_program(program, "local")
-    say(f"{steps} steps of {path}")
+    say(f"{steps} steps of {path} in {Path.cwd()}: files that it writes are really written")
     return smoke_script(program, steps, folder, limit_s=limit_s)
 
 
