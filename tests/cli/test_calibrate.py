@@ -26,7 +26,7 @@ HERE = Place(rank=None, num_nodes=1, ranks_per_node=2)
 
 @pytest.fixture(autouse=True)
 def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_module, "_gpus", lambda looks: ((), None))
+    monkeypatch.setattr(machine_module, "find_gpus", lambda looks: ("", (), None))
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
 
@@ -98,21 +98,21 @@ def test_a_rank_that_fails_says_why(tmp_path: Path):
 
 def test_a_gpu_without_known_peaks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     gpu = FoundGpu(name="NVIDIA Unheard-of 9000", memory_bytes=2**34)
-    monkeypatch.setattr(machine_module, "_gpus", lambda looks: ((gpu,), None))
+    monkeypatch.setattr(machine_module, "find_gpus", lambda looks: ("", (gpu,), None))
     with pytest.raises(JobError, match=r"T018: .*Unheard-of"):
         find_own_cluster(HERE, tmp_path, load_catalog(None))
 
 
 def test_more_ranks_than_gpus_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     gpu = FoundGpu(name="NVIDIA H200", memory_bytes=2**37)
-    monkeypatch.setattr(machine_module, "_gpus", lambda looks: ((gpu,), None))
+    monkeypatch.setattr(machine_module, "find_gpus", lambda looks: ("", (gpu,), None))
     with pytest.raises(JobError, match="T002: 2 ranks were asked for, this machine has 1 GPU"):
         find_own_cluster(HERE, tmp_path, load_catalog(None))
 
 
 def test_several_machines_are_as_torchrun_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     gpus = tuple(FoundGpu(name="NVIDIA H200", memory_bytes=2**37) for _ in range(8))
-    monkeypatch.setattr(machine_module, "_gpus", lambda looks: (gpus, None))
+    monkeypatch.setattr(machine_module, "find_gpus", lambda looks: ("", gpus, None))
     place = find_place({"RANK": "3", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, None)
     cluster = find_own_cluster(place, tmp_path, load_catalog(None))
     assert (cluster.accelerator, cluster.num_nodes, cluster.ranks_per_node) == ("H200", 2, 8)

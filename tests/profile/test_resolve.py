@@ -1,6 +1,7 @@
 """The job's model, said in any of its ways."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,10 @@ def test_a_llama_config_is_the_built_in_decoder_and_a_gpt2_one_is_built_by_trans
     assert shape is not None
     assert (shape.layers, shape.kv_heads, shape.head_dim) == (32, 8, 128)
     assert (shape.rope_theta, shape.norm_eps) == (500_000.0, 1e-5)
-    assert profile_decoder(shape, 64, name="llama") == resolve_profile(llama)
+    own, found = profile_decoder(shape, 64, name="llama"), resolve_profile(llama)
+    # How transformers' class writes a block counts where an engine builds that class.
+    written = tuple(replace(block, written=own.blocks[0].written) for block in found.blocks)
+    assert replace(found, blocks=written) == own
     assert not needs_transformers(llama)
     assert not list(check_runnable(llama))
 

@@ -68,9 +68,12 @@ def both_s(text: str, of: Layout) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_estimate_and_simulated_step_agree(name):
+def test_estimate_and_simulated_step_agree(name, monkeypatch):
     """Before, DDP was 29 % and FSDP2 13 % apart: copies of parameters were in one of them only, and
-    a proof knew DDP's first bucket, which holds everything."""
+    a proof knew DDP's first bucket, which holds everything.
+
+    A simulated step has no host work of FSDP2's hooks, which is left out of the estimate here."""
+    monkeypatch.setattr("paceline.estimate.step.unit_times", lambda *given: (0.0, 0.0))
     simulated_s, estimated_s = both_s(JOB, LAYOUTS[name])
     assert simulated_s == pytest.approx(estimated_s, rel=0.08)
 

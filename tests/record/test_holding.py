@@ -19,6 +19,7 @@ from paceline.record.holding import (
     InCharge,
     claim_control,
     claim_from_another,
+    find_controller,
     hold_agents,
     hold_alone,
     is_held,
@@ -33,25 +34,29 @@ def in_charge(folder: Path, pid: int) -> None:
     publish_controller(folder, InCharge(pid=pid, epoch=1, host="127.0.0.1", port=1))
 
 
-def _interrupt(controller: InCharge) -> None:
-    assert controller.interrupt()
-    time.sleep(5)
-
-
-def test_only_the_process_that_controls_a_run_is_interrupted():
-    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "paceline"])
-    try:
-        published = InCharge.here(epoch=1, host="127.0.0.1", port=1)
-        given_on = replace(published, pid=other.pid)  # the id now belongs to another process
-        assert not given_on.interrupt()
-        assert not replace(published, pid=other.pid, started=0).interrupt()
+def test_only_the_process_that_controls_a_run_is_interrupted(tmp_path):
+    program = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from paceline.record.holding import InCharge, publish_controller\n"
+        "here = InCharge.here(epoch=1, host='127.0.0.1', port=1)\n"
+        "publish_controller(Path(sys.argv[1]), here)\n"
+        "try:\n    print('ready', flush=True); time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    sys.exit(7)\n"
+    )
+    words = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        published = find_controller(tmp_path)
+        assert published is not None
+        # Its id alone is not enough: another process may have it by now.
+        assert not replace(published, started=published.started + 1).interrupt()
+        assert not replace(published, started=0).interrupt()
         assert other.poll() is None
-        with pytest.raises(KeyboardInterrupt):
-            _interrupt(published)
-    finally:
-        other.kill()
-        other.wait()
-    assert not given_on.interrupt()
+        assert published.interrupt()
+        assert other.wait(timeout=60) == 7
+    assert not published.interrupt()
 
 
 def test_a_controller_at_work_is_not_waited_for(tmp_path):

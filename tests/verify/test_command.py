@@ -30,7 +30,7 @@ TWO = ("--layout", "data=2", "--layout", "pipeline=1", "--layout", "tensor=1")
 
 @pytest.fixture(autouse=True)
 def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_module, "_gpus", lambda looks: ((), None))
+    monkeypatch.setattr(machine_module, "find_gpus", lambda looks: ("", (), None))
 
 
 def verify(folder: Path, text: str, *options: str) -> Result:

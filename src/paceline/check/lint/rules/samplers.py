@@ -96,8 +96,10 @@ def epoch_loop(program: Program, loop: Loop) -> Loop | None:
 
 
 def trains(program: Program, loop: Loop) -> bool:
-    """Whether a loop over batches trains; to others, their order is all one."""
-    return any(loop in one.loops for one in (*program.backwards, *program.steps))
+    """Whether a loop over batches trains, as far as training is seen; to others, their order is
+    all one."""
+    training = (*program.backwards, *program.steps)
+    return not training or any(loop in one.loops for one in training)
 
 
 def epoch_findings(program: Program, sampler: Value, loop: Loop, epochs: Loop) -> Iterator[Finding]:
