@@ -356,7 +356,7 @@ def test_how_fp8_is_scaled_is_written_priced_and_refused_where_it_cannot_be():
         ({"fp8_recipe": "tensorwise"}, "train.fp8_recipe is tensorwise, and train.precision bf16"),
         (
             {"precision": "fp8", "fp8_recipe": "rowwise"},
-            "megatron cannot be asked for this scaling",
+            "megatron has mxfp8 or tensorwise",
         ),
         ({"precision": "fp8", "fp8_recipe": "mxfp8"}, "mxfp8, which H100-SXM has not"),
         ({"async_tensor": True}, "train.async_tensor is true, and megatron cannot be asked for it"),
