@@ -25,8 +25,10 @@ def tiny(
 ) -> Rendered:
     """The files of an engine for six steps on `ranks` ranks of each node, with the layout's fields
     fixed."""
+    asks_engine = states != "auto" or "mlx_backend" in (cluster or {})
     return rendered(
         engine,
+        **({"engine": engine} if asks_engine else {}),
         model=model or {"decoder": {"layers": 2, "hidden": 64, "heads": 4, "vocab": 256}},
         data={"seq_len": 32} | (data or {}),
         cluster={"accelerator": accelerator, "nodes": nodes, "per_node": ranks} | (cluster or {}),
