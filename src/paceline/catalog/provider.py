@@ -103,7 +103,7 @@ def _provider(name: str, row: Mapping[str, Any]) -> Provider:
 
 
 def _rents(rows: Mapping[str, Mapping[str, Any]], file: str) -> Rents:
-    """Of rows that are known to be right; a source that is not given is their file."""
+    """Rents of rows that were checked before; one without a source has its file as source."""
     made = {key: Rent(**{"source": file, **row}) for key, row in rows.items()}
     for key, rent in made.items():
         ends = tuple((up_to or inf, usd) for up_to, usd in rent.steps)

@@ -15,7 +15,7 @@ class Limit:
 
     name: str
     share: float
-    """Of the step; it would be that much shorter at the most, if the part took no time."""
+    """Share of the step: how much shorter it would be at the most, if the part took no time."""
 
     change: str
     """What makes it smaller."""

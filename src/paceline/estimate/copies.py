@@ -99,7 +99,7 @@ class HostCopies(NamedTuple):
 
 
 def host_copies(model: Model, shard: Column, t: Layouts, traffic: Traffic) -> HostCopies:
-    """Of so many parameters, which are one rank's shard; 0 where they stay on the accelerator.
+    """Seconds of copies for one rank's `shard` of parameters; 0 where they stay on the accelerator.
     Frozen ones are kept in the type that they are multiplied in."""
     is_disk = t.offload == code_of("offload", "nvme")
     link = np.where(is_disk, traffic.disk_bytes_per_s, traffic.host_bytes_per_s)
