@@ -299,6 +299,8 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 LAUNCHER = """
 echo "node $NODE_RANK meets $HEAD_ADDRESS:$HEAD_PORT as $RUN_ID"
 for step in 1 2 3; do echo "step $step loss $step.5"; done
+touch met-$NODE_RANK
+while [ ! -e met-0 ]; do sleep 0.05; done  # or node 0 is ended before it has said where it meets
 if [ "$NODE_RANK" = 1 ] && [ ! -e failed ]; then touch failed; exit 7; fi
 """
 
