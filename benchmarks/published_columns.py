@@ -75,7 +75,7 @@ class Columns:
     def peak_bytes(self) -> Any:
         """Memory of the rank that was measured, in the metric it was measured in."""
         worst = fullest(self.model, self.layouts, self.holdings)
-        first = memory_parts(self.model, self.layouts, self.holdings, 0)
+        first = memory_parts(self.model, self.layouts, self.holdings, [0])[0]
         is_first = np.array(["rank 0 only" in run.notes for run in self.runs])
         parts = {name: np.where(is_first, first[name], worst[name]) for name in worst}
         metric = np.array([run.metric for run in self.runs])

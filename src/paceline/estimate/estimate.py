@@ -275,8 +275,8 @@ def stage_memory(layout: Layout, case: Case) -> list[MemoryEstimate]:
     holdings = case_holdings(table, case)
     is_known = _knows_activations(case.profile)
     return [
-        _memory(memory_parts(case.model, table, holdings, stage), 0, is_known)
-        for stage in range(layout.pipeline)
+        _memory(parts, 0, is_known)
+        for parts in memory_parts(case.model, table, holdings, range(layout.pipeline))
     ]
 
 

@@ -20,6 +20,7 @@ Source: states: ZeRO, arXiv:1910.02054, section 3.1; FSDP2: torch/distributed/fs
 read at 2.13; activations: `profile/saved.py`.
 """
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +35,7 @@ from paceline.parallel.schedules import stages_each
 from paceline.parallel.stages import blocks_of_slowest, rank_of_head
 from paceline.parallel.table import Layouts, code_of
 from paceline.profile.adapter import NF4_AT_ONCE
-from paceline.profile.block import Value, dense_parameters, expert_parameters, matrices
+from paceline.profile.block import Block, Value, dense_parameters, expert_parameters, matrices
 from paceline.profile.saved import outside_bytes, saved_bytes
 
 Column = Any
@@ -67,22 +68,28 @@ _GPIPE = code_of("schedule", "gpipe")
 
 
 def memory_parts(
-    model: Model, layouts: Layouts, holdings: Holdings, stage: Value
-) -> dict[str, Column]:
-    """Bytes by part of one rank of a stage, in the order of `PARTS`.
+    model: Model, layouts: Layouts, holdings: Holdings, stages: Iterable[Value]
+) -> list[dict[str, Column]]:
+    """Bytes by part of one rank of each of the stages, in the order of `PARTS`.
 
     Args:
         model: Its sizes.
         layouts: Rows to price.
         holdings: Of the software that runs it.
-        stage: Rank of the pipeline, 0 is the first; one number, or one for each row.
+        stages: Ranks of the pipeline, 0 is the first; each one number, or one for each row.
     """
-    t, h = layouts, holdings
-    here = _here(model, t, h, stage)
+    everywhere = _everywhere(model, layouts, holdings)
+    return [_parts_of(model, layouts, holdings, everywhere, stage) for stage in stages]
+
+
+def _parts_of(
+    model: Model, t: Layouts, h: Holdings, everywhere: "_Everywhere", stage: Value
+) -> dict[str, Column]:
+    here = _here(model, t, h, everywhere, stage)
     dense, routed = here.dense, here.routed
     states = _states(model, t, h, here)
     stepping = _stepping_bytes(here, model, t, h)
-    then = _fullest_moment(model, t, h, here, (states["gradients"], stepping))
+    then = _fullest_moment(model, t, h, everywhere, here, (states["gradients"], stepping))
     parts = states | then._asdict()
     activations, gathered = then.activations, then.gathered
     parts["buffers"] = _dummy_bytes(model, t) * h.dummy_gradients + h.buffer_bytes
@@ -103,7 +110,7 @@ def fullest(model: Model, layouts: Layouts, holdings: Holdings) -> dict[str, Col
     """
     last = layouts.pipeline - 1
     stages = [0, np.minimum(1, last), last]
-    tables = [memory_parts(model, layouts, holdings, stage) for stage in stages]
+    tables = memory_parts(model, layouts, holdings, stages)
     totals = np.stack([np.broadcast_to(sum(parts.values()), len(layouts)) for parts in tables])
     worst = np.argmax(totals, axis=0)
     return {
@@ -123,6 +130,84 @@ class _Moment(NamedTuple):
     activations: Column
     gathered: Column
     gradients: Column
+
+
+class _OfBlock(NamedTuple):
+    """What one block of a kind keeps on a rank that has it."""
+
+    block: Block
+    kept: Column
+    """Bytes that one token leaves."""
+
+    again: Column
+    """Bytes of one token that are recomputed, while the block goes backward."""
+
+    peak: Column
+    """Bytes of one token that are alive besides then."""
+
+    deferred: Column
+    """Of `kept`, until the second half of a split backward pass."""
+
+
+class _Everywhere(NamedTuple):
+    """What does not depend on the stage."""
+
+    blocks: tuple[_OfBlock, ...]
+    is_staged: bool
+    tokens: Column
+    """Of a micro-batch, on one rank."""
+
+    stream: Column
+    """Tensor ranks that share what is between matrices: 1 without sequence parallelism."""
+
+    unit: Column
+    """Parameters of the largest block."""
+
+    restored: Column
+    experts: RoutedSplit
+    shared: Shared
+
+
+def _everywhere(model: Model, t: Layouts, h: Holdings) -> _Everywhere:
+    stream = np.where(t.sequence_parallel, t.tensor, 1)
+    is_staged = bool(np.any(t.pipeline > 1))
+    experts = routed_split(t, h.ways)
+    # What crosses between tensor ranks is whole: in a pipeline also what a stage gave and receives.
+    crossing = _CROSSING_TENSORS * _whole_share(h, stream) * h.kernels.compute_bytes
+    others = h.ways.gathers_context * (t.context - 1) * (t.context_kind != _ULYSSES)
+    unit, blocks = np.asarray(0.0), []
+    for block in model.blocks:
+        size = dense_parameters(block) / t.tensor + expert_parameters(block) / experts.holders
+        unit = np.maximum(unit, size * (np.asarray(block.count) > 0))
+        one = OneBlock(block, model, t, h, stream)
+        widths = block.kv_heads * (block.head_dim + block.value_dim)
+        inside = saved_bytes(block, h.kernels, model.seq_len / t.context).peak
+        inside = inside + others * h.kernels.compute_bytes * widths
+        kept, again = kept_on_rank(one)
+        blocks.append(
+            _OfBlock(
+                block=block,
+                kept=kept,
+                again=again,
+                peak=inside / t.tensor + crossing * block.hidden,
+                deferred=deferred_on_rank(one) if is_staged else np.asarray(0.0),
+            )
+        )
+    return _Everywhere(
+        blocks=tuple(blocks),
+        is_staged=is_staged,
+        tokens=t.micro_batch * model.seq_len / t.context,
+        stream=stream,
+        unit=unit,
+        restored=_restored(model, t, h),
+        experts=experts,
+        shared=shared_of(t, h.ways, h.master_bytes),
+    )
+
+
+def _whole_share(h: Holdings, stream: Column) -> Column:
+    """Of what crosses between tensor ranks, the share that the other ranks have."""
+    return h.ways.crosses_apart * (1 - 1 / stream)
 
 
 class _Here(NamedTuple):
@@ -153,7 +238,7 @@ class _Here(NamedTuple):
     shared: Shared
 
 
-def _here(model: Model, t: Layouts, h: Holdings, stage: Value) -> _Here:
+def _here(model: Model, t: Layouts, h: Holdings, everywhere: _Everywhere, stage: Value) -> _Here:
     """In a v both ends are on the first rank, and a tied matrix is there once."""
     head_rank = rank_of_head(t.pipeline, t.schedule, t.chunks)
     is_first, has_head = np.asarray(stage) == 0, np.asarray(stage) == head_rank
@@ -168,11 +253,6 @@ def _here(model: Model, t: Layouts, h: Holdings, stage: Value) -> _Here:
     share = np.where(has_head, last, mine) / np.maximum(total, 1)
     dense = sum(block.count * dense_parameters(block) for block in model.blocks)
     routed = sum(block.count * expert_parameters(block) for block in model.blocks)
-    experts = routed_split(t, h.ways)
-    unit = np.asarray(0.0)
-    for each in model.blocks:
-        size = dense_parameters(each) / t.tensor + expert_parameters(each) / experts.holders
-        unit = np.maximum(unit, size * (np.asarray(each.count) > 0))
     return _Here(
         stage=stage,
         has_head=has_head,
@@ -180,11 +260,11 @@ def _here(model: Model, t: Layouts, h: Holdings, stage: Value) -> _Here:
         block_share=share,
         root=root,
         dense=share * dense / t.tensor + root,
-        routed=share * routed / experts.holders,
-        unit=unit,
+        routed=share * routed / everywhere.experts.holders,
+        unit=everywhere.unit,
         trained_share=np.where(np.asarray(h.is_frozen) > 0, model.trained_share, 1.0),
-        experts=experts,
-        shared=shared_of(t, h.ways, h.master_bytes),
+        experts=everywhere.experts,
+        shared=everywhere.shared,
     )
 
 
@@ -235,7 +315,12 @@ def _stepping_bytes(here: _Here, model: Model, t: Layouts, h: Holdings) -> Colum
 
 
 def _fullest_moment(
-    model: Model, t: Layouts, h: Holdings, here: _Here, at_end: tuple[Column, Column]
+    model: Model,
+    t: Layouts,
+    h: Holdings,
+    everywhere: _Everywhere,
+    here: _Here,
+    at_end: tuple[Column, Column],
 ) -> _Moment:
     """The fullest of the moments.
 
@@ -243,31 +328,19 @@ def _fullest_moment(
         model: Its sizes.
         t: Layouts.
         h: Of the software that runs it.
+        everywhere: What each stage has.
         here: What is on this rank.
         at_end: All gradients, and the temporaries of the optimizer's step.
     """
     gradients, stepping = at_end
-    tokens = t.micro_batch * model.seq_len / t.context
-    stream = np.where(t.sequence_parallel, t.tensor, 1)
-    # What crosses between tensor ranks is whole: in a pipeline also what a stage gave and receives.
-    crossing_bytes = h.ways.crosses_apart * h.kernels.compute_bytes * (1 - 1 / stream)
-    whole = h.ways.crosses_apart * h.kernels.stream_bytes * (1 - 1 / stream)
+    tokens, stream, is_staged = everywhere.tokens, everywhere.stream, everywhere.is_staged
     kept = working = peak = later = np.asarray(0.0)
-    is_staged = bool(np.any(t.pipeline > 1))
-    for block in model.blocks:
-        mine = here.block_share * block.count
-        one = OneBlock(block, model, t, h, stream)
-        each, again = kept_on_rank(one)
-        kept = kept + mine * each
-        if is_staged:
-            later = later + mine * deferred_on_rank(one)
-        working = np.maximum(working, again * (mine > 0))
-        saved = saved_bytes(block, h.kernels, model.seq_len / t.context)
-        others = h.ways.gathers_context * (t.context - 1) * (t.context_kind != _ULYSSES)
-        widths = block.kv_heads * (block.head_dim + block.value_dim)
-        inside = saved.peak + others * h.kernels.compute_bytes * widths
-        crossing = _CROSSING_TENSORS * crossing_bytes * block.hidden
-        peak = np.maximum(peak, (inside / t.tensor + crossing) * (mine > 0))
+    for each in everywhere.blocks:
+        mine = here.block_share * each.block.count
+        kept = kept + mine * each.kept
+        later = later + mine * each.deferred
+        working = np.maximum(working, each.again * (mine > 0))
+        peak = np.maximum(peak, each.peak * (mine > 0))
     outside = outside_bytes(model.head_inputs, model.head_outputs, h.kernels)
     held: Column = np.asarray(1.0)
     held_head: Column = np.asarray(1.0)
@@ -281,7 +354,8 @@ def _fullest_moment(
             held = np.where(in_v, _held_at_head_of_v(model, t, here), held)
         stages = stages_each(t.schedule, t.chunks)
         given = np.where(here.has_head & (stages == 1), 0.0, held * stages + 1) * (t.pipeline > 1)
-        blocks = tokens * (held * kept + put_off * later + given * whole * model.head_inputs)
+        whole = h.kernels.stream_bytes * _whole_share(h, stream) * model.head_inputs
+        blocks = tokens * (held * kept + put_off * later + given * whole)
         # A looped zero-bubble's last rank puts off the head's second half as well.
         held_head = np.where(t.chunks == 2, 1.0, np.maximum(put_off * t.chunks, 1.0))
         # GPipe takes the loss of every micro-batch before the first goes backward.
@@ -304,7 +378,7 @@ def _fullest_moment(
         at_loss = blocks + here.has_head * (
             tokens * kept_outside + _chunked_loss_bytes(model, t, h, tokens)
         )
-    at_block = blocks + tokens * (working + peak) + _restored(model, t, h)
+    at_block = blocks + tokens * (working + peak) + everywhere.restored
     gathered_loss, gathered_head, gathered_block, gathered_root = _gathered(
         model, t, h, here, (held, held_head)
     )
@@ -317,20 +391,22 @@ def _fullest_moment(
         inside = here.dense + here.routed - here.root
         share = (here.root + inside / count) / (here.root + inside)
         early, first = np.where(appear, 0.0, gradients), np.where(appear, share, 1.0) * gradients
-        last = tokens * (kept / count + working + peak) + _restored(model, t, h)
+        last = tokens * (kept / count + working + peak) + everywhere.restored
         at_last = [_Moment(last, gathered_block, gradients)]
     fullest_of, most = _Moment(at_loss, gathered_loss, early), at_loss + gathered_loss + early
-    for each in (
+    for then in (
         _Moment(blocks, gathered_head, early),
         _Moment(at_block, gathered_block, first),
         *at_last,
         _Moment(none, np.maximum(gathered_root, stepping), gradients),
     ):
-        held_then = each.activations + each.gathered + each.gradients
+        held_then = then.activations + then.gathered + then.gradients
         is_more = held_then > most
         most = np.maximum(most, held_then)
-        pairs = zip(each, fullest_of, strict=True)
-        fullest_of = _Moment(*(np.where(is_more, more, less) for more, less in pairs))
+        pairs = zip(then, fullest_of, strict=True)
+        fullest_of = _Moment(
+            *(less if more is less else np.where(is_more, more, less) for more, less in pairs)
+        )
     return fullest_of
 
 

@@ -82,8 +82,8 @@ def host_bytes_of(layouts: Layouts, case: Case) -> Any:
     )
     last = layouts.pipeline - 1
     most: Any = 0.0
-    for stage in (0, np.minimum(1, last), last):
-        parts = memory_parts(case.model, on_device, holdings, stage)
+    stages = (0, np.minimum(1, last), last)
+    for parts in memory_parts(case.model, on_device, holdings, stages):
         gradients = parts["parameters"]
         if case.profile.adapter is not None:  # moments are of what is trained
             gradients = parts["optimizer"] * holdings.gradient_bytes / holdings.moment_bytes

@@ -177,7 +177,7 @@ def grid_bytes(layouts: Layouts, case: Case) -> Column:
     holdings = case_holdings(layouts, case)
     last = layouts.pipeline - 1
     stages = [0, np.minimum(1, last), last] if np.any(last > 0) else [0]
-    totals = [sum(memory_parts(case.model, layouts, holdings, s).values()) for s in stages]
+    totals = [sum(each.values()) for each in memory_parts(case.model, layouts, holdings, stages)]
     memory: Any = totals[0]
     for total in totals[1:]:
         memory = np.maximum(memory, total)
