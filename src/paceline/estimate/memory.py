@@ -29,7 +29,7 @@ from paceline.estimate.given import Holdings, Model
 from paceline.estimate.recompute import OneBlock, deferred_on_rank, kept_on_rank
 from paceline.estimate.schedule import deferred_micro_batches, held_micro_batches
 from paceline.estimate.sharing import RoutedSplit, Shared, routed_split, shared_of
-from paceline.estimate.step import head_in_blocks, may_be_bare, stage_blocks
+from paceline.estimate.step import head_in_blocks, may_be_bare, stage_blocks, total_of
 from paceline.parallel.recomputes import share_untouched
 from paceline.parallel.schedules import stages_each
 from paceline.parallel.stages import blocks_of_slowest, rank_of_head
@@ -92,7 +92,7 @@ def _parts_of(
     then = _fullest_moment(model, t, h, everywhere, here, (states["gradients"], stepping))
     parts = states | then._asdict()
     activations, gathered = then.activations, then.gathered
-    parts["buffers"] = _dummy_bytes(model, t) * h.dummy_gradients + h.buffer_bytes
+    parts["buffers"] = everywhere.dummies + h.buffer_bytes
     saved = (h.sharded_bytes + h.moment_bytes) * (dense + routed) * t.tensor * t.pipeline
     saved = saved * here.trained_share
     parts["saving"] = np.asarray(h.saving_share * saved / t.num_ranks())
@@ -111,7 +111,7 @@ def fullest(model: Model, layouts: Layouts, holdings: Holdings) -> dict[str, Col
     last = layouts.pipeline - 1
     stages = [0, np.minimum(1, last), last]
     tables = memory_parts(model, layouts, holdings, stages)
-    totals = np.stack([np.broadcast_to(sum(parts.values()), len(layouts)) for parts in tables])
+    totals = np.stack([np.broadcast_to(total_of(each.values()), len(layouts)) for each in tables])
     worst = np.argmax(totals, axis=0)
     return {
         name: np.choose(worst, [np.broadcast_to(parts[name], len(layouts)) for parts in tables])
@@ -164,6 +164,10 @@ class _Everywhere(NamedTuple):
     """Parameters of the largest block."""
 
     restored: Column
+    dummies: Column
+    stage_blocks: tuple[Column, Column]
+    """Of the slowest and the last stage."""
+
     experts: RoutedSplit
     shared: Shared
 
@@ -200,6 +204,8 @@ def _everywhere(model: Model, t: Layouts, h: Holdings) -> _Everywhere:
         stream=stream,
         unit=unit,
         restored=_restored(model, t, h),
+        dummies=_dummy_bytes(model, t) * h.dummy_gradients,
+        stage_blocks=stage_blocks(model, t),
         experts=experts,
         shared=shared_of(t, h.ways, h.master_bytes),
     )
@@ -244,7 +250,7 @@ def _here(model: Model, t: Layouts, h: Holdings, everywhere: _Everywhere, stage:
     is_first, has_head = np.asarray(stage) == 0, np.asarray(stage) == head_rank
     head = model.num_head_parameters + (head_rank > 0) * model.num_tied_parameters
     root = (is_first * model.num_embedding_parameters + has_head * head) / t.tensor
-    slow, last = stage_blocks(model, t)
+    slow, last = everywhere.stage_blocks
     total = sum(np.asarray(each.count, float) for each in model.blocks)
     # The first rank, which holds the most micro-batches, has the fewest of the others, unless ranks
     # are filled from the first one.
@@ -373,12 +379,11 @@ def _fullest_moment(
     waits = np.where(t.schedule == _GPIPE, logits, h.kernels.compute_bytes * model.head_outputs)
     logits = logits + (held_head - 1) * waits
     head = tokens * (held_head * kept_outside + logits / t.tensor)
-    at_loss = blocks + here.has_head * (head + tokens * loss_peak / t.tensor)
+    at_head = head + tokens * loss_peak / t.tensor
     if np.any(h.loss_chunk):
-        at_loss = blocks + here.has_head * (
-            tokens * kept_outside + _chunked_loss_bytes(model, t, h, tokens)
-        )
-    at_block = blocks + tokens * (working + peak) + everywhere.restored
+        at_head = tokens * kept_outside + _chunked_loss_bytes(model, t, h, tokens)
+    at_loss = blocks + here.has_head * at_head if np.any(here.has_head) else blocks
+    at_block = blocks + (tokens * (working + peak) + everywhere.restored)
     gathered_loss, gathered_head, gathered_block, gathered_root = _gathered(
         model, t, h, here, (held, held_head)
     )
@@ -393,14 +398,15 @@ def _fullest_moment(
         early, first = np.where(appear, 0.0, gradients), np.where(appear, share, 1.0) * gradients
         last = tokens * (kept / count + working + peak) + everywhere.restored
         at_last = [_Moment(last, gathered_block, gradients)]
-    fullest_of, most = _Moment(at_loss, gathered_loss, early), at_loss + gathered_loss + early
+    fullest_of = _Moment(at_loss, gathered_loss, early)
+    most = total_of(fullest_of)
     for then in (
         _Moment(blocks, gathered_head, early),
         _Moment(at_block, gathered_block, first),
         *at_last,
         _Moment(none, np.maximum(gathered_root, stepping), gradients),
     ):
-        held_then = then.activations + then.gathered + then.gradients
+        held_then = total_of(then)
         is_more = held_then > most
         most = np.maximum(most, held_then)
         pairs = zip(then, fullest_of, strict=True)
@@ -472,18 +478,17 @@ def _gathered(
     at_root = (narrow + reduced) * np.where(is_apart, np.maximum(embedding, head), root)
     mine = here.dense + here.routed - root
     once = np.where(shared.keeps_gathered, inside * mine + narrow * root, 0.0)
-    casts = (t.sharding < _ZERO2) & np.logical_not(shared.shards_weights)
+    casts = (t.sharding < _ZERO2) & np.logical_not(shared.shards_weights | shared.gathers_blocks)
     copies = zip(held, _cast_parameters(model, t, here), strict=True)
     kept = np.where(own, sum(times * each for times, each in copies), mine)
-    cast = np.where(casts, h.cast_bytes * trained * kept, 0.0)
-    replica = once + cast
+    cast = casts * h.cast_bytes * trained * kept
     # Our own runtime reduces a unit while all others are still gathered; in a pipeline, at the end.
     passing = np.where(own & shared.keeps_gathered, reduced, 0.0)
     at_once = np.where(shared.reduces_late, 0.0, passing)
     return (
-        np.where(shared.gathers_blocks, at_loss, replica),
+        np.where(shared.gathers_blocks, at_loss, once) + cast,
         np.where(shared.gathers_blocks, at_head, 0.0),
-        np.where(shared.gathers_blocks, at_block, replica + at_once * block),
+        np.where(shared.gathers_blocks, at_block, once + at_once * block) + cast,
         np.where(shared.gathers_blocks, at_root, once + passing * root),
     )
 

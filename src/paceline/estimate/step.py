@@ -16,7 +16,7 @@ Every function takes columns: one row a layout, or one row a published run.
 Leaves out: reading the data, evaluation and checkpoints, which `goodput.py` counts.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -113,8 +113,9 @@ def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -
     has_head = last * whole_block + head >= slow * whole_block
     on_stage = np.where(has_head, last, slow)
     m, chunks = t.accumulation, stages_each(t.schedule, t.chunks)
+    passes = m * on_stage
     terms = {
-        name: m * on_stage * mean[name]
+        name: passes * mean[name]
         for name in ("compute", "recompute", "tensor", "context", "expert")
     }
     terms["compute"] = terms["compute"] + m * np.where(has_head, head, 0.0)
@@ -142,9 +143,14 @@ def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -
     return {name: np.asarray(terms[name]) for name in TERMS}
 
 
+def total_of(parts: Iterable[Column]) -> Column:
+    """Their sum. Small columns come first: each sum then has no more dimensions than it needs."""
+    return sum(sorted(parts, key=np.size))
+
+
 def slow_end(terms: Mapping[str, Column]) -> Column:
     """Seconds that nine runs of ten stay below, by the terms of the estimate."""
-    return sum((1 + SPREAD[name]) * seconds for name, seconds in terms.items())
+    return total_of((1 + SPREAD[name]) * seconds for name, seconds in terms.items())
 
 
 def fast_end(terms: Mapping[str, Column]) -> Column:

@@ -16,7 +16,7 @@ import numpy as np
 from paceline.estimate import Case, Estimate, Prices, price
 from paceline.estimate.estimate import case_holdings
 from paceline.estimate.memory import memory_parts
-from paceline.estimate.step import slow_end, step_terms
+from paceline.estimate.step import slow_end, step_terms, total_of
 from paceline.parallel import Layout, Layouts
 from paceline.parallel.candidates import Grid, Space, grids
 from paceline.parallel.table import join
@@ -166,9 +166,7 @@ def price_grid(layouts: Layouts, case: Case) -> tuple[Column, Column]:
     """
     step: Any = 0.0
     if case.rates is not None:
-        # Small terms first: each sum then has no more dims than it needs.
-        terms = step_terms(case.model, layouts, case.rates, case.traffic)
-        step = slow_end(dict(sorted(terms.items(), key=lambda term: np.size(term[1]))))
+        step = slow_end(step_terms(case.model, layouts, case.rates, case.traffic))
     return grid_bytes(layouts, case), np.broadcast_to(step, layouts.shape)
 
 
@@ -177,7 +175,9 @@ def grid_bytes(layouts: Layouts, case: Case) -> Column:
     holdings = case_holdings(layouts, case)
     last = layouts.pipeline - 1
     stages = [0, np.minimum(1, last), last] if np.any(last > 0) else [0]
-    totals = [sum(each.values()) for each in memory_parts(case.model, layouts, holdings, stages)]
+    totals = [
+        total_of(parts.values()) for parts in memory_parts(case.model, layouts, holdings, stages)
+    ]
     memory: Any = totals[0]
     for total in totals[1:]:
         memory = np.maximum(memory, total)
