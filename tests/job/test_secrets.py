@@ -2,6 +2,7 @@ import pytest
 
 from paceline.errors import JobError
 from paceline.job import load_script, make_script, parse_job
+from paceline.job.secrets import find_in_lines
 
 JOB = """
 name: tiny
@@ -157,3 +158,21 @@ def test_ordinary_arguments_of_a_program_are_none(tmp_path):
     words = ["--tokenizer", "gpt2", "--pad-token", "<pad>", "--max-tokens", "4096", "--key", "loss"]
     words += ["--eos-token=</s>", "--tokens_per_s=3000", "--token", "$HF_TOKEN", "--seq-len", "8"]
     assert make_script({"command": ["python", "a.py", *words]}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "certainty"),
+    [
+        ('api_token: "h7Gk29fjQ1ab"', "made"),
+        ("DB_PASSWORD=550e8400-e29b-41d4-a716-446655440000", "made"),
+        ('HEADER_TOKEN="X-aws-ec2-metadata-token"', "word"),
+        ("LABEL_KEY=jobset.sigs.k8s.io/jobset-name", "word"),
+        ("API_KEY=demo-secret-key-12345", "word"),
+    ],
+)
+def test_a_name_of_several_words_does_not_look_like_a_made_secret(line, certainty):
+    assert [secret.certainty for secret in find_in_lines(line)] == [certainty]
+
+
+def test_the_word_password_in_a_url_is_a_place_for_one():
+    assert not list(find_in_lines("ftp://username:password@ftp.example.com/Repository"))

@@ -104,16 +104,15 @@ class Named:
 
     @property
     def looks_made(self) -> bool:
-        """Whether the value has letters and digits, and is as long as passwords have to be.
+        """Whether a part of the value has letters and digits, and is as long as passwords are.
 
-        Words (`token = "next"`), numbers and versions are no secrets, whatever they are called.
+        Words (`token = "next"`), numbers, versions and names of several words
+        (`x-aws-ec2-metadata-token`) are no secrets, whatever they are called.
         """
         plain = self.value.strip("\"'")
-        return (
-            len(plain) >= _SHORTEST
-            and re.search(r"\d", plain) is not None
-            and re.search(r"[A-Za-z]", plain) is not None
-            and not re.search(r"\s", plain)
+        return not re.search(r"\s", plain) and any(
+            len(part) >= _SHORTEST and re.search(r"\d", part) and re.search(r"[A-Za-z]", part)
+            for part in re.split(r"[-./:]", plain)
         )
 
 

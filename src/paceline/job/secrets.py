@@ -21,7 +21,8 @@ from paceline.job.secret_names import (
     is_harmless,
 )
 from paceline.job.section import shipped
-from paceline.job.yaml_text import Place, dotted, where_in
+
+_Path = tuple[str | int, ...]
 
 _ROWS = shipped("secret_forms.toml")
 _FORMS: Mapping[str, re.Pattern[str]] = {
@@ -34,7 +35,7 @@ _HINTS: Mapping[str, Sequence[str]] = {kind: row["hints"] for kind, row in _ROWS
 
 
 def check_secrets(
-    values: Any, lines: Mapping[Place, int], source: str, path: Place = ()
+    values: Any, lines: Mapping[_Path, int], source: str, path: _Path = ()
 ) -> Iterator[Problem]:
     """J013 for every value that is a key or a password. The value itself is never shown.
 
@@ -99,6 +100,8 @@ def find_issued(text: str) -> Iterator[str]:
 def _is_issued(match: re.Match[str]) -> bool:
     """Whether it is no example, and no place of a password in a URL: `user:{password}@`."""
     value = match.groupdict().get("value")
+    if value is not None and value.lower() in {"pass", "passwd", "password", "secret"}:
+        return False
     return not match[0].endswith("EXAMPLE") and (value is None or not is_harmless(value))
 
 
@@ -151,11 +154,14 @@ def without_secrets(words: Sequence[str]) -> list[str]:
     return found
 
 
-def _problem(kind: str, lines: Mapping[Place, int], source: str, path: Place) -> Problem:
+def _problem(kind: str, lines: Mapping[_Path, int], source: str, path: _Path) -> Problem:
+    line = next((lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in lines), None)
+    place = "--set" if line == 0 else source if line is None else f"{source} line {line}"
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return Problem(
         code="J013",
-        what=f"`{dotted(path)}` holds {kind}, which would be kept in the run's folder",
-        where=where_in(lines, source)(path),
+        what=f"`{field.removeprefix('.')}` holds {kind}, which would be kept in the run's folder",
+        where=f"{field.removeprefix('.')}, {place}",
         fix="take it out, put it into the environment of the machines that need it, and revoke it "
         "if others have seen the file",
     )

@@ -64,7 +64,9 @@ def context_for(
 ) -> Context:
     """The context of a file: what the launch lines that name it know, where they agree."""
     said = [
-        _said(one) for one in starts if one.launch.path != path and names_file(one.launch, path)
+        _said(one, path)
+        for one in starts
+        if one.launch.path != path and names_file(one.launch, path)
     ]
     said += [
         _said_by_accelerate(one.document)
@@ -83,7 +85,12 @@ def is_sharded_by_start(path: str, starts: Sequence[Start], configs: Sequence[Co
     return is_sharded([one.launch for one in starts if names_file(one.launch, path)], configs)
 
 
-def _said(start: Start) -> Context:
+def _said(start: Start, path: str) -> Context:
+    """What a launch line says of a file; of a configuration, not what the line sets itself."""
+    config = start.launch.option("config_file")
+    overrides = start.launch.option("num_machines") is not None
+    if overrides and config is not None and file_name(config.text) == file_name(path):
+        return Context(launcher=start.launch.program)
     how = started(start.launch, start.scene)
     is_slurm = start.scene.scheduler == "slurm"
     return Context(

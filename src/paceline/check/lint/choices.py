@@ -36,6 +36,10 @@ def either(first: Value, second: Value, test: Value | None = None) -> Value:
         first, second = left_of(first, test, True), left_of(second, test, False)
     if first is second:
         return first
+    if test is not None and test.main is not None:
+        sent, received = (first, second) if test.main else (second, first)
+        if is_received(received, sent):
+            return received
     if len(list(first.any())) + len(list(second.any())) > MAX_OPTIONS:
         first, second = next(first.any()), next(second.any())
     taints = first.taints | second.taints | (test.taints if test is not None else frozenset())
@@ -53,6 +57,14 @@ def either(first: Value, second: Value, test: Value | None = None) -> Value:
         node=first.node,
         label=first.label or second.label,
     )
+
+
+def is_received(value: Value, sent: Value) -> bool:
+    """Whether a broadcast put the main process's value there: `if rank != 0: stop = flags[0]`."""
+    if value.divergent or value.call is not None or len(value.sources) != 1:
+        return False
+    held = list(value.sources[0].any())
+    return all(one in held for one in sent.any())
 
 
 def _chosen_main(first: Value, second: Value, test: Value | None) -> bool | None:

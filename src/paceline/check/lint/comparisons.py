@@ -2,11 +2,12 @@
 
 import ast
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from paceline.check.lint import expressions
-from paceline.check.lint.events import Guard
-from paceline.check.lint.values import DATA, FILES, RANK, SHARD, UNKNOWN, Value
+from paceline.check.lint.events import Guard, is_rank_number
+from paceline.check.lint.values import ARITHMETIC, DATA, RANK, SHARD, UNKNOWN, Value
 
 if TYPE_CHECKING:
     from paceline.check.lint.walk import Walk
@@ -49,6 +50,11 @@ def is_thing(value: Value) -> bool:
     return value.kind in THINGS or isinstance(value.likely(), str)
 
 
+def is_object(value: Value) -> bool:
+    """Whether a value is surely something: an instance, or a model that a call made."""
+    return value.of_class is not None or (value.kind in THINGS and value.call is not None)
+
+
 THINGS = frozenset({"model", "loader", "sampler", "dataset", "optimizer", "scheduler", "device"})
 
 
@@ -59,7 +65,7 @@ def unary(walk: "Walk", node: ast.UnaryOp) -> Value:
     if sign == "Not":
         if part.main is not None:
             made.main = not part.main
-        elif RANK in part.taints and part.operation is None and not part.options:
+        elif part.operation is None and not part.options and is_rank_number(part):
             made.main = True
         if isinstance(part.const, bool):
             made.const = not part.const
@@ -79,12 +85,17 @@ def compare(walk: "Walk", node: ast.Compare) -> Value:
         return made
     left, right = parts
     sign = type(node.ops[0]).__name__
+    settled = any(is_parameter(walk, one) for one in (node.left, node.comparators[0]))
     if sign in {"Eq", "NotEq"} and isinstance(left.const, str) and isinstance(right.const, str):
-        made.const = (left.const == right.const) is (sign == "Eq")
-        made.settled = is_parameter(walk, node.left) or is_parameter(walk, node.comparators[0])
+        made.const, made.settled = (left.const == right.const) is (sign == "Eq"), settled
+    elif settled and not made.divergent:
+        made.const = of_constants(sign, left, right)
+        made.settled = made.const is not UNKNOWN
     made.operation = (sign, left, right)
     made.alone = alone(sign, left, right)
     if sign in {"Is", "IsNot"} and right.const is None:
+        if settled and all(is_object(one) for one in left.any()):
+            made.const, made.settled = sign == "IsNot", True
         if left.options:
             made.main = left.main if sign == "IsNot" or left.main is None else not left.main
         else:
@@ -110,6 +121,16 @@ def compare(walk: "Walk", node: ast.Compare) -> Value:
     return made
 
 
+def of_constants(sign: str, left: Value, right: Value) -> Any:
+    """What a comparison of two numbers, or of a number with a list of them, gives."""
+    numbers = [one.const for one in (right.items if right.items is not None else [right])]
+    if any(type(one) not in {int, float} for one in (left.const, *numbers)):
+        return UNKNOWN
+    if right.items is not None:
+        return {"In": left.const in numbers, "NotIn": left.const not in numbers}.get(sign, UNKNOWN)
+    return ARITHMETIC[sign](left.const, right.const) if sign in ARITHMETIC else UNKNOWN
+
+
 def is_settled(walk: "Walk", node: ast.expr, value: Value) -> bool:
     """Whether a condition holds, or not, throughout the call that is being walked."""
     return isinstance(value.const, bool) and (value.settled or is_parameter(walk, node))
@@ -119,17 +140,19 @@ def is_parameter(walk: "Walk", node: ast.expr) -> bool:
     """Whether it is a parameter of the function, as its call passes it."""
     if not isinstance(node, ast.Name) or not walk.frames:
         return False
-    function = walk.frames[-1].function.node
+    return node.id in unbound_parameters(walk.frames[-1].function.node)
+
+
+@lru_cache(maxsize=256)
+def unbound_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> set[str]:
+    """Parameters to which the function's body gives no other value."""
     spec = function.args
     names = {one.arg for one in [*spec.posonlyargs, *spec.args, *spec.kwonlyargs]}
-    return node.id in names and not is_bound_again(function, node.id)
-
-
-def is_bound_again(function: ast.AST, name: str) -> bool:
-    return any(
-        isinstance(one, ast.Name) and one.id == name and isinstance(one.ctx, ast.Store)
+    return names - {
+        one.id
         for one in ast.walk(function)
-    )
+        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+    }
 
 
 def alone(sign: str, left: Value, right: Value) -> bool | None:
@@ -146,12 +169,7 @@ def alone(sign: str, left: Value, right: Value) -> bool | None:
 
 def is_rank(value: Value) -> bool:
     """Whether it is a rank itself, and not something computed by it or from data."""
-    if RANK not in value.taints or value.main is not None:
-        return False
-    return not value.taints & {DATA, SHARD, FILES} and all(
-        one.const is not UNKNOWN or (one.operation is None and one.kind not in {"batch", "output"})
-        for one in value.any()
-    )
+    return value.main is None and is_rank_number(value)
 
 
 def rank_comparison(made: Value, sign: str, rank: Value, other: Value) -> None:

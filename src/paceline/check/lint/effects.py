@@ -267,6 +267,17 @@ def append(walk: "Walk", made: Call) -> Value | None:
     return Value(call=made)
 
 
+def get(walk: "Walk", made: Call) -> Value | None:
+    """`batch.get("key")`: which keys there are, the program says, and no sample."""
+    key = made.argument(0, "key")
+    if made.receiver is None or made.receiver.name is not None or key is None:
+        return None
+    value = ordinary(walk, made)
+    if isinstance(key.const, str) and made.receiver.kind != "batch":
+        value.taints -= {DATA}
+    return value
+
+
 def file_method(walk: "Walk", made: Call) -> Value | None:
     if expressions.file_answer(made):
         value = expressions.file_value(made)
@@ -298,6 +309,7 @@ EFFECTS: Mapping[str, Callable[["Walk", Call], Value | None]] = {
 
 METHODS: Mapping[str, Callable[["Walk", Call], Value | None]] = {
     "size": size,
+    "get": get,
     "numel": count,
     "append": append,
     "extend": append,

@@ -1,12 +1,13 @@
 """What happens in a program, in the order in which it would happen: calls, assignments, exits."""
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from paceline.check.lint.choices import implies_alone
-from paceline.check.lint.names import RANK_NAMES
-from paceline.check.lint.values import DATA, DIVERGENT, FILES, RANK, SHARD, Value
+from paceline.check.lint.names import RANK_CALLS, RANK_NAMES
+from paceline.check.lint.values import DATA, DIVERGENT, FILES, RANK, SHARD, UNKNOWN, Value
 
 
 @dataclass(eq=False, slots=True)
@@ -138,8 +139,8 @@ class Guard:
 
     @property
     def divergent(self) -> frozenset[str]:
-        """Why ranks may differ in whether they get here."""
-        return frozenset() if self.exits == "raise" else self.test.taints & DIVERGENT
+        """Why ranks may differ in whether they get here; where one has failed, all are ended."""
+        return frozenset() if self.exits in {"raise", "exit"} else self.test.taints & DIVERGENT
 
 
 def decided_by_rank(test: Value, depth: int = 12) -> bool:
@@ -149,7 +150,8 @@ def decided_by_rank(test: Value, depth: int = 12) -> bool:
     if depth == 0 or RANK not in test.taints:
         return False
     if test.options:
-        chosen = test.test is not None and decided_by_rank(test.test, depth - 1)
+        shown = any(one.const is not UNKNOWN for one in test.any())  # else they may be the same
+        chosen = shown and test.test is not None and decided_by_rank(test.test, depth - 1)
         return chosen or any(decided_by_rank(one, depth - 1) for one in test.options)
     if test.operation is None:
         return is_rank_number(test)
@@ -169,7 +171,7 @@ def is_rank_number(value: Value, depth: int = 8) -> bool:
         return True
     if made is None:
         return is_named_rank(value, depth - 1)
-    return made.name.rpartition(".")[2].lower() in RANK_SOURCES
+    return made.name in RANK_CALLS or made.name.rpartition(".")[2].lower() in RANK_SOURCES
 
 
 def is_named_rank(value: Value, depth: int) -> bool:
@@ -180,7 +182,10 @@ def is_named_rank(value: Value, depth: int) -> bool:
         last = value.attribute.lower()
         return last in RANK_SOURCES or last.endswith("rank")
     origins = (value.receiver,) if value.receiver is not None else value.sources
-    return not origins or any(is_rank_number(one, depth) for one in origins)
+    if not origins:
+        last = re.split(r"\W+", value.label.lower().strip("_]'\""))[-1]
+        return last in RANK_SOURCES or last.endswith("rank")
+    return any(is_rank_number(one, depth) for one in origins)
 
 
 NOT_RANKS = frozenset({DATA, SHARD, FILES})

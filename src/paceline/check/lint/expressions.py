@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.check.lint import calls, comparisons, follow, imports, iteration
 from paceline.check.lint.choices import either, left_of
-from paceline.check.lint.events import Call, Class, Function, Guard, Scope
+from paceline.check.lint.events import Call, Class, Function, Guard, Scope, is_rank_number
 from paceline.check.lint.names import (
     FILE_METHODS,
     MAIN_NAMES,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from paceline.check.lint.walk import Walk
 
 
-SHAPES = frozenset({"shape", "ndim", "dtype", "device", "is_cuda"})
+SHAPES = frozenset({"shape", "ndim", "dtype", "device", "is_cuda", "requires_grad", "grad_fn"})
 
 
 def text(node: ast.AST | None) -> str:
@@ -104,7 +104,8 @@ def attribute_of(walk: "Walk", base: Value, attr: str, node: ast.AST | None) -> 
             made.taints = frozenset({RANK})
         return made
     if base.options:
-        made = one_of([attribute_of(walk, one, attr, node) for one in base.any()], base.test)
+        held = [one for one in base.any() if one.const is not None] or list(base.any())
+        made = one_of([attribute_of(walk, one, attr, node) for one in held], base.test)
         if made.options:
             made.receiver, made.attribute = base, attr
             if attr in STEP_COUNTERS:
@@ -195,7 +196,8 @@ def subscript(walk: "Walk", node: ast.Subscript) -> Value:
         return Value(node=node, sources=(base,), taints=base.taints, receiver=base)
     if "shape" in base.taints:
         taints = frozenset() if index.const in {0, UNKNOWN} else frozenset({DATA})
-    if RANK in index.taints and base.kind not in {"path"} and index.const is UNKNOWN:
+    parts = index.sources if isinstance(node.slice, ast.Slice) else (index,)
+    if base.kind != "path" and any(is_rank_number(one) for one in parts):
         taints |= {SHARD}
     kind = "model" if base.kind == "model" else None
     if isinstance(node.slice, ast.Slice) and base.kind in {"dataset"}:

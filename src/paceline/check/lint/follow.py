@@ -8,6 +8,7 @@ from paceline.check.lint import calls, counters, effects, expressions
 from paceline.check.lint.choices import either
 from paceline.check.lint.events import Call, Class, Frame, Function, Guard, Scope
 from paceline.check.lint.names import (
+    MAIN_NAMES,
     RANK_NAMES,
     kind_of,
 )
@@ -25,7 +26,8 @@ def called(walk: "Walk", made: Call) -> Value:
         if one.function is not None:
             made.own = one.function
             bound = [one.receiver] if one.receiver is not None else []
-            results.append(enter(walk, one.function, [*bound, *made.args], made.kwargs, made))
+            given = enter(walk, one.function, [*bound, *made.args], made.kwargs, made)
+            results.append(asked_rank(one.function, given))
         elif one.own_class is not None:
             results.append(instantiate(walk, one.own_class, list(made.args), made.kwargs, made))
         elif (method := called_method(one)) is not None:
@@ -36,6 +38,13 @@ def called(walk: "Walk", made: Call) -> Value:
         else:
             results.append(effects.apply(walk, made, one))
     return expressions.one_of(results, made.callee.test)
+
+
+def asked_rank(function: Function, given: Value) -> Value:
+    """What an own `is_main_process()` gives: that, though its body keeps the rank in a global."""
+    if function.name not in MAIN_NAMES or given.main is not None:
+        return given
+    return Value(taints=frozenset({RANK}), main=True, node=given.node, label=function.name)
 
 
 def called_method(value: Value) -> Function | None:
@@ -199,8 +208,11 @@ def bind_parameters(
 
 
 def passed(name: str, value: Value) -> Value:
-    """What a parameter holds; a number for `rank` is this rank's: `train(rank=0, world_size=1)`."""
-    if name in RANK_NAMES and type(value.const) is int:
+    """What a parameter holds; a number for `rank` is this rank's: `train(rank=0, world_size=1)`.
+
+    -1 is none: `create_loader(rank=-1)` is not distributed.
+    """
+    if name in RANK_NAMES and type(value.const) is int and value.const >= 0:
         return Value(const=value.const, taints=value.taints | {RANK}, node=value.node, label=name)
     return value
 
@@ -214,6 +226,8 @@ def parameter_default(walk: "Walk", value: Value, given: Value) -> Value:
             value.default = None
             return value
         value.const = given.const
+        if given.const == -1:  # of a rank: the call is not distributed
+            value.taints -= {RANK}
     value.default = given.const
     return value
 

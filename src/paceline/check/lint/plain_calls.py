@@ -175,7 +175,9 @@ def spawn(walk: "Walk", made: Call) -> Value:
     target = made.argument(0, "fn", "function", "target")
     given = made.argument(1, "args")
     if target is not None:
+        guards, walk.guards = walk.guards, []  # one process passed them, before it starts the ranks
         call_back(walk, made, target, [Value(taints=frozenset({RANK}), label="rank")], given)
+        walk.guards = guards
     return Value(call=made)
 
 

@@ -38,7 +38,7 @@ import ast
 import re
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from io import StringIO
 
@@ -67,6 +67,9 @@ class Program:
 
     classes: list[Class]
     """Its own, and those of the files that were followed."""
+
+    joint_kinds: dict[Call, str | None] = field(default_factory=dict)
+    """What `rules.agreement.joint_kind` has found."""
 
     @property
     def path(self) -> str:
@@ -125,11 +128,25 @@ class Program:
     def calls(self, *names: str, method: str | tuple[str, ...] | None = None) -> list[Call]:
         """Calls of one of these qualified names, or of a method called so on anything."""
         wanted = (method,) if isinstance(method, str) else method or ()
-        return [
-            one
-            for one in self.all_calls
-            if one.name in names or (one.method is not None and one.method in wanted)
-        ]
+        by_name, by_method = self._calls_by
+        found = {
+            one.order: one
+            for table, keys in ((by_name, names), (by_method, wanted))
+            for key in keys
+            for one in table.get(key, ())
+        }
+        return [found[order] for order in sorted(found)]
+
+    @cached_property
+    def _calls_by(self) -> tuple[dict[str, list[Call]], dict[str, list[Call]]]:
+        """Calls by their qualified name, and by their method."""
+        by_name: dict[str, list[Call]] = {}
+        by_method: dict[str, list[Call]] = {}
+        for one in self.all_calls:
+            by_name.setdefault(one.name, []).append(one)
+            if one.method is not None:
+                by_method.setdefault(one.method, []).append(one)
+        return by_name, by_method
 
     def has_call(self, *names: str, method: str | tuple[str, ...] | None = None) -> bool:
         return bool(self.calls(*names, method=method))

@@ -191,6 +191,7 @@ def cleared(value: Value) -> None:
     for one in value.any():
         one.taints = frozenset()
         one.main = None
+        one.fields.pop("*", None)  # what a comprehension filled it with
         for index, item in enumerate(one.items or ()):
             assert one.items is not None
             one.items[index] = Value(sources=(item,), kind=item.kind, label=item.label)

@@ -174,10 +174,8 @@ class Walk:
                 held.sources = (*held.sources, value)[-20:]
 
     def or_as_before(self, old: Value | None, value: Value) -> Value:
-        """A field that a branch assigns may also keep what it held."""
-        guard = next(
-            (one for one in reversed(self.guards) if one.how == "if" and self.is_mine(one)), None
-        )
+        """A field that is assigned in a branch, or after an early exit, may keep what it held."""
+        guard = next((one for one in reversed(self.guards) if may_be_passed_by(one)), None)
         if guard is None or old is None:
             return value
         first, second = (value, old) if guard.holds else (old, value)
@@ -430,8 +428,9 @@ class Walk:
     def do_return(self, node: ast.Return) -> None:
         value = self.value(node.value)
         if self.returned and node.value is not None:
-            guard = next((one for one in reversed(self.guards) if self.is_mine(one)), None)
-            self.returned[-1].append((value, guard))
+            mine = [one for one in self.guards if self.is_mine(one)]
+            nested = any(one.how != "exit" for one in mine[:-1])  # by more than one condition
+            self.returned[-1].append((value, mine[-1] if mine and not nested else None))
         self.note_exit(node, "return")
 
     def do_continue(self, node: ast.Continue) -> None:
@@ -449,6 +448,13 @@ class Walk:
 
     def note_call(self, call: Call) -> None:
         self.events.append(call)
+
+
+def may_be_passed_by(guard: Guard) -> bool:
+    """Whether a program goes on where a condition does not hold."""
+    if guard.how == "if":
+        return not (isinstance(guard.node, ast.If) and is_main_test(guard.node.test))
+    return guard.how == "exit" and guard.exits not in {"raise", "exit"}
 
 
 def exit_of(body: Sequence[ast.stmt]) -> str | None:

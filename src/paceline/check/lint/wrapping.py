@@ -1,6 +1,7 @@
 """What wrapping, sharding and preparing a model or loader gives back."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.check.lint.events import Call
@@ -60,6 +61,18 @@ def first_argument(walk: "Walk", made: Call) -> Value | None:
     """`torch.compile(model)`, `convert_sync_batchnorm(model)`: the model, for our purposes."""
     model = made.argument(0, "model", "module", "fn")
     return model
+
+
+def deep_copy(walk: "Walk", made: Call) -> Value:
+    """Another object like the one that is copied, down to the model under all wrappers."""
+    return copied(made.argument(0, "x") or Value())
+
+
+def copied(value: Value) -> Value:
+    inner = copied(value.inner) if value.inner is not None else None
+    options = tuple(copied(one) for one in value.options)
+    fields = {name: one for name, one in value.fields.items() if name != "wrapped by"}
+    return replace(value, inner=inner, options=options, fields=fields)
 
 
 def prepare(walk: "Walk", made: Call) -> Value:
@@ -136,7 +149,7 @@ EFFECTS: Mapping[str, Callable[["Walk", Call], Value | None]] = {
     "tensorflow.function": first_argument,
     "torch.nn.SyncBatchNorm.convert_sync_batchnorm": first_argument,
     "peft.get_peft_model": first_argument,
-    "copy.deepcopy": first_argument,
+    "copy.deepcopy": deep_copy,
     f"{ACCELERATOR}.prepare": prepare,
     f"{ACCELERATOR}.prepare_model": prepare,
     f"{ACCELERATOR}.prepare_data_loader": prepare,

@@ -267,6 +267,9 @@ def check_number_of_node(launch: Launch) -> Iterator[Finding]:
     """`--machine_rank $SLURM_PROCID`, which the batch shell has made 0 before srun starts."""
     if "srun" not in launch.wrappers or launch.on_node:
         return
+    backend = launch.option("rdzv_backend")
+    if backend is not None and backend.text == "c10d":  # which counts the nodes by itself
+        return
     for before, word in pairwise(launch.words):
         names = f"{before.text} {word.text}".lower()
         if _NUMBER.search(word.text) and not word.single and "rank" in names:

@@ -199,10 +199,15 @@ def _check_connections(launch: Launch, scene: Scene, sizes: _Sizes) -> Iterator[
             )
         return
     overlaps = (sizes.tensor or 1) > 1 or launch.argument("sequence_parallel") is not None
+    is_overridden = (
+        not is_megatron.source.lstrip("\"'").startswith("-") and "=" in is_megatron.source
+    )
+    if launch.argument("deepspeed") is not None or is_overridden:  # another engine's arguments
+        return
     if overlaps and value != "1":
         yield found(
             "cuda-device-max-connections",
-            ERROR,
+            WARNING,
             launch.path,
             launch.line,
             "tensor parallelism of Megatron before Blackwell needs CUDA_DEVICE_MAX_CONNECTIONS=1"

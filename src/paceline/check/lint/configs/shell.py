@@ -284,7 +284,8 @@ class _Reader:
         name = self._text(name_node) if name_node is not None else "?"
         appends = "+=" in self._text(node)[: len(name) + 2]
         if value_node is not None and value_node.type == "array":
-            words = [word for child in value_node.named_children for word in self._words(child)]
+            parts = [one for one in value_node.named_children if one.type != "comment"]
+            words = [word for part in parts for word in self._words(part)]
             self.arrays[name] = [*(self.arrays.get(name, []) if appends else []), *words][
                 :_MOST_WORDS
             ]

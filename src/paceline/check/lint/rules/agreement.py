@@ -120,6 +120,13 @@ def has_buffers(program: Program, model: Value | None) -> bool | None:
 
 
 def joint_kind(program: Program, call: Call) -> str | None:
+    """collective, save, forward or backward where a call needs every rank; else None."""
+    if call not in program.joint_kinds:
+        program.joint_kinds[call] = find_joint_kind(program, call)
+    return program.joint_kinds[call]
+
+
+def find_joint_kind(program: Program, call: Call) -> str | None:
     if call.name == SAVE_STATE:
         return "save" if saves_together(program, call) else None
     if call.name in COLLECTIVES:
@@ -383,10 +390,14 @@ def follows(test: Value, holds: bool, one: Value, wanted: bool) -> bool:
 
 
 def answered(joint: Joint, guard: Guard, joints: list[Joint]) -> bool:
-    """Whether the ranks that do not pass the condition make the same calls elsewhere."""
-    mine = [one.call.name for one in joints if under(one, guard, guard.holds)]
-    theirs = opposite_calls(guard, joints)
-    return mine == theirs
+    """Whether the ranks that do not pass the condition make the same calls in the function, too."""
+    frames = joint.call.frames[: guard.depth]
+    beside = [one for one in joints if one.call.frames[: guard.depth] == frames]
+    return any(
+        [one.call.name for one in calls if under(one, guard, guard.holds)]
+        == opposite_calls(guard, calls)
+        for calls in (beside, joints)
+    )
 
 
 def opposite_calls(guard: Guard, joints: list[Joint]) -> list[str]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
-from paceline.check.lint.events import Call, Event
+from paceline.check.lint.events import Call, Event, exclusive
 from paceline.check.lint.names import DDP
 from paceline.check.lint.program import Program
 from paceline.check.lint.values import RANK, SHARD, Value, innermost
@@ -89,17 +89,18 @@ def check_model_changed_by_rank(program: Program, context: Context) -> Iterator[
     if not wraps:
         return
     last = max(one.order for one in wraps)
+    wrapped = [one for call in wraps for one in (call.argument(0, "module") or Value()).origins()]
     for call in program.all_calls:
         if call.order > last or not any(
             one.by_rank and one.main is not None for one in call.guards
         ):
             continue
-        if call.is_method(*CHANGES) and call.receiver is not None:
+        if call.is_method(*CHANGES) and any(one in wrapped for one in of_call(call)):
             yield changed(program, call)
-        if call.name == "torch.compile":
+        if call.name == "torch.compile" and call.result in wrapped:
             yield program.finding(
                 "compile-rank-skew",
-                Severity.ERROR,
+                Severity.INFO,
                 call,
                 what="only some ranks compile the model: the others wait, and graphs differ",
                 fix="compile on every rank",
@@ -109,8 +110,12 @@ def check_model_changed_by_rank(program: Program, context: Context) -> Iterator[
             continue
         if not any(one.by_rank and one.main is not None for one in assign.guards):
             continue
-        if assign.owner.has_kind("model") and assign.value.has_kind("model"):
+        if assign.owner in wrapped and assign.value.has_kind("model"):
             yield changed(program, assign)
+
+
+def of_call(call: Call) -> list[Value]:
+    return list(call.receiver.any()) if call.receiver is not None else []
 
 
 def changed(program: Program, event: Event) -> Finding:
@@ -136,6 +141,8 @@ def check_forward_bypassed(program: Program, context: Context) -> Iterator[Findi
         for call in program.all_calls:
             if id(call.result) not in sources or id(call.node) in reported:
                 continue
+            if any(is_wrapped_output(one) for one in (*call.args, *call.kwargs.values())):
+                continue  # a method of the plain model on what the wrapped one gave
             model = bypassed_model(call)
             if model is not None and model.options:
                 continue
@@ -157,6 +164,15 @@ def check_forward_bypassed(program: Program, context: Context) -> Iterator[Findi
                 fix="call the wrapped model",
                 seen=(plain[id(model)], backward),
             )
+
+
+def is_wrapped_output(value: Value) -> bool:
+    """Whether a value comes from a forward pass of the wrapped model."""
+    made = (one.call for one in value.origins() if one.kind == "output")
+    return any(
+        isinstance(one, Call) and one.forward_of is not None and one.forward_of.wrapped_by("ddp")
+        for one in made
+    )
 
 
 def chosen_at(call: Call, model: Value) -> ast.AST:
@@ -209,7 +225,7 @@ def check_moved_after_wrap(program: Program, context: Context) -> Iterator[Findi
         if call.method not in MOVES or call.receiver is None:
             continue
         wraps = [one for one in program.calls(DDP) if moved_model(call.receiver, one.result)]
-        wraps = [one for one in wraps if one.order < call.order]
+        wraps = [one for one in wraps if one.order < call.order and not exclusive(one, call)]
         if not wraps or not trained_later(program, call) or id(wraps[0]) in reported:
             continue
         reported.add(id(wraps[0]))

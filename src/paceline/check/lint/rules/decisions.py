@@ -211,9 +211,15 @@ def needs_company(program: Program, call: Call) -> bool:
 WRAPPING_FRAMEWORKS = frozenset({"accelerate", "fabric", "deepspeed", "ray", "horovod"})
 
 
-def seriousness(reasons: frozenset[str]) -> Severity:
-    """A signal that all ranks get at once is seen in one step by nearly all runs."""
-    return Severity.INFO if reasons <= {SIGNAL, RANK} else Severity.ERROR
+def seriousness(guard: Guard) -> Severity:
+    """A signal that all ranks get at once is seen in one step by nearly all runs; how many samples
+    there are (`if mask.sum() > 0`, `if len(batch)`) differs in the few steps with none."""
+    reasons = guard.divergent & DECISIONS
+    if reasons <= {SIGNAL, RANK}:
+        return Severity.INFO
+    return (
+        Severity.WARNING if reasons == {DATA} and "count" in guard.test.taints else Severity.ERROR
+    )
 
 
 def decision_finding(
@@ -222,7 +228,7 @@ def decision_finding(
     why = " and ".join(REASONS[one] for one in sorted(reasons))
     return program.finding(
         "rank-divergent-decision",
-        seriousness(reasons),
+        seriousness(guard),
         guard,
         what=(
             f"the condition depends on {why}, and a rank for which it holds {does}, while the "
@@ -322,7 +328,7 @@ def branch_finding(program: Program, guard: Guard, reasons: frozenset[str], call
     why = " and ".join(REASONS[one] for one in sorted(reasons))
     return program.finding(
         "rank-divergent-decision",
-        seriousness(reasons),
+        seriousness(guard),
         guard,
         what=(
             f"{call.name.rpartition('.')[2]} in line {call.line} needs every rank, and is reached "

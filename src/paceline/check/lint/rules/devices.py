@@ -183,10 +183,13 @@ def check_hidden_devices(program: Program, context: Context) -> Iterator[Finding
             yield from listed_devices(program, context, assign, assign.value.const)
 
 
+HIDES_ALL = {"", "-1"}
+
+
 def listed_devices(
     program: Program, context: Context, assign: Assign, text: str
 ) -> Iterator[Finding]:
-    if not program.is_distributed:
+    if not program.is_distributed or assign.guards or text.strip() in HIDES_ALL:
         return
     ids = [one for one in text.split(",") if one.strip()]
     if context.devices is not None and context.devices > len(ids) > 0:

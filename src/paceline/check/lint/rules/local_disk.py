@@ -10,7 +10,7 @@ from paceline.check.lint.program import Program
 from paceline.check.lint.rules.decisions import OF_ONE_NODE
 from paceline.check.lint.rules.samplers import training_loops
 from paceline.check.lint.rules.written_files import JOINS
-from paceline.check.lint.values import Value
+from paceline.check.lint.values import UNKNOWN, Value
 
 SAVES: dict[str, tuple[int | None, str]] = {
     "torch.save": (1, "f"),
@@ -45,7 +45,7 @@ def check_local_disk(program: Program, context: Context) -> Iterator[Finding]:
         folder = next((one for one in OF_ONE_NODE if text and is_below(text, one)), None)
         if folder is None:
             continue
-        surely = folder in WIPED
+        surely = folder in WIPED and path is not None and is_literal(path)
         yield program.finding(
             "checkpoint-ephemeral",
             Severity.WARNING if surely else Severity.INFO,
@@ -57,6 +57,11 @@ def check_local_disk(program: Program, context: Context) -> Iterator[Finding]:
             fix="write to storage that stays and that all nodes see, or copy each checkpoint there",
         )
         return
+
+
+def is_literal(value: Value) -> bool:
+    """Whether the program itself says the path, and nobody else may."""
+    return all(one.default is UNKNOWN for one in value.origins())
 
 
 def is_below(path: str, folder: str) -> bool:

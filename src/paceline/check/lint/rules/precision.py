@@ -78,7 +78,10 @@ def covers_training(program: Program, call: Call) -> bool:
     if not inside:
         return False
     loops = {loop for one in inside for loop in one.loops}
-    return any(not one.loops or set(one.loops) & loops for one in program.backwards)
+    return any(
+        (not one.loops or set(one.loops) & loops) and not exclusive(call, one)
+        for one in program.backwards
+    )
 
 
 def trains(program: Program, model: Value | None) -> bool:

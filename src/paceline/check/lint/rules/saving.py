@@ -1,10 +1,11 @@
 """What goes wrong when checkpoints are written and read, and what every rank writes and says."""
 
+import ast
 from collections.abc import Iterator
 
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
-from paceline.check.lint.events import Call, Loop
+from paceline.check.lint.events import Call, Guard, Loop
 from paceline.check.lint.names import INIT_GROUP
 from paceline.check.lint.program import Program
 from paceline.check.lint.rules.accumulation import counts
@@ -107,7 +108,7 @@ def check_map_location(program: Program, context: Context) -> Iterator[Finding]:
             continue
         yield program.finding(
             "missing-set-device",
-            Severity.WARNING,
+            Severity.INFO,
             call,
             what=(
                 f"without map_location the tensors that rank 0 saves in line {saved[0].line} come "
@@ -220,7 +221,7 @@ def check_resume(program: Program, context: Context) -> Iterator[Finding]:
             continue
         yield program.finding(
             "resume-repeats-data",
-            Severity.WARNING,
+            Severity.INFO,
             epochs,
             what=(
                 f"line {loaded[0].line} resumes the optimizer, and this loop starts at epoch 0 "
@@ -258,6 +259,10 @@ def check_weights_only(program: Program, context: Context) -> Iterator[Finding]:
         only = call.argument(None, "weights_only")
         if call.open_ended or (only is not None and only.const is not True):
             continue
+        if any((one.instance or "").endswith("safe_globals") for one in call.withs):
+            continue
+        if not may_be_same(call.argument(0, "f"), saved[0].argument(1, "f")):
+            continue
         yield program.finding(
             "weights-only-load",
             Severity.ERROR if version is not None or only is not None else Severity.WARNING,
@@ -270,6 +275,12 @@ def check_weights_only(program: Program, context: Context) -> Iterator[Finding]:
             seen=saved[:1],
         )
         return
+
+
+def may_be_same(first: Value | None, second: Value | None) -> bool:
+    """Whether two paths may be one: not where each is another argument of the program."""
+    names = [one.label for one in (first, second) if one is not None]
+    return len(set(names)) < 2 or not all(name.startswith("args.") for name in names)
 
 
 def saves_objects(call: Call) -> bool:
@@ -293,13 +304,20 @@ TRACKERS = frozenset(
 )
 
 
+def asks_who(guard: Guard) -> bool:
+    """Whether a condition speaks of a rank, though reading does not tell which ranks it keeps."""
+    test = getattr(guard.node, "test", None)
+    text = ast.unparse(test).lower().replace("__main__", "") if test is not None else ""
+    return any(word in text for word in ("rank", "main", "master", "primary", "zero", "leader"))
+
+
 def check_trackers(program: Program, context: Context) -> Iterator[Finding]:
     """Every rank opens a run of its own at the tracker, or prints every step."""
     if not (program.wraps or program.has_call(INIT_GROUP)) or program.framework in OWNED:
         return
     for call in program.calls(*TRACKERS):
         inputs = (*call.args, *call.kwargs.values())
-        if any(one.by_rank or one.alone for one in call.guards):
+        if any(one.by_rank or one.alone or asks_who(one) for one in call.guards):
             continue
         if any(RANK in one.taints for one in inputs):
             continue

@@ -7,7 +7,7 @@ from math import prod
 
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
-from paceline.check.lint.events import Call, Class
+from paceline.check.lint.events import Call, Class, is_rank_number
 from paceline.check.lint.names import DATALOADER
 from paceline.check.lint.program import Program
 from paceline.check.lint.rules.samplers import PREPARES, training_loops
@@ -38,7 +38,7 @@ def check_iterable_dataset(program: Program, context: Context) -> Iterator[Findi
         who = "every rank" if not ranked else "every worker process of a loader"
         yield program.finding(
             "iterable-dataset-duplicates",
-            Severity.ERROR,
+            Severity.ERROR if not ranked else Severity.INFO,
             own.node,
             what=(
                 f"{who} reads all samples of {own.name}: its __iter__ (line "
@@ -334,7 +334,7 @@ def uneven(value: Value) -> str | None:
         sizes = [one for one in call.args if RANK in one.taints and one.operation is not None]
         if call.name == "builtins.range" and len(call.args) > 1 and RANK in call.args[0].taints:
             return None  # begins and ends by the rank: range(rank * n, (rank + 1) * n)
-        if any(sizes_by_rank(one) for one in sizes):
+        if any(sizes_by_rank(one) and is_rank_number(one) for one in sizes):
             return "size"
     return None
 

@@ -82,7 +82,7 @@ def check_tokenizer_threads(program: Program, context: Context) -> Iterator[Find
         if "TOKENIZERS_PARALLELISM" in assign.target and assign.value.const in {"true", "1"}:
             yield program.finding(
                 "tokenizers-fork",
-                Severity.WARNING,
+                Severity.INFO,
                 assign,
                 what="the tokenizer's threads are kept on, and the loader forks workers after them",
                 fix='set it to "false", or tokenize before training',

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, NoReturn
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from paceline.errors import JobError
-from paceline.job.misread import read_as
+from paceline.job.load import problems_in
 
 
 def read_request(kind: type[Any], text: str, *, source: str) -> Any:
@@ -22,7 +22,11 @@ def read_request(kind: type[Any], text: str, *, source: str) -> Any:
     Raises:
         JobError: Every problem at once: `H030`, it is no JSON object; `J004` to `J006`, a key.
     """
-    return read_as(kind, _read_json(text, source), {}, source)
+    values = _read_json(text, source)
+    try:
+        return TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        raise JobError(*problems_in(error, values, {}, source, kind)) from None
 
 
 def answer_json(answer: Any) -> dict[str, Any]:
