@@ -6,6 +6,8 @@ import importlib
 import importlib.util
 import pkgutil
 import re
+import textwrap
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -50,17 +52,40 @@ def test_every_code_has_a_section_and_every_section_a_code():
     assert sorted(sections) == sorted(codes_in_source())
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_of_a_page_leads_somewhere(page):
-    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
-        if not target.startswith(("http://", "https://")):
-            assert (page.parent / target).exists(), target
+def test_every_local_link_leads_to_a_page_and_a_heading_on_it():
+    links = [
+        (page, target)
+        for page in PAGES
+        for target in re.findall(r"\]\(([^)\s]+)[^)]*\)", page.read_text())
+        if not target.startswith(("http://", "https://"))
+    ]
+    assert links
+    broken = [f"{page.relative_to(ROOT)}: {to}" for page, to in links if not leads(page, to)]
+    assert broken == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_python_example_of_a_page_parses(page):
-    for block in re.findall(r"^ *```python\n(.*?)^ *```", page.read_text(), re.M | re.S):
-        ast.parse(re.sub(r"^   ", "", block, flags=re.M) if block.startswith("   ") else block)
+def leads(page: Path, target: str) -> bool:
+    path, _, anchor = target.partition("#")
+    other = (page.parent / path).resolve() if path else page
+    return other.exists() and (not anchor or anchor in anchors(other))
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """GitHub's anchors of a page's headings."""
+    headings = re.findall(r"^#+ +(.+)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_python_example_of_a_page_parses():
+    blocks = [
+        textwrap.dedent(block)
+        for page in PAGES
+        for block in re.findall(r"^ *```python\n(.*?)^ *```", page.read_text(), re.M | re.S)
+    ]
+    assert blocks
+    for block in blocks:
+        ast.parse(block)
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))

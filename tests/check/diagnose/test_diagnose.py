@@ -67,15 +67,19 @@ def test_blocks_may_be_cut_anywhere():
     assert diagnose([Log(name="-", blocks=pieces)]) == diagnose([Log(name="-", blocks=[text])])
 
 
-@pytest.mark.parametrize("number", range(len(all_patterns())))
-def test_a_search_by_words_finds_every_line_that_its_pattern_matches(number):
-    pattern = all_patterns()[number]
-    failure = load_failures().get(pattern.name)
-    shown = [line for text in (failure.shows if failure else ()) for line in text.split("\n")]
-    find = make_matcher([number], hyperscan=False).find
-    for line in shown:
-        if pattern.text.search(line):
-            assert find(line.encode() + b"\n")
+def test_a_search_by_words_finds_every_line_that_its_pattern_matches():
+    known, tried, missed = load_failures(), 0, []
+    for number, pattern in enumerate(all_patterns()):
+        failure = known.get(pattern.name)
+        shown = [line for text in (failure.shows if failure else ()) for line in text.split("\n")]
+        matching = [line for line in shown if pattern.text.search(line)]
+        if not matching:
+            continue
+        find = make_matcher([number], hyperscan=False).find
+        tried += 1
+        missed += [(pattern.name, line) for line in matching if not find(line.encode() + b"\n")]
+    assert tried > len(all_patterns()) // 2
+    assert missed == []
 
 
 def test_a_log_of_a_healthy_run_has_nothing_wrong():
