@@ -16,7 +16,7 @@ from paceline.contracts.phases.document import GROUPS
 from paceline.contracts.phases.split import bubble_share
 from paceline.errors import PlanError
 from paceline.job import Job, parse_job
-from paceline.plan import Plan, plan_job
+from paceline.plan import plan_job
 from paceline.record.metrics import StepMetrics
 
 JOB = """\
@@ -35,15 +35,11 @@ def job_of(*overrides: str) -> Job:
     return parse_job(JOB, source="job.yaml", folder=Path("/nowhere"), overrides=overrides)
 
 
-def planner(job: Job) -> Plan:
-    return plan_job(job)
-
-
 def phased(*overrides: str, **options: Any) -> PhasePlan:
     if options:
-        return make_phases(job_of(*overrides), planner, **options)
+        return make_phases(job_of(*overrides), plan_job, **options)
     if overrides not in _PLANS:
-        _PLANS[overrides] = make_phases(job_of(*overrides), planner)
+        _PLANS[overrides] = make_phases(job_of(*overrides), plan_job)
     return _PLANS[overrides]
 
 
@@ -98,7 +94,7 @@ def test_the_final_object_has_eleven_groups_and_metadata():
 
 
 def test_the_same_input_makes_the_same_bytes():
-    again = make_phases(job_of(), planner)
+    again = make_phases(job_of(), plan_job)
     assert again.files == phased().files
 
 
@@ -262,7 +258,7 @@ def test_what_does_not_fit_says_what_it_needs_at_the_least():
 
 
 def test_the_memory_that_is_available_leaves_head_room():
-    assert output(7)["availableBytes"] == planner(job_of()).limit_bytes
+    assert output(7)["availableBytes"] == plan_job(job_of()).limit_bytes
 
 
 def test_what_needs_more_memory_than_there_is_lists_what_saves_some():
@@ -286,7 +282,7 @@ def test_an_infeasible_plan_ends_with_the_required_resources():
 
 def test_with_the_least_memory_that_is_named_it_does_fit():
     least = output(1, *TOO_LARGE)["minimumRequirements"]["minMemoryPerGPUBytes"]
-    assert planner(job_of(*TOO_LARGE, f"cluster.memory={least}")).layout.num_ranks == 8
+    assert plan_job(job_of(*TOO_LARGE, f"cluster.memory={least}")).layout.num_ranks == 8
 
 
 def test_s2_3_the_gap_is_what_is_required_less_what_is_available():

@@ -9,12 +9,13 @@ import pytest
 from click.testing import CliRunner
 from tests.plan.scene import JOB, TINY, cluster_of, job_of, plan_of, refused_of
 
+from paceline.catalog import load_accelerators
 from paceline.cli.plan import command
 from paceline.errors import JobError, PlanError, Problem
 from paceline.job import parse_job
 from paceline.launch.ready import check_runs_here
 from paceline.parallel import Layout
-from paceline.plan import make_plan, plan_from_json, plan_job, plan_to_json
+from paceline.plan import make_plan, plan_from_json, plan_job, plan_to_json, refuse
 from paceline.plan.host import check_building
 from paceline.plan.limits import limit_problem
 from paceline.plan.outlook import outlook
@@ -133,6 +134,24 @@ def test_what_would_help_really_helps():
     assert plan_of(JOB, *TOO_LARGE, f"cluster.nodes={nodes}").layout.num_ranks == int(nodes)
     other = problem.fix.partition("take as many ")[2].partition(",")[0]
     assert plan_of(JOB, *TOO_LARGE, f"cluster.accelerator={other}").layout.num_ranks == 1
+    known, needed = load_accelerators(), load_accelerators()[other]
+    smaller = {
+        card.memory_bytes or 0: name
+        for name, card in known.items()
+        if card.backend == needed.backend and (card.memory_bytes or 0) < (needed.memory_bytes or 0)
+    }
+    assert refused(*TOO_LARGE, f"cluster.accelerator={smaller[max(smaller)]}").code == "P001"
+
+
+def test_a_refusal_without_advice_says_the_memory_that_lacks_and_tries_no_change(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(refuse._Asked, "fitting", lambda *asked: pytest.fail("a change was tried"))
+    with pytest.raises(PlanError) as caught:
+        plan_job(job_of(JOB, *TOO_LARGE), advise=False)
+    (problem,) = caught.value.problems
+    assert problem.code == "P001"
+    assert problem.fix.startswith("use accelerators with at least")
 
 
 def test_shorter_samples_are_named_when_they_are_what_is_too_long():

@@ -2,6 +2,7 @@
 
 import json
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def show_phases(
     index = _index_of(out) if out is not None else None
     made = make_phases(
         job,
-        lambda changed: plan_job(changed, facts),
+        partial(plan_job, facts=facts),
         goals=goals,
         only=only,
         index=index,

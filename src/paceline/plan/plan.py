@@ -66,13 +66,17 @@ _MOST_COUNTS = 48
 """Numbers of ranks that are tried for the objectives `ranks` and `cost`."""
 
 
-def plan_job(job: Job, facts: ModuleFacts | None = None, *, must_fit: bool = True) -> Plan:
+def plan_job(
+    job: Job, facts: ModuleFacts | None = None, *, must_fit: bool = True, advise: bool = True
+) -> Plan:
     """The plan of a job, on this machine or on the cluster it declares.
 
     Args:
         job: As `load_job` read it.
         facts: What a helper process counted of the module, for a job with `model.factory`.
         must_fit: Where nothing fits, refuse; otherwise plan the leanest layout on all ranks.
+        advise: Where nothing fits, search for changes that make it fit, which takes as long as
+            dozens of plans.
 
     Raises:
         JobError: The model, the engine or the cluster cannot be what the job says.
@@ -85,7 +89,7 @@ def plan_job(job: Job, facts: ModuleFacts | None = None, *, must_fit: bool = Tru
     problems = list(check_building(facts, job, cluster)) if facts and is_ours else []
     if problems and must_fit:
         raise PlanError(*problems)
-    return make_plan(job, cluster, profile, decoder, must_fit=must_fit)
+    return make_plan(job, cluster, profile, decoder, must_fit=must_fit, advise=advise)
 
 
 def make_plan(
@@ -95,6 +99,7 @@ def make_plan(
     decoder: DecoderShape | None = None,
     *,
     must_fit: bool = True,
+    advise: bool = True,
 ) -> Plan:
     """Choose the best layout that fits, and keep the case against the rest.
 
@@ -108,6 +113,7 @@ def make_plan(
         decoder=decoder,
         catalog=load_catalog(find_catalog_file(job.folder, job.spec.cluster.catalog)),
         must_fit=must_fit,
+        advises=advise,
     )
     objective = job.spec.plan.objective
     if objective == "time" or cluster.is_local or not must_fit:
@@ -125,8 +131,8 @@ class _Asked:
     decoder: DecoderShape | None
     catalog: Catalog
     must_fit: bool = True
-    names_engines: bool = True
-    """Whether other engines are tried where nothing fits."""
+    advises: bool = True
+    """Whether changes that make it fit are looked for where nothing does."""
 
 
 def _plan_on(asked: _Asked) -> Plan:
@@ -143,7 +149,8 @@ def _plan_on(asked: _Asked) -> Plan:
         found = search(space, case, limit_bytes=least, margin=wanted.simpler_margin)
         choice = choose(found, case, limit_bytes=least, margin=wanted.simpler_margin)
     if choice is None:
-        raise nothing_fits(job, space, case, found, limit, engines=_fitting_engines(asked))
+        engines = _fitting_engines(asked) if asked.advises else None
+        raise nothing_fits(job, space, case, found, limit, engines=engines)
     PlanError.raise_for(
         [*check_loss_chunk(job, choice.layout), *check_router_loss(job, choice.layout)]
     )
@@ -213,7 +220,7 @@ def _fitting_engines(asked: _Asked) -> Iterator[str]:
     a method that only Paceline's own runtime trains."""
     spec = asked.job.spec
     is_ours = spec.model.factory or spec.program or spec.train.adapter
-    if not asked.names_engines or asked.cluster.is_local or is_ours:
+    if asked.cluster.is_local or is_ours:
         return
     if objective_of(spec) != "next_token":
         return
@@ -243,7 +250,7 @@ def _plans_on(asked: _Asked, engine: str) -> Iterator[Plan]:
         spec = replace(asked.job.spec, engine=engine, engine_version="", layout=layout)
         job = replace(asked.job, spec=spec)
         try:
-            yield _plan_on(replace(asked, job=job, names_engines=False))
+            yield _plan_on(replace(asked, job=job, advises=False))
         except PlanError:
             continue
         return
@@ -512,8 +519,8 @@ def _on_fewer_ranks(asked: _Asked) -> Plan:
     refused: PlanError | None = None
     for cluster in _smaller_clusters(asked):
         try:
-            is_last = cluster.num_ranks == _most_ranks(asked)
-            plan = _plan_on(replace(asked, cluster=cluster, names_engines=is_last))
+            advises = asked.advises and cluster.num_ranks == _most_ranks(asked)
+            plan = _plan_on(replace(asked, cluster=cluster, advises=advises))
         except PlanError as error:
             refused = error
             continue

@@ -3,7 +3,9 @@
 Every way is tried by the search itself before it is named.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -53,7 +55,7 @@ def nothing_fits(
     found: Found,
     limit_bytes: int,
     *,
-    engines: Iterable[str] = (),
+    engines: Iterable[str] | None,
 ) -> PlanError:
     """P001, with the leanest layout's memory by part and what would make it fit.
 
@@ -63,7 +65,8 @@ def nothing_fits(
         case: What they were priced with.
         found: What there was.
         limit_bytes: Of a rank.
-        engines: Changes of the engine that make it fit, tried by a plan each.
+        engines: Changes of the engine that make it fit, tried by a plan each; None: no change of
+            any kind is looked for, and the memory that lacks is all that is named.
     """
     if not len(found.leanest):
         return PlanError(_host_too_small(job, case, found.least_host_bytes or 0.0))
@@ -75,16 +78,21 @@ def nothing_fits(
         if size
     )
     cluster, share = case.cluster, 1 - job.spec.plan.head_room
-    asked = _Asked(job=job, space=space, case=case, limit_bytes=limit_bytes, engines=engines)
+    needed = price.memory.known_bytes
+    if engines is None:
+        ways = [_more_memory(job, cluster, needed)]
+    else:
+        asked = _Asked(job=job, space=space, case=case, limit_bytes=limit_bytes, engines=engines)
+        ways = _ways_to_fit(asked, needed)
     return PlanError.of(
         code="P001",
         what=f"no layout fits on {cluster.name}: the leanest of {found.num_layouts:,}, "
         f"{case.named(layout)} in micro-batches of {layout.micro_batch}, needs "
-        f"{format_bytes(price.memory.known_bytes)} a rank; {format_bytes(limit_bytes)} may be "
+        f"{format_bytes(needed)} a rank; {format_bytes(limit_bytes)} may be "
         f"used ({share:.0%} of {format_bytes(cluster.usable_bytes)}). It is {parts}"
         + _over_host(case, found),
         where=job.where("cluster"),
-        fix="; or ".join(_ways_to_fit(asked, price.memory.known_bytes)),
+        fix="; or ".join(ways),
     )
 
 
@@ -123,13 +131,15 @@ class _Asked:
     space: Space
     case: Case
     limit_bytes: int
-    engines: Iterable[str] = ()
+    engines: Iterable[str]
 
     def fitting(self, space: Space, case: Case, limit_bytes: float | None = None) -> Layout | None:
         """The leanest layout of the first grid that has one that fits."""
         limit = self.limit_bytes if limit_bytes is None else limit_bytes
         for grid in grids(space):
             memory = np.where(grid.is_possible, grid_bytes(grid.layouts, case), np.inf)
+            if memory.min() > limit:
+                continue
             over = over_host_bytes(grid.layouts, case)
             if over is not None:
                 memory = np.where(np.isfinite(over), np.inf, memory)
@@ -169,7 +179,7 @@ def _ways_to_fit(asked: _Asked, needed_bytes: int) -> list[str]:
         *_leaner_optimizer(asked),
         *_shorter_samples(asked),
         *_other_accelerators(asked),
-    ] or [_more_memory(asked, needed_bytes)]
+    ] or [_more_memory(asked.job, asked.case.cluster, needed_bytes)]
     return [f"{freed}, and {way}" if freed else way for way in ways]
 
 
@@ -222,9 +232,8 @@ def _quantised(asked: _Asked) -> Iterator[str]:
         yield "set train.adapter.kind to qlora, which keeps the frozen model in 4 bits"
 
 
-def _more_memory(asked: _Asked, needed_bytes: int) -> str:
-    cluster = asked.case.cluster
-    rank_bytes = needed_bytes / (1 - asked.job.spec.plan.head_room)
+def _more_memory(job: Job, cluster: Cluster, needed_bytes: int) -> str:
+    rank_bytes = needed_bytes / (1 - job.spec.plan.head_room)
     if cluster.accelerator != "cpu":
         return f"use accelerators with at least {format_bytes(rank_bytes)} each"
     ranks = cluster.num_ranks if cluster.is_local else cluster.ranks_per_node
@@ -292,7 +301,8 @@ def _other_accelerators(asked: _Asked) -> Iterator[str]:
         for name, known in load_accelerators().items()
         if known.backend == cluster.backend and (known.memory_bytes or 0) > cluster.memory_bytes
     )
-    for memory_bytes, name in larger:
+    clusters: list[tuple[str, Cluster]] = []
+    for _, name in larger:
         spec = replace(
             asked.job.spec.cluster,
             accelerator=name,
@@ -300,12 +310,13 @@ def _other_accelerators(asked: _Asked) -> Iterator[str]:
             network="auto",
             per_node=cluster.ranks_per_node,
         )
-        try:
-            other = find_cluster(spec, asked.job)
-        except PacelineError:
-            continue
-        case = asked.case.again(cluster=other)
+        with suppress(PacelineError):
+            clusters.append((name, find_cluster(spec, asked.job)))
+
+    def fits(named: tuple[str, Cluster]) -> bool:
+        other = named[1]
         limit = other.usable_bytes * (1 - asked.job.spec.plan.head_room)
-        if asked.fitting(asked.open_space, case, limit) is not None:
-            yield f"take as many {name}, which have {format_bytes(memory_bytes or 0)}"
-            return
+        return asked.fitting(asked.open_space, asked.case.again(cluster=other), limit) is not None
+
+    for name, other in clusters[bisect_left(clusters, True, key=fits) :][:1]:
+        yield f"take as many {name}, which have {format_bytes(other.memory_bytes)}"

@@ -111,7 +111,7 @@ def make_phases(
 
     Args:
         job: What is asked.
-        replan: The planner: `lambda job: plan_job(job, facts)`. It is asked again for changed jobs
+        replan: The planner: `partial(plan_job, facts=facts)`. It is asked again for changed jobs
             where nothing fits.
         goals: Budget and deadline; left out, the job's own.
         only: Number of the one phase that is wanted; None is all.
@@ -197,7 +197,8 @@ def _on_other_nodes(job: Job, replan: Replan) -> Iterator[Plan]:
         if other and not find_cluster(job.spec.cluster, job).is_local:
             cluster = replace(job.spec.cluster, nodes=other)
             with contextlib.suppress(PlanError):
-                yield replan(replace(job, spec=replace(job.spec, cluster=cluster)))
+                spec = replace(job.spec, cluster=cluster)
+                yield replan(replace(job, spec=spec), advise=False)
 
 
 def _phase(number: int, case: Case) -> Phase:

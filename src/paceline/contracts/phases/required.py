@@ -1,8 +1,9 @@
 """What a job needs at the least, and what would make it need less."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Protocol
 
 from paceline.errors import PlanError
 from paceline.job import Job
@@ -12,8 +13,12 @@ from paceline.parallel.recomputes import WHOLE_BLOCKS
 from paceline.plan.decision import Plan
 from paceline.units import format_bytes
 
-Replan = Callable[[Job], Plan]
-"""The planner, for a changed job: `lambda job: plan_job(job, facts)`."""
+
+class Replan(Protocol):
+    """The planner, for a changed job: `partial(plan_job, facts=facts)`."""
+
+    def __call__(self, job: Job, /, *, advise: bool = True) -> Plan: ...
+
 
 _MOST_DOUBLINGS = 12
 _STEPS_OF_BISECTION = 5
@@ -146,7 +151,7 @@ def _with_more_nodes(job: Job, replan: Replan) -> Plan | None:
                 train=replace(train, global_batch=batch),
             )
             try:
-                return replan(replace(job, spec=spec))
+                return replan(replace(job, spec=spec), advise=False)
             except PlanError as error:
                 if error.problems[0].code == "P001":
                     break  # it divides, and a larger batch needs no less memory
@@ -160,7 +165,7 @@ def _with_memory(job: Job, num_bytes: int) -> Job:
 
 def _try(job: Job, replan: Replan) -> Plan | None:
     try:
-        return replan(job)
+        return replan(job, advise=False)
     except PlanError:
         return None
 
