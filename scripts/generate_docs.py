@@ -239,41 +239,29 @@ def _fresh(command: click.Command) -> click.Command:
 
 
 def failure_index() -> str:
-    """Every failure by category, with a link to its page."""
+    """Every failure by category, with a link to its text."""
     lines = [
         "# Failures\n",
         "Ways distributed training goes wrong that `paceline lint`, `diagnose` and `preflight`",
-        "know, a page for each. `paceline explain ID` prints the same text. Patterns and texts are",
-        "in `src/paceline/catalog/failures/*.toml`; these pages are generated from them.",
+        "know. `paceline explain ID` prints the same text. Patterns and texts are in",
+        "`src/paceline/catalog/failures/*.toml`; these pages are generated from them.",
     ]
-    for category, failures in groupby(load_failures().values(), lambda one: one.category):
-        lines += [
-            "",
-            f"## {category.capitalize()}",
-            "",
-            "| id | what | effect |",
-            "| --- | --- | --- |",
-        ]
-        lines += [
-            f"| [{one.id}](failures/{one.id}.md) | {_cell(one.title)} | {one.effect} |"
-            for one in failures
-        ]
-    lines += ["", "## Published names", "", "| name | is |", "| --- | --- |"]
+    for category, failures in failures_by_category().items():
+        lines += ["", f"## {category.capitalize()}", "", *_heads("id", "what", "effect")]
+        lines += [f"| {_link(one.id)} | {_cell(one.title)} | {one.effect} |" for one in failures]
+    lines += ["", "## Published names", "", *_heads("name", "is")]
     published = sorted((name, one.id) for one in load_failures().values() for name in one.published)
-    lines += [f"| {name} | [{one}](failures/{one}.md) |" for name, one in published]
+    lines += [f"| {name} | {_link(one)} |" for name, one in published]
     lines += ["", "## One symptom, several causes", ""]
     lines += ["What `paceline diagnose` says as possible where a log names no cause.", ""]
+    lines += _heads("what is seen", "may be, the likeliest first", "what decides")
     lines += [
-        "| what is seen | may be, the likeliest first | what decides |",
-        "| --- | --- | --- |",
-    ]
-    lines += [
-        f"| {_cell(symptom.title)} | [{one.id}](failures/{one.id}.md) | {_cell(one.check)} |"
+        f"| {_cell(symptom.title)} | {_link(one.id)} | {_cell(one.check)} |"
         for symptom in load_symptoms().values()
         for one in symptom.causes
     ]
-    lines += ["", "## Lines that look bad and are not", "", "| id | line | why | when it matters |"]
-    lines += ["| --- | --- | --- | --- |"]
+    lines += ["", "## Lines that look bad and are not", ""]
+    lines += _heads("id", "line", "why", "when it matters")
     lines += [
         f"| {line.id} | `{_cell(line.shows[0])}` | {_cell(line.why)} | {_cell(line.matters_when)} |"
         for line in load_benign_lines()
@@ -281,23 +269,50 @@ def failure_index() -> str:
     return "\n".join(lines) + "\n"
 
 
-def failure_page(failure: Failure) -> str:
-    """Why, how it shows, the fix, what it is not, and the sources."""
-    named = f" Published as {', '.join(f'`{name}`' for name in failure.published)}."
-    about = f"`{failure.id}`: {failure.effect}; {', '.join(failure.frameworks) or 'any framework'}."
-    lines = [f"# {_plain(failure.title)}", "", about + (named if failure.published else "")]
-    lines += ["", "## Why", "", _plain(failure.why)]
-    if failure.shows:
-        lines += ["", "## How it shows", "", "```text", *failure.shows, "```"]
-    lines += ["", "## Fix", "", _plain(failure.fix)]
-    for title, text in (
-        ("Not to be confused with", failure.not_to_confuse),
-        ("Seen before the run", failure.before),
-        ("Seen while it runs", failure.during),
-    ):
-        lines += ["", f"## {title}", "", _plain(text)] if text else []
-    lines += ["", "## Sources", "", *(f"- {_source(source)}" for source in failure.sources)]
+def failures_by_category() -> dict[str, list[Failure]]:
+    """The failures of each file of the catalog."""
+    known = load_failures().values()
+    return {name: list(failures) for name, failures in groupby(known, lambda one: one.category)}
+
+
+def failure_page(category: str) -> str:
+    """Every failure of a category: why, how it shows, the fix, what it is not, and the sources."""
+    lines = [f"# Failures: {category}", "", "[All failures](../failures.md)"]
+    for failure in failures_by_category()[category]:
+        about = f"{failure.effect}; {', '.join(failure.frameworks) or 'any framework'}"
+        if failure.published:
+            about += f"; published as {', '.join(f'`{name}`' for name in failure.published)}"
+        lines += ["", f"## {failure.id}", "", f"**{_plain(failure.title)}** ({about})"]
+        lines += ["", _linked(failure.why, failure)]
+        if failure.shows:
+            lines += ["", "How it shows:", "", "```text", *failure.shows, "```"]
+        lines += ["", f"**Fix:** {_linked(failure.fix, failure)}"]
+        if failure.not_to_confuse:
+            lines += [
+                "",
+                f"**Not to be confused with:** {_linked(failure.not_to_confuse, failure)}",
+            ]
+        lines += ["", f"Sources: {', '.join(map(_source, failure.sources))}"]
     return "\n".join(lines) + "\n"
+
+
+def _heads(*columns: str) -> list[str]:
+    return [f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns)]
+
+
+def _link(id: str, folder: str = "failures/") -> str:
+    return f"[{id}]({folder}{load_failures()[id].category}.md#{id.lower()})"
+
+
+def _linked(text: str, failure: Failure) -> str:
+    """Text in which the ids of other failures lead to them. Words alone, such as `uncorrectable`,
+    are no ids."""
+    others = load_failures().keys() - {failure.id}
+    return re.sub(
+        r"(?<![\w/.-])[a-z0-9]+(-[a-z0-9]+)+(?![\w/.-]*\w)",
+        lambda found: _link(found[0], "") if found[0] in others else found[0],
+        _plain(text),
+    )
 
 
 def _plain(text: str) -> str:
@@ -323,7 +338,7 @@ PAGES = {
     "codes.md": partial(page, "codes.md"),
     "topics.md": partial(page, "topics.md"),
     "failures.md": failure_index,
-    **{f"failures/{one.id}.md": partial(failure_page, one) for one in load_failures().values()},
+    **{f"failures/{name}.md": partial(failure_page, name) for name in failures_by_category()},
 }
 
 

@@ -52,12 +52,6 @@ class Failure:
     why: str
     fix: str
     not_to_confuse: str | None = None
-    before: str | None = None
-    """How it is seen before the run, in programs and settings."""
-
-    during: str | None = None
-    """How it is seen while the run goes on."""
-
     shows: tuple[str, ...] = ()
     """Example lines as they stand in logs."""
 
@@ -69,9 +63,6 @@ class Failure:
 
     sources: tuple[str, ...] = ()
     """`owner/repository#number` of a thread, a paper, or a page of documentation."""
-
-    found_in: tuple[str, ...] = ()
-    """Messages and the library sources that print them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +76,6 @@ class BenignLine:
     """The condition under which it is worth a look after all."""
 
     shows: tuple[str, ...] = ()
-    found_in: tuple[str, ...] = ()
-    """The library sources that print it."""
 
 
 @cache

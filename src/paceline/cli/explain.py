@@ -106,8 +106,6 @@ def _failure_lines(failure: "Failure") -> Iterator[str]:
     yield from _part("how it shows", failure.shows)
     yield from _part("fix", failure.fix)
     yield from _part("not to be confused with", failure.not_to_confuse)
-    yield from _part("seen before the run", failure.before)
-    yield from _part("seen while it runs", failure.during)
     yield from _part("sources", ", ".join(failure.sources))
 
 

@@ -51,9 +51,8 @@ def told_causes(
                 rank = (-1.0 - speaks + against / 2, -like.get(cause.id, 0.0), place)
                 ranked.setdefault(cause.id, (rank, symptom.title, cause.check))
     for name in dict.fromkeys((*printed, *(() if has_failed else like))):
-        failure, first = failures[name], -1.5 if name in printed else 0.0
-        check = failure.during or failure.before
-        ranked.setdefault(name, ((first, -like.get(name, 0.0), 0.0), failure.title, check))
+        first = -1.5 if name in printed else 0.0
+        ranked.setdefault(name, ((first, -like.get(name, 0.0), 0.0), failures[name].title, None))
     for name, (_, what, check) in sorted(ranked.items(), key=lambda each: each[1][0]):
         yield Candidate(
             id=name,
