@@ -682,6 +682,23 @@ def test_a_node_that_is_silent_fails_and_the_others_are_not_blamed_for_not_reach
     assert [each.id for each in verdict.failing] == ["node-unreachable"]
 
 
+def test_a_node_that_reaches_neither_four_silent_nodes_nor_one_that_answers_is_blamed():
+    """The text names three of the five alone."""
+    gathered = answers(*[H100] * 6)
+    first, second, *others = gathered.nodes
+    refused = [
+        Reached(peer=f"node0{number}", resolved=(), why_not="timed out")
+        for number in (3, 4, 5, 6, 2)
+    ]
+    nodes = (
+        replace(first, calls=tuple(refused)),
+        second,
+        *(replace(each, facts=None, calls=None, why_not="nothing was heard") for each in others),
+    )
+    verdict = judge(replace(gathered, nodes=nodes), ON_8_H100, note=NOTE)
+    assert verdict.bad_nodes == ("node01", "node03", "node04", "node05", "node06")
+
+
 @pytest.mark.parametrize(
     ("call", "name", "id", "status"),
     [

@@ -22,6 +22,7 @@ from paceline.plan import Plan
 from paceline.record.placement import Placement
 from paceline.record.run import RunFolder
 from paceline.render import render_job
+from paceline.render.sky import offers_of
 
 PLACE_FOLDER = "place"
 MANAGED = "jobs"
@@ -94,7 +95,7 @@ def prepare(
         if job.spec.plan.spot
         else ["sky", "launch", "--cluster", name, *options]
     )
-    costs = [line[2:] for line in files["task.yaml"].splitlines() if line.startswith("# E")]
+    costs = offers_of(plan, job)[1].lines
     left_out = [f"left out: {gap.what}: {gap.nearest}" for gap in found.gaps]
     return Submission(files=files, command=command, notes=[*costs, _NOTE, *left_out])
 

@@ -305,15 +305,11 @@ def _ssh_gaps(ssh: SshSpec, nodes: int) -> Iterator[Gap]:
 
 def _example(plan: Plan, job: Job) -> list[Gap]:
     found = example_gaps(plan, job)
-    refused = job.spec.train.optimizer not in OPTIMIZERS
-    kind = job.spec.train.optimizer
-    if not refused:  # the example program takes what ds_config.json says
-        return [gap for gap in found if gap.what != f"the optimizer {kind}"]
+    field = "train.optimizer"
+    if job.spec.train.optimizer in OPTIMIZERS:  # the program takes what ds_config.json says
+        return [gap for gap in found if gap.where != field]
     why = "DeepSpeed 0.19 has no such optimizer for its sharded state"
-    return [
-        replace(gap, why=why, nearest=None) if gap.what == f"the optimizer {kind}" else gap
-        for gap in found
-    ]
+    return [replace(g, why=why, nearest=None) if g.where == field else g for g in found]
 
 
 def _optimizer(plan: Plan, job: Job) -> dict[str, Any]:

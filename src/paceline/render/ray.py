@@ -115,7 +115,7 @@ def rayjob(plan: Plan, job: Job) -> dict[str, Any]:
 def gaps(plan: Plan, job: Job) -> list[Gap]:
     """What the program, Ray or KubeRay cannot do as the plan has it."""
     # train.py gives its checkpoints to Ray's storage itself.
-    of_program = [each for each in program_gaps(plan, job) if "copies of" not in each.what]
+    of_program = [each for each in program_gaps(plan, job) if each.where != "checkpoint.copy_to"]
     return [*of_program, *_of_ray(plan, job), *pod_gaps(plan, job)]
 
 

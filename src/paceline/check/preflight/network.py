@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from paceline.check.preflight.need import Need
 from paceline.check.preflight.result import Result, failed, passed, unknown, warned
@@ -97,7 +98,8 @@ def _reach(answer: NodeAnswer) -> Result:
             "open all TCP ports between the nodes (security group, firewalld, NetworkPolicy), or "
             "name the interface that leads there: NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME"
         )
-        return failed(name, node, said, id="nccl-connect-refused", fix=fix)
+        refused = failed(name, node, said, id="nccl-connect-refused", fix=fix)
+        return replace(refused, unreached=tuple(call.peer for call in failing))
     astray = [call for call in calls if call.unreached]
     if astray:
         first = astray[0]

@@ -200,11 +200,9 @@ def _share_a_network(nodes: Mapping[str, NodeFacts]) -> bool:
 
 def _without_blame(result: Result, silent: set[str]) -> Result:
     """A node that cannot reach one that is down is not itself at fault."""
-    if result.name != "reach" or result.status is not Status.FAIL or not silent:
-        return result
-    said = result.evidence.removeprefix("does not reach ").partition(":")[0]
-    lost = {name.strip() for name in said.partition(" and ")[0].split(",")}
-    return replace(result, status=Status.WARNING) if lost <= silent else result
+    if result.status is Status.FAIL and result.unreached and silent.issuperset(result.unreached):
+        return replace(result, status=Status.WARNING)
+    return result
 
 
 def _allow(result: Result, allowed: Sequence[str]) -> Result:

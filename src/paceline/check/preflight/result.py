@@ -38,6 +38,9 @@ class Result:
     id: str | None = None
     """The catalog's failure that this would become: `paceline explain ID`."""
 
+    unreached: tuple[str, ...] = ()
+    """Every node that this one cannot reach; the evidence names the first three."""
+
     def __post_init__(self) -> None:
         if self.status in (Status.WARNING, Status.FAIL) and self.id not in load_failures():
             raise ValueError(f"no failure {self.id} in the catalog explains {self.name}")
