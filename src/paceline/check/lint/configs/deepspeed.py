@@ -5,10 +5,11 @@ import re
 from collections.abc import Iterator
 
 from paceline.check.finding import Finding
-from paceline.check.lint.configs.bf16 import bf16_finding, lacks_bf16
+from paceline.check.lint.configs.bf16 import bf16_finding
 from paceline.check.lint.configs.marked import Marked
 from paceline.check.lint.configs.say import ERROR, INFO, WARNING, found
 from paceline.check.lint.context import Context
+from paceline.check.lint.gpus import lacks_bf16
 from paceline.check.lint.words import words_by_section, words_of
 
 TOP_LEVEL = words_of("deepspeed", "top_level")

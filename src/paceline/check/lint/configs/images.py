@@ -3,21 +3,12 @@
 import re
 from collections.abc import Iterator
 
+from paceline.catalog.generation import generation_of
 from paceline.check.finding import Finding
 from paceline.check.lint.configs.say import ERROR, found
 
 _CUDA = re.compile(r"(?:cuda-?|/cu|[-+]cu)(\d{2})\.?(\d)")
 """`cuda12.4`, `cuda-11.8`, `whl/cu118`, `+cu121`."""
-
-_NEEDS: tuple[tuple[str, tuple[int, int]], ...] = (
-    (r"\b(GB|B)[23]00\b|RTX[ -]?(50\d\d|PRO)|\b5090\b", (12, 8)),
-    (r"\bH(100|200|20)\b|GH200|L40|\bL4\b|RTX[ -]?40\d\d|\b4090\b", (11, 8)),
-    (r"\bA100\b", (11, 0)),
-)
-"""First CUDA with kernels for a GPU: its architecture's row in the CUDA toolkit's release notes."""
-
-_VOLTA = re.compile(r"(?i)\b[VP]100\b")
-"""Dropped in CUDA 13 (its release notes, "Deprecated architectures")."""
 
 
 def check_image(path: str, line: int, name: str, gpu: str | None) -> Iterator[Finding]:
@@ -26,9 +17,15 @@ def check_image(path: str, line: int, name: str, gpu: str | None) -> Iterator[Fi
     if cuda is None or gpu is None:
         return
     version = (int(cuda[1]), int(cuda[2]))
-    least = next((need for kind, need in _NEEDS if re.search(kind, gpu, re.I)), None)
-    too_new = version >= (13, 0) and _VOLTA.search(gpu) is not None
-    if (least is None or version >= least) and not too_new:
+    generation = generation_of(gpu)
+    if generation is None:
+        return
+    least, dropped = generation.first_cuda, generation.dropped_in_cuda
+    if least is not None and version < least:
+        fix = f"a build with CUDA {least[0]}.{least[1]} or newer"
+    elif dropped is not None and version >= dropped:
+        fix = f"a build with CUDA {dropped[0] - 1}"
+    else:
         return
     yield found(
         "no-kernel-image",
@@ -36,9 +33,5 @@ def check_image(path: str, line: int, name: str, gpu: str | None) -> Iterator[Fi
         path,
         line,
         f"{name} was built with CUDA {version[0]}.{version[1]}, which has no kernels for {gpu}",
-        fix="a build with CUDA 12"
-        if too_new and least is None
-        else f"a build with CUDA {least[0]}.{least[1]} or newer"
-        if least
-        else "an older build",
+        fix=fix,
     )

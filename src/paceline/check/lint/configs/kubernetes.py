@@ -8,9 +8,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from paceline.catalog.generation import gpu_in
 from paceline.check.lint.configs.launch_line import Launch, read_launch
 from paceline.check.lint.configs.marked import Marked
-from paceline.check.lint.configs.scene import GPU, Scene
+from paceline.check.lint.configs.scene import Scene
 from paceline.check.lint.configs.shell import Word, commands_of
 from paceline.check.lint.configs.variables import Variable
 from paceline.check.lint.context import Context
@@ -140,13 +141,9 @@ class ClusterJob:
         for pods in self.pods:
             wanted = pods.spec.plain("nodeSelector") or {}
             for label, value in wanted.items():
-                named = (
-                    GPU.search(str(value).replace("-", " "))
-                    if "gpu" in label or ("accelerator" in label)
-                    else None
-                )
-                if named is not None:
-                    return named[1].upper()
+                gpu = gpu_in(str(value)) if "gpu" in label or "accelerator" in label else None
+                if gpu is not None:
+                    return gpu
         return None
 
     def scene(self, context: Context) -> Scene:

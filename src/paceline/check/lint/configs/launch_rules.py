@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from paceline.check.finding import Finding
-from paceline.check.lint.configs.bf16 import bf16_finding, lacks_bf16
+from paceline.check.lint.configs.bf16 import bf16_finding
 from paceline.check.lint.configs.launch_downloads import check_cache, check_hub
 from paceline.check.lint.configs.launch_line import Launch, whole
 from paceline.check.lint.configs.launch_meeting import (
@@ -18,6 +18,7 @@ from paceline.check.lint.configs.say import ERROR, INFO, WARNING, found
 from paceline.check.lint.configs.scene import Scene, started
 from paceline.check.lint.configs.shell import Word
 from paceline.check.lint.configs.variables import LOOPBACK
+from paceline.check.lint.gpus import lacks_bf16
 
 TRAINS = re.compile(
     r"(?i)(train|finetune|fine_tune|pretrain|sft|dpo|grpo|ddp|fsdp|run_clm|run_mlm)"

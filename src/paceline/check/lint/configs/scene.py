@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass, field, replace
 
+from paceline.catalog.generation import gpu_in
 from paceline.check.lint.configs.launch_line import Launch, whole
 from paceline.check.lint.configs.shell import Option, Script
 from paceline.check.lint.configs.variables import Surroundings
@@ -106,19 +107,12 @@ def scene_of(script: Script, context: Context) -> Scene:
     )
 
 
-GPU = re.compile(
-    r"(?i)\b(?:nvidia[-_ ])?(?:tesla[-_ ])?"
-    r"([VPAHB][1-3]00|GH200|GB[23]00|H20|T4|K80|L40S?|A40|A10G?|L4|RTX[-_ ]?\w+)\b"
-)
-"""Names of accelerators in options of Slurm and labels of Kubernetes."""
-
-
 def _gpu_of(options: dict[str, Option]) -> str | None:
     """The kind of GPU that #SBATCH lines ask for: `--gres=gpu:v100:4`, `--constraint=a100`."""
     for name in ("gres", "gpus-per-node", "gpus", "constraint"):
-        given = GPU.search(options[name].value) if name in options else None
-        if given is not None and "|" not in options[name].value:
-            return given[1].upper()
+        value = options[name].value if name in options else "|"
+        if "|" not in value and (gpu := gpu_in(value)) is not None:
+            return gpu
     return None
 
 

@@ -6,12 +6,13 @@ from math import gcd, prod
 
 from paceline.catalog.load import read_shipped
 from paceline.check.finding import Finding
-from paceline.check.lint.configs.bf16 import bf16_finding, lacks_bf16
+from paceline.check.lint.configs.bf16 import bf16_finding
 from paceline.check.lint.configs.known_values import TORCHTITAN, check_values
 from paceline.check.lint.configs.marked import Marked
 from paceline.check.lint.configs.megatron_arguments import bubble
 from paceline.check.lint.configs.say import ERROR, INFO, WARNING, found
 from paceline.check.lint.context import Context
+from paceline.check.lint.gpus import lacks_bf16
 from paceline.check.lint.words import words_of
 
 SECTIONS = words_of("torchtitan", "sections")

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from paceline.catalog.generation import has_nvlink
 from paceline.catalog.load import read_shipped
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.configs.known_variables import (
@@ -198,7 +199,8 @@ def _check_interface(each: Variable, around: Surroundings) -> Iterator[Finding]:
         )
 
 
-_NVLINK = re.compile(r"(?i)(SXM|HGX|DGX|H100|H200|A100|V100|B200|B300|GB200|GB300|MI300|NVL)")
+_LINKED_FORMS = re.compile(r"(?i)SXM|HGX|DGX|NVL")
+"""Forms that are built with NVLink alone."""
 
 
 def _check_network(each: Variable, around: Surroundings, names: set[str]) -> Iterator[Finding]:
@@ -227,7 +229,8 @@ def _check_network(each: Variable, around: Surroundings, names: set[str]) -> Ite
             f"unset {each.name}: NCCL looks at the machine itself",
         )
     if each.name == "NCCL_P2P_DISABLE" and value == "1":
-        linked = around.gpu is not None and _NVLINK.search(around.gpu) is not None
+        gpu = around.gpu or ""
+        linked = has_nvlink(gpu) or _LINKED_FORMS.search(gpu) is not None
         yield _say(
             each,
             "acs-p2p-hang",

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call, exclusive
+from paceline.check.lint.gpus import lacks_bf16
 from paceline.check.lint.names import AUTOCAST, DDP, FSDP, FULLY_SHARD
 from paceline.check.lint.program import Program
 from paceline.check.lint.values import Value
@@ -232,17 +233,9 @@ def check_mixed_precision(program: Program, context: Context) -> Iterator[Findin
         return
 
 
-OLD_GPUS = ("V100", "P100", "T4", "K80", "1080", "2080", "TITAN V", "RTX 5000", "RTX 6000 TURING")
-"""Accelerators below compute capability 8.0: NVIDIA's CUDA GPUs page,
-https://developer.nvidia.com/cuda-gpus."""
-
-
 def check_bfloat16(program: Program, context: Context) -> Iterator[Finding]:
     """bfloat16 on a GPU whose hardware has none."""
-    gpu = (context.gpu or "").upper()
-    if not any(one in gpu for one in OLD_GPUS):
-        return
-    if program.has_call("torch.cuda.is_bf16_supported"):
+    if not lacks_bf16(context.gpu) or program.has_call("torch.cuda.is_bf16_supported"):
         return
     for call in program.all_calls:
         for given in (*call.args, *call.kwargs.values()):

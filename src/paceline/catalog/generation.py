@@ -1,0 +1,87 @@
+"""Generations of accelerators, known by the names that people write: what depends on no figure."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from paceline.catalog.load import load_accelerators, read_shipped
+
+Cuda = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One row of generations.toml. None is unknown."""
+
+    name: str
+    names: re.Pattern[str]
+    alone: re.Pattern[str] | None
+    """Names that are something else inside other words."""
+
+    has_bf16: bool | None
+    first_cuda: Cuda | None
+    """First CUDA toolkit with kernels for it."""
+
+    dropped_in_cuda: Cuda | None
+    """First CUDA toolkit without."""
+
+
+@cache
+def load_generations() -> Mapping[str, Generation]:
+    """Every generation by its name, longer names of cards first."""
+    return {
+        name: Generation(
+            name=name,
+            names=re.compile(row["names"], re.I),
+            alone=re.compile(row["alone"], re.I) if "alone" in row else None,
+            has_bf16=row.get("has_bf16"),
+            first_cuda=_version(row.get("first_cuda")),
+            dropped_in_cuda=_version(row.get("dropped_in_cuda")),
+        )
+        for name, row in read_shipped("generations.toml").items()
+    }
+
+
+def generation_of(gpu: str) -> Generation | None:
+    """The generation of an accelerator as its owner writes it; None where the name says none.
+
+    >>> [generation_of(name).name for name in ("A100-SXM4-80GB", "rtx_6000_ada", "gtx1080ti")]
+    ['Ampere', 'Ada', 'Pascal']
+    """
+    plain = _plain(gpu)
+    for known in load_generations().values():
+        if known.names.search(plain) or (known.alone and known.alone.fullmatch(plain)):
+            return known
+    return None
+
+
+def gpu_in(text: str) -> str | None:
+    """The name of an accelerator inside an option or a label.
+
+    >>> gpu_in("gpu:nvidia_a100:4"), gpu_in("a2-highgpu-8g")
+    ('A100', None)
+    """
+    plain = _plain(text)
+    found = (known.names.search(plain) for known in load_generations().values())
+    return next((match[0].upper() for match in found if match is not None), None)
+
+
+def has_nvlink(gpu: str) -> bool:
+    """Whether the catalog's card of this very name is linked by NVLink."""
+    plain = _plain(gpu)
+    for known in load_accelerators().values():
+        if plain in {_plain(name) for name in (known.name, *known.aliases, *known.smi_names)}:
+            return known.link is not None and known.link.startswith("nvlink")
+    return False
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_]+", " ", name).strip().lower()
+
+
+def _version(text: str | None) -> Cuda | None:
+    if text is None:
+        return None
+    major, minor = text.split(".")
+    return int(major), int(minor)
