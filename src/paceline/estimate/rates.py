@@ -187,7 +187,8 @@ def rates_of(
     e, s = efficiencies, efficiencies.step
     family = e.family_of(cluster.accelerator)
     lasting = e.of_accelerator(e.sustained, cluster.accelerator)
-    kernel = _kernel(engine, has_hopper=e.has_hopper_kernels(cluster.accelerator))
+    has_hopper = e.has_hopper_kernels(cluster.accelerator)
+    kernel = _kernel(engine, has_hopper=has_hopper)
     is_gloo = cluster.backend == "gloo"
     waits_for_host = not is_gloo and family not in engine.graphs_on
     is_narrow = AS_OTHER.get(precision, precision) in e.sustained_by_precision
@@ -200,7 +201,7 @@ def rates_of(
         weight_matmul=wide_matmul if engine.wide_weight_gradients else matmul,
         attention_flops_per_s=wide
         * e.attention.get(kernel, 1.0)
-        * _OF_FLASH2.get(engine.attention, 1.0)
+        * _of_flash2(engine.attention, has_hopper=has_hopper)
         * sqrt(lasting),
         attention_half_len=e.of_accelerator(e.attention_half_len, cluster.accelerator),
         attention_backward=e.attention["backward"],
@@ -330,10 +331,19 @@ _USUAL_MULTIPROCESSORS = 108
 """Taken where the catalog has none: an A100's. It only rounds tiles up to whole waves."""
 
 
-_OF_FLASH2 = {"flex": 0.864}
-"""Rate of a kernel as a share of FlashAttention 2's. FlexAttention: 90 % in the forward pass and
-85 % in the backward pass, of two products and of five (PyTorch's blog, "FlexAttention: The
-Flexibility of PyTorch with the Performance of FlashAttention", August 2024)."""
+_OF_FLASH2 = {"flex": {False: (0.90, 0.85), True: (1.25, 1.03)}}
+"""Rates of a kernel's forward and backward pass as shares of FlashAttention 2's, on an A100 and on
+a Hopper, whose instructions version 2 does not use. Source: PyTorch's blog "FlexAttention: The
+Flexibility of PyTorch with the Performance of FlashAttention" (August 2024) for the A100, and the
+abstract of Guessous's talk of that name at GTC 2025 for both."""
+
+
+def _of_flash2(attention: str, *, has_hopper: bool) -> float:
+    """Of both passes together: two products forward and five backward."""
+    if attention not in _OF_FLASH2:
+        return 1.0
+    forward, backward = _OF_FLASH2[attention][has_hopper]
+    return 7 / (2 / forward + 5 / backward)
 
 
 def _kernel(engine: Engine, *, has_hopper: bool) -> str:
