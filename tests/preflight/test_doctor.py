@@ -30,8 +30,8 @@ from paceline.topology.node.facts import (
     TorchBuild,
     TorchFacts,
 )
-from paceline.topology.node.probe_gpu import find_cards
 from paceline.topology.node.probe_packages import Installed
+from paceline.topology.probe import find_cards
 
 PYTHON = Interpreter(version="3.11.7", executable="/env/bin/python", prefix="/env")
 BUILD = TorchBuild(

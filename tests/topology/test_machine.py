@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from paceline.topology import machine as machine_module
-from paceline.topology.find import catalog_name
+from paceline.topology.cards import catalog_name
 from paceline.topology.machine import (
     Machine,
     find_gpu_uuids,
@@ -151,7 +151,7 @@ def test_an_empty_variable_asks_for_cpus(monkeypatch, tmp_path, visible):
 
 @pytest.mark.parametrize("is_there", [False, True])
 def test_the_tools_alone_are_no_gpu(monkeypatch, tmp_path, is_there):
-    monkeypatch.setattr(machine_module, "_is_nvidia_on_bus", lambda: is_there)
+    monkeypatch.setattr(machine_module, "find_cards", lambda _: ("0000:1b:00.0",) * is_there)
     machine = smi(monkeypatch, tmp_path, "No devices were found", 6)
     assert (machine.why_no_gpus is not None) == is_there
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.topology.probe import PortText
 from paceline.topology.read_amd import read_rocm_json, read_rocm_table, read_rocm_topology
 from paceline.topology.read_mac import read_system_profiler
 from paceline.topology.read_numa import read_lscpu
@@ -117,18 +118,16 @@ def test_a_text_that_rocm_does_not_print_has_no_gpus(text: str):
 def test_a_port_is_told_by_its_driver_and_its_link_layer(
     driver: str, link_layer: str, kind: RdmaKind
 ):
+    rate = "400 Gb/sec (4X NDR)"
     port = read_rdma_port(
-        device="a",
-        driver=driver,
-        rate="400 Gb/sec (4X NDR)",
-        link_layer=link_layer,
-        state="4: ACTIVE",
+        PortText(device="a", driver=driver, rate=rate, link_layer=link_layer, state="4: ACTIVE")
     )
     assert (port.kind, port.bytes_per_s, port.is_active) == (kind, 50e9, True)
 
 
 def test_a_port_that_is_down_or_says_no_rate_stays_so():
-    port = read_rdma_port(device="a", driver="", rate="", link_layer="", state="1: DOWN")
+    told = PortText(device="a", driver="", rate="", link_layer="", state="1: DOWN")
+    port = read_rdma_port(told)
     assert (port.bytes_per_s, port.is_active) == (None, False)
 
 

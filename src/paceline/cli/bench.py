@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.options import FiniteRange, PathName, is_given, json_option, set_option
+from paceline.cli.options import (
+    PathName,
+    is_given,
+    json_option,
+    layout_option,
+    set_option,
+    timeout_option,
+)
 
 if TYPE_CHECKING:
     from paceline.check.bench import Verdict
@@ -71,13 +78,7 @@ _LEAST_BYTES, _MOST_BYTES = 1024, 16 * 2**30
     help="Weak: the global batch grows with the ranks, the job's is for the fewest. Strong: it "
     "stays the same.",
 )
-@click.option(
-    "--layout",
-    "layout",
-    multiple=True,
-    metavar="FIELD=VALUE",
-    help="Fix one field of the layout: --layout tensor=2. May be given again.",
-)
+@layout_option("Fix one field of the layout: --layout tensor=2.")
 @click.option(
     "--sweep",
     "sweep",
@@ -97,14 +98,7 @@ _LEAST_BYTES, _MOST_BYTES = 1024, 16 * 2**30
     type=PathName(path_type=Path, file_okay=False),
     help="Folder for bench.html, the page with plots, and bench.json.",
 )
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=FiniteRange(min=1),
-    default=900.0,
-    show_default=True,
-    help="Seconds after which the ranks of one measurement are ended.",
-)
+@timeout_option(900.0, "Seconds after which the ranks of one measurement are ended.")
 @set_option
 @json_option
 def command(
@@ -120,7 +114,7 @@ def command(
     sweep: str | None,
     writes: bool,
     out: Path | None,
-    timeout_s: float,
+    limit_s: float,
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -164,7 +158,7 @@ def command(
             ranks_text,
             overrides,
             max_size=max_size,
-            timeout_s=timeout_s,
+            limit_s=limit_s,
             as_json=as_json,
         )
         return
@@ -195,8 +189,8 @@ def command(
         notes = [f", {field}={value}" for value in values]
         half = replace(stretch, timed=max(3, (steps + 1) // 2))
         pairs = list(zip(cases, notes, strict=True))
-        there = [_measured(*each, half, timeout_s) for each in pairs]
-        back = [_measured(*each, half, timeout_s) for each in reversed(pairs)]
+        there = [_measured(*each, half, limit_s) for each in pairs]
+        back = [_measured(*each, half, limit_s) for each in reversed(pairs)]
         found = judge_settings(field, values, there, back[::-1])
         _show_settings(found, as_json=as_json)
         if writes and found.is_clear:
@@ -204,7 +198,7 @@ def command(
         return
     _check_out(out)
     cases = bench_cases(read_job(job_file, overrides), counts, scaling)
-    measured = [_measured(case, "", stretch, timeout_s) for case in cases]
+    measured = [_measured(case, "", stretch, limit_s) for case in cases]
     verdict = judge_bench(measured, scaling)
     text = json.dumps(_data(verdict), indent=2)
     click.echo(text if as_json else "\n".join(bench_lines(verdict)))
@@ -212,7 +206,7 @@ def command(
         _write(out, cases[0].job.spec.name, verdict, text)
 
 
-def _measured(case: "BenchCase", note: str, stretch: "Stretch", timeout_s: float) -> "Measured":
+def _measured(case: "BenchCase", note: str, stretch: "Stretch", limit_s: float) -> "Measured":
     """One number of ranks, with what it is doing on standard error."""
     from paceline.launch.bench import measure
 
@@ -222,7 +216,7 @@ def _measured(case: "BenchCase", note: str, stretch: "Stretch", timeout_s: float
     return measure(
         case,
         stretch,
-        limit_s=timeout_s,
+        limit_s=limit_s,
         on_progress=lambda line: click.echo(f"{head}{line}", err=True),
     )
 
@@ -328,7 +322,7 @@ def _print_sweeps(
     overrides: tuple[str, ...],
     *,
     max_size: str,
-    timeout_s: float,
+    limit_s: float,
     as_json: bool,
 ) -> None:
     """Measure every number of ranks, and print what the plan of the job expects, if there is one.
@@ -347,7 +341,7 @@ def _print_sweeps(
     sweeps = []
     for count in counts:
         click.echo(f"all-reduce over {count} rank{'s' if count > 1 else ''}", err=True)
-        sweeps.append(sweep_all_reduce(count, max_bytes=max_bytes, limit_s=timeout_s))
+        sweeps.append(sweep_all_reduce(count, max_bytes=max_bytes, limit_s=limit_s))
     network = None if plan is None else decide_network(plan)
     if as_json:
         found = {

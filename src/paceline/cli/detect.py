@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.options import FiniteRange, PathName, force_option, json_option
+from paceline.cli.options import PathName, force_option, hosts_options, json_option, timeout_option
 from paceline.cli.output_file import write_new
 from paceline.cli.screen import say
 
@@ -21,15 +21,7 @@ Section = dict[str, object]
 
 
 @click.command()
-@click.option(
-    "--on",
-    "place",
-    metavar="PLACE",
-    default="local",
-    show_default="this machine",
-    help="Whose hosts: local, ssh, srun (inside of a Slurm allocation), ray.",
-)
-@click.option("--hosts", metavar="HOSTS", help="node-a,node-b or a hostfile; implies --on ssh.")
+@hosts_options("hosts", "node-a,node-b or a hostfile; implies --on ssh.")
 @click.option(
     "--folder",
     "folders",
@@ -38,13 +30,7 @@ Section = dict[str, object]
     help="Where runs or data will be: type, room, and whether all hosts see the same one. May be "
     "given again; runs are written to the first.  [default: this folder]",
 )
-@click.option(
-    "--timeout",
-    type=FiniteRange(min=1),
-    default=40.0,
-    show_default=True,
-    help="Seconds for a host to answer.",
-)
+@timeout_option(40.0, "Seconds for a host to answer.")
 @click.option(
     "--write",
     "write",
@@ -71,7 +57,7 @@ def command(
     place: str,
     hosts: str | None,
     folders: tuple[Path, ...],
-    timeout: float,
+    limit_s: float,
     write: Path | None,
     force: bool,
     file: Path | None,
@@ -103,7 +89,7 @@ def command(
         place = "ssh"
     if hosts is not None and place != "ssh":
         raise click.UsageError("--hosts goes with --on ssh.")
-    gathered, shared = _gather(place, hosts, folders, timeout, overrides)
+    gathered, shared = _gather(place, hosts, folders, limit_s, overrides)
     found, silent = _read(gathered, file)
     section, problems, data, lines = _shown(place, found, silent, shared, file)
     if write is not None:
@@ -129,7 +115,7 @@ def _gather(
     place: str,
     hosts: str | None,
     folders: tuple[Path, ...],
-    timeout: float,
+    limit_s: float,
     overrides: tuple[str, ...],
 ) -> "tuple[Gathered, dict[str, bool] | None]":
     """What the hosts say, and which of them see the file that was just written here."""
@@ -144,7 +130,7 @@ def _gather(
     nodes = find_nodes(script, None, place)
     asked = tuple(str(each.expanduser().absolute()) for each in folders or (Path(),))
     with left_note(Question(folders=asked)) as (question, note):
-        gathered = gather(nodes, question, limit_s=timeout, calls=False)
+        gathered = gather(nodes, question, limit_s=limit_s, calls=False)
     if note is None:
         return gathered, None
     return gathered, {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.options import FiniteRange, PathName, json_option, runs_option, set_option
+from paceline.cli.options import PathName, json_option, runs_option, set_option, timeout_option
 from paceline.cli.screen import say
 
 if TYPE_CHECKING:
@@ -68,14 +68,7 @@ _ROOM = 10
     type=PathName(path_type=Path),
     help="A finished run of the same job without faults. Left out: run it, once for each job.",
 )
-@click.option(
-    "--timeout",
-    "limit_s",
-    type=FiniteRange(min=1),
-    default=3600.0,
-    show_default=True,
-    help="Seconds after which a run counts as hung.",
-)
+@timeout_option(3600.0, "Seconds after which a run counts as hung.")
 @click.option("--list", "as_list", is_flag=True, help="Show the kinds and the fault matrix.")
 @runs_option
 @set_option

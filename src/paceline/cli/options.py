@@ -59,6 +59,54 @@ def runs_option(function: _F) -> _F:
     )(function)
 
 
+def timeout_option(default: float, help: str) -> Callable[[_F], _F]:
+    """`--timeout SECONDS`, of so many, which end what the help says."""
+    return click.option(
+        "--timeout",
+        "limit_s",
+        type=FiniteRange(min=1),
+        default=default,
+        show_default=True,
+        help=help,
+    )
+
+
+def layout_option(help: str) -> Callable[[_F], _F]:
+    """`--layout field=value`, as often as needed; the help has no word on that."""
+    return click.option(
+        "--layout",
+        "layout",
+        multiple=True,
+        metavar="FIELD=VALUE",
+        help=f"{help} May be given again.",
+    )
+
+
+def hosts_options(whose: str, help: str, *, place: str = "local") -> Callable[[_F], _F]:
+    """`--on PLACE` and `--hosts HOSTS`, of a verb that looks at machines.
+
+    Args:
+        whose: What they are to the verb: `nodes`.
+        help: That of `--hosts`.
+        place: Where they are if `--on` is left out.
+    """
+    local = place == "local"
+    places = f"{'local, ' * local}ssh, srun (inside of a Slurm allocation), ray"
+
+    def add(function: _F) -> _F:
+        hosts = click.option("--hosts", metavar="HOSTS", help=help)(function)
+        return click.option(
+            "--on",
+            "place",
+            metavar="PLACE",
+            default=place,
+            show_default="this machine" if local else True,
+            help=f"Whose {whose}: {places}.",
+        )(hosts)
+
+    return add
+
+
 def force_option(function: _F) -> _F:
     """`--force`, beside a `--write` of this verb."""
     return click.option(

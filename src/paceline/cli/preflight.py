@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.options import FiniteRange, PathName, json_option, runs_option, set_option
+from paceline.cli.options import (
+    PathName,
+    hosts_options,
+    json_option,
+    runs_option,
+    set_option,
+    timeout_option,
+)
 from paceline.cli.screen import say
 
 if TYPE_CHECKING:
@@ -18,18 +25,8 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("job_file", metavar="JOB", type=PathName(path_type=Path))
-@click.option(
-    "--on",
-    "place",
-    metavar="PLACE",
-    default="local",
-    show_default="this machine",
-    help="Whose nodes: local, ssh, srun (inside of a Slurm allocation), ray.",
-)
-@click.option(
-    "--hosts",
-    metavar="HOSTS",
-    help="With --on ssh: node-a,node-b or a hostfile, instead of the job's ssh.hosts.",
+@hosts_options(
+    "nodes", "With --on ssh: node-a,node-b or a hostfile, instead of the job's ssh.hosts."
 )
 @click.option(
     "--quick",
@@ -50,13 +47,7 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="Take a fail of this check for a warning. May be given again.",
 )
-@click.option(
-    "--timeout",
-    type=FiniteRange(min=1),
-    default=40.0,
-    show_default=True,
-    help="Seconds for a node to answer; one that does not is a fail.",
-)
+@timeout_option(40.0, "Seconds for a node to answer; one that does not is a fail.")
 @click.option(
     "--record",
     type=PathName(path_type=Path),
@@ -87,7 +78,7 @@ def command(
     quick: bool,
     measure: bool,
     allowed: tuple[str, ...],
-    timeout: float,
+    limit_s: float,
     record: Path | None,
     recorded: tuple[Path, ...],
     nodes_file: Path | None,
@@ -133,7 +124,7 @@ def command(
             place,
             runs=runs,
             allowed=allowed,
-            limit_s=timeout,
+            limit_s=limit_s,
             is_quick=quick,
             measures=measure,
             on_note=say,

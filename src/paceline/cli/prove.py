@@ -6,20 +6,14 @@ from typing import Any
 
 import click
 
-from paceline.cli.options import PathName, json_option, set_option
+from paceline.cli.options import PathName, json_option, layout_option, set_option
 from paceline.cli.screen import say
 
 
 @click.command()
 @click.argument("job_file", metavar="JOB", type=PathName(path_type=Path))
 @set_option
-@click.option(
-    "--layout",
-    "layout",
-    multiple=True,
-    metavar="FIELD=VALUE",
-    help="Fix one field of the layout: --layout tensor=8. May be given again.",
-)
+@layout_option("Fix one field of the layout: --layout tensor=8.")
 @click.option(
     "--whole", is_flag=True, help="Trace every block, instead of a few that stand for all."
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paceline.cli.options import FiniteRange, PathName, json_option, set_option
+from paceline.cli.options import PathName, json_option, set_option, timeout_option
 from paceline.cli.output_file import kept_folder
 from paceline.cli.screen import say
 
@@ -50,14 +50,7 @@ def _range(
     metavar="LOW:HIGH",
     help="Fail when a training loss is outside: 0.5:6.",
 )
-@click.option(
-    "--timeout",
-    "limit_s",
-    type=FiniteRange(min=1),
-    default=120.0,
-    show_default=True,
-    help="Seconds after which one run, or the script, is ended.",
-)
+@timeout_option(120.0, "Seconds after which one run, or the script, is ended.")
 @click.option(
     "--keep",
     type=PathName(path_type=Path, file_okay=False),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paceline.cli.options import FiniteRange, PathName, json_option, set_option
+from paceline.cli.options import PathName, hosts_options, json_option, set_option, timeout_option
 from paceline.cli.screen import say
 
 if TYPE_CHECKING:
@@ -19,19 +19,7 @@ _MOST_NAMES = 5
 
 @click.command()
 @click.argument("job_file", metavar="JOB", type=PathName(path_type=Path))
-@click.option(
-    "--on",
-    "place",
-    metavar="PLACE",
-    default="ssh",
-    show_default=True,
-    help="Whose hosts: ssh, srun (inside of a Slurm allocation), ray.",
-)
-@click.option(
-    "--hosts",
-    metavar="HOSTS",
-    help="node-a,node-b or a hostfile, instead of the job's ssh.hosts.",
-)
+@hosts_options("hosts", "node-a,node-b or a hostfile, instead of the job's ssh.hosts.", place="ssh")
 @click.option(
     "--to",
     "to",
@@ -42,13 +30,7 @@ _MOST_NAMES = 5
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be sent, and change nothing.")
 @click.option("--delete", "removes", is_flag=True, help="Remove code there that is not here.")
-@click.option(
-    "--timeout",
-    type=FiniteRange(min=1),
-    default=60.0,
-    show_default=True,
-    help="Seconds for a host to answer.",
-)
+@timeout_option(60.0, "Seconds for a host to answer.")
 @set_option
 @json_option
 def command(
@@ -58,7 +40,7 @@ def command(
     to: Path | None,
     dry_run: bool,
     removes: bool,
-    timeout: float,
+    limit_s: float,
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> int:
@@ -95,7 +77,7 @@ def command(
         to=to,
         is_dry=dry_run,
         removes=removes,
-        limit_s=timeout,
+        limit_s=limit_s,
         on_note=say,
     )
     if as_json:

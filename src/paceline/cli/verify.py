@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.cli.job_input import read_job
-from paceline.cli.options import FiniteRange, PathName, json_option, set_option
+from paceline.cli.options import PathName, json_option, layout_option, set_option, timeout_option
 from paceline.cli.output_file import check_can_write
 from paceline.cli.screen import say
 
@@ -34,27 +34,14 @@ if TYPE_CHECKING:
     show_default=True,
     help="Optimizer steps of each run.",
 )
-@click.option(
-    "--layout",
-    "layout",
-    multiple=True,
-    metavar="FIELD=VALUE",
-    help="Change the layout that is run: --layout tensor=2. May be given again.",
-)
+@layout_option("Change the layout that is run: --layout tensor=2.")
 @click.option(
     "--facts",
     "facts_file",
     type=PathName(path_type=Path, dir_okay=False),
     help="Also write everything the ranks saw into this JSON file.",
 )
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=FiniteRange(min=1),
-    default=900.0,
-    show_default=True,
-    help="Seconds after which the ranks are ended.",
-)
+@timeout_option(900.0, "Seconds after which the ranks are ended.")
 @set_option
 @json_option
 def command(
@@ -63,7 +50,7 @@ def command(
     steps: int,
     layout: tuple[str, ...],
     facts_file: Path | None,
-    timeout_s: float,
+    limit_s: float,
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> int:
@@ -95,7 +82,7 @@ def command(
     job = read_job(job_file, overrides)
     plan = _plan(job)
     case = _on_device(small_case(job, plan, ranks=ranks, steps=steps, overrides=layout))
-    facts = verify_on_ranks(case, limit_s=timeout_s, on_progress=say)
+    facts = verify_on_ranks(case, limit_s=limit_s, on_progress=say)
     if facts_file is not None:
         write_facts(facts_file, facts)
     verdict = judge(facts)

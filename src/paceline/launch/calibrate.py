@@ -20,7 +20,7 @@ from paceline.job import parse_job
 from paceline.job.packages import need_package
 from paceline.launch.ranks import RankProcess, run_ranks
 from paceline.topology import Cluster, find_cluster
-from paceline.topology.find import catalog_name
+from paceline.topology.cards import catalog_name
 from paceline.topology.machine import Machine, find_local_machine, with_links
 
 _START_S = 120.0

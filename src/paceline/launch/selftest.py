@@ -15,7 +15,7 @@ from typing import Any, Literal
 from paceline.errors import JobError
 from paceline.record.events import RunFinished, read_events
 from paceline.record.run import open_run
-from paceline.topology.find import check_gpus_seen
+from paceline.topology.cards import check_gpus_seen
 from paceline.topology.machine import Machine
 
 MOST_GPUS = 8

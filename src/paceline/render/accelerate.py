@@ -16,6 +16,7 @@ from paceline.render.device import accelerator_refusals
 from paceline.render.engine import Files, Gap
 from paceline.render.environment import export_lines, meeting_lines
 from paceline.render.example import example, example_gaps, runs_example
+from paceline.render.shared_gaps import split_gaps
 from paceline.render.shell import script
 from paceline.render.text import header, releases, to_json, to_yaml
 
@@ -195,11 +196,7 @@ def _refused(plan: Plan, way: Way) -> list[Gap]:
     )
     no_pipeline = "Accelerate 1.15 trains without pipelines (its pippy is for inference)"
     no_expert = "its ParallelismConfig has no experts: the model has to bring them"
-    for way_to_split, why in (("pipeline", no_pipeline), ("expert", no_expert)):
-        degree = layout.degrees.get(way_to_split, 1)
-        if degree > 1:
-            what, where = f"{way_to_split} {degree}", f"layout.{way_to_split}"
-            found.append(Gap(what=what, where=where, why=why, nearest=None, fix=f"{where}: 1"))
+    found += split_gaps(plan, {"pipeline": no_pipeline, "expert": no_expert})
     if layout.context > 1 and layout.context_kind == "ulysses":
         why = "FSDP2's context parallelism is the ring; Ulysses is DeepSpeed's, for its models only"
         fix = "layout.context_kind: ring"

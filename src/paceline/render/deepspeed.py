@@ -15,7 +15,7 @@ from paceline.parallel.abilities import abilities_of
 from paceline.plan import Plan
 from paceline.render.carried import OF_TORCH
 from paceline.render.deepspeed_pipeline import pipeline_gaps, pipeline_section
-from paceline.render.device import accelerator_refusals, wider_precision
+from paceline.render.device import accelerator_refusals
 from paceline.render.engine import Files, Gap
 from paceline.render.environment import (
     PORT,
@@ -26,6 +26,7 @@ from paceline.render.environment import (
 )
 from paceline.render.example import example, example_gaps, runs_example
 from paceline.render.hosts import host_names
+from paceline.render.shared_gaps import precision_gaps, split_gaps
 from paceline.render.shell import command, script
 from paceline.render.text import header, releases, to_json
 
@@ -46,6 +47,18 @@ _NOTHING_NEAR = {
     "context": "Ulysses replaces the attention of a model of Hugging Face inside the program",
     "expert": "the program has to build its layers from deepspeed.moe.layer.MoE",
 }
+
+_PRECISIONS = {
+    "fp8": (
+        "DeepSpeed has no fp8 of its own: the model's layers must be TransformerEngine's",
+        None,
+    ),
+    "tf32": (
+        "it is a setting of torch, not of DeepSpeed",
+        'fp32, and the program calls torch.set_float32_matmul_precision("high")',
+    ),
+}
+"""Precision that it lacks -> why, and what comes nearest."""
 
 CARRIES = OF_TORCH | {"train.optimizer", "ssh.hosts", "ssh.port"}
 """Settings that the files say, beside the plan."""
@@ -131,18 +144,7 @@ def config_gaps(plan: Plan, job: Job) -> list[Gap]:
             why="these files are for GPUs over NCCL and CPUs over gloo: no other was tried",
         )
     )
-    for way, why in _NOTHING_NEAR.items():
-        degree = layout.degrees.get(way, 1)
-        if degree > 1:
-            found.append(
-                Gap(
-                    what=f"{way} {degree}",
-                    where=f"layout.{way}",
-                    why=why,
-                    nearest=None,
-                    fix=f"layout.{way}: 1",
-                )
-            )
+    found += split_gaps(plan, _NOTHING_NEAR)
     if layout.sharding == "hybrid":
         found.append(
             Gap(
@@ -176,26 +178,7 @@ def config_gaps(plan: Plan, job: Job) -> list[Gap]:
                 fix="layout.recompute: full",
             )
         )
-    if plan.precision == "fp8":
-        found.append(
-            Gap(
-                what="precision fp8",
-                where="train.precision",
-                why="DeepSpeed has no fp8 of its own: the model's layers must be "
-                "TransformerEngine's",
-                nearest=None,
-                fix=wider_precision(plan),
-            )
-        )
-    if plan.precision == "tf32":
-        found.append(
-            Gap(
-                what="precision tf32",
-                where="train.precision",
-                why="it is a setting of torch, not of DeepSpeed",
-                nearest='fp32, and the program calls torch.set_float32_matmul_precision("high")',
-            )
-        )
+    found += precision_gaps(plan, _PRECISIONS)
     if plan.precision in ("bf16", "fp16") and plan.engine != "deepspeed":
         kept = "float32" if accumulates_wide(plan) else plan.precision
         found.append(

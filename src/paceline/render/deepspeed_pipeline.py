@@ -6,6 +6,7 @@ from typing import Any
 from paceline.plan import Plan
 from paceline.render.engine import Gap
 from paceline.render.megatron_words import stage_blocks
+from paceline.render.shared_gaps import every_block_gaps, schedule_gaps
 
 _ZERO_2 = "DeepSpeed (0.19) refuses ZeRO-2 and ZeRO-3 with a pipeline, whose gradients stay whole"
 
@@ -53,15 +54,7 @@ def pipeline_gaps(plan: Plan) -> Iterator[Gap]:
             nearest="ZeRO-1: the same numbers in less memory",
             fix="layout.sharding: zero1",
         )
-    if layout.schedule != "1f1b":
-        more = "less memory" if layout.schedule == "gpipe" else "more idle time"
-        yield Gap(
-            what=f"the pipeline's schedule {layout.schedule}",
-            where="layout.schedule",
-            why="DeepSpeed's PipelineEngine has 1F1B alone",
-            nearest=f"1F1B: {more}",
-            fix="layout.schedule: 1f1b",
-        )
+    yield from schedule_gaps(plan, "deepspeed", "DeepSpeed's PipelineEngine has 1F1B alone")
     counts = stage_blocks(plan)
     if layout.schedule == "1f1b" and len(set(counts)) > 1:
         yield Gap(
@@ -70,11 +63,4 @@ def pipeline_gaps(plan: Plan) -> Iterator[Gap]:
             why="PipelineModule divides by a rule and takes no numbers",
             nearest="as many blocks on each stage as on the others, or one more",
         )
-    if layout.recompute == "full" and layout.recompute_every > 1:
-        yield Gap(
-            what=f"one block in {layout.recompute_every} recomputed",
-            where="layout.recompute_every",
-            why="PipelineModule recomputes every block or none",
-            nearest="every block: less memory, more time",
-            fix="layout.recompute_every: 1",
-        )
+    yield from every_block_gaps(plan, "PipelineModule")

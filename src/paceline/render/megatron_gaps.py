@@ -8,7 +8,7 @@ from paceline.job.job import DataSpec
 from paceline.parallel.abilities import abilities_of
 from paceline.plan import Plan
 from paceline.profile import DecoderShape, ModelProfile
-from paceline.render.device import accelerator_refusals, wider_precision
+from paceline.render.device import accelerator_refusals
 from paceline.render.engine import ANY_MODEL, Gap
 from paceline.render.megatron_words import (
     learned_positions,
@@ -17,6 +17,7 @@ from paceline.render.megatron_words import (
     virtual,
 )
 from paceline.render.model import config_of, rotary_base, router_coefficient
+from paceline.render.shared_gaps import loop_gaps, precision_gaps, schedule_gaps
 
 _HELD_OUT = DataSpec().held_out
 
@@ -103,15 +104,8 @@ def _foreign(profile: ModelProfile, decoder: DecoderShape | None, config: Mappin
 
 def _layout_gaps(plan: Plan) -> Iterator[Gap]:
     layout = plan.layout
-    if layout.pipeline > 1 and layout.schedule in ("gpipe", "zero-bubble", "dualpipe-v"):
-        same = "the same idle time, less memory" if layout.schedule == "gpipe" else "more idle time"
-        yield Gap(
-            what=f"the pipeline's schedule {layout.schedule}",
-            where="layout.schedule",
-            why="Megatron Core 0.16 has 1F1B and its interleaved form",
-            nearest=f"1F1B: {same}",
-            fix="layout.schedule: interleaved or 1f1b",
-        )
+    has = "Megatron Core 0.16 has 1F1B and its interleaved form"
+    yield from schedule_gaps(plan, "megatron", has)
     if layout.recompute == "selective" and not plan.engine.startswith("megatron"):
         yield Gap(
             what=f"selective recomputation as {plan.engine} does it",
@@ -136,42 +130,21 @@ def _layout_gaps(plan: Plan) -> Iterator[Gap]:
             nearest="optimizer state in the host's memory",
             fix="layout.offload: cpu",
         )
-    if plan.precision == "tf32":
-        yield Gap(
-            what="precision tf32",
-            where="train.precision",
-            why="Megatron has no flag for it",
-            nearest="float32; TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 in the environment allows TF32",
-            fix=wider_precision(plan),
-        )
+    tf32 = "float32; TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 in the environment allows TF32"
+    yield from precision_gaps(plan, {"tf32": ("Megatron has no flag for it", tf32)})
 
 
 def _training_gaps(plan: Plan, job: Job) -> Iterator[Gap]:
     train, spec = job.spec.train, job.spec
-    if train.optimizer not in ("adamw", "sgd"):
-        yield Gap(
-            what=f"the optimizer {train.optimizer}",
-            where="train.optimizer",
-            why="Megatron Core 0.16 has Adam, SGD and a Muon of its own scaling",
-            nearest="AdamW, with float32 moments",
-            fix="train.optimizer: adamw",
-        )
-    if train.adapter is not None:
-        yield Gap(
-            what=f"adapters ({train.adapter.kind})",
-            where="train.adapter",
-            why="these files train every weight",
-            nearest=None,
-            fix="Megatron Bridge's peft recipes, or `paceline run`",
-        )
-    if train.gradient_compression not in ("none", "bf16"):
-        yield Gap(
-            what=f"gradients sent as {train.gradient_compression}",
-            where="train.gradient_compression",
-            why="Megatron sends float32 or bf16",
-            nearest="float32",
-            fix="train.gradient_compression: none or bf16",
-        )
+    yield from loop_gaps(
+        job,
+        "Megatron",
+        adapters="Megatron Bridge's peft recipes, or `paceline run`",
+        optimizers=("adamw", "sgd"),
+        why_optimizers="Megatron Core 0.16 has Adam, SGD and a Muon of its own scaling",
+        wires=("none", "bf16"),
+        why_wires="Megatron sends float32 or bf16",
+    )
     if train.compile:
         yield Gap(
             what="compiled blocks",
@@ -179,14 +152,6 @@ def _training_gaps(plan: Plan, job: Job) -> Iterator[Gap]:
             why="Megatron has fused kernels of its own",
             nearest="Transformer Engine's kernels",
             fix="train.compile: false",
-        )
-    if spec.program is not None:
-        yield Gap(
-            what=f"your program {spec.program}",
-            where="program",
-            why="Megatron has its own training loop",
-            nearest=None,
-            fix="`paceline run`, or `paceline render --for torchrun`",
         )
     if not (rotary_base(plan, job) or learned_positions(plan.profile)):
         yield Gap(

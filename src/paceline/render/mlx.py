@@ -11,11 +11,11 @@ from paceline.job import Job
 from paceline.parallel.abilities import ABILITIES
 from paceline.plan import Plan
 from paceline.render.carried import OF_EXAMPLE
-from paceline.render.device import wider_precision
 from paceline.render.engine import Files, Gap
 from paceline.render.environment import export_lines
 from paceline.render.example import example, example_gaps
 from paceline.render.hosts import host_names
+from paceline.render.shared_gaps import offload_gaps, precision_gaps, split_gaps
 from paceline.render.shell import command, script
 from paceline.render.text import header, to_json
 from paceline.units import format_bytes
@@ -27,11 +27,11 @@ _PORT = 32323
 """mlx.launch's own default."""
 
 _NO_PRECISION = {
-    "fp16": "MLX (0.32) has no loss scaler",
-    "fp8": "MLX (0.32) trains in no 8-bit type",
-    "tf32": "TF32 is a format of NVIDIA's GPUs",
+    "fp16": ("MLX (0.32) has no loss scaler", None),
+    "fp8": ("MLX (0.32) trains in no 8-bit type", None),
+    "tf32": ("TF32 is a format of NVIDIA's GPUs", "matrices are multiplied in float32"),
 }
-"""Precision -> why MLX does not train in it."""
+"""Precision -> why MLX does not train in it, and what comes nearest."""
 
 THUNDERBOLT_PORTS = {"M3-Ultra": 6, "M4-Max": 4}
 """Of Thunderbolt 5 on a Mac Studio, which is the most that such a chip comes with (a MacBook Pro
@@ -265,17 +265,10 @@ def _refusals(plan: Plan) -> Iterator[Gap]:
 
 def _layout_gaps(plan: Plan) -> Iterator[Gap]:
     layout = plan.layout
-    for way, degree in layout.degrees.items():
-        if way not in ("tensor", "pipeline", "context", "expert"):
-            continue
-        has = "MLX has shard_linear for it, and the" if way == "tensor" else "MLX has none, and the"
-        yield Gap(
-            what=f"{way} {degree}",
-            where=f"layout.{way}",
-            why=f"{has} example program shares data and parameters only",
-            nearest="launch.sh starts your own TRAIN_SCRIPT on the same ranks",
-            fix=f"layout.{way}: 1",
-        )
+    shares = "example program shares data and parameters only"
+    none = dict.fromkeys(("pipeline", "context", "expert"), f"MLX has none, and the {shares}")
+    why = {"tensor": f"MLX has shard_linear for it, and the {shares}", **none}
+    yield from split_gaps(plan, why, "launch.sh starts your own TRAIN_SCRIPT on the same ranks")
     if layout.sharding in ("zero1", "zero2", "hybrid"):
         yield Gap(
             what=layout.name,
@@ -303,20 +296,5 @@ def _layout_gaps(plan: Plan) -> Iterator[Gap]:
             nearest="full recompute of every block: less memory, more time",
             fix="layout.recompute: full, or none",
         )
-    if layout.offload != "none":
-        yield Gap(
-            what=f"optimizer state on {layout.offload}",
-            where="layout.offload",
-            why="a Mac's memory is one: the GPU and the CPU share it",
-            nearest=None,
-            fix="layout.offload: none",
-        )
-    lacks = _NO_PRECISION.get(plan.precision)
-    if lacks is not None:
-        yield Gap(
-            what=f"precision {plan.precision}",
-            where="train.precision",
-            why=lacks,
-            nearest="matrices are multiplied in float32" if plan.precision == "tf32" else None,
-            fix=wider_precision(plan),
-        )
+    yield from offload_gaps(plan, "a Mac's memory is one: the GPU and the CPU share it")
+    yield from precision_gaps(plan, _NO_PRECISION)

@@ -12,10 +12,11 @@ from paceline.job import Job
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
 from paceline.render.carried import OF_EXAMPLE
-from paceline.render.device import accelerator_refusals, wider_precision
+from paceline.render.device import accelerator_refusals
 from paceline.render.engine import Files, Gap
 from paceline.render.example import example, example_gaps
 from paceline.render.hosts import host_names
+from paceline.render.shared_gaps import offload_gaps, precision_gaps, split_gaps
 from paceline.render.shell import script
 from paceline.render.text import header, to_json
 from paceline.units import format_bytes
@@ -119,40 +120,22 @@ def _refusals(plan: Plan) -> Iterator[Gap]:
         why="these files are for MirroredStrategy and MultiWorkerMirroredStrategy on GPUs and "
         "CPUs; TPUStrategy is not tested",
     )
-    if plan.precision in ("fp16", "fp8"):
-        yield Gap(
-            what=f"precision {plan.precision}",
-            where="train.precision",
-            why="the program's loop has no loss scaler, and TensorFlow 2.21 no fp8 training",
-            nearest=None,
-            fix=wider_precision(plan),
-        )
+    why = "the program's loop has no loss scaler, and TensorFlow 2.21 no fp8 training"
+    yield from precision_gaps(plan, dict.fromkeys(("fp16", "fp8"), (why, None)))
 
 
 def _layout_gaps(plan: Plan) -> Iterator[Gap]:
     layout = plan.layout
-    for way, degree in layout.degrees.items():
-        if way in ("tensor", "pipeline", "context", "expert"):
-            yield Gap(
-                what=f"{way} {degree}",
-                where=f"layout.{way}",
-                why="TensorFlow's strategies (2.21) split the batch alone: every one of the "
-                f"{plan.cluster.num_ranks} replicas would be a data rank with the whole model, not "
-                f"the plan's {layout.data}",
-                nearest=None,
-                fix=f"layout.{way}: 1",
-            )
+    yield from split_gaps(
+        plan,
+        "TensorFlow's strategies (2.21) split the batch alone: every one of the "
+        f"{plan.cluster.num_ranks} replicas would be a data rank with the whole model, not the "
+        f"plan's {layout.data}",
+    )
     splits = layout.sharding != "none" and layout.shard_degree > 1
     if splits or layout.recompute != "none":
         yield from _whole(plan, splits=splits)
-    if layout.offload != "none":
-        yield Gap(
-            what=f"optimizer state on {layout.offload}",
-            where="layout.offload",
-            why="TensorFlow's strategies (2.21) keep it beside the weights",
-            nearest=None,
-            fix="layout.offload: none",
-        )
+    yield from offload_gaps(plan, "TensorFlow's strategies (2.21) keep it beside the weights")
 
 
 def _whole(plan: Plan, *, splits: bool) -> Iterator[Gap]:

@@ -12,10 +12,11 @@ from paceline.parallel.shrink import shrunk
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
 from paceline.render.carried import OF_DDP
-from paceline.render.device import accelerator_refusals, wider_precision
+from paceline.render.device import accelerator_refusals
 from paceline.render.engine import Files, Gap
 from paceline.render.environment import export_lines, meeting_lines, torchrun_options
 from paceline.render.example import example, example_gaps
+from paceline.render.shared_gaps import offload_gaps, precision_gaps, split_gaps
 from paceline.render.shell import script
 from paceline.render.text import header
 
@@ -91,16 +92,11 @@ def _layout_gaps(plan: Plan) -> Iterator[Gap]:
             why="the example program knows CUDA, ROCm and CPUs",
             nearest=OWN,
         )
-    for way, degree in layout.degrees.items():
-        if way in ("tensor", "pipeline", "context", "expert"):
-            yield Gap(
-                what=f"{way} {degree}",
-                where=f"layout.{way}",
-                why="torchrun starts ranks; how they split the model is the script's, and the "
-                "example program shares data and parameters only",
-                nearest=OWN,
-                fix=f"layout.{way}: 1",
-            )
+    why = (
+        "torchrun starts ranks; how they split the model is the script's, and the example program "
+        "shares data and parameters only"
+    )
+    yield from split_gaps(plan, why, OWN)
     if layout.sharding == "zero1" and layout.data > 1:
         yield Gap(
             what=layout.name,
@@ -109,22 +105,10 @@ def _layout_gaps(plan: Plan) -> Iterator[Gap]:
             nearest="ZeRO-2: reduced gradients are sharded too, the same numbers in less memory",
             fix="layout.sharding: zero2",
         )
-    if layout.offload != "none":
-        yield Gap(
-            what=f"optimizer state on {layout.offload}",
-            where="layout.offload",
-            why="fully_shard (torch 2.13) moves parameters and gradients with it, or nothing",
-            nearest=OWN,
-            fix="layout.offload: none",
-        )
-    if plan.precision in ("fp16", "fp8"):
-        yield Gap(
-            what=f"precision {plan.precision}",
-            where="train.precision",
-            why="the example program has no loss scaler and no fp8 kernels",
-            nearest=OWN,
-            fix=wider_precision(plan),
-        )
+    moved = "fully_shard (torch 2.13) moves parameters and gradients with it, or nothing"
+    yield from offload_gaps(plan, moved, OWN)
+    lacks = ("the example program has no loss scaler and no fp8 kernels", OWN)
+    yield from precision_gaps(plan, dict.fromkeys(("fp16", "fp8"), lacks))
 
 
 def _about(plan: Plan, job: Job) -> list[str]:

@@ -8,12 +8,24 @@ from paceline.job.engine import ENGINE_NAMES
 from paceline.parallel.abilities import abilities_of
 from paceline.plan import Plan
 from paceline.profile import DecoderShape, ModelProfile
-from paceline.render.device import accelerator_refusals, wider_precision
+from paceline.render.device import accelerator_refusals
 from paceline.render.engine import ANY_MODEL, Gap
 from paceline.render.model import config_of
+from paceline.render.shared_gaps import (
+    every_block_gaps,
+    loop_gaps,
+    precision_gaps,
+    schedule_gaps,
+)
 
 VERSION = ENGINE_NAMES["torchtitan"].planned
 """Whose configuration is written."""
+
+_PRECISIONS = {
+    "fp16": ("torchtitan has no loss scaler", None),
+    "tf32": ("these files set no flag of PyTorch's", "float32: slower"),
+}
+"""Precision that it lacks -> why, and what comes nearest."""
 
 
 def is_torchtitan(job: Job) -> bool:
@@ -31,31 +43,7 @@ def _refusals(plan: Plan, job: Job) -> Iterator[Gap]:
         plan, uses=abilities_of("torchtitan").backends, why="torchtitan trains on GPUs"
     )
     yield from model_gaps(plan.profile, plan.decoder, config_of(job))
-    train = job.spec.train
-    if plan.precision == "fp16":
-        yield Gap(
-            what="precision fp16",
-            where="train.precision",
-            why="torchtitan has no loss scaler",
-            nearest=None,
-            fix=wider_precision(plan),
-        )
-    if train.adapter is not None:
-        yield Gap(
-            what=f"adapters ({train.adapter.kind})",
-            where="train.adapter",
-            why="these files train every weight",
-            nearest=None,
-            fix="`paceline run`, or --for accelerate with your own script",
-        )
-    if job.spec.program is not None:
-        yield Gap(
-            what=f"your program {job.spec.program}",
-            where="program",
-            why="torchtitan has its own training loop",
-            nearest=None,
-            fix="`paceline run`, or `paceline render --for torchrun`",
-        )
+    yield from precision_gaps(plan, _PRECISIONS)
 
 
 def model_gaps(
@@ -143,14 +131,9 @@ def _layout_gaps(plan: Plan) -> Iterator[Gap]:
             why="torchtitan's attention (flex) gathers keys and values over the context ranks",
             nearest="gathered: the same numbers, more memory while a block attends",
         )
-    if layout.recompute == "full" and layout.recompute_every > 1:
-        yield Gap(
-            what=f"one block in {layout.recompute_every} recomputed",
-            where="layout.recompute_every",
-            why="torchtitan recomputes every block or none",
-            nearest="every block: less memory, more time",
-            fix="layout.recompute_every: 1",
-        )
+    yield from every_block_gaps(plan, "torchtitan")
+    lacks = f"torchtitan {VERSION} is not planned with it"
+    yield from schedule_gaps(plan, "torchtitan", lacks, None)
     if layout.offload != "none" and not (layout.offload == "cpu" and layout.offload_parameters):
         yield Gap(
             what=f"optimizer state on {layout.offload}",
@@ -158,34 +141,19 @@ def _layout_gaps(plan: Plan) -> Iterator[Gap]:
             why="torchtitan offloads parameters and gradients with it, to the host's memory",
             nearest="all three in the host's memory: slower",
         )
-    if plan.precision == "tf32":
-        yield Gap(
-            what="precision tf32",
-            where="train.precision",
-            why="these files set no flag of PyTorch's",
-            nearest="float32: slower",
-            fix=wider_precision(plan),
-        )
 
 
 def _training_gaps(plan: Plan, job: Job) -> Iterator[Gap]:
-    train, spec = job.spec.train, job.spec
-    if train.optimizer != "adamw":
-        yield Gap(
-            what=f"the optimizer {train.optimizer}",
-            where="train.optimizer",
-            why="these files name AdamW",
-            nearest="AdamW, with float32 moments",
-            fix="train.optimizer: adamw",
-        )
-    if train.gradient_compression != "none":
-        yield Gap(
-            what=f"gradients sent as {train.gradient_compression}",
-            where="train.gradient_compression",
-            why="torchtitan reduces in float32 only",
-            nearest="float32",
-            fix="train.gradient_compression: none",
-        )
+    spec = job.spec
+    yield from loop_gaps(
+        job,
+        "torchtitan",
+        adapters="`paceline run`, or --for accelerate with your own script",
+        optimizers=("adamw",),
+        why_optimizers="these files name AdamW",
+        wires=("none",),
+        why_wires="torchtitan reduces in float32 only",
+    )
     if spec.checkpoint.keep_last == 1:
         yield Gap(
             what="only one checkpoint kept",

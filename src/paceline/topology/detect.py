@@ -3,14 +3,19 @@
 Not covered: several machines, see `detect_hosts.py`.
 """
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from paceline.catalog import Catalog, built_in_catalog
 from paceline.errors import Problem
-from paceline.topology.find import catalog_name, memory_of_gpus, memory_problem, unseen_gpus
-from paceline.topology.machine import read_meminfo, visible_gpus
+from paceline.topology.cards import (
+    catalog_name,
+    different_gpus,
+    memory_of_gpus,
+    memory_problem,
+    unseen_gpus,
+)
+from paceline.topology.machine import read_meminfo, visible_gpus, visible_part
 from paceline.topology.node.facts import (
     Drive,
     FolderFacts,
@@ -121,17 +126,15 @@ def detect(facts: NodeFacts, catalog: Catalog | None = None) -> Detected:
         gpus = read_rocm_json(texts.rocm) or read_rocm_table(texts.rocm)
         topology = read_rocm_topology(texts.rocm_topology)
     gpus = visible_gpus(gpus, texts.visible)
-    if topology is not None:
-        shown = visible_gpus(topology.gpus, texts.visible)
-        topology = replace(topology, gpus=shown) if 1 < len(shown) == len(gpus) else None
+    topology = visible_part(topology, gpus, texts.visible)
     if not gpus and mac is not None and mac.memory_bytes is not None:
         gpus = (FoundGpu(name=mac.chip, memory_bytes=mac.memory_bytes),)
-    kinds = Counter(gpu.name for gpu in gpus)
-    accelerator = catalog_name(gpus[0].name, catalog) if len(kinds) == 1 else None
+    different = different_gpus(gpus, WHERE)
+    accelerator = catalog_name(gpus[0].name, catalog) if gpus and different is None else None
     known = catalog.accelerators[accelerator] if accelerator is not None else None
     host_bytes = _memory(facts, mac)
     memory = memory_of_gpus(gpus, known, host_bytes or 0) or None
-    problems = [_different(kinds)] if len(kinds) > 1 else []
+    problems = [] if different is None else [different]
     if not gpus and texts.why_none is not None:
         problems.append(unseen_gpus(texts.why_none, WHERE, "set cluster.accelerator to cpu"))
     if gpus and memory is None and not problems:
@@ -147,7 +150,7 @@ def detect(facts: NodeFacts, catalog: Catalog | None = None) -> Detected:
         rocm=texts.rocm_version or None,
         torch=facts.torch_build,
         topology=topology,
-        ports=_ports(facts),
+        ports=tuple(map(read_rdma_port, facts.rdma.ports)),
         rdma_devices=_rdma_devices(facts),
         interfaces=tuple(each for each in facts.interfaces if not each.is_loopback),
         cpu=read_lscpu(facts.lscpu),
@@ -169,33 +172,10 @@ def _memory(facts: NodeFacts, mac: Mac | None) -> int | None:
     return min(total, facts.memory_limit_bytes or total)
 
 
-def _ports(facts: NodeFacts) -> tuple[RdmaPort, ...]:
-    return tuple(
-        read_rdma_port(
-            device=port.device,
-            driver=port.driver,
-            rate=port.rate,
-            link_layer=port.link_layer,
-            state=port.state,
-        )
-        for port in facts.rdma.ports
-    )
-
-
 def _rdma_devices(facts: NodeFacts) -> tuple[str, ...]:
     if facts.mac is not None:
         return read_ibv_devices(facts.mac.ibv_devices)
     return tuple(dict.fromkeys(port.device for port in facts.rdma.ports))
-
-
-def _different(kinds: Counter[str]) -> Problem:
-    listed = ", ".join(f"{count} {name}" for name, count in kinds.items())
-    return Problem(
-        code="T003",
-        what=f"this machine has different GPUs: {listed}",
-        where=WHERE,
-        fix="set CUDA_VISIBLE_DEVICES to the numbers of one kind",
-    )
 
 
 def cluster_section(found: Detected, catalog: Catalog | None = None) -> dict[str, object]:

@@ -1,22 +1,26 @@
 """The cluster of a job: this machine where it is what the job asks for, else as declared."""
 
-import re
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from paceline.catalog import (
     Accelerator,
     Catalog,
-    accelerator_spellings,
-    built_in_catalog,
     find_accelerator,
     find_catalog_file,
     load_catalog,
 )
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 from paceline.job import ClusterSpec, Job
+from paceline.topology.cards import (
+    catalog_name,
+    check_gpus_seen,
+    check_one_kind,
+    different_gpus,
+    memory_of_gpus,
+    memory_problem,
+    uses_host_memory,
+)
 from paceline.topology.cluster import Cluster, Known
 from paceline.topology.levels import (
     Level,
@@ -29,7 +33,6 @@ from paceline.topology.machine import Machine, find_local_machine, with_links
 from paceline.topology.read_nvidia import FoundGpu, GpuTopology, read_matrices
 from paceline.topology.unknown import EstimatedCard, estimate_card, pcie_bytes_per_s, pcie_link
 from paceline.topology.wiring import levels_of_node
-from paceline.units import format_bytes
 
 _MAX_AUTO_CPU_RANKS = 2
 """As `cluster.per_node` says in its help."""
@@ -70,7 +73,7 @@ def find_cluster(spec: ClusterSpec, job: Job, machine: Machine | None = None) ->
     if spec.accelerator == "auto":
         return _gpu_cluster(spec, job, links_of(machine), catalog)
     where = job.where("cluster.accelerator")
-    _check_one_kind(spec.accelerator, catalog, where)
+    check_one_kind(spec.accelerator, catalog, where)
     known = find_accelerator(spec.accelerator, where=where, catalog=catalog)
     num_here = sum(catalog_name(gpu.name, catalog) == known.name for gpu in machine.gpus)
     per_node = spec.per_node if spec.per_node != "auto" else max(1, num_here // spec.nodes)
@@ -128,21 +131,6 @@ def _no_rdma(job: Job, why: str) -> JobError:
     )
 
 
-def check_gpus_seen(machine: Machine, where: str, on_cpus: str) -> None:
-    """Refuse to take CPUs on a machine whose GPUs cannot be seen.
-
-    Args:
-        machine: This one.
-        where: The place that leaves the accelerator open.
-        on_cpus: What to do there to have CPUs.
-
-    Raises:
-        JobError: `T006`, with the reason.
-    """
-    if machine.why_no_gpus is not None:
-        raise JobError(unseen_gpus(machine.why_no_gpus, where, on_cpus))
-
-
 def matrix_of(spec: ClusterSpec, job: Job) -> GpuTopology | None:
     """The matrix that a job names; None where it names none.
 
@@ -188,61 +176,6 @@ def _bad_matrix(job: Job, what: str) -> JobError:
     )
 
 
-def unseen_gpus(why: str, where: str, on_cpus: str) -> Problem:
-    """The problem of GPUs that are here and cannot be seen."""
-    return Problem(
-        code="T006",
-        what=f"this machine's GPUs cannot be used: {why}",
-        where=where,
-        fix="run `nvidia-smi -L`, which must list every GPU, and look at CUDA_VISIBLE_DEVICES; "
-        f"to train on CPUs, {on_cpus}",
-    )
-
-
-def _check_one_kind(asked: str, catalog: Catalog, where: str) -> None:
-    """Refuse `4x H100-SXM + 4x A100-80`, naming the one that would set the pace."""
-    parts = [part for part in re.split(r"\s*[,+;/&]\s*|\s+and\s+", asked) if part]
-    spellings = accelerator_spellings(catalog.accelerators)
-    known = {spelling.lower(): name for spelling, name in spellings.items()}
-    bare = [re.sub(r"^\d+\s*[x*]?\s*(?=[A-Za-z])", "", part).strip().lower() for part in parts]
-    names = list(dict.fromkeys(known[name] for name in bare if name in known))
-    if len(parts) < 2 or len(names) < 2:
-        return
-    kinds = [catalog.accelerators[name] for name in names]
-    slowest = min(kinds, key=lambda each: max(each.peak_flops_per_s.values(), default=0.0))
-    least = min(each.memory_bytes or 0 for each in kinds)
-    raise JobError.of(
-        code="T005",
-        what=f"the nodes differ: {' and '.join(names)}; a plan is for equal ranks",
-        where=where,
-        fix=f"set accelerator to {slowest.name} and memory to {format_bytes(least)}: the "
-        "slowest sets the pace and the smallest the room",
-    )
-
-
-def catalog_name(smi_name: str, catalog: Catalog | None = None) -> str | None:
-    """The catalog's name of a GPU as its own tool reports it, or None when it is not in there.
-
-    >>> catalog_name("NVIDIA H100 80GB HBM3"), catalog_name("Aqua Vanjaram [Instinct MI300X]")
-    ('H100-SXM', 'MI300X')
-    """
-    bare = _bare(smi_name)
-    for name, accelerator in (catalog or built_in_catalog()).accelerators.items():
-        if any(bare == _bare(each) for each in accelerator.smi_names):
-            return name
-    return None
-
-
-def _bare(smi_name: str) -> str:
-    """The model alone, in small letters: tools differ in the maker's words and in capitals."""
-    text = smi_name.strip().lower()
-    bracket = re.fullmatch(r"[^\[]*\[([^\]]+)\]", text)  # as the PCI database has it
-    words = (bracket[1] if bracket else text).split()
-    while words and words[0] in ("nvidia", "tesla", "amd", "instinct"):
-        words = words[1:]
-    return " ".join(words)
-
-
 def _cpu_cluster(spec: ClusterSpec, machine: Machine, catalog: Catalog) -> Cluster:
     """Ranks of all simulated nodes share this machine's cores and memory."""
     known = catalog.accelerators["cpu"]
@@ -253,7 +186,6 @@ def _cpu_cluster(spec: ClusterSpec, machine: Machine, catalog: Catalog) -> Clust
     )
     num_ranks = spec.nodes * per_node
     cores = machine.num_cores / num_ranks
-    declared = spec.memory != "auto"
     memory = machine.memory_bytes // num_ranks
     usable = machine.available_bytes // num_ranks
     if spec.memory != "auto":
@@ -288,17 +220,13 @@ def _cpu_cluster(spec: ClusterSpec, machine: Machine, catalog: Catalog) -> Clust
         host_bytes=(
             machine.memory_bytes // spec.nodes if spec.host_memory == "auto" else spec.host_memory
         ),
-        known=_KNOWN_CATALOG
-        | {
-            "memory_bytes": "declared" if declared else "measured",
-            "usable_bytes": "declared" if declared else "measured",
-            "cores_per_rank": "measured",
-            "peak_flops_per_s": "estimated",
-            "link_bytes_per_s": "cited",
-            "network_bytes_per_s": network_known,
-            "overhead_bytes": "cited",
-            "host_bytes": "measured" if spec.host_memory == "auto" else "declared",
-        },
+        known=_known(
+            spec,
+            "measured",
+            cores_per_rank="measured",
+            peak_flops_per_s="estimated",
+            network_bytes_per_s=network_known,
+        ),
     )
 
 
@@ -325,15 +253,8 @@ def cpu_peak_flops_per_s(machine: Machine, num_cores: float) -> dict[str, float]
 
 def _gpu_cluster(spec: ClusterSpec, job: Job, machine: Machine, catalog: Catalog) -> Cluster:
     """The GPUs of this machine; several nodes divide them."""
-    kinds = Counter(gpu.name for gpu in machine.gpus)
-    if len(kinds) > 1:
-        listed = ", ".join(f"{count} {name}" for name, count in kinds.items())
-        raise JobError.of(
-            code="T003",
-            what=f"this machine has different GPUs: {listed}",
-            where=job.where("cluster.accelerator"),
-            fix="set CUDA_VISIBLE_DEVICES to the numbers of one kind",
-        )
+    if (different := different_gpus(machine.gpus, job.where("cluster.accelerator"))) is not None:
+        raise JobError(different)
     num_here = len(machine.gpus)
     per_node = spec.per_node if spec.per_node != "auto" else max(1, num_here // spec.nodes)
     if spec.nodes * per_node > num_here:
@@ -391,63 +312,14 @@ def _gpu_cluster(spec: ClusterSpec, job: Job, machine: Machine, catalog: Catalog
     return cluster if card is None else _estimated(cluster, card)
 
 
-def memory_of_gpus(
-    gpus: Sequence[FoundGpu], known: Accelerator | None, host_bytes: int
-) -> int | None:
-    """Memory of the smallest of a machine's GPUs of one kind: as reported; else its share of the
-    host's, where they use that; else the catalog's. None where nobody says, and of MIG's slices.
-
-    Args:
-        gpus: As their tool reports them.
-        known: The catalog's row of them.
-        host_bytes: Memory of the machine.
-    """
-    if not gpus or any(gpu.is_mig for gpu in gpus):
-        return None
-    told = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None]
-    if len(told) == len(gpus):
-        return min(told)
-    if _uses_host_memory(gpus[0].name, known):
-        return host_bytes // len(gpus)
-    return known.memory_bytes if known is not None else None
-
-
-def _uses_host_memory(name: str, known: Accelerator | None) -> bool:
-    return known.shares_host_memory if known is not None else bool(_INTEGRATED.search(name))
-
-
-_INTEGRATED = re.compile(r"\bnvgpu\b|\b(Thor|Orin|Xavier|Tegra)\b", re.I)
-"""Names of GPUs on one chip with the CPU. Their driver is nvgpu: `Orin (nvgpu)` (Jetson Linux
-developer guide)."""
-
-
 def _unreported(cluster: Cluster, known: Accelerator | None, machine: Machine) -> Cluster:
     """The cluster of cards that do not report their memory: what is free of the host's is what
     they may use, or the catalog says what they have."""
-    if _uses_host_memory(machine.gpus[0].name, known):
+    if uses_host_memory(machine.gpus[0].name, known):
         free = machine.available_bytes // len(machine.gpus)
         return replace(cluster, usable_bytes=min(cluster.usable_bytes, free))
     cited: dict[str, Known] = dict.fromkeys(("memory_bytes", "usable_bytes"), "cited")
     return replace(cluster, known={**cluster.known, **cited})
-
-
-def memory_problem(gpus: Sequence[FoundGpu], where: str) -> Problem:
-    """The problem of GPUs whose memory nobody says."""
-    name = gpus[0].name
-    if any(gpu.is_mig for gpu in gpus):
-        return Problem(
-            code="T007",
-            what=f"{name} is cut into MIG slices, and nvidia-smi reports the whole card's memory",
-            where=where,
-            fix="set cluster.memory to that of one slice, which nvidia-smi -L names (1g.10gb has "
-            "10 GB), or undo the slices: nvidia-smi -mig 0",
-        )
-    return Problem(
-        code="T007",
-        what=f"nvidia-smi does not report the memory of {name}, and the catalog lacks the card",
-        where=where,
-        fix="set cluster.memory to what one GPU has, such as 16 GiB: torch.cuda.mem_get_info()",
-    )
 
 
 def _sliced(cluster: Cluster, known: Accelerator) -> Cluster:
@@ -523,7 +395,6 @@ def _from_catalog(
     in_node: tuple[Level, ...] | None = None,
 ) -> Cluster:
     memory = memory_bytes if spec.memory == "auto" else spec.memory
-    memory_known: Known = "measured" if is_local else "cited"
     usual = usual_network_bytes_per_s(known, catalog.links, per_node)
     network = usual if spec.network == "auto" else spec.network
     network_known: Known = "cited" if spec.network == "auto" else "declared"
@@ -562,20 +433,22 @@ def _from_catalog(
         host_bytes=host_bytes if spec.host_memory == "auto" else spec.host_memory,
         levels=levels,
         num_multiprocessors=known.num_multiprocessors if has_rates else None,
-        known=_KNOWN_CATALOG
-        | measured
-        | {
-            "memory_bytes": memory_known if spec.memory == "auto" else "declared",
-            "usable_bytes": memory_known if spec.memory == "auto" else "declared",
-            "network_bytes_per_s": network_known,
-            "host_bytes": "measured" if spec.host_memory == "auto" else "declared",
-        },
+        known=_known(
+            spec,
+            "measured" if is_local else "cited",
+            network_bytes_per_s=network_known,
+            **measured,
+        ),
     )
 
 
-_KNOWN_CATALOG: dict[str, Known] = {
-    "overhead_bytes": "cited",
-    "peak_flops_per_s": "cited",
-    "memory_bytes_per_s": "cited",
-    "link_bytes_per_s": "cited",
-}
+def _known(spec: ClusterSpec, memory: Known, **others: Known) -> dict[str, Known]:
+    """How the numbers of a cluster are known: `memory` where the job declares none."""
+    memory = memory if spec.memory == "auto" else "declared"
+    cited = ("overhead_bytes", "peak_flops_per_s", "memory_bytes_per_s", "link_bytes_per_s")
+    return {
+        **dict.fromkeys(cited, "cited"),
+        **dict.fromkeys(("memory_bytes", "usable_bytes"), memory),
+        "host_bytes": "measured" if spec.host_memory == "auto" else "declared",
+        **others,
+    }

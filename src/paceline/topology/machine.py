@@ -13,7 +13,7 @@ from pathlib import Path
 from shutil import which
 from typing import TypeVar
 
-from paceline.topology.probe import Look, query_gpus, run_tool, text_of
+from paceline.topology.probe import PCI, Look, find_cards, query_gpus, run_tool, text_of
 from paceline.topology.read_nvidia import FoundGpu, GpuTopology, read_gpu_query, read_topology
 
 _G = TypeVar("_G")
@@ -90,10 +90,18 @@ def with_links(machine: Machine) -> Machine:
         return machine
     looks: list[Look] = []
     topology = read_topology(run_tool(["nvidia-smi", "topo", "-m"], looks))
-    if topology is not None:
-        shown = visible_gpus(topology.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        topology = replace(topology, gpus=shown) if len(shown) == len(machine.gpus) else None
+    topology = visible_part(topology, machine.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
     return replace(machine, topology=topology, looks=(*machine.looks, *looks))
+
+
+def visible_part(
+    topology: GpuTopology | None, gpus: Sequence[FoundGpu], visible: str | None
+) -> GpuTopology | None:
+    """The matrix of the GPUs that CUDA_VISIBLE_DEVICES leaves; None where it has others."""
+    if topology is None:
+        return None
+    shown = visible_gpus(topology.gpus, visible)
+    return replace(topology, gpus=shown) if 1 < len(shown) == len(gpus) else None
 
 
 def find_gpu_uuids() -> list[str]:
@@ -258,18 +266,24 @@ def _memory() -> tuple[int, int]:
         total, available = read_meminfo(text)
     else:  # not Linux
         total = available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for limit_file, use_file in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        (
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        ),
-    ):
-        limit = read_cgroup_bytes(text_of(limit_file))
-        if limit is not None and limit < total:
-            used = read_cgroup_bytes(text_of(use_file)) or 0
-            total, available = limit, min(available, max(0, limit - used))
+    limit, use_file = memory_limit()
+    if limit is not None and limit < total:
+        used = read_cgroup_bytes(text_of(use_file)) or 0
+        total, available = limit, min(available, max(0, limit - used))
     return total, available
+
+
+def memory_limit() -> tuple[int | None, str]:
+    """The limit of this process's group, of either kind of cgroup, and the file with what is used
+    of it; None where there is none."""
+    for limit_file, use_file in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        limit = read_cgroup_bytes(text_of(f"/sys/fs/cgroup/{limit_file}"))
+        if limit is not None:
+            return limit, f"/sys/fs/cgroup/{use_file}"
+    return None, ""
 
 
 def find_gpus(looks: list[Look]) -> tuple[str, tuple[FoundGpu, ...], str | None]:
@@ -292,14 +306,6 @@ def find_gpus(looks: list[Look]) -> tuple[str, tuple[FoundGpu, ...], str | None]
         files = sorted(Path("/dev").glob("nvidia[0-9]*"))
         why = f"{files[0]} exists, and nvidia-smi is not on PATH" if files else None
         return "", (), why
-    if asked.code in _SMI_NOTHING and not _is_nvidia_on_bus():
+    if asked.code in _SMI_NOTHING and not find_cards(PCI):
         return "", (), None
     return "", (), f"nvidia-smi: {asked.why}"
-
-
-def _is_nvidia_on_bus() -> bool:
-    """Whether the PCI bus has a GPU of NVIDIA's, with or without a driver."""
-    return any(
-        text_of(device / "vendor") == "0x10de" and text_of(device / "class").startswith("0x03")
-        for device in Path("/sys/bus/pci/devices").glob("*")
-    )

@@ -20,6 +20,7 @@ SYSTEM_PROFILER = ["system_profiler", "SPHardwareDataType", "SPThunderboltDataTy
 
 _TIMEOUT_S = 20
 _INFINIBAND = Path("/sys/class/infiniband")
+PCI = Path("/sys/bus/pci/devices")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +43,19 @@ class PortText:
     """The files of one port in `/sys/class/infiniband`, word for word."""
 
     device: str
+    """Such as `mlx5_0`."""
+
     driver: str
+    """Name of its kernel driver, such as `mlx5_core` or `efa`; empty when unknown."""
+
     rate: str
+    """Such as `400 Gb/sec (4X NDR)`."""
+
     link_layer: str
+    """`InfiniBand`, `Ethernet`, or for EFA `Unknown` or `Unspecified`."""
+
     state: str
+    """Such as `4: ACTIVE`."""
 
 
 def query_gpus(looks: list[Look]) -> str:
@@ -175,6 +185,16 @@ def _nvml_row(pynvml: object, index: int) -> str:
         mig and ("Enabled" if mig[0] else "Disabled"),
     )
     return ", ".join("[N/A]" if cell is None else str(cell) for cell in cells) + "\n"
+
+
+def find_cards(devices: Path) -> tuple[str, ...]:
+    """PCI addresses of NVIDIA's display and 3D controllers (class 0x0300 and 0x0302)."""
+    return tuple(
+        device.name
+        for device in sorted(devices.glob("*"))
+        if text_of(device / "vendor") == "0x10de"
+        and text_of(device / "class").startswith(("0x0300", "0x0302"))
+    )
 
 
 def driver_of(link: Path) -> str:

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.topology.probe import PortText
 from paceline.units import parse_bytes_per_s
 
 RdmaKind = Literal["infiniband", "roce", "efa", "omni-path", "unknown"]
@@ -21,26 +22,19 @@ class RdmaPort:
     is_active: bool
 
 
-def read_rdma_port(*, device: str, driver: str, rate: str, link_layer: str, state: str) -> RdmaPort:
-    """One port from the words its files hold.
+def read_rdma_port(port: PortText) -> RdmaPort:
+    """One port from the words that its files hold.
 
-    Args:
-        device: Such as `mlx5_0`.
-        driver: Name of its kernel driver, such as `mlx5_core` or `efa`; empty when unknown.
-        rate: Such as `400 Gb/sec (4X NDR)`.
-        link_layer: `InfiniBand`, `Ethernet`, or for EFA `Unknown` or `Unspecified`.
-        state: Such as `4: ACTIVE`.
-
-    >>> read_rdma_port(device="mlx5_0", driver="mlx5_core", rate="400 Gb/sec (4X NDR)",
-    ...                link_layer="InfiniBand", state="4: ACTIVE").bytes_per_s
+    >>> read_rdma_port(PortText(device="mlx5_0", driver="mlx5_core", rate="400 Gb/sec (4X NDR)",
+    ...                         link_layer="InfiniBand", state="4: ACTIVE")).bytes_per_s
     50000000000.0
     """
-    match = re.match(r"([\d.]+) Gb/sec", rate.strip())
+    match = re.match(r"([\d.]+) Gb/sec", port.rate.strip())
     return RdmaPort(
-        device=device,
-        kind=_kind(driver.strip(), link_layer.strip().lower()),
+        device=port.device,
+        kind=_kind(port.driver.strip(), port.link_layer.strip().lower()),
         bytes_per_s=parse_bytes_per_s(f"{match[1]}Gb/s") if match else None,
-        is_active="ACTIVE" in state,
+        is_active="ACTIVE" in port.state,
     )
 
 

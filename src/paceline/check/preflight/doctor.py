@@ -16,7 +16,7 @@ from paceline.check.preflight.preflight import judge
 from paceline.check.preflight.rdma import check_rdma
 from paceline.check.preflight.result import Result, Status, failed, passed, unknown, warned
 from paceline.record.requirements import Requirements
-from paceline.topology.find import catalog_name
+from paceline.topology.cards import catalog_name
 from paceline.topology.machine import read_meminfo, visible_gpus
 from paceline.topology.node.facts import Gathered, NodeFacts, TorchFacts
 from paceline.topology.node.read_state import read_kernel_driver

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from paceline.check.preflight.need import Need
 from paceline.check.preflight.result import Result, failed, passed, unknown
-from paceline.topology.find import catalog_name
+from paceline.topology.cards import catalog_name
 from paceline.topology.node.facts import MacTexts, NodeFacts
 from paceline.topology.read_mac import Mac, read_system_profiler
 from paceline.topology.read_rdma import read_ibv_devices

@@ -14,16 +14,7 @@ _NEAR = 0.95
 
 def rdma_ports(facts: NodeFacts) -> tuple[RdmaPort, ...]:
     """Every port of a node."""
-    return tuple(
-        read_rdma_port(
-            device=port.device,
-            driver=port.driver,
-            rate=port.rate,
-            link_layer=port.link_layer,
-            state=port.state,
-        )
-        for port in facts.rdma.ports
-    )
+    return tuple(map(read_rdma_port, facts.rdma.ports))
 
 
 def check_rdma(node: str, facts: NodeFacts, need: Need) -> Iterator[Result]:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import paceline
-from paceline.topology.machine import find_num_cores, read_cgroup_bytes, read_cpuinfo
+from paceline.topology.machine import find_num_cores, memory_limit, read_cpuinfo
 from paceline.topology.node import read_state
 from paceline.topology.node.facts import MacTexts, NodeFacts, Question
 from paceline.topology.node.probe_gpu import list_gpus, probe_gpus, read_kernel_log
@@ -31,7 +31,7 @@ from paceline.topology.node.probe_storage import (
     stale_locks,
 )
 from paceline.topology.node.probe_torch import probe_torch_build
-from paceline.topology.probe import SYSTEM_PROFILER, Look, run_tool, text_of
+from paceline.topology.probe import PCI, SYSTEM_PROFILER, Look, run_tool, text_of
 
 _LIBRARIES = (
     *("NCCL_", "RCCL_", "TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "GLOO_", "TP_SOCKET", "UCX_"),
@@ -70,7 +70,7 @@ def probe_node(question: Question) -> NodeFacts:
         mac=probe_mac(looks) if sys.platform == "darwin" and not quick else None,
         kernel_log=None if quick else read_kernel_log(looks),
         meminfo=text_of("/proc/meminfo"),
-        memory_limit_bytes=_memory_limit(),
+        memory_limit_bytes=memory_limit()[0],
         memory_errors=_memory_errors(),
         shm=disk_of(Path("/dev/shm")) if Path("/dev/shm").is_dir() else None,
         limits=find_limits(),
@@ -173,17 +173,6 @@ def _keeps_time() -> bool | None:
     return None if state < 0 else state != _TIME_ERROR
 
 
-def _memory_limit() -> int | None:
-    for path in (
-        "/sys/fs/cgroup/memory.max",
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-    ):
-        limit = read_cgroup_bytes(text_of(path))
-        if limit is not None:
-            return limit
-    return None
-
-
 def _memory_errors() -> dict[str, int]:
     found: dict[str, int] = {}
     for kind in ("ue", "ce"):
@@ -199,7 +188,7 @@ def _acs() -> dict[str, int] | None:
     """Bridges with access control on; None where the configuration space may not be read."""
     found: dict[str, int] = {}
     is_readable = False
-    for device in sorted(Path("/sys/bus/pci/devices").glob("*")):
+    for device in sorted(PCI.glob("*")):
         if not text_of(device / "class").startswith("0x0604"):  # a PCI-to-PCI bridge
             continue
         try:

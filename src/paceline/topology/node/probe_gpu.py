@@ -12,7 +12,7 @@ from shutil import which
 from paceline.topology.machine import find_gpus
 from paceline.topology.node import read_state
 from paceline.topology.node.facts import GpuTexts
-from paceline.topology.probe import Look, run_tool, text_of
+from paceline.topology.probe import PCI, Look, find_cards, run_tool, text_of
 from paceline.topology.read_amd import TOPOLOGY
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
@@ -61,7 +61,7 @@ def probe_gpus(looks: list[Look]) -> GpuTexts:
         rocm_version=text_of("/opt/rocm/.info/version"),
         kernel_driver=listed.kernel_driver,
         device_files=listed.device_files,
-        on_bus=find_cards(Path("/sys/bus/pci/devices")),
+        on_bus=find_cards(PCI),
         uuids=listed.uuids,
         visible=listed.visible,
     )
@@ -82,16 +82,6 @@ def find_uuids(folder: Path) -> tuple[str, ...]:
     texts = [text_of(path) for path in sorted(folder.glob("*/information"))]
     found = [re.search(r"^GPU UUID:\s*(GPU-[0-9a-f-]+)\s*$", text, re.M) for text in texts]
     return tuple(each[1] for each in found if each) if all(found) else ()
-
-
-def find_cards(devices: Path) -> tuple[str, ...]:
-    """PCI addresses of NVIDIA's display and 3D controllers (class 0x0300 and 0x0302)."""
-    return tuple(
-        device.name
-        for device in sorted(devices.glob("*"))
-        if text_of(device / "vendor").strip() == "0x10de"
-        and text_of(device / "class").startswith(("0x0300", "0x0302"))
-    )
 
 
 def visible_devices() -> str | None:

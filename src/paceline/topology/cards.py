@@ -1,0 +1,145 @@
+"""The cards of a machine or of a job: their names in the catalog, their memory, and what keeps them
+from being planned for."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from paceline.catalog import Accelerator, Catalog, accelerator_spellings, built_in_catalog
+from paceline.errors import JobError, Problem
+from paceline.topology.machine import Machine
+from paceline.topology.read_nvidia import FoundGpu
+from paceline.units import format_bytes
+
+
+def catalog_name(smi_name: str, catalog: Catalog | None = None) -> str | None:
+    """The catalog's name of a GPU as its own tool reports it, or None when it is not in there.
+
+    >>> catalog_name("NVIDIA H100 80GB HBM3"), catalog_name("Aqua Vanjaram [Instinct MI300X]")
+    ('H100-SXM', 'MI300X')
+    """
+    bare = _bare(smi_name)
+    for name, accelerator in (catalog or built_in_catalog()).accelerators.items():
+        if any(bare == _bare(each) for each in accelerator.smi_names):
+            return name
+    return None
+
+
+def _bare(smi_name: str) -> str:
+    """The model alone, in small letters: tools differ in the maker's words and in capitals."""
+    text = smi_name.strip().lower()
+    bracket = re.fullmatch(r"[^\[]*\[([^\]]+)\]", text)  # as the PCI database has it
+    words = (bracket[1] if bracket else text).split()
+    while words and words[0] in ("nvidia", "tesla", "amd", "instinct"):
+        words = words[1:]
+    return " ".join(words)
+
+
+def memory_of_gpus(
+    gpus: Sequence[FoundGpu], known: Accelerator | None, host_bytes: int
+) -> int | None:
+    """Memory of the smallest of a machine's GPUs of one kind: as reported; else its share of the
+    host's, where they use that; else the catalog's. None where nobody says, and of MIG's slices.
+
+    Args:
+        gpus: As their tool reports them.
+        known: The catalog's row of them.
+        host_bytes: Memory of the machine.
+    """
+    if not gpus or any(gpu.is_mig for gpu in gpus):
+        return None
+    told = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None]
+    if len(told) == len(gpus):
+        return min(told)
+    if uses_host_memory(gpus[0].name, known):
+        return host_bytes // len(gpus)
+    return known.memory_bytes if known is not None else None
+
+
+def uses_host_memory(name: str, known: Accelerator | None) -> bool:
+    return known.shares_host_memory if known is not None else bool(_INTEGRATED.search(name))
+
+
+_INTEGRATED = re.compile(r"\bnvgpu\b|\b(Thor|Orin|Xavier|Tegra)\b", re.I)
+"""Names of GPUs on one chip with the CPU. Their driver is nvgpu: `Orin (nvgpu)` (Jetson Linux
+developer guide)."""
+
+
+def memory_problem(gpus: Sequence[FoundGpu], where: str) -> Problem:
+    """The problem of GPUs whose memory nobody says."""
+    name = gpus[0].name
+    if any(gpu.is_mig for gpu in gpus):
+        return Problem(
+            code="T007",
+            what=f"{name} is cut into MIG slices, and nvidia-smi reports the whole card's memory",
+            where=where,
+            fix="set cluster.memory to that of one slice, which nvidia-smi -L names (1g.10gb has "
+            "10 GB), or undo the slices: nvidia-smi -mig 0",
+        )
+    return Problem(
+        code="T007",
+        what=f"nvidia-smi does not report the memory of {name}, and the catalog lacks the card",
+        where=where,
+        fix="set cluster.memory to what one GPU has, such as 16 GiB: torch.cuda.mem_get_info()",
+    )
+
+
+def check_gpus_seen(machine: Machine, where: str, on_cpus: str) -> None:
+    """Refuse to take CPUs on a machine whose GPUs cannot be seen.
+
+    Args:
+        machine: This one.
+        where: The place that leaves the accelerator open.
+        on_cpus: What to do there to have CPUs.
+
+    Raises:
+        JobError: `T006`, with the reason.
+    """
+    if machine.why_no_gpus is not None:
+        raise JobError(unseen_gpus(machine.why_no_gpus, where, on_cpus))
+
+
+def unseen_gpus(why: str, where: str, on_cpus: str) -> Problem:
+    """The problem of GPUs that are here and cannot be seen."""
+    return Problem(
+        code="T006",
+        what=f"this machine's GPUs cannot be used: {why}",
+        where=where,
+        fix="run `nvidia-smi -L`, which must list every GPU, and look at CUDA_VISIBLE_DEVICES; "
+        f"to train on CPUs, {on_cpus}",
+    )
+
+
+def different_gpus(gpus: Sequence[FoundGpu], where: str) -> Problem | None:
+    """The problem of a machine whose GPUs are not all of one kind; None where they are."""
+    kinds = Counter(gpu.name for gpu in gpus)
+    if len(kinds) < 2:
+        return None
+    listed = ", ".join(f"{count} {name}" for name, count in kinds.items())
+    return Problem(
+        code="T003",
+        what=f"this machine has different GPUs: {listed}",
+        where=where,
+        fix="set CUDA_VISIBLE_DEVICES to the numbers of one kind",
+    )
+
+
+def check_one_kind(asked: str, catalog: Catalog, where: str) -> None:
+    """Refuse `4x H100-SXM + 4x A100-80`, naming the one that would set the pace."""
+    parts = [part for part in re.split(r"\s*[,+;/&]\s*|\s+and\s+", asked) if part]
+    spellings = accelerator_spellings(catalog.accelerators)
+    known = {spelling.lower(): name for spelling, name in spellings.items()}
+    bare = [re.sub(r"^\d+\s*[x*]?\s*(?=[A-Za-z])", "", part).strip().lower() for part in parts]
+    names = list(dict.fromkeys(known[name] for name in bare if name in known))
+    if len(parts) < 2 or len(names) < 2:
+        return
+    kinds = [catalog.accelerators[name] for name in names]
+    slowest = min(kinds, key=lambda each: max(each.peak_flops_per_s.values(), default=0.0))
+    least = min(each.memory_bytes or 0 for each in kinds)
+    raise JobError.of(
+        code="T005",
+        what=f"the nodes differ: {' and '.join(names)}; a plan is for equal ranks",
+        where=where,
+        fix=f"set accelerator to {slowest.name} and memory to {format_bytes(least)}: the "
+        "slowest sets the pace and the smallest the room",
+    )
