@@ -80,6 +80,26 @@ def test_s3_3_words_in_which_a_message_stands_have_possible_causes_and_a_log_a_c
     assert (cause["id"], cause["confidence"]) == ("cuda-oom", "certain")
 
 
+def test_s3_3_words_beside_a_log_are_answered_behind_what_the_log_shows(tmp_path):
+    log = tmp_path / "train.log"
+    log.write_text("RuntimeError: CUDA out of memory.\n")
+    causes = json.loads(run("--json", log, "same order every epoch").output)["causes"]
+    ids = [each["id"] for each in causes]
+    assert ids[0] == "cuda-oom"
+    assert "set-epoch-missing" in ids
+    log.write_text("step 1 loss 2.31\n")
+    (first, *_) = json.loads(run("--json", log, "same order every epoch").output)["causes"]
+    assert (first["id"], first["confidence"]) == ("set-epoch-missing", "possible")
+
+
+def test_s3_3_several_sentences_are_one_and_a_slash_makes_no_path_of_words(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    causes = json.loads(run("--json", "loss is nan", "with fp16").output)["causes"]
+    assert causes[0]["id"] == "fp16-loss-scale-collapse"
+    assert "loss is nan" in run("tokens/s fall and the loss is nan").output
+    assert "cannot be read" in str(run("logs/my train.log").exception)
+
+
 @pytest.mark.parametrize("name", ["", " "])
 def test_an_empty_argument_is_refused_and_the_folder_is_not_read(name):
     error = run(name).exception

@@ -25,6 +25,7 @@ after a second or two."""
 
 _ENDINGS = {".log", ".out", ".err", ".txt", ".stdout", ".stderr", ".json", ".gz", ""}
 _NO_LOGS = {"job.yaml", "plan.json", "run.json", "control.json", "requirements.txt", "config.json"}
+_FIX = "give a log file, a folder of logs, a run's id, - for input, or words in quotes"
 _RANK = re.compile(r"(?:^|[-_./])(?:global_)?rank[-_.=]?(\d+)(?=\D|$)")
 _FOLDER_RANK = re.compile(r"(?:^|/)attempt_\d+/(\d+)/|/(\d+)/std(?:out|err)(?:\.log)?$")
 _HOST = re.compile(r"(?:^|[-_./])((?:node|host|worker|gpu)[-_]?\d+)(?=\D|$)")
@@ -58,13 +59,13 @@ def find_logs(names: Iterable[str], runs: Path) -> list[Log]:
                 code="V010",
                 what="an argument is empty, as a variable of the shell is that is not set",
                 where="LOG",
-                fix="give a log file, a folder of logs, a run's id, or - for input",
+                fix=_FIX,
             )
         if name == "-":
             found.append(Log(name="-", blocks=_blocks_of_input()))
             continue
         path = Path(name)
-        if " " in name and not os.path.lexists(path) and "/" not in name:
+        if _is_sentence(name):
             found.append(Log(name="words", blocks=[name.encode()], is_words=True))
             continue
         if not os.path.lexists(path) and os.path.isdir(runs / name):
@@ -88,6 +89,13 @@ def find_logs(names: Iterable[str], runs: Path) -> list[Log]:
         else:
             found.append(_log(path, path.parent))
     return found
+
+
+def _is_sentence(name: str) -> bool:
+    """Whether a name is a sentence ("tokens/s fall after a day") and not a path."""
+    if " " not in name or os.path.lexists(name) or name.startswith(("/", ".", "~")):
+        return False
+    return "/" not in name or not (Path(name).suffix or Path(name).parent.exists())
 
 
 def _log(path: Path, root: Path) -> Log:
@@ -117,14 +125,14 @@ def _check_can_be_read(path: Path, name: str) -> None:
             code="V010",
             what=f"{name} cannot be read: {error.strerror}",
             where=name,
-            fix="give a log file, a folder of logs, a run's id, or - for input",
+            fix=_FIX,
         ) from None
     if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
         raise JobError.of(
             code="V010",
             what=f"{name} is neither a file nor a folder",
             where=name,
-            fix="give a log file, a folder of logs, a run's id, or - for input",
+            fix=_FIX,
         )
 
 

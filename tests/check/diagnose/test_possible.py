@@ -133,6 +133,7 @@ def test_horovods_shut_down_follows_from_the_rank_that_failed_and_is_no_exceptio
         ),
         ("training hangs", "rank0-preprocess-timeout", "uneven-inputs-hang"),
         ("training hangs at the end of the epoch", "uneven-inputs-hang", "rank-divergent-decision"),
+        ("NCCL timeout after 30 minutes", "rank0-preprocess-timeout", "rank-divergent-decision"),
         ("loss is nan after 200 steps", "lr-scaled-no-warmup", "nan-loss-undetected"),
         ("loss is nan with fp16", "fp16-loss-scale-collapse", "mixed-precision-loss-scaling"),
         ("same order every epoch", "set-epoch-missing", "sampler-missing"),

@@ -52,11 +52,16 @@ def diagnose(logs: Iterable[Log], *, hyperscan: bool = True) -> Diagnosis:
     Args:
         hyperscan: Look for patterns with Hyperscan, where it is installed.
     """
+    given = list(logs)
+    spoken = b". ".join(piece for log in given if log.is_words for piece in log.blocks)
+    read = [log for log in given if not log.is_words]
+    if not read:
+        read = [Log(name="words", blocks=[spoken], is_words=True)] if given else []
     scan = Scan(hyperscan=hyperscan)
     dumps: list[Dump] = []
     stacks: list[Stack] = []
     starts: list[tuple[str, Log]] = []
-    for log in logs:
+    for log in read:
         start, blocks = _peek(log.blocks)
         starts.append((start[:1000].decode("utf-8", "replace"), log))
         if is_dump(start):
@@ -76,6 +81,11 @@ def diagnose(logs: Iterable[Log], *, hyperscan: bool = True) -> Diagnosis:
     name_ranks(scan.seen)
     _conclude(scan.seen, of_newest_generation(dumps), stacks)
     diagnosis = judge(scan.seen)
+    if spoken and not read[0].is_words:  # words beside logs: behind what the logs show
+        text, known = spoken.decode("utf-8", "replace"), {each.id for each in diagnosis.causes}
+        candidates = told_causes(text, "words", [], has_failed=False)
+        more = [cause(each, scan.seen) for each in candidates if each.id not in known]
+        return replace(diagnosis, causes=[*diagnosis.causes, *more])
     if len(starts) != 1:
         return diagnosis
     [(words, log)] = starts
@@ -84,8 +94,8 @@ def diagnose(logs: Iterable[Log], *, hyperscan: bool = True) -> Diagnosis:
     if not is_told(words) or (is_known and not log.is_words):
         return diagnosis
     printed, has_failed = [each.id for each in diagnosis.causes], diagnosis.has_failed
-    told = told_causes(words, log.name, printed, has_failed=has_failed)
-    causes = [cause(each, scan.seen) for each in told]
+    candidates = told_causes(words, log.name, printed, has_failed=has_failed)
+    causes = [cause(each, scan.seen) for each in candidates]
     return replace(diagnosis, causes=causes, has_failed=has_failed or bool(causes))
 
 
