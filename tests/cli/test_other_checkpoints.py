@@ -326,7 +326,7 @@ def test_s0_18_the_weights_in_a_trainers_file_are_found_and_several_tables_are_a
 
 def test_s3_8_weights_go_round_through_every_form_and_come_back(made, tmp_path):
     path, state = made
-    converted(path, tmp_path / "a.pt", "--to", "torch")
+    first = converted(path, tmp_path / "a.pt", "--to", "torch")
     shutil.copy(path / "config.json", tmp_path)
     converted(tmp_path / "a.pt", tmp_path / "b", "--to", "dcp")
     shutil.copy(path / "config.json", tmp_path / "b")
@@ -336,7 +336,8 @@ def test_s3_8_weights_go_round_through_every_form_and_come_back(made, tmp_path):
     assert call("verify", ours)[0] == 0
     converted(ours, tmp_path / "d", "--to", "dcp")
     converted(ours, tmp_path / "e", "--to", "safetensors")
-    converted(tmp_path / "b", tmp_path / "f", "--to", "safetensors")
+    last = converted(tmp_path / "b", tmp_path / "f", "--to", "safetensors")
+    assert (first["after"] != last["after"], first["weights"]) == (True, last["weights"])
     assert_same(weights_in(tmp_path / "f"), state)
     assert not problems(tmp_path / "f")
     assert_same(torch.load(tmp_path / "a.pt")["model"], state)

@@ -273,8 +273,10 @@ def convert(
     """Write a checkpoint in another form into OUT, and prove that it is the same.
 
     What was written is read again, and the SHA-256 of its state compared with the source's: over
-    names, types, shapes and values, in any order. OUT appears when it is whole. Optimizer state is
-    carried along, of our checkpoints, DeepSpeed's ZeRO and torch.distributed.checkpoint; where it
+    names, types, shapes and values, in any order. As forms name tensors in their own ways, that of
+    another form differs; `weights` is the SHA-256 without names and optimizer state, which is the
+    same along a chain of conversions. OUT appears when it is whole. Optimizer state is carried
+    along, of our checkpoints, DeepSpeed's ZeRO and torch.distributed.checkpoint; where it
     cannot be, that is refused by name. With --to paceline another program's checkpoint becomes the
     step that its optimizer counts, 0 for weights alone; `paceline run JOB --from OUT/step-00000000`
     begins with it.
@@ -349,6 +351,7 @@ def convert(
     seconds = time.perf_counter() - start
     click.echo(f"size      {format_bytes(done.num_bytes)}, {done.tensors} values, {seconds:.1f} s")
     click.echo(f"SHA-256   {done.before} before, {done.after} after: the same")
+    click.echo(f"weights   {done.weights}: whatever their names, in every form")
 
 
 _ONLY = {"max_shard_size": "safetensors", "ranks": "paceline", "merge": "safetensors"}

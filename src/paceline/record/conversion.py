@@ -96,6 +96,10 @@ class Converted:
     after: str = ""
     """The digest of what was written, read back."""
 
+    weights: str = ""
+    """Digest of the types, shapes and bytes of the written tensors without the optimizer's: names
+    and copies of one tensor do not change it."""
+
     notes: tuple[str, ...] = ()
     """What was left out, renamed or not known."""
 

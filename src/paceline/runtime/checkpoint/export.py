@@ -47,7 +47,7 @@ from paceline.runtime.checkpoint.readers import read_safetensors, read_weights
 from paceline.runtime.checkpoint.state_files import (
     Load,
     StateFiles,
-    digest_of,
+    compared,
     nonfinite_in,
     write_state,
 )
@@ -281,8 +281,7 @@ def _to_ours(asked: Conversion, state: _State) -> Converted:
     return Converted(
         files=tuple(map(str, files)),
         num_bytes=sum(file.stat().st_size for file in files),
-        before=digest_of(state.values),
-        after=digest_of(after),
+        **compared(state.values, after),
     )
 
 
@@ -297,8 +296,7 @@ def _to_peft(asked: Conversion, state: _State, facts: AdapterFacts) -> Converted
         files=tuple(map(str, files)),
         num_bytes=sum(file.stat().st_size for file in files),
         tensors=len(before),
-        before=digest_of(before),
-        after=digest_of(_tensors_in(files[:1])),
+        **compared(before, _tensors_in(files[:1])),
         notes=(
             "adapters alone, as peft reads them: the checkpoint has no other weights",
             *(["they were trained beside weights in NF4"] if facts.quantised else []),
@@ -366,8 +364,7 @@ def _to_safetensors(asked: Conversion, state: _State) -> Converted:
         files=tuple(map(str, files)),
         num_bytes=sum(file.stat().st_size for file in files),
         tensors=len(model),
-        before=digest_of(model),
-        after=digest_of(_tensors_in(written)),
+        **compared(model, _tensors_in(written)),
         notes=tuple(notes),
     )
 
@@ -434,8 +431,7 @@ def _to_torch(asked: Conversion, state: _State) -> Converted:
     return Converted(
         files=(str(out),),
         num_bytes=out.stat().st_size,
-        before=digest_of(state.values),
-        after=digest_of(after),
+        **compared(state.values, after),
     )
 
 
@@ -455,8 +451,7 @@ def _to_dcp(asked: Conversion, state: _State) -> Converted:
     return Converted(
         files=tuple(map(str, files)),
         num_bytes=sum(file.stat().st_size for file in files),
-        before=digest_of(state.values),
-        after=digest_of(after),
+        **compared(state.values, after),
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from paceline.runtime.checkpoint._frames import frame_of, table_of_contents
 from paceline.runtime.checkpoint._share import encode
 from paceline.runtime.checkpoint.pickles import read_table
 from paceline.runtime.digest import line_of, seal_of
+from paceline.runtime.state import DATA, OPTIMIZER
 
 Load = Callable[[], Any]
 """Gives one value; called again when it is needed again."""
@@ -93,11 +94,34 @@ def nonfinite_in(value: Any) -> str:
 
 def digest_of(values: Mapping[str, Load]) -> str:
     """`digest.state_digest` of a state that is read value by value."""
-    lines = {}
-    for name, load in sorted(values.items()):
+    return seal_of({name: _line(load()) for name, load in sorted(values.items())})
+
+
+class Digests(TypedDict):
+    """Fields of `Converted`."""
+
+    before: str
+    after: str
+    weights: str
+
+
+def compared(before: Mapping[str, Load], after: Mapping[str, Load]) -> Digests:
+    """The digests of a state and of what was written of it, read back."""
+    lines, weights = {}, set()
+    for name, load in sorted(after.items()):
         value = load()
-        lines[name] = line_of(value) if isinstance(value, Tensor) else repr(value)
-    return seal_of(lines)
+        lines[name] = _line(value)
+        if isinstance(value, Tensor) and not name.startswith((OPTIMIZER, DATA)):
+            weights.add(lines[name])
+    return Digests(
+        before=digest_of(before),
+        after=seal_of(lines),
+        weights=seal_of(dict.fromkeys(weights, "")),
+    )
+
+
+def _line(value: Any) -> str:
+    return line_of(value) if isinstance(value, Tensor) else repr(value)
 
 
 def write_state(folder: Path, values: Mapping[str, Load], facts: Facts, *, ranks: int = 1) -> Path:

@@ -29,7 +29,7 @@ from torch import Tensor
 from paceline.errors import CheckpointError
 from paceline.profile.fitting import listed
 from paceline.record.conversion import Conversion, Converted
-from paceline.runtime.checkpoint.state_files import Load, digest_of
+from paceline.runtime.checkpoint.state_files import Load, compared
 from paceline.runtime.checkpoint.zero import MOMENTS, read_deepspeed
 from paceline.runtime.state import FROZEN_STATE, MODEL, OPTIMIZER, split_optimizer_name
 
@@ -85,8 +85,7 @@ def write_universal(asked: Conversion, values: _State) -> Converted:
         files=(str(out / "latest_universal"), str(folder)),
         num_bytes=sum(each.stat().st_size for each in files),
         tensors=len(state),
-        before=digest_of(state),
-        after=digest_of(_read_back(folder)),
+        **compared(state, _read_back(folder)),
         notes=tuple(notes),
     )
 
