@@ -181,7 +181,7 @@ def test_s0_17_leakage_between_train_and_eval_is_exact_and_near(tmp_path):
     said = {what.split(";")[0] for _, _, _, what in findings(data, "leakage")}
     assert said == {
         "3 of 9 evaluation rows are exactly rows that are trained on",
-        "1 of 9 evaluation rows are nearly rows that are trained on",
+        "1 of 9 evaluation rows is nearly rows that are trained on",
     }
     assert findings(data, "leakage")[0][:3] == ("error", "eval.jsonl", 1)
     (near,) = data["duplicates"]["pairs"]["leaked_near"]
@@ -293,6 +293,16 @@ def test_a_line_longer_than_is_read_into_memory_is_broken_and_the_next_is_read(
     )
 
 
+def test_s0_17_blank_lines_are_counted_and_other_encodings_named_in_plain_words(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\n\n \n{"text": "caf\xe9"}\n')
+    data = checked("a.jsonl")
+    assert (data["rows"], data["blank_lines"]) == (1, 2)
+    assert findings(data, "broken-rows")[0][2:] == (
+        4,
+        "1 of 2 rows cannot be read (50.00%): it is not UTF-8",
+    )
+
+
 def test_s0_17_keys_and_personal_data_are_found_and_never_shown(tmp_path):
     key, card = "AKIA" + "Q" * 16, "4111 1111 1111 1111"
     rows = [
@@ -368,7 +378,7 @@ def test_the_page_and_the_text_hold_every_finding(tmp_path):
     arguments = ["check", "a.jsonl", "--html", "page.html"]
     result = CliRunner().invoke(command, arguments, standalone_mode=False)
     assert result.return_value == 1
-    assert "error: data-secrets: a.jsonl:4: 1 of 4 rows hold a Hugging Face token" in result.stdout
+    assert "error: data-secrets: a.jsonl:4: 1 of 4 rows holds a Hugging Face token" in result.stdout
     assert "1 error, 0 warnings" in result.stdout
     page = (tmp_path / "page.html").read_text()
     assert "hold a Hugging Face token" in page

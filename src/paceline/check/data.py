@@ -12,13 +12,14 @@ from paceline.catalog.failure import load_failures
 from paceline.check.finding import Finding, Place, Severity, finding_data
 from paceline.prepare.quality_report import QualityReport
 from paceline.prepare.survey import Seen, Survey
+from paceline.units import counted
 
 
 class _Check(NamedTuple):
     """How one thing is judged."""
 
     what: str
-    """The sentence, with places for `detail`, `count`, `of` and `share`."""
+    """The sentence, with places for `detail`, `count`, `of`, `share`, and verbs of the count."""
 
     limit: float | None
     """Share of the rows above which it is an error; None: never."""
@@ -30,20 +31,22 @@ CHECKS: Mapping[str, _Check] = {
     # data.broken_rows: what `data prepare` takes.
     "broken-rows": _Check("{count} of {of} cannot be read ({share}): {detail}", 0.01),
     # `data prepare` refuses a source with more.
-    "empty-rows": _Check("{count} of {of} are empty ({share}): {detail}", 0.5),
-    "schema": _Check("{count} of {of} break the schema ({share}): {detail}", 0),
+    "empty-rows": _Check("{count} of {of} {are} empty ({share}): {detail}", 0.5),
+    "schema": _Check("{count} of {of} break{s} the schema ({share}): {detail}", 0),
     "nulls": _Check("column `{detail}` is null or empty in {count} of {of} ({share})", None),
     "columns": _Check("column `{detail}` is missing in {count} of {of} ({share})", None),
     "mixed-types": _Check("column {detail}", None),
-    "exact-duplicates": _Check("{count} of {of} repeat the text of another ({share})", None),
-    "near-duplicates": _Check("{count} of {of} are nearly the text of another ({share})", None),
-    "label-conflicts": _Check("{count} of {of} have the text of another, and another label", None),
+    "exact-duplicates": _Check("{count} of {of} repeat{s} the text of another ({share})", None),
+    "near-duplicates": _Check("{count} of {of} {are} nearly the text of another ({share})", None),
+    "label-conflicts": _Check(
+        "{count} of {of} {have} the text of another, and another label", None
+    ),
     "leakage": _Check("{detail}", 0),
     "too-long": _Check("{detail}", None),
     "imbalance": _Check("{detail}", None),
-    "unknown-labels": _Check("{count} of {of} have a label that the job does not name", 0),
-    "secrets": _Check("{count} of {of} hold {detail}", 0),
-    "personal": _Check("{count} of {of} hold {detail} ({share})", None),
+    "unknown-labels": _Check("{count} of {of} {have} a label that the job does not name", 0),
+    "secrets": _Check("{count} of {of} hold{s} {detail}", 0),
+    "personal": _Check("{count} of {of} hold{s} {detail} ({share})", None),
     "text-quality": _Check("{count} of {of}: {detail} ({share})", None),
     "gates": _Check("{detail}", 0),
 }
@@ -140,7 +143,9 @@ def _of_rows(survey: Survey, seq_len: int | None, windows: bool) -> Iterator[_De
         elif not windows:
             seen = details["rows"]
             longest = max(survey.lengths, default=0)
-            said = f"{seen.count:,} documents are longer than a sample of {seq_len:,} tokens; the "
+            are = "is" if seen.count == 1 else "are"
+            said = f"{counted(seen.count, 'document')} {are} longer than a sample of "
+            said += f"{seq_len:,} tokens; the "
             yield check, {f"{said}longest has {longest:,}": seen}
     mixed = {}
     for name, kinds in survey.columns.items():
@@ -161,7 +166,7 @@ def _of_classes(survey: Survey, labels: Sequence[str], path: str) -> Iterator[_D
     ratio = imbalance_of(classes)
     if len(classes) > 1 and ratio is not None and ratio > _IMBALANCE:
         (most, many), *_, (least, few) = classes.items()
-        said = f"{most} has {many:,} rows and {least} has {few:,}: {ratio:.1f} to 1"
+        said = f"{most} has {counted(many, 'row')} and {least} has {few:,}: {ratio:.1f} to 1"
         yield "imbalance", {f"of column `{survey.label}`, {said}": Seen(few, [(path, 0)])}
 
 
@@ -179,7 +184,8 @@ def _of_similar(survey: Survey) -> Iterator[_Details]:
     leaks = {}
     for kind, word in (("leaked_exact", "exactly"), ("leaked_near", "nearly")):
         if count := getattr(similar, kind):
-            said = f"{count:,} of {survey.eval_rows:,} evaluation rows are {word} rows that are "
+            of = counted(survey.eval_rows, "evaluation row")
+            said = f"{count:,} of {of} {'is' if count == 1 else 'are'} {word} rows that are "
             leaks[f"{said}trained on"] = _pairs_seen(survey, kind, count)
     if leaks:
         yield "leakage", leaks
@@ -192,12 +198,16 @@ def _pairs_seen(survey: Survey, kind: str, count: int) -> Seen:
 def _finding(
     check: str, detail: str, seen: Seen, rows: int, *, is_error: bool, path: str
 ) -> Finding:
+    is_one = seen.count == 1
     what = CHECKS[check].what.format(
         detail=detail,
         count=f"{seen.count:,}",
-        of=f"{rows:,} rows",
+        of=counted(rows, "row"),
+        are="is" if is_one else "are",
+        have="has" if is_one else "have",
+        s="s" if is_one else "",
         share=f"{seen.count / rows:.2%}",
-        files=f"{seen.count:,} file{'' if seen.count == 1 else 's'}",
+        files=counted(seen.count, "file"),
     )
     others = [f"{file}:{number}" for file, number in seen.places[1:]]
     file, line = seen.places[0] if seen.places else (path, 0)
@@ -230,6 +240,7 @@ def _of_report(quality: QualityReport, rows: int, limit: float | None) -> Iterat
             id="data-gates",
             severity=Severity.WARNING,
             where=where,
-            what=f"{quality.program} looked at {quality.rows:,} rows, and the data have {rows:,}",
+            what=f"{quality.program} looked at {counted(quality.rows, 'row')}, "
+            f"and the data have {rows:,}",
             fix="make the report again from these files",
         )

@@ -156,7 +156,8 @@ def _first_row(source: Source) -> tuple[str, Any]:
                         is_line = isinstance(row.value, bytes)
                         return form, decode_line(row.value) if is_line else row.value
                     except ValueError as error:
-                        reason = str(error)
+                        is_encoded = not isinstance(error, UnicodeDecodeError)
+                        reason = str(error) if is_encoded else "it is not UTF-8"
                 if len(broken) < _SHOWN:
                     broken.append(f"{place_of(file, form, row.number)}: {reason}")
     if broken:

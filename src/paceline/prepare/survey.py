@@ -90,6 +90,9 @@ class Survey:
     rows: int = 0
     """Rows that could be read, for training."""
 
+    blank_lines: int = 0
+    """Between the rows of jsonl, which are no rows."""
+
     eval_rows: int = 0
     num_bytes: int = 0
     """Bytes of the files, as they are stored."""
@@ -233,9 +236,11 @@ class _Reader:
     def _batches(self, file: str, form: str) -> Iterator[_Batch]:
         is_arrow, is_text = form in ("parquet", "arrow"), form in ("csv", "tsv")
         batch = _Batch(is_text=is_text)
-        has_rows = False
+        last = 0
         for row in read_rows(file, form):
-            has_rows = True
+            if form == "jsonl":
+                self._survey.blank_lines += row.number - last - 1
+            last = row.number
             if isinstance(row, Broken):
                 self._survey.note("broken-rows", row.reason, file, row.number)
                 continue
@@ -258,7 +263,7 @@ class _Reader:
                 batch = _Batch(is_text=is_text)
         if batch.rows:
             yield batch
-        if not has_rows:
+        if not last:
             self._survey.note("empty-files", "no row", file, 0)
 
     def _take(self, number: int, file: str, batch: _Batch) -> None:
@@ -475,6 +480,8 @@ def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _reason(error: BaseException) -> str:
     """Without the byte, which is another one in every row."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8"
     return str(error).partition(" (byte")[0] or type(error).__name__
 
 

@@ -37,6 +37,7 @@ def data_check_json(
         "seconds": seconds,
         "rows": survey.rows,
         "eval_rows": survey.eval_rows,
+        "blank_lines": survey.blank_lines,
         "compared": list(survey.compared),
         "columns": _columns(survey),
         "lengths": _lengths(survey.lengths, asked.seq_len),
@@ -123,7 +124,8 @@ def summary_of(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     rate = data["bytes"] / max(data["seconds"], 1e-9)
     evals = f", {counted(data['eval_rows'], 'evaluation row')}" if data["eval_files"] else ""
     num_files = len(data["files"]) + len(data["eval_files"])
-    read = f"{counted(num_files, 'file')}, {counted(data['rows'], 'row')}{evals}, "
+    blank = f", {counted(data['blank_lines'], 'blank line')} left out" * bool(data["blank_lines"])
+    read = f"{counted(num_files, 'file')}, {counted(data['rows'], 'row')}{evals}{blank}, "
     read += f"{format_bytes(data['bytes'])} in {data['seconds']:.1f} s ({rate / 1e6:.1f} MB/s)"
     yield "read", read
     yield "compared", ", ".join(data["compared"]) or "all columns"
