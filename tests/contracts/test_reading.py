@@ -298,6 +298,15 @@ def test_what_is_no_contract_is_left_to_the_job_reader(tmp_path: Path, text: str
     assert load_contract(tmp_path / "nothing.json") is None
 
 
+def test_json_of_another_program_is_neither_a_contract_nor_a_job(tmp_path: Path):
+    path = tmp_path / "alien.json"
+    path.write_text('{"model_config": {"size": "7B"}, "nodes": 4}')
+    with pytest.raises(JobError, match=r"neither a job nor one of the two .* model_config, nodes"):
+        load_contract(path)
+    path.write_text('{"model": {"preset": "gpt2"}, "modle": 1}')
+    assert load_contract(path) is None
+
+
 @pytest.mark.parametrize("value", [10**400, 10**16, float("inf"), float("nan"), "\x00", [], {}])
 def test_s4_21_absurd_numbers_never_show_a_traceback(value: object):
     for key in ("batchSize", "epochs", "learningRate"):

@@ -203,13 +203,12 @@ def batch(
       paceline advise batch job.yaml --set cluster.accelerator=A100-80 --json
       paceline advise batch job.yaml --measure --limit 256
     """
-    from paceline.cli.job_input import count_samples_at
-    from paceline.job import load_job
+    from paceline.cli.job_input import read_job
     from paceline.launch.factory import measure_factory
     from paceline.plan import plan_job
     from paceline.plan.advice import find_batch, scale_learning_rate
 
-    job = load_job(job_file, overrides, count=count_samples_at("local"))
+    job = read_job(job_file, overrides)
     facts = measure_factory(job)
     plan = plan_job(job, facts)
     ask: Callable[[int], bool] = lambda size: _fits(job, plan, facts, size)  # noqa: E731

@@ -83,10 +83,9 @@ def _of_run(
 ) -> "Verdict":
     """As the run itself would begin: the newest checkpoint whose every byte is as written."""
     from paceline.check.resume import judge_run
-    from paceline.cli.job_input import count_samples_at
+    from paceline.cli.job_input import count_samples_at, read_job
     from paceline.cli.run_job import go_on
     from paceline.errors import PacelineError, Problem
-    from paceline.job import load_job
     from paceline.record.checkpoints import newest_valid, read_manifest
     from paceline.record.placement import read_placement
     from paceline.record.run import open_run
@@ -103,7 +102,7 @@ def _of_run(
     planned: Layout | PacelineError
     try:
         count = count_samples_at(place)
-        other = load_job(job_file, overrides, count=count) if job_file is not None else None
+        other = read_job(job_file, overrides, count=count) if job_file is not None else None
         planned = go_on(run, overrides, place=place, hosts=hosts, other=other)[1].layout
     except PacelineError as error:
         planned = error

@@ -244,7 +244,7 @@ def _start_job(job_file: Path, overrides: tuple[str, ...], asked: "Asked") -> in
     import shutil
 
     from paceline.check.preflight.look import keep_look, look_before_run
-    from paceline.cli.job_input import convert_weights, count_samples_at
+    from paceline.cli.job_input import count_samples_at, read_job
     from paceline.cli.preparing import show_read
     from paceline.cli.run_job import (
         begin_with,
@@ -256,7 +256,6 @@ def _start_job(job_file: Path, overrides: tuple[str, ...], asked: "Asked") -> in
         with_hosts_of,
     )
     from paceline.errors import JobError
-    from paceline.job import load_job
     from paceline.launch.places import find_place
     from paceline.record.run import create_run, fresh_name
 
@@ -264,9 +263,8 @@ def _start_job(job_file: Path, overrides: tuple[str, ...], asked: "Asked") -> in
     place = asked.place or "local"
     kind = find_place(place).kind
     asked.looking.check(place, is_job=True)
-    job = load_job(job_file, overrides, count=count_samples_at(place))
+    job = read_job(job_file, overrides, count=count_samples_at(place))
     job = with_alerts(with_hosts_of(job, asked.hosts, place), asked.alerts)
-    convert_weights(job)
     data = look_at_data_there(job, place, dry_run=asked.dry_run)
     plan = check_and_plan(job, place, dry_run=asked.dry_run)
     source = find_source(asked.source, job, place) if asked.source is not None else None

@@ -79,19 +79,16 @@ def plan_with(
         UsageError: No job is named.
         JobError: The script cannot be started there.
     """
-    from paceline.cli.job_input import convert_weights, count_samples_at
+    from paceline.cli.job_input import read_job
     from paceline.cli.run_job import with_hosts_of
     from paceline.errors import JobError
-    from paceline.job import load_job
     from paceline.launch.engine_run import OwnScript, check
     from paceline.launch.factory import measure_factory
     from paceline.plan import plan_job
 
     if job_file is None:
         raise click.UsageError("--with plans the ranks: name a job file as well.")
-    job = load_job(job_file, overrides, count=count_samples_at("local"))
-    job = with_hosts_of(job, hosts, place)
-    convert_weights(job)
+    job = with_hosts_of(read_job(job_file, overrides), hosts, place)
     plan, own = plan_job(job, measure_factory(job)), OwnScript(path=script, arguments=arguments)
     JobError.raise_for(check(engine, job, plan, place=place, own=own))
     return job, plan, own

@@ -10,7 +10,7 @@ docs/guides/contracts.md has both contracts field by field.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from paceline.contracts.reading.coordinator import check_training_plan, job_of_t
 from paceline.contracts.reading.engineer import job_of_input_context
 from paceline.contracts.reading.translation import ContractText, Translation
 from paceline.errors import JobError, Problem
+from paceline.job.job import JobSpec
 from paceline.job.load import Job, parse_job
 
 ContractKind = Literal["002", "004"]
@@ -30,6 +31,10 @@ _SIGNS: Mapping[ContractKind, tuple[frozenset[str], int]] = {
     "004": (frozenset({"strategy", "batch_configuration", "distributed_config"}), 2),
 }
 """Keys that a contract is known by, and how many of them must be there."""
+
+
+_JOB_KEYS = frozenset({*(field.name for field in fields(JobSpec)), "command"})
+"""Keys of which a job file has some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +80,7 @@ def load_contract(path: Path | str, overrides: Sequence[str] = ()) -> Contract |
         value = json.loads(text) if text.lstrip().startswith("{") else None
     except (OSError, ValueError, RecursionError):
         return None  # `load_job` says what is wrong with it
-    if contract_kind(value) is None:
+    if contract_kind(value) is None and (value is None or _JOB_KEYS & value.keys()):
         return None
     return parse_contract(text, source=str(path), folder=path.resolve().parent, overrides=overrides)
 
@@ -89,10 +94,11 @@ def parse_contract(
     if kind is None:
         raise JobError.of(
             code="J020",
-            what="this JSON is neither of the two contracts",
+            what="this JSON is neither a job nor one of the two contracts: "
+            f"{'its keys are ' + ', '.join(list(value)[:8]) if value else 'it is empty'}",
             where=source,
-            fix="give modelConfig, dataConfig and clusterConfig, or write a job file: "
-            "`paceline init job.yaml`",
+            fix="give modelConfig, dataConfig and clusterConfig, or strategy, "
+            "batch_configuration and distributed_config, or a job: `paceline init job.yaml`",
         )
     contract = ContractText(value=value, source=source, folder=folder)
     translate = job_of_input_context if kind == "002" else job_of_training_plan
