@@ -270,3 +270,25 @@ def test_when_everybody_is_taken_away_spare_and_all_the_run_stops_and_saves():
     for number in (0, 1, 2):
         leave_wanted(scene, number, with_node=True)
     assert scene.told(say.StopAtBoundary)
+
+
+def test_a_shrunk_world_names_the_drills_faults_that_have_lost_their_rank():
+    scene = Scene(TWO, faults=("kill rank=1 step=8", "kill rank=0 step=9"))
+    scene.train(steps=2)
+    lose_node(scene, 1, 0)
+    scene.wait(6.0)
+    (note,) = [each.text for each in scene.of(log.Noted) if each.text.startswith("drill")]
+    assert note == (
+        "drill: 1 rank left, too few for `kill rank=1 step=8`: it happens only if the world grows "
+        "again"
+    )
+
+
+def test_a_fault_of_two_ranks_hits_the_one_that_a_shrunk_world_still_has():
+    scene = Scene(TWO, faults=("kill rank=0+1 step=8",))
+    scene.train(steps=2)
+    lose_node(scene, 1, 0)
+    scene.wait(6.0)
+    scene.meet(source="own", first_step=3)
+    scene.says(0, say.FaultDue(fault="kill rank=0+1 step=8"))
+    assert [order.worker for _, order in scene.told(say.InjectFault)] == [0]

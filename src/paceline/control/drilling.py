@@ -36,7 +36,9 @@ def fault_due(state: State, rank: int, text: str, decision: Decision) -> None:
         at = state.faults.index(text)
         state.faults = state.faults[:at] + state.faults[at + 1 :]
     trigger = state.slots[rank].worker
-    victims: list[int | None] = [state.slots[each].worker for each in fault.victims(rank)]
+    there = range(len(state.slots))
+    hit = (each for each in fault.victims(rank) if each in there)
+    victims: list[int | None] = [state.slots[each].worker for each in hit]
     if fault.kind == "spare":
         victims = [None, *_spares_ready(state)][1:2]
     if fault.row.is_whole_node and fault.for_s and trigger is not None:
@@ -48,6 +50,12 @@ def fault_due(state: State, rank: int, text: str, decision: Decision) -> None:
     dies = trigger in victims and fault.kind in ("kill", "store")
     if fault.row.maker == "agent" and not dies:
         tell(state, trigger, say.Fire(fault=text), decision)
+
+
+def faults_out_of_reach(state: State) -> list[str]:
+    """Faults that wait for a rank which a smaller world does not have."""
+    there = range(len(state.slots))
+    return [text for text in state.faults if set(parse_fault(text).ranks) - set(there)]
 
 
 def fault_of_spare(state: State, worker: Worker, decision: Decision) -> None:

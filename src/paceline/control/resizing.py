@@ -10,6 +10,7 @@ from paceline.control import messages as say
 from paceline.control import world
 from paceline.control.crew import fence, start_worker
 from paceline.control.decision import Decision, tell_all
+from paceline.control.drilling import faults_out_of_reach
 from paceline.control.ending import stop_wanted
 from paceline.control.seats import release
 from paceline.control.state import State
@@ -114,6 +115,10 @@ def _resize(state: State, layout: Layout, reason: str, decision: Decision) -> No
             reason=reason,
         )
     )
+    if waiting := faults_out_of_reach(state):
+        left = counted(len(state.slots), "rank")
+        told = f"drill: {left} left, too few for {', '.join(f'`{each}`' for each in waiting)}"
+        _note(state, f"{told}: it happens only if the world grows again", decision)
     if state.split is not None:
         _promise_less(state, state.split, decision)
 
