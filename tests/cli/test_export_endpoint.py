@@ -157,6 +157,12 @@ def test_s0_27_adapters_alone_are_refused_and_merged_they_are_served(tmp_path: P
     assert "TOKENS_ARE_BYTES = True" in (tmp_path / "out/model.py").read_text()
 
 
+def test_s0_27_a_folder_of_peft_is_told_how_it_is_merged_first(tmp_path: Path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(JobError, match="checkpoint convert FOLDER OUT --to safetensors --merge"):
+        call(tmp_path, "--for", "fastapi")
+
+
 @pytest.mark.parametrize(
     ("config", "names", "why"),
     [

@@ -146,7 +146,8 @@ def _refuse_options(why: str) -> None:
 
 
 def _is_exported(folder: Path) -> bool:
-    return (folder / "config.json").exists() and not (folder / "run.json").exists()
+    written = any((folder / name).exists() for name in ("config.json", "adapter_config.json"))
+    return written and not (folder / "run.json").exists()
 
 
 def _add_endpoint(folder: Path, out: Path | None, *, as_json: bool) -> None:

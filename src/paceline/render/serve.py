@@ -56,7 +56,9 @@ def check_servable(
     if ADAPTER in names:
         yield refuse(
             "it holds adapters alone, without the model they belong to",
-            "export the run with --merge, which adds them to the model",
+            "merge them: of a run `paceline export RUN OUT --merge --for fastapi`; of a folder "
+            "`paceline checkpoint convert FOLDER OUT --to safetensors --merge`, then "
+            "`paceline export OUT --for fastapi`",
         )
         return
     named = _architecture(config)
