@@ -82,8 +82,8 @@ def diagnose(logs: Iterable[Log], *, hyperscan: bool = True) -> Diagnosis:
     _conclude(scan.seen, of_newest_generation(dumps), stacks)
     diagnosis = judge(scan.seen)
     if spoken and not read[0].is_words:  # words beside logs: behind what the logs show
-        text, known = spoken.decode("utf-8", "replace"), {each.id for each in diagnosis.causes}
-        candidates = told_causes(text, "words", [], has_failed=False)
+        sentence, known = spoken.decode("utf-8", "replace"), {each.id for each in diagnosis.causes}
+        candidates = told_causes(sentence, "words", [], has_failed=False)
         more = [cause(each, scan.seen) for each in candidates if each.id not in known]
         return replace(diagnosis, causes=[*diagnosis.causes, *more])
     if len(starts) != 1:
