@@ -314,7 +314,7 @@ def test_s0_17_keys_and_personal_data_are_found_and_never_shown(tmp_path):
     write_rows(tmp_path / "a.jsonl", rows)
     data = checked("a.jsonl", code=1)
     assert [each[:3] for each in findings(data, "secrets")] == [("error", "a.jsonl", 1)]
-    kinds = {(line, what.partition("hold ")[2]) for _, _, line, what in findings(data, "personal")}
+    kinds = {(line, what.partition("holds ")[2]) for _, _, line, what in findings(data, "personal")}
     assert kinds == {
         (2, "a phone number (25.00%)"),
         (2, "a card number (25.00%)"),
