@@ -291,4 +291,4 @@ def test_a_fault_of_two_ranks_hits_the_one_that_a_shrunk_world_still_has():
     scene.wait(6.0)
     scene.meet(source="own", first_step=3)
     scene.says(0, say.FaultDue(fault="kill rank=0+1 step=8"))
-    assert [order.worker for _, order in scene.told(say.InjectFault)] == [0]
+    assert [order.worker for order in scene.orders(say.InjectFault)] == [0]

@@ -381,7 +381,7 @@ def test_the_page_and_the_text_hold_every_finding(tmp_path):
     assert "error: data-secrets: a.jsonl:4: 1 of 4 rows holds a Hugging Face token" in result.stdout
     assert "1 error, 0 warnings" in result.stdout
     page = (tmp_path / "page.html").read_text()
-    assert "hold a Hugging Face token" in page
+    assert "holds a Hugging Face token" in page
     assert "a.jsonl:4" in page
     assert "hf_aaa" not in page + result.stdout
 
