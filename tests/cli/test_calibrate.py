@@ -35,7 +35,7 @@ def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_measured_here_is_what_planning_reads(tmp_path: Path):
     out = tmp_path / "paceline-catalog.toml"
     out.write_text("# Ours.\n[accelerators.H100-SXM]\nnum_per_node = 4\n")
-    asked = ["calibrate", "--seconds", "75", "--ranks", "2", "--out", str(out), "--json"]
+    asked = ["calibrate", "--seconds", "8", "--ranks", "2", "--out", str(out), "--json"]
     result = CliRunner().invoke(cli, asked)
     assert result.exit_code == 0, result.stderr
     data = json.loads(result.stdout)

@@ -37,6 +37,7 @@ class Clock:
         self._device = device
         self._rank = rank
         self._ends = [time.monotonic() + seconds]
+        self._owes = False
         self.began = time.monotonic()
 
     @property
@@ -46,8 +47,10 @@ class Clock:
 
     @contextmanager
     def part(self, name: str, seconds: float) -> Iterator[None]:
-        """A part of the whole that may take so long; what it leaves is for the next ones."""
+        """A part of the whole that may take so long; what it leaves is for the next ones. Its first
+        operation is timed however little time there is: no part comes out empty."""
         now = time.monotonic()
+        self._owes = True
         self._ends.append(min([now + seconds, *self._ends]))
         if self._rank == 0:
             left = max(self._ends[-1] - now, 0)
@@ -62,14 +65,15 @@ class Clock:
 
         The first calls warm up caches, workspaces and clocks, and count for nothing.
         """
-        if self.left_s <= 0:
+        if self.left_s <= 0 and not self._owes:
             return None
         call()  # the first one allocates, compiles and picks its kernel
         one = self.agreed(self._once(call))
         allowed = min(budget_s, self.left_s)
-        if one * _SLOW_LEAST > allowed:
+        if one * _SLOW_LEAST > allowed and not self._owes:
             return None
-        fits = int(allowed / max(one, 1e-9))
+        self._owes = False
+        fits = max(0, int(allowed / max(one, 1e-9)))
         repeats = min(_MOST, max(_LEAST if fits >= _LEAST else _SLOW_LEAST, fits))
         inner = self._inner(one)
         self._together()

@@ -12,6 +12,9 @@ _ELEMENTS = {"cpu": 2**24, "cuda": 2**28}
 """Numbers of one tensor: 64 MiB in float32, where caches end at 32; 512 MiB in bf16, where they end
 at 50 (H100) or 256 (MI300X)."""
 
+_REPEATED = 16
+"""Times that a block of random numbers is in a tensor. A choice: the block is no cache line."""
+
 Kind = Literal["copy", "triad", "gelu"]
 
 
@@ -19,7 +22,8 @@ def measure_memory(clock: Clock, device: torch.device) -> list[MemoryTime]:
     """Bytes read and written, and the time it took."""
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     count = _ELEMENTS[device.type]
-    a, b = (torch.randn(count, device=device).to(dtype) for _ in range(2))
+    block = count // _REPEATED  # drawing every number would take longer than moving them
+    a, b = (torch.randn(block, device=device).to(dtype).repeat(_REPEATED) for _ in range(2))
     out = torch.empty_like(a)
     calls: list[tuple[Kind, int, Callable[[], object]]] = [
         ("copy", 2, lambda: out.copy_(a)),
