@@ -35,19 +35,27 @@ FIRST_EPOCH = {"image_classifier": "1", "steps": "1"}
 
 PLAIN = (Target.DDP, Target.FSDP2, Target.ACCELERATE)
 ALWAYS = {
-    *((name, Target.DDP) for name in (*ISSUE, "class_trainer", "next_batch", "sum_loss")),
-    *((name, Target.FSDP2) for name in ("language_model", "hugging_face")),
+    *((name, Target.DDP) for name in ("image_classifier", "mixed_precision", "resume", "sum_loss")),
+    ("language_model", Target.FSDP2),
     ("language_model", Target.ACCELERATE),
 }
-"""What `./test` runs; the others are `slow`."""
+"""What `./test` runs."""
+
+IN_CI = {
+    *((name, Target.DDP) for name in (*ISSUE, "class_trainer", "next_batch", "sum_loss")),
+    ("hugging_face", Target.FSDP2),
+}
+"""What `./test --ranks` runs too; the others are `slow`."""
 
 
 def cases(names: tuple[str, ...]) -> list[object]:
+    def marks(name: str, target: Target) -> list[pytest.MarkDecorator]:
+        if (name, target) in ALWAYS:
+            return []
+        return [pytest.mark.repeat if (name, target) in IN_CI else pytest.mark.slow]
+
     return [
-        pytest.param(
-            name, target, id=f"{name}-{target}",
-            marks=() if (name, target) in ALWAYS else pytest.mark.slow,
-        )
+        pytest.param(name, target, id=f"{name}-{target}", marks=marks(name, target))
         for name in names
         for target in PLAIN
     ]  # fmt: skip

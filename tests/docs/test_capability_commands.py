@@ -153,6 +153,12 @@ TRIES: dict[str, Try] = {
     "S4-21": Try("refused", r"J006: `ssh\.hosts\[0\]` is '-oProxyCommand", code=2),
     "S4-22": Try("data", r"1 of 2 kept \(Great Expectations\).*not_be_null of text", code=1),
 }
+WHOLE_RUNS = {
+    *("S0-9", "S0-12", "S0-27", "S1-11", "S1-17", "S2-8", "S2-9", "S2-11"),
+    *("S3-11", "S4-14", "S4-15"),
+}
+"""Rows whose command trains on ranks for some seconds; tests of their packages show the same."""
+
 NEEDS = {row[0]: found[1] for row in ROWS if (found := re.search(r"\bneeds `(\w+)`", row[4]))}
 """Row -> the package without which its command cannot do what it says."""
 
@@ -208,10 +214,16 @@ def test_every_row_is_tried():
     assert list(TRIES) == [row[0] for row in ROWS]
 
 
+def marks_of(id: str) -> list[pytest.MarkDecorator]:
+    if TRIES[id].is_slow:
+        return [pytest.mark.slow]
+    return [pytest.mark.repeat] if id in WHOLE_RUNS else []
+
+
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     "id",
-    [pytest.param(id, marks=[pytest.mark.slow] * row.is_slow) for id, row in TRIES.items()],
+    [pytest.param(id, marks=marks_of(id)) for id in TRIES],
 )
 def test_a_rows_command_shows_what_the_row_says(id: str, inputs: Inputs):
     row = TRIES[id]
@@ -229,6 +241,7 @@ def test_a_rows_command_shows_what_the_row_says(id: str, inputs: Inputs):
     assert not row.writes or list(inputs.folder(row.folder).glob(row.writes))
 
 
+@pytest.mark.repeat  # `tests/run/test_resume.py` and `test_recovery.py`
 def test_s1_17_the_resumed_run_ends_with_the_bits_of_one_that_was_not_killed(inputs: Inputs):
     resumed = inputs.run("killed", "paceline run --resume RUN")
     undisturbed = inputs.run("cpu", "paceline run job.yaml")

@@ -23,7 +23,9 @@ pytestmark = pytest.mark.ranks
 USUAL = ("--steps", "14", "--set", "checkpoint.every=4", "--set", "evaluate.every=100")
 FROM_DISK = ("--set", "recovery.state=checkpoint")
 
-OVER_BOTH = pytest.mark.parametrize("scene", ["gloo", "double"], indirect=True)
+OVER_BOTH = pytest.mark.parametrize(
+    "scene", [pytest.param("gloo", marks=pytest.mark.repeat), "double"], indirect=True
+)
 OVER_BOTH_SLOWLY = pytest.mark.parametrize(
     "scene", ["gloo", pytest.param("double", marks=pytest.mark.slow)], indirect=True
 )

@@ -24,6 +24,7 @@ def soak(scene: Scene, num: int, *options: str) -> dict:
     return json.loads(done.stdout)
 
 
+@pytest.mark.repeat  # its faults are rows of `test_fault_matrix.py`
 def test_a_soak_verifies_each_schedule_and_goes_on_where_it_stopped(tmp_path):
     scene = Scene(tmp_path)
     said = soak(scene, 4)

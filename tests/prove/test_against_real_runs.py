@@ -110,6 +110,7 @@ def test_two_ranks_hold_at_their_fullest_what_was_proved(name, on_two):
         assert stage.peak_bytes == pytest.approx(on_two[stage.rank][name], rel=CLOSE)
 
 
+@pytest.mark.repeat  # the same comparison on two ranks is above
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", ON_FOUR)
 def test_four_ranks_hold_at_their_fullest_what_was_proved(name, on_four):

@@ -361,6 +361,7 @@ for batch, _ in zip(DataLoader(Slow(), batch_size=2), range(9)):
 """
 
 
+@pytest.mark.repeat  # profiled as the script above
 def test_s0_10_a_compiled_scripts_slow_data_is_named_as_its_limit(tmp_path):
     record = run(script(tmp_path, SLOW_DATA), "--profile", "--no-report", nproc=1)
     assert "data limits the step: " in record.output

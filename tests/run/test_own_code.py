@@ -52,6 +52,7 @@ def own_scene(folder, *, fault: str = "pass", apply: str = "step.apply()") -> Sc
     return scene
 
 
+@pytest.mark.repeat  # code of one's own recovers in the next test
 def test_the_example_logs_its_accuracy_in_every_steps_line_and_recovers(tmp_path):
     scene = Scene(tmp_path)
     for name in ("job.yaml", "train.py"):

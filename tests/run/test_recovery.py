@@ -57,6 +57,7 @@ def test_an_undisturbed_run_is_the_same_every_time(scene, clean):
     assert_same_end(scene.run("clean-again"), clean)
 
 
+@pytest.mark.repeat  # as every other state, in the tests around it
 def test_adapters_end_with_the_same_bits_after_a_kill(scene):
     """The frozen weights are in no rank's state: the new rank makes its part of them again."""
     model = "model.decoder={layers: 2, hidden: 64, heads: 2, ffn: 128}"

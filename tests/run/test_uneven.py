@@ -39,7 +39,7 @@ def assert_the_same_curve(run: Record, clean: Record) -> None:
         assert mine.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-3)
 
 
-@pytest.mark.parametrize("micro_batch", [1, 3])
+@pytest.mark.parametrize("micro_batch", [1, pytest.param(3, marks=pytest.mark.repeat)])
 def test_s1_16_three_nodes_with_a_batch_of_nine_lose_one_and_both_others_go_on(
     tmp_path, micro_batch
 ):
@@ -58,6 +58,7 @@ def test_s1_16_ranks_that_share_parameters_take_unequal_numbers_too(tmp_path):
     assert_the_same_curve(run, clean)
 
 
+@pytest.mark.repeat  # the shares are those of the run above
 def test_s1_16_a_loop_of_ones_own_weighs_its_means_by_their_samples(tmp_path):
     scene = own_scene(tmp_path)
     program = scene.folder / "mine.py"

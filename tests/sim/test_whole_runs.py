@@ -48,7 +48,7 @@ def sources(run: Record) -> list[str]:
     return [each.source for each in run.of(log.Recovered)]
 
 
-@pytest.mark.parametrize("after", ["own", "nan"])
+@pytest.mark.parametrize("after", ["own", pytest.param("nan", marks=pytest.mark.repeat)])
 def test_a_step_whose_sums_were_aborted_is_not_applied(scene, double, after):
     clean = undisturbed(scene, "ddp")
     double(LATE=HELD_BACK, AFTER_ABORT=after)

@@ -45,6 +45,7 @@ def test_s3_11_a_layout_of_two_ranks_is_right_in_every_line(two: dict[str, Facts
     assert verdict.is_right
 
 
+@pytest.mark.repeat  # `runtime/test_layouts.py` has these layouts, the tests of two ranks `judge`
 @pytest.mark.parametrize("name", FOUR)
 def test_a_layout_of_four_ranks_is_right_in_every_line(four: dict[str, Facts], name: str):
     verdict = judge(four[name])
