@@ -284,6 +284,10 @@ class Event:
         """The own function it stands in; None at module level."""
         return self.frames[-1].function if self.frames else None
 
+    def stands_under(self, guard: Guard) -> bool:
+        """Whether a condition stands in the function that the event stands in."""
+        return guard.depth == len(self.frames)
+
     def inside(self, loop: Loop) -> bool:
         return loop in self.loops
 

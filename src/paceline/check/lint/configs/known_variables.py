@@ -18,9 +18,10 @@ STILL_READ = frozenset(
         "NCCL_MAX_NCHANNELS",
         "NCCL_MIN_NCHANNELS",
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE",
     }
 )
-"""Old names that work as before, and say nothing."""
+"""Old names that work as before."""
 
 NCCL = words_of("environment", "nccl")
 """Variables of NCCL's user guide 2.28 and `NCCL_PARAM` in its sources, and what images name its

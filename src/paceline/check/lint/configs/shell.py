@@ -482,10 +482,14 @@ def _flat(words: list[Word]) -> list[Word]:
     return [word for word in words if word.text or word.source]
 
 
+_ARITHMETIC = re.compile(r"\$\(\([^()]*\)\)")
+
+
 def _split(held: Word) -> list[Word]:
     """The words of a variable's text, each on its own line of it."""
     found = []
-    for number, line in enumerate(held.text.split("\n")):
+    for number, whole in enumerate(held.text.split("\n")):
+        line = _ARITHMETIC.sub(lambda sum: sum[0].replace(" ", ""), whole)  # one word
         try:
             parts = shlex.split(line.rstrip("\\").strip())
         except ValueError:

@@ -411,7 +411,7 @@ def _check_values(each: Variable) -> Iterator[Finding]:
         yield _say(
             each,
             "tokenizers-fork",
-            WARNING,
+            INFO,
             "TOKENIZERS_PARALLELISM=true keeps the tokenizer's threads across the fork of "
             "DataLoader workers, which may then never answer",
             "set it to false, or tokenize before training",

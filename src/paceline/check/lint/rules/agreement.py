@@ -87,7 +87,7 @@ def conditional_calls(program: Program) -> Iterator[Joint]:
             yield Joint(call, "save", "with FSDP or DeepSpeed ", Severity.INFO)
         elif only_reads_ddp(call) and has_buffers(program, call.forward_of) is None:
             condition = "where the model has buffers, as batch normalisation has, "
-            yield Joint(call, "forward", condition, Severity.WARNING)
+            yield Joint(call, "forward", condition, Severity.INFO)
 
 
 def only_reads_ddp(call: Call) -> bool:
@@ -109,7 +109,8 @@ def has_buffers(program: Program, model: Value | None) -> bool | None:
     given = [one.argument(None, "broadcast_buffers") for one in wraps]
     if given and all(one is not None and one.const is False for one in given):
         return False
-    made = {one.name.rpartition(".")[2] for one in program.all_calls}
+    surely = [one for one in program.all_calls if not any(map(one.stands_under, one.guards))]
+    made = {one.name.rpartition(".")[2] for one in surely}
     if made & {"register_buffer", "convert_sync_batchnorm"} or any("BatchNorm" in n for n in made):
         return True
     inner = innermost(model) if model is not None else Value()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call, Guard, Loop
-from paceline.check.lint.names import INIT_GROUP
+from paceline.check.lint.names import INIT_GROUP, kind_by_name
 from paceline.check.lint.program import Program
 from paceline.check.lint.rules.accumulation import counts
 from paceline.check.lint.rules.samplers import epoch_loop, training_loops
@@ -261,7 +261,12 @@ def check_weights_only(program: Program, context: Context) -> Iterator[Finding]:
             continue
         if any((one.instance or "").endswith("safe_globals") for one in call.withs):
             continue
-        if not may_be_same(call.argument(0, "f"), saved[0].argument(1, "f")):
+        path, written = call.argument(0, "f"), saved[0].argument(1, "f")
+        is_same = path is written or (
+            path and written and path.const and path.const == written.const
+        )
+        is_model = is_state(program, call.result) or kind_by_name(call.result.label) == "model"
+        if not is_same and not is_model:
             continue
         yield program.finding(
             "weights-only-load",
@@ -275,12 +280,6 @@ def check_weights_only(program: Program, context: Context) -> Iterator[Finding]:
             seen=saved[:1],
         )
         return
-
-
-def may_be_same(first: Value | None, second: Value | None) -> bool:
-    """Whether two paths may be one: not where each is another argument of the program."""
-    names = [one.label for one in (first, second) if one is not None]
-    return len(set(names)) < 2 or not all(name.startswith("args.") for name in names)
 
 
 def saves_objects(call: Call) -> bool:
