@@ -32,6 +32,8 @@ MAX_OPTIONS = 24
 
 def either(first: Value, second: Value, test: Value | None = None) -> Value:
     """One or the other, chosen by `test`; it depends on what the test depends on."""
+    if first is second:
+        return first
     if test is not None:
         first, second = left_of(first, test, True), left_of(second, test, False)
     if first is second:

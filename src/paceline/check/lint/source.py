@@ -96,7 +96,7 @@ def starts_something(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) and not ast.unparse(node.func).startswith(SETTINGS)
 
 
-def is_main_test(node: ast.expr) -> bool:
+def is_main_test(node: ast.AST) -> bool:
     """`__name__ == "__main__"`."""
     return (
         isinstance(node, ast.Compare)

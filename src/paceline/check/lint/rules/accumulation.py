@@ -7,7 +7,7 @@ from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call, Event, Guard, Loop
 from paceline.check.lint.names import DDP
 from paceline.check.lint.program import Program
-from paceline.check.lint.values import UNKNOWN, Value, at_iteration
+from paceline.check.lint.values import DATA, UNKNOWN, Value, at_iteration
 
 
 def check_flag_late(program: Program, context: Context) -> Iterator[Finding]:
@@ -120,6 +120,46 @@ def step_after(program: Program, backward: Call) -> Call | None:
     steps = [one for one in program.steps if loops & set(one.loops)]
     after = [one for one in steps if one.order > backward.order]
     return min(after or steps, key=lambda one: one.order, default=None)
+
+
+SCALES = frozenset({"Div", "Mult", "FloorDiv"})
+
+
+def check_loss_not_divided(program: Program, context: Context) -> Iterator[Finding]:
+    """Gradients of micro-batches are summed where the loss of the whole batch is a mean."""
+    scaled = program.calls(method=("div_", "mul_"))
+    if program.framework is not None or any(
+        "grad" in of.receiver.label for of in scaled if of.receiver
+    ):
+        return
+    for backward, step in accumulated(program):
+        loss = backward.receiver if not backward.args else backward.args[0]
+        if loss is None or DATA not in loss.taints:
+            continue
+        if any(one.operation and one.operation[0] in SCALES for one in loss.origins()):
+            continue
+        yield program.finding(
+            "ga-loss-normalisation",
+            Severity.WARNING,
+            backward,
+            what=(
+                f"the optimizer steps (line {step.line}) on the sum of the micro-batches' "
+                "gradients: they, and the norm that is clipped, grow with their number"
+            ),
+            fix="divide the loss by the number of micro-batches before backward()",
+            seen=(step,),
+        )
+        return
+
+
+def accumulated(program: Program) -> Iterator[tuple[Call, Call]]:
+    """Backward passes of several micro-batches in a loop of their own, and the step after it."""
+    for backward in program.backwards:
+        for step in program.steps:
+            inner = backward.loops[len(step.loops) :]
+            around = bool(inner) and backward.loops[: len(step.loops)] == step.loops
+            if around and inner[0].counter and not inner[0].over_batches and step.loops:
+                yield backward, step
 
 
 def manages_sync(program: Program) -> bool:
@@ -269,5 +309,6 @@ def leaves(test: Value) -> Iterator[Value]:
 RULES = (
     check_flag_late,
     check_no_sync_missing,
+    check_loss_not_divided,
     check_no_sync_off_by_one,
 )

@@ -5,10 +5,12 @@ from collections.abc import Iterator
 
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
-from paceline.check.lint.events import Call, Event, exclusive
+from paceline.check.lint.events import Call, Event, Guard, exclusive
 from paceline.check.lint.names import DDP
 from paceline.check.lint.program import Program
+from paceline.check.lint.source import is_main_test
 from paceline.check.lint.values import RANK, SHARD, Value, innermost
+from paceline.check.lint.words import words_of
 
 
 def wrapped_models(program: Program) -> Iterator[tuple[Call, Value]]:
@@ -255,7 +257,45 @@ def trained_later(program: Program, call: Call) -> bool:
     )
 
 
+MODULE_METHODS = words_of("python", "module_methods")
+
+
+def check_method_of_wrapper(program: Program, context: Context) -> Iterator[Finding]:
+    """A method of the model called on the DistributedDataParallel around it, which has none."""
+    named = {"module", *(one.attribute for one in program.assigns)} | {
+        one.method for one in program.all_calls if any(each.how == "except" for each in one.guards)
+    }
+    reported: set[int] = set()
+    for call in program.all_calls:
+        method, options = call.method or "", of_call(call)
+        wraps = [one.call for one in options if one.instance == DDP and isinstance(one.call, Call)]
+        if not wraps or id(call.node) in reported or method in MODULE_METHODS | named:
+            continue
+        always = len(wraps) == len(options)
+        if method.startswith("_") or not (always or all(map(says_nothing, call.guards))):
+            continue
+        reported.add(id(call.node))
+        yield program.finding(
+            "ddp-method-missing",
+            Severity.ERROR if always else Severity.WARNING,
+            call,
+            what=(
+                f"the model is wrapped in line {wraps[0].line}, and DistributedDataParallel has no "
+                f"`{method}`: AttributeError" + ("" if always else " in runs of several ranks")
+            ),
+            fix=f"call `.module.{method}(...)`, which is the model inside",
+            seen=(wraps[0],),
+        )
+
+
+def says_nothing(guard: Guard) -> bool:
+    """Whether a condition is the same in runs of one rank and of many: every few steps, a rank."""
+    every_few = any(one.operation and one.operation[0] == "Mod" for one in guard.test.origins())
+    return guard.by_rank or every_few or is_main_test(getattr(guard.node, "test", guard.node))
+
+
 RULES = (
+    check_method_of_wrapper,
     check_model_differs,
     check_model_changed_by_rank,
     check_forward_bypassed,
