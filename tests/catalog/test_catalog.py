@@ -220,3 +220,15 @@ def test_a_published_model_without_a_window_has_none_rather_than_a_window_of_no_
     configs = load_published_configs()
     assert configs["mistral-7b"].config["sliding_window"] is None
     assert configs["mistral-7b-v0.1"].config["sliding_window"] == 4096
+
+
+@pytest.mark.parametrize(
+    ("reported", "name"),
+    [
+        ("NVIDIA GH200 480GB", "GH200"),
+        ("nvidia a100-sxm4-80gb", "A100-80"),
+        ("Aqua Vanjaram [Instinct MI300X]", "MI300X"),
+    ],
+)
+def test_an_accelerator_is_found_by_what_its_own_tool_prints(reported, name):
+    assert find_accelerator(reported, where="cluster.accelerator").name == name

@@ -400,7 +400,7 @@ def _accelerator(device: str) -> str:
     """The catalog's name of this GPU, as the job is planned for it."""
     if device != "cuda":
         return "cpu"
-    from paceline.topology.cards import catalog_name
+    from paceline.catalog import catalog_name
 
     return catalog_name(torch.cuda.get_device_name()) or "H100-SXM"
 

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.catalog import load_accelerators
+from paceline.catalog import catalog_name, load_accelerators
 from paceline.errors import JobError
 from paceline.job import parse_job
 from paceline.topology import Cluster, FoundGpu, Machine, find_cluster
-from paceline.topology.cards import catalog_name
 from paceline.topology.read_nvidia import read_gpu_query
 
 JOB = """\

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.catalog import catalog_name
 from paceline.topology import machine as machine_module
-from paceline.topology.cards import catalog_name
 from paceline.topology.machine import (
     Machine,
     find_gpu_uuids,

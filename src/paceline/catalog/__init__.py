@@ -4,6 +4,7 @@ from paceline.catalog.accelerator import PRECISIONS, Accelerator, Backend
 from paceline.catalog.link import Link
 from paceline.catalog.load import (
     accelerator_spellings,
+    catalog_name,
     find_accelerator,
     find_link,
     load_accelerators,
@@ -36,6 +37,7 @@ __all__ = [
     "Provider",
     "accelerator_spellings",
     "built_in_catalog",
+    "catalog_name",
     "cheapest_prices",
     "find_accelerator",
     "find_catalog_file",

@@ -3,6 +3,7 @@
 A catalog file of the reader's own is merged over them in `user.py`.
 """
 
+import re
 import tomllib
 from collections.abc import Mapping
 from functools import cache
@@ -37,10 +38,11 @@ def load_links() -> Mapping[str, Link]:
 
 
 def find_accelerator(name: str, *, where: str, catalog: "Catalog | None" = None) -> Accelerator:
-    """The accelerator of that name or alias, in any case.
+    """The accelerator of that name or alias, in any case, or as its own tool reports it.
 
     Args:
-        name: As a person or a data sheet writes it: `H100-SXM`, `h100`, `A100-SXM4-80GB`.
+        name: As a person, a data sheet or `nvidia-smi` writes it: `h100`, `A100-SXM4-80GB`,
+            `NVIDIA H100 80GB HBM3`.
         where: Its place in the job, for the message.
         catalog: Where to look; the built-in one when left out.
 
@@ -49,9 +51,8 @@ def find_accelerator(name: str, *, where: str, catalog: "Catalog | None" = None)
     """
     accelerators = load_accelerators() if catalog is None else catalog.accelerators
     spellings = accelerator_spellings(accelerators)
-    found = {spelling.lower(): known for spelling, known in spellings.items()}.get(
-        name.strip().lower()
-    )
+    by_lower = {spelling.lower(): known for spelling, known in spellings.items()}
+    found = by_lower.get(name.strip().lower()) or catalog_name(name, catalog)
     if found is None:
         raise JobError(no_such("T001", "accelerator", name, spellings, where))
     return accelerators[found]
@@ -68,6 +69,30 @@ def find_link(name: str, *, where: str, catalog: "Catalog | None" = None) -> Lin
     if found is None:
         raise JobError(no_such("T004", "link", name, {each: each for each in links}, where))
     return found
+
+
+def catalog_name(smi_name: str, catalog: "Catalog | None" = None) -> str | None:
+    """The catalog's name of a GPU as its own tool reports it, or None when it is not in there.
+
+    >>> catalog_name("NVIDIA H100 80GB HBM3"), catalog_name("Aqua Vanjaram [Instinct MI300X]")
+    ('H100-SXM', 'MI300X')
+    """
+    accelerators = load_accelerators() if catalog is None else catalog.accelerators
+    bare = _bare(smi_name)
+    for name, accelerator in accelerators.items():
+        if any(bare == _bare(each) for each in accelerator.smi_names):
+            return name
+    return None
+
+
+def _bare(smi_name: str) -> str:
+    """The model alone, in small letters: tools differ in the maker's words and in capitals."""
+    text = smi_name.strip().lower()
+    bracket = re.fullmatch(r"[^\[]*\[([^\]]+)\]", text)  # as the PCI database has it
+    words = (bracket[1] if bracket else text).split()
+    while words and words[0] in ("nvidia", "tesla", "amd", "instinct"):
+        words = words[1:]
+    return " ".join(words)
 
 
 def accelerator_spellings(accelerators: Mapping[str, Accelerator]) -> dict[str, str]:

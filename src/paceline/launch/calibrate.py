@@ -13,14 +13,13 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.catalog import Catalog
+from paceline.catalog import Catalog, catalog_name
 from paceline.catalog.measured import Measurements
 from paceline.errors import JobError, Problem, RunError
 from paceline.job import parse_job
 from paceline.job.packages import need_package
 from paceline.launch.ranks import RankProcess, run_ranks
 from paceline.topology import Cluster, find_cluster
-from paceline.topology.cards import catalog_name
 from paceline.topology.machine import Machine, find_local_machine, with_links
 
 _START_S = 120.0

@@ -5,34 +5,11 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from paceline.catalog import Accelerator, Catalog, accelerator_spellings, built_in_catalog
+from paceline.catalog import Accelerator, Catalog, accelerator_spellings
 from paceline.errors import JobError, Problem
 from paceline.topology.machine import Machine
 from paceline.topology.read_nvidia import FoundGpu
 from paceline.units import format_bytes
-
-
-def catalog_name(smi_name: str, catalog: Catalog | None = None) -> str | None:
-    """The catalog's name of a GPU as its own tool reports it, or None when it is not in there.
-
-    >>> catalog_name("NVIDIA H100 80GB HBM3"), catalog_name("Aqua Vanjaram [Instinct MI300X]")
-    ('H100-SXM', 'MI300X')
-    """
-    bare = _bare(smi_name)
-    for name, accelerator in (catalog or built_in_catalog()).accelerators.items():
-        if any(bare == _bare(each) for each in accelerator.smi_names):
-            return name
-    return None
-
-
-def _bare(smi_name: str) -> str:
-    """The model alone, in small letters: tools differ in the maker's words and in capitals."""
-    text = smi_name.strip().lower()
-    bracket = re.fullmatch(r"[^\[]*\[([^\]]+)\]", text)  # as the PCI database has it
-    words = (bracket[1] if bracket else text).split()
-    while words and words[0] in ("nvidia", "tesla", "amd", "instinct"):
-        words = words[1:]
-    return " ".join(words)
 
 
 def memory_of_gpus(

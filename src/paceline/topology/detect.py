@@ -6,10 +6,9 @@ Not covered: several machines, see `detect_hosts.py`.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.catalog import Catalog, built_in_catalog
+from paceline.catalog import Catalog, built_in_catalog, catalog_name
 from paceline.errors import Problem
 from paceline.topology.cards import (
-    catalog_name,
     different_gpus,
     memory_of_gpus,
     memory_problem,

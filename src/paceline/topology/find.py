@@ -6,6 +6,7 @@ from pathlib import Path
 from paceline.catalog import (
     Accelerator,
     Catalog,
+    catalog_name,
     find_accelerator,
     find_catalog_file,
     load_catalog,
@@ -13,7 +14,6 @@ from paceline.catalog import (
 from paceline.errors import JobError
 from paceline.job import ClusterSpec, Job
 from paceline.topology.cards import (
-    catalog_name,
     check_gpus_seen,
     check_one_kind,
     different_gpus,

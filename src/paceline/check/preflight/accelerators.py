@@ -4,11 +4,11 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
+from paceline.catalog import catalog_name
 from paceline.check.preflight.mac import check_mac
 from paceline.check.preflight.need import Need
 from paceline.check.preflight.result import Result, failed, passed, unknown, warned
 from paceline.check.preflight.xids import judge_xids
-from paceline.topology.cards import catalog_name
 from paceline.topology.machine import visible_gpus
 from paceline.topology.node.facts import NodeFacts
 from paceline.topology.node.read_state import (

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from paceline.catalog import catalog_name
 from paceline.check.preflight.accelerators import gpu_states
 from paceline.check.preflight.gpu_start import wheels_for
 from paceline.check.preflight.need import Need
@@ -16,7 +17,6 @@ from paceline.check.preflight.preflight import judge
 from paceline.check.preflight.rdma import check_rdma
 from paceline.check.preflight.result import Result, Status, failed, passed, unknown, warned
 from paceline.record.requirements import Requirements
-from paceline.topology.cards import catalog_name
 from paceline.topology.machine import read_meminfo, visible_gpus
 from paceline.topology.node.facts import Gathered, NodeFacts, TorchFacts
 from paceline.topology.node.read_state import read_kernel_driver

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from paceline.catalog import catalog_name
 from paceline.check.preflight.need import Need
 from paceline.check.preflight.result import Result, failed, passed, unknown
-from paceline.topology.cards import catalog_name
 from paceline.topology.node.facts import MacTexts, NodeFacts
 from paceline.topology.read_mac import Mac, read_system_profiler
 from paceline.topology.read_rdma import read_ibv_devices
