@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from paceline.cli.bench import command
 from paceline.errors import PacelineError
 from paceline.job import parse_job
 from paceline.job.job import LayoutSpec
@@ -114,6 +116,23 @@ def test_a_fixed_layout_becomes_the_nearest_that_so_many_ranks_can_have():
 def test_a_layout_that_is_possible_is_left_alone():
     asked = LayoutSpec(tensor=2, sharding="full")
     assert adapted(asked, 4) == (asked, [])
+
+
+@pytest.mark.parametrize(
+    ("sweep", "why"),
+    [
+        ("train.steps=5,6", "6 and 5 are the same measurement"),
+        ("train.bucket=1MiB,1024KiB", "1024KiB and 1MiB are the same measurement"),
+        ("cluster.per_node=1,2", "2 and 1 are the same measurement"),
+        ("train.global_batch=8,16", "is other work than one with 8"),
+        ("data.seq_len=32,64", "is other work than one with 32"),
+    ],
+)
+def test_a_sweep_whose_values_cannot_be_compared_measures_nothing(folder, sweep, why, monkeypatch):
+    monkeypatch.setattr("paceline.launch.bench.measure", lambda *_, **__: pytest.fail("measured"))
+    done = CliRunner().invoke(command, [str(folder / "job.yaml"), "--sweep", sweep])
+    assert done.exit_code == 2, done.output
+    assert why in " ".join(done.output.split())
 
 
 def test_a_factory_that_raises_is_told_without_a_traceback(folder):

@@ -115,12 +115,15 @@ def test_the_plan_of_another_cluster_says_what_it_expects_there(monkeypatch, tmp
     assert "between nodes, each node and direction: " in done.output
 
 
-def test_one_rank_has_no_bus_bandwidth(monkeypatch):
-    made = Sweep(world_size=1, backend="gloo", device="cpu", torch="2.13", rows=(row(1024, 0),))
-    monkeypatch.setattr(sweeping, "sweep_all_reduce", lambda *args, **options: made)
-    done = CliRunner().invoke(command, ["--all-reduce", "--ranks", "1"])
-    assert "there is no bus bandwidth" in done.output
-    assert "best bus bandwidth" not in done.output
+def test_one_rank_alone_is_refused_and_left_out_of_the_usual_numbers(monkeypatch):
+    made = Sweep(world_size=2, backend="gloo", device="cpu", torch="2.13", rows=(row(1024, 1e9),))
+    asked = []
+    monkeypatch.setattr(sweeping, "sweep_all_reduce", lambda n, **_: asked.append(n) or made)
+    done = CliRunner().invoke(command, ["--all-reduce", "--ranks", "1,2"])
+    assert (done.exit_code, asked) == (2, [])
+    assert "one rank sends nothing" in done.output
+    assert CliRunner().invoke(command, ["--all-reduce"]).exit_code == 0
+    assert asked == [2]
 
 
 @pytest.mark.parametrize(

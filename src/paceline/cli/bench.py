@@ -186,6 +186,7 @@ def command(
         field, values = _read_sweep(sweep)
         jobs = [read_job(job_file, (*overrides, f"{field}={value}")) for value in values]
         cases = [bench_cases(each, counts[-1:], "strong")[0] for each in jobs]
+        _check_comparable(field, values, cases)
         notes = [f", {field}={value}" for value in values]
         half = replace(stretch, timed=max(3, (steps + 1) // 2))
         pairs = list(zip(cases, notes, strict=True))
@@ -193,7 +194,7 @@ def command(
         back = [_measured(*each, half, limit_s) for each in reversed(pairs)]
         found = judge_settings(field, values, there, back[::-1])
         _show_settings(found, as_json=as_json)
-        if writes and found.is_clear:
+        if writes:
             _write_setting(job_file, found)
         return
     _check_out(out)
@@ -230,6 +231,26 @@ def _read_sweep(text: str) -> tuple[str, list[str]]:
     return field.strip(), values
 
 
+def _check_comparable(field: str, values: list[str], cases: "list[BenchCase]") -> None:
+    """
+    Raises:
+        BadParameter: Two values are measured alike, or a step of one is other work.
+    """
+    specs = [case.job.spec for case in cases]
+    works = [(case.plan.layout.global_batch, case.plan.profile) for case in cases]
+    for place, value in enumerate(values):
+        why = ""
+        if specs[place] in specs[:place]:
+            like = values[specs.index(specs[place])]
+            why = f"{field}={value} and {like} are the same measurement: it has its own ranks, "
+            why += "steps, evaluation and checkpoints. Give other values, or another field"
+        elif works[place] != works[0]:
+            why = f"a step with {field}={value} is other work than one with {values[0]}, so their "
+            why += "times say nothing of which is faster. Take a field that leaves batch and model"
+        if why:
+            raise click.BadParameter(f"{why}.", param_hint="--sweep")
+
+
 def _show_settings(found: "Settings", *, as_json: bool) -> None:
     from paceline.report.bench_text import setting_lines
 
@@ -242,6 +263,9 @@ def _show_settings(found: "Settings", *, as_json: bool) -> None:
 def _write_setting(job_file: Path, found: "Settings") -> None:
     from paceline.job.edit import with_value
 
+    if not found.is_clear:
+        click.echo(f"wrote nothing into {job_file}: no value is clearly the fastest", err=True)
+        return
     text = job_file.read_text(encoding="utf-8")
     job_file.write_text(with_value(text, found.field, found.fastest), encoding="utf-8")
     click.echo(f"wrote {found.field}: {found.fastest} into {job_file}", err=True)
@@ -336,11 +360,14 @@ def _print_sweeps(
     from paceline.report.sweep_text import expected_lines, sweep_lines
 
     max_bytes = _read_size(max_size)
-    counts = read_ranks(ranks_text)
+    counts = [count for count in read_ranks(ranks_text) if count > 1 or is_given("ranks_text")]
+    if counts[0] == 1:
+        hint = "one rank sends nothing: --all-reduce takes 2 ranks and more"
+        raise click.BadParameter(hint, param_hint="--ranks")
     plan = None if job_file is None else _planned(job_file, overrides)
     sweeps = []
     for count in counts:
-        click.echo(f"all-reduce over {count} rank{'s' if count > 1 else ''}", err=True)
+        click.echo(f"all-reduce over {count} ranks", err=True)
         sweeps.append(sweep_all_reduce(count, max_bytes=max_bytes, limit_s=limit_s))
     network = None if plan is None else decide_network(plan)
     if as_json:

@@ -23,12 +23,10 @@ def sweep_lines(sweep: Sweep, plan: Plan | None) -> list[str]:
     found = [
         f"{sweep.world_size} ranks, {sweep.backend} on {sweep.device}, torch {sweep.torch}",
         format_table(rows),
-        f"best bus bandwidth: {best / 1e9:.3g} GB/s (measured)"
-        if sweep.world_size > 1
-        else "one rank sends nothing: there is no bus bandwidth, and algbw is its own memory's",
+        f"best bus bandwidth: {best / 1e9:.3g} GB/s (measured)",
     ]
     link = None if plan is None else plan.cluster.link_bytes_per_s
-    if plan is not None and sweep.world_size > 1 and link and plan.cluster.is_local:
+    if plan is not None and link and plan.cluster.is_local:
         known = plan.cluster.known.get("link_bytes_per_s", "estimated")
         found.append(
             f"the plan takes {link / 1e9:.3g} GB/s between ranks of this machine ({known}): "
