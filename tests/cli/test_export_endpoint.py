@@ -99,6 +99,7 @@ def test_s0_27_an_exported_run_answers_over_http_what_its_model_computes(tmp_pat
             ({"max_tokens": 3}, "give either prompt or messages"),
             ({"messages": [{"role": "user", "content": "a"}]}, "no chat template; give prompt"),
             ({"prompt": ""}, "at least 1 character"),
+            ({"prompt": "a" * 1_000_001}, "at most 1000000 characters"),
         ):
             status, refused = ask(f"{address}/predict", wrong)
             assert (status, why in json.dumps(refused)) == (422, True)

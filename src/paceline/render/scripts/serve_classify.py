@@ -6,13 +6,16 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+MOST_CHARACTERS = 1_000_000
+"""Of a text. A guess: far above what models take, and tokenized in seconds."""
+
 
 class Input(BaseModel):
     """A text to label."""
 
     model_config = ConfigDict(extra="forbid")
 
-    text: str = Field(min_length=1)
+    text: str = Field(min_length=1, max_length=MOST_CHARACTERS)
 
 
 class Output(BaseModel):

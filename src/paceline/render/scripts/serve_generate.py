@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 TOKENS_ARE_BYTES = False
+MOST_CHARACTERS = 1_000_000
+"""Of a text. A guess: far above what models take, and tokenized in seconds."""
 
 
 class Message(BaseModel):
@@ -16,7 +18,7 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     role: Literal["system", "user", "assistant"]
-    content: str
+    content: str = Field(max_length=MOST_CHARACTERS)
 
 
 class Input(BaseModel):
@@ -24,7 +26,7 @@ class Input(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    prompt: str | None = Field(None, min_length=1)
+    prompt: str | None = Field(None, min_length=1, max_length=MOST_CHARACTERS)
     messages: list[Message] | None = Field(None, min_length=1)
     max_tokens: int = Field(64, ge=1, le=4096)
     temperature: float = Field(0.0, ge=0.0, le=2.0, description="0 takes the likeliest token.")
