@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,8 +15,9 @@ from paceline.cli.output_file import kept_folder
 from paceline.cli.screen import say
 
 if TYPE_CHECKING:
-    from paceline.check.smoke import Row, Smoke
+    from paceline.check.smoke import Row, Smoke, Status
     from paceline.launch.smoke import Seen
+    from paceline.launch.smoke_script import SeenScript
 
 
 def _range(
@@ -56,6 +58,11 @@ def _range(
     type=PathName(path_type=Path, file_okay=False),
     help="Keep the runs in this new or empty folder. [default: removed at the end]",
 )
+@click.option(
+    "--in-place",
+    is_flag=True,
+    help="Run a script in its folder itself: its writes are real, also over a checkpoint.",
+)
 @set_option
 @json_option
 def command(
@@ -65,6 +72,7 @@ def command(
     loss_range: tuple[float, float] | None,
     limit_s: float,
     keep: Path | None,
+    in_place: bool,
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> int:
@@ -76,9 +84,11 @@ def command(
     training_step, validation_step, checkpoint_save, checkpoint_load, inference, metrics. Then the
     loss range, memory over the steps, gradients, NaN and Inf, and the losses of one and two ranks.
 
-    A Python script is started as it is, in this folder, and stopped after a few steps, as Ctrl-C
-    does: what it writes is really written, also over a checkpoint of that name. What it does not
-    print is listed as not seen, with the reason. Its arguments follow `--`.
+    A Python script runs in a copy of this folder, so that what it writes there is lost and nothing
+    of yours is overwritten; what it writes by an absolute path elsewhere is really written. Its
+    torch optimizers, modules, DataLoaders and saves are observed, and it is ended after its steps,
+    on one rank and, where it joins a process group, on two. What cannot be judged is listed with
+    the reason. Its arguments follow `--`.
 
     \b
     Examples:
@@ -89,37 +99,37 @@ def command(
       paceline smoke train.py -- --epochs 1
 
     \b
-    Exit codes: 0 nothing failed; 1 a step or a check failed, or no training step was seen; 2 and 3
-    it cannot be run.
+    Exit codes: 0 nothing failed; 1 a step or a check failed, or no training step was judged; 2 and
+    3 it cannot be run.
     """
     from paceline.check.smoke import judge
+    from paceline.check.smoke_script import judge_script
     from paceline.cli.standard_streams import reader_may_leave
 
     began = time.monotonic()
+    seen: Seen | SeenScript
     with kept_folder(keep, "smoke") as folder:
-        seen = (
-            _script(target, arguments, steps, folder, limit_s, overrides)
-            if target.suffix == ".py"
-            else _job(target, arguments, steps, folder, limit_s, overrides)
-        )
-    smoke = judge(seen, loss_range)
+        if target.suffix == ".py":
+            seen = _script(target, arguments, steps, folder, limit_s, overrides, in_place=in_place)
+            smoke = judge_script(seen, loss_range)
+        else:
+            if arguments or in_place:
+                given = arguments[0] if arguments else "--in-place"
+                raise click.UsageError(f"Arguments go with a script: {given} is one too many.")
+            seen = _job(target, steps, folder, limit_s, overrides)
+            smoke = judge(seen, loss_range)
     seconds = time.monotonic() - began
     with reader_may_leave():
         if as_json:
-            data = {"passed": smoke.passed, "seconds": seconds, "about": seen.about}
+            data = {"verdict": smoke.verdict, "seconds": seconds, "about": seen.about}
             click.echo(json.dumps(data | asdict(smoke), indent=2))
         else:
-            _show(smoke, seen, target, seconds)
-    return 0 if smoke.passed else 1
+            _show(smoke, seen.about, target, seconds)
+    return 0 if smoke.verdict == "pass" else 1
 
 
 def _job(
-    path: Path,
-    arguments: tuple[str, ...],
-    steps: int,
-    folder: Path,
-    limit_s: float,
-    overrides: tuple[str, ...],
+    path: Path, steps: int, folder: Path, limit_s: float, overrides: tuple[str, ...]
 ) -> "Seen":
     from paceline.cli.job_input import read_job
     from paceline.errors import JobError
@@ -127,8 +137,6 @@ def _job(
     from paceline.job.length import uncounted
     from paceline.launch.smoke import smoke_job
 
-    if arguments:
-        raise click.UsageError(f"Arguments go with a script: {arguments[0]} is one too many.")
     if path.suffix in (".yaml", ".yml") and load_script(path, overrides) is not None:
         raise JobError.of(
             code="J012",
@@ -147,25 +155,37 @@ def _script(
     folder: Path,
     limit_s: float,
     overrides: tuple[str, ...],
-) -> "Seen":
+    *,
+    in_place: bool,
+) -> "SeenScript":
     from paceline.cli.run_script import check_program, make_program
-    from paceline.launch.smoke import smoke_script
+    from paceline.errors import JobError
+    from paceline.launch.smoke_script import smoke_script
 
+    for override in overrides:
+        if not override.startswith("environment."):
+            raise click.UsageError(f"--set of a script takes environment.NAME=VALUE: {override}")
     given = ("recovery.max_restarts=0", *overrides)
     program = make_program(path, list(arguments), 1, None, given, profiles=False)
     check_program(program, "local")
-    say(f"{steps} steps of {path} in {Path.cwd()}: files that it writes are really written")
-    return smoke_script(program, steps, folder, limit_s=limit_s)
+    if not in_place and not path.resolve().is_relative_to(program.folder):
+        raise JobError.of(
+            code="R077",
+            what=f"{path} is not in this folder, which is what is copied to try it in",
+            where=str(path),
+            fix=f"cd {path.resolve().parent}, or --in-place: it then writes where it stands",
+        )
+    return smoke_script(program, steps, folder, limit_s=limit_s, in_place=in_place, on_note=say)
 
 
-def _show(smoke: "Smoke", seen: "Seen", target: Path, seconds: float) -> None:
+def _show(smoke: "Smoke", about: list[str], target: Path, seconds: float) -> None:
     rows = (*smoke.steps, *smoke.checks)
-    count = {word: sum(row.status == word for row in rows) for word in ("fail", "pass", "not seen")}
+    count = Counter(row.status for row in rows)
     click.echo(
-        f"{'pass' if smoke.passed else 'FAIL'}  {target}: {count['pass']} passed, "
-        f"{count['fail']} failed, {count['not seen']} not seen, in {seconds:.0f} s on the CPU"
+        f"{_word(smoke.verdict)}  {target}: {count['pass']} passed, {count['fail']} failed, "
+        f"{count['not judged']} not judged, in {seconds:.0f} s"
     )
-    for note in seen.about:
+    for note in about:
         click.echo(f"note  {note}")
     for row in rows:
         _show_row(row)
@@ -176,11 +196,14 @@ def _show_row(row: "Row") -> None:
     from paceline.units import format_seconds
 
     took = "" if row.seconds is None else format_seconds(row.seconds)
-    word = "FAIL" if row.status == "fail" else row.status
-    head = f"{word:<8}  {row.name:<15}  {took:>8}  "
+    head = f"{_word(row.status):<10}  {row.name:<15}  {took:>8}  "
     width = shutil.get_terminal_size().columns
     for line in wrapped(head, row.found, width=width):
         click.echo(line)
     if row.fix:
         for line in wrapped(" " * len(head) + "fix: ", row.fix, width=width, indent=len(head) + 5):
             click.echo(line)
+
+
+def _word(status: "Status") -> str:
+    return "FAIL" if status == "fail" else status

@@ -54,8 +54,8 @@ _WORDS_S = 1.0
 
 def check_script(script: Script, *, is_here: bool = True) -> Iterator[Problem]:
     """What can be known to fail before anything is started; of other machines' programs nothing."""
-    where = where_in({}, script.source, "alerts")
-    yield from check_names(script.spec.alerts, where, logs_its_own=True)
+    in_alerts = where_in({}, script.source, "alerts")
+    yield from check_names(script.spec.alerts, in_alerts, logs_its_own=True)
     yield from check_variables(script.spec.alerts)
     metrics = script.spec.metrics
     yield from check_metrics(metrics, lambda field: f"{field}, {script.source}")
@@ -81,20 +81,22 @@ def check_script(script: Script, *, is_here: bool = True) -> Iterator[Problem]:
         )
     if not is_python:
         return
-    file = script.folder / script.spec.command[1]
+    name = script.spec.command[1]
+    file = script.folder / name
+    where = name if script.source == "--script" else f"command, {script.source}"
     if file.is_dir() and not (file / "__main__.py").is_file():
         yield Problem(
             code="R050",
             what=f"{file} is a folder, and no program of Python's",
-            where=f"command, {script.source}",
+            where=where,
             fix="name the script in it that is to be started",
         )
-    elif script.spec.command[1].endswith(".py") and not file.is_file():
+    elif name.endswith(".py") and not file.is_file():
         yield Problem(
             code="R050",
             what=f"there is no script {file}",
-            where=f"command, {script.source}",
-            fix="give its path as seen from the job file's folder (here, with --script)",
+            where=where,
+            fix=f"give the path of one that is there, as seen from {script.folder}",
         )
 
 

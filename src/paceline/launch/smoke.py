@@ -1,22 +1,23 @@
-"""Run a job, or a script, for a few steps and keep what was seen: the facts of `paceline smoke`.
+"""Run a job for a few steps and keep what was seen: the facts of `paceline smoke JOB`.
 
-A job is cut down to a few steps of a few samples and run three times as whole `paceline run`s: on
-one rank, again from the checkpoint in the middle, and on two ranks over gloo. A script is started
-once and asked to stop after so many steps. Nothing is judged here (`check/smoke.py`).
+It is cut down to a few steps of a few samples and run three times as whole `paceline run`s: on
+one rank, again from the checkpoint in the middle, and on two ranks over gloo. Nothing is judged
+here (`check/smoke.py`).
 """
 
 import os
 import shutil
-import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 
 from paceline.errors import JobError, PacelineError, PlanError
-from paceline.job import Job, Script
+from paceline.job import Job
 from paceline.job.data_fields import is_prepared
 from paceline.job.evaluate import EvaluateSpec, measures_loss
 from paceline.job.job import (
@@ -29,12 +30,10 @@ from paceline.job.job import (
 )
 from paceline.job.sources import find_tokenizer
 from paceline.job.train import TrainSpec
-from paceline.launch.attached import versions
 from paceline.launch.bench import adapted
 from paceline.launch.drill import Ran, run_to_end
 from paceline.launch.export import export, plan_export
 from paceline.launch.factory import measure_factory
-from paceline.launch.foreign import run_script
 from paceline.launch.ready import check_can_run
 from paceline.plan import Plan, plan_job
 from paceline.prepare import Prepared, TrainedOn, find_data
@@ -42,10 +41,11 @@ from paceline.prepare.show import show_sample
 from paceline.profile import ModuleFacts, resolve_config
 from paceline.record.checkpoints import checkpoint_name, verify_checkpoint
 from paceline.record.conversion import LogitsCheck
-from paceline.record.events import AnyEvent, WorkerStarted, read_events
+from paceline.record.events import AnyEvent, read_events
 from paceline.record.metrics import StepMetrics, read_metrics
-from paceline.record.run import RunFolder, create_run, create_script_run
+from paceline.record.run import RunFolder, create_run
 from paceline.record.tensors import TensorRecord, read_tensors
+from paceline.topology.machine import find_local_machine
 
 _BATCH, _SEQ_LEN = 4, 128
 """Samples of a step, and tokens of a sample of plain text. Guesses: four divide by two ranks and
@@ -63,9 +63,8 @@ OnNote = Callable[[str], None]
 
 @dataclass(slots=True, kw_only=True)
 class Seen:
-    """What was seen of a job or a script. None is what was not tried, or is not known."""
+    """What was seen of a job. None is what was not tried, or is not known."""
 
-    is_job: bool
     asked_steps: int
     about: list[str] = field(default_factory=list)
     """What was made smaller or otherwise than asked, for people."""
@@ -76,9 +75,6 @@ class Seen:
     """Bytes of rank 0, resident, after each step."""
 
     why_failed: str | None = None
-    exit_code: int | None = None
-    """A script's; None for one that was stopped after its steps."""
-
     data_s: float | None = None
     data_found: str = ""
     """What the data are; empty where the program reads its own."""
@@ -113,7 +109,7 @@ def smoke_job(job: Job, steps: int, folder: Path, *, limit_s: float, on_note: On
     Raises:
         JobError, PlanError: It cannot be run here even so.
     """
-    seen = Seen(is_job=True, asked_steps=steps, own_program=job.spec.program)
+    seen = Seen(asked_steps=steps, own_program=job.spec.program)
     one, two = _cases(job, steps, seen.about)
     began = time.monotonic()
     data = find_data(one[0])
@@ -124,62 +120,41 @@ def smoke_job(job: Job, steps: int, folder: Path, *, limit_s: float, on_note: On
     seen.events, seen.lines, seen.digest = ran.events, ran.lines, ran.digest
     seen.memory = [line.memory_bytes for line in ran.lines if line.memory_bytes is not None]
     if ran.digest is None:
-        seen.why_failed = _last_words(ran.run)
+        seen.why_failed = last_words(ran.run)
         return seen
     half, last = (ran.run.checkpoints / checkpoint_name(step) for step in (steps // 2, steps))
     _compare_tensors(half, last, seen)
-    if half.is_dir():  # a save that failed is in the events
-        on_note(f"again from the checkpoint of step {steps // 2}")
-        seen.again = _run(one, data, folder / "from-checkpoint", limit_s, start=half)
-    on_note("the same on two ranks over gloo")
     seen.why_not_two = _why_not_two(one[0])
+    is_over = threading.Event()
+    run = partial(_run, data=data, limit_s=limit_s, is_over=is_over)
+    tasks: list[Callable[[], None]] = [partial(_infer, ran.run, last, folder / "exported", seen)]
     if not seen.why_not_two:
-        seen.two = _run(two, data, folder / "two-ranks", limit_s)
-    on_note("inference with the trained model")
-    _infer(ran.run, last, folder / "exported", seen)
+        tasks.append(lambda: setattr(seen, "two", run(two, folder=folder / "two-ranks")))
+    if half.is_dir():  # a save that failed is in the events
+        again = folder / "from-checkpoint"
+        tasks.append(lambda: setattr(seen, "again", run(one, folder=again, start=half)))
+    on_note(f"from the checkpoint of step {steps // 2}, on two ranks over gloo, and inference")
+    _do_all(tasks, is_over, at_once=_fits(seen.memory))
     return seen
 
 
-def smoke_script(script: Script, steps: int, folder: Path, *, limit_s: float) -> Seen:
-    """Run a script for so many steps, and stop it as Ctrl-C does.
+def _do_all(
+    tasks: Sequence[Callable[[], object]], is_over: threading.Event, *, at_once: bool
+) -> None:
+    """Do independent tasks, most of whose time is imports on one core."""
+    with ThreadPoolExecutor(len(tasks) if at_once else 1) as pool:
+        try:
+            for each in [pool.submit(task) for task in tasks]:
+                each.result()
+        finally:
+            is_over.set()
+            pool.shutdown(cancel_futures=True)
 
-    Raises:
-        JobError: It cannot be started.
-    """
-    seen = Seen(is_job=False, asked_steps=steps)
-    run = create_script_run(script, folder=folder / "script", runs=folder)
-    stopped = threading.Event()
-    pids: list[int] = []
 
-    def stop() -> None:
-        if not stopped.is_set():
-            stopped.set()
-            os.kill(os.getpid(), signal.SIGINT)
-
-    def hear(event: AnyEvent) -> None:
-        if isinstance(event, WorkerStarted):
-            pids.append(event.pid)
-
-    def look(rank: int, content: bytes) -> None:
-        lines = read_metrics(run.metrics_file)
-        if len(lines) > len(seen.memory) and pids and (size := _resident(pids[0])) is not None:
-            seen.memory.append(size)
-        if len(lines) >= steps:
-            stop()
-
-    timer = threading.Timer(limit_s, stop)
-    timer.start()
-    try:
-        state = run_script(script, run, versions=versions(), on_event=hear, on_output=look)
-    finally:
-        timer.cancel()
-    seen.events, seen.lines = read_events(run.events_file), read_metrics(run.metrics_file)
-    seen.exit_code = None if stopped.is_set() else state.exit_code
-    if state.outcome == "failed" and not stopped.is_set():
-        seen.why_failed = _last_words(run)
-    elif stopped.is_set() and len(seen.lines) < steps:
-        seen.about.append(f"stopped after {limit_s:.0f} s, with {len(seen.lines)} steps seen")
-    return seen
+def _fits(memory: list[int]) -> bool:
+    """Whether all tasks fit beside each other, by what the run on one rank held: one rank, two
+    ranks, and the two models of a comparison."""
+    return 5 * max(memory, default=0) < find_local_machine().available_bytes
 
 
 Case = tuple[Job, Plan]
@@ -313,14 +288,34 @@ def _look_at_data(job: Job, data: TrainedOn | None, seen: Seen) -> None:
 
 
 def _run(
-    case: Case, data: TrainedOn | None, folder: Path, limit_s: float, start: Path | None = None
+    case: Case,
+    data: TrainedOn | None,
+    folder: Path,
+    limit_s: float,
+    *,
+    is_over: threading.Event | None = None,
+    start: Path | None = None,
 ) -> Ran:
     run = create_run(*case, folder=folder, runs=folder.parent, data=data)
     if start is not None:
         run.checkpoints.mkdir(parents=True, exist_ok=True)
         shutil.copytree(start, run.checkpoints / start.name)
-    ran = run_to_end(run, limit_s=limit_s)
+
+    def look() -> None:
+        if is_over is not None and is_over.is_set():
+            raise KeyboardInterrupt  # another task failed, or the person stopped all
+
+    environment = {} if "OMP_NUM_THREADS" in os.environ else _threads(case)
+    ran = run_to_end(run, on_look=look, limit_s=limit_s, environment=environment)
     return replace(ran, lines=read_metrics(run.metrics_file))
+
+
+def _threads(case: Case) -> dict[str, str]:
+    """One thread for a model that it trains in time. Threads that wait for each other on a busy
+    machine took 51 s for the 10 steps of examples/tiny-lm, and one 2.2 s (two cores, load 15)."""
+    step_s, cores = case[1].estimate.step_s, os.cpu_count() or 1
+    is_small = step_s is not None and step_s * case[0].spec.train.steps * cores <= _MOST_S
+    return {"OMP_NUM_THREADS": "1"} if is_small else {}
 
 
 def _compare_tensors(half: Path, last: Path, seen: Seen) -> None:
@@ -367,15 +362,7 @@ def _infer(run: RunFolder, checkpoint: Path, out: Path, seen: Seen) -> None:
     seen.inference_s = time.monotonic() - began
 
 
-def _resident(pid: int) -> int | None:
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return None
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def _last_words(run: RunFolder) -> str:
+def last_words(run: RunFolder) -> str:
     """Why a run ended, as its record has it; else the last line of rank 0."""
     for event in reversed(read_events(run.events_file)):
         reason = getattr(event, "reason", None) or getattr(event, "detail", None)

@@ -50,12 +50,18 @@ _NCCL = re.compile(r"nccl(?:Dev)?Kernel_(\w+?)(?:_|\()")
 
 def main() -> None:
     """Run the script of the command line."""
-    sys.argv = sys.argv[1:]
-    sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
     path = os.environ.get(VARIABLE)
     if path is not None:
         _Watch(Path(path)).begin()
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    run_as_main(sys.argv[1:])
+
+
+def run_as_main(words: list[str]) -> None:
+    """Run a script with its arguments as Python itself does: `sys.argv`, `sys.path` and `__main__`
+    are the script's."""
+    sys.argv = words
+    sys.path[0] = str(Path(words[0]).resolve().parent)
+    runpy.run_path(words[0], run_name="__main__")
 
 
 @dataclass(slots=True)
