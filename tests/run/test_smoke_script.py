@@ -58,7 +58,7 @@ def test_s0_19_a_script_is_judged_by_what_it_did_and_its_folder_is_left_as_it_wa
     assert unjudged == {"tokenization", "metrics"}
     assert rows["training_step"]["found"].startswith("10 steps, loss ")
     assert rows["data_loading"]["found"].endswith("10 batches, 10 different")
-    assert rows["checkpoint_save"]["found"].startswith("1 file, the last checkpoint.pt: 2 tensors")
+    assert rows["checkpoint_save"]["found"].startswith("1 file, the last checkpoint.pt: read back")
     assert rows["validation_step"]["value"] == 1
     assert "2 ranks, gloo: all trained parameters equal" in rows["two_ranks"]["found"]
     assert json.loads(done.stdout)["about"] == ["not in the copy: log.txt (a link to nothing)"]
@@ -78,6 +78,7 @@ def test_s0_19_a_script_is_judged_by_what_it_did_and_its_folder_is_left_as_it_wa
         ("import argparse; p = argparse.ArgumentParser(); p.add_argument('x'); p.parse_args()",
          "fail", "the following arguments are required: x"),
         ("\0\1\2", "fail", "SyntaxError: source code"),
+        ("x = 1\ndef f(:", "fail", "SyntaxError: invalid syntax (train.py:2)"),
         ("open('new.txt', 'w').write('x')", "not judged", "no step of a torch optimizer was seen"),
         ("print('step 1 loss 0.5')", "not judged", "no step of a torch optimizer was seen"),
     ],

@@ -30,6 +30,8 @@ CAUSES: Mapping[str, str] = {
     "nan_inf": "lower the learning rate, clip gradients; `paceline diagnose` reads the log",
 }
 
+KEEP = "paceline diagnose finds the cause in a log; --keep keeps this run's"
+
 Status = Literal["pass", "fail", "not judged"]
 
 
@@ -169,7 +171,7 @@ def _training_step(seen: Seen) -> Row:
         found += f", {sorted(rates)[len(rates) // 2]:,.0f} tokens/s"
     if seen.why_failed is not None:
         found += f"; failed: {seen.why_failed}"
-    fix = "paceline diagnose finds the cause in a log; --keep keeps this run's" if not ok else ""
+    fix = "" if ok else KEEP
     return judged(
         "training_step", ok, found, seconds=sum(times) or None, value=mean_s, unit="s/step", fix=fix
     )

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from paceline.check.smoke import (
     CAUSES,
+    KEEP,
     Row,
     Smoke,
     judged,
@@ -90,6 +91,12 @@ def _model_loading(run: SeenRun) -> Row:
     )
 
 
+_FIXES = {
+    "arguments are required": "arguments of the script follow --",
+    "No such file": "what stands beside the folder is not in the copy: --in-place reads it",
+}
+
+
 def _training_step(seen: SeenScript) -> Row:
     run, rank = seen.one, seen.one.ranks[0]
     steps = rank.steps
@@ -107,10 +114,7 @@ def _training_step(seen: SeenScript) -> Row:
         fix = "--timeout SECONDS gives it longer"
     elif run.why_failed is not None:
         ok, found = False, f"{found}; failed: {run.why_failed}"
-        fix = (
-            "arguments of the script follow --; what it reads beside its folder is not in the "
-            "copy: --in-place"
-        )
+        fix = next((fix for words, fix in _FIXES.items() if words in run.why_failed), KEEP)
     elif not steps:
         why = f"{_NO_STEP}: the script ended by itself after {run.seconds:.0f} s"
         if rank.troubles:
@@ -137,16 +141,20 @@ def _not_tried(seen: SeenScript) -> str:
 
 
 _FOUND = {
-    "validation_step": "{count} passes through {name} without gradients, outputs finite",
-    "checkpoint_load": "state of model and optimizer saved and loaded again: {count} tensors equal",
-    "inference": "{count} output tensors of two passes in eval mode: equal and finite",
+    "validation_step": ("call", "{count} of {name} without gradients, outputs finite"),
+    "checkpoint_load": (
+        "tensor",
+        "state of model and optimizer saved and loaded again: {count} equal",
+    ),
+    "inference": ("tensor", "output of two calls in eval mode: {count} equal and finite"),
 }
 
 
 def _act(name: str, act: Act | None, why_not: str) -> Row:
     if act is None:
         return unjudged(name, why_not)
-    found = _FOUND[name].format(count=act.count, name=act.name)
+    unit, found = _FOUND[name]
+    found = found.format(count=counted(act.count, unit), name=act.name)
     if act.num_bytes:
         found += f", {format_bytes(act.num_bytes)}"
     return judged(
@@ -155,7 +163,7 @@ def _act(name: str, act: Act | None, why_not: str) -> Row:
         act.problem or found,
         seconds=act.seconds,
         value=act.count,
-        unit="passes" if name == "validation_step" else "tensors",
+        unit=f"{unit}s",
     )
 
 
@@ -164,11 +172,11 @@ def _checkpoint_save(saves: list[Act]) -> Row:
         return unjudged("checkpoint_save", f"the script saved nothing {_IN_THESE}")
     last = saves[-1]
     bad = next((f"{each.name}: {each.problem}" for each in saves if each.problem), None)
-    found = f"{counted(len(saves), 'file')}, the last {last.name}: {last.count} tensors read back"
+    found = f"{counted(len(saves), 'file')}, the last {last.name}: read back"
     return judged(
         "checkpoint_save",
         bad is None,
-        bad or f"{found} equal, {format_bytes(last.num_bytes)}",
+        bad or f"{found} equal, {counted(last.count, 'tensor')}, {format_bytes(last.num_bytes)}",
         seconds=last.seconds,
         value=last.num_bytes,
         unit="bytes",

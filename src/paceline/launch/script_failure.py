@@ -25,7 +25,9 @@ _MOST_WORDS = 500
 """Characters of the line that names the error, which is shown in several places. A guess."""
 
 _ERROR = re.compile(r"(?i)error|fatal|exception|abort|not found|no such")
-_PLACE = re.compile(r'\s*File "(.+)", line (\d+)')
+_PLACE = re.compile(r'\s*File "(.+)", line (\d+)$')
+"""Where a syntax error is; a frame's line goes on with the function's name."""
+
 _CAUSED = "The above exception was the direct cause"
 _TAKEN = ("Address already in use", "EADDRINUSE")
 """A port that another process took meanwhile: the next start has another one."""
@@ -58,13 +60,13 @@ def _ending(rank: int, printed: str) -> Raised | None:
     if not headers:
         lines = _without_header(printed)
         words = lines[-1].strip() if lines and _ERROR.search(lines[-1]) else None
-        if words is not None and (place := _syntax_error_at(lines)):
-            words = f"{words} ({place})"
     else:
         root = len(headers) - 1
         while root and _CAUSED in printed[headers[root - 1].end() : headers[root].start()]:
             root -= 1  # the exception that the others were raised from
         lines, words = _traceback(printed[headers[root].start() :], headers[root]["prefix"] or "")
+    if words is not None and (place := _syntax_error_at(lines)):
+        words = f"{words} ({place})"
     is_passing = words is not None and any(text in words for text in _TAKEN)
     return Raised(rank=rank, lines=lines, words=words, is_passing=is_passing) if lines else None
 
