@@ -20,7 +20,7 @@ from paceline.launch.scratch import Listed, list_writable, write_copy
 from paceline.launch.smoke import OnNote, last_words
 from paceline.record.events import AnyEvent, WorkerStarted
 from paceline.record.metrics import StepMetrics, read_metrics
-from paceline.record.run import RunFolder, create_script_run
+from paceline.record.run import create_script_run
 from paceline.record.script_observed import Observed, observed_file, read_observed
 from paceline.topology.machine import find_local_machine
 from paceline.units import format_bytes
@@ -89,6 +89,14 @@ def smoke_script(
     return seen
 
 
+def place_in(log: str, folder: Path) -> str:
+    """The last line of a file in the folder that a traceback names; empty without one."""
+    for path, line in reversed(re.findall(r'File "([^"]+)", line (\d+)', log)):
+        if (folder / path).is_relative_to(folder):
+            return f"{(folder / path).relative_to(folder)}:{line}"
+    return ""
+
+
 def _described(listed: Listed) -> str:
     size = format_bytes(listed.num_bytes)
     return f"a copy of its folder ({len(listed.files)} files, {size})"
@@ -133,23 +141,15 @@ def _run(
         raise KeyboardInterrupt
     ranks = [read_observed(observed_file(run.path, rank)) for rank in range(script.spec.processes)]
     first = ranks[0].first_forward_at
+    log = run.rank_log(0).read_text(errors="replace")
     return SeenRun(
         ranks=ranks,
         lines=read_metrics(run.metrics_file),
         seconds=time.monotonic() - began,
         until_forward_s=None if first is None else first - started[0].at,
         why_failed=last_words(run) if state.outcome == "failed" else None,
-        stood_at=_place(run, moved.folder) if is_late.is_set() else None,
+        stood_at=place_in(log, moved.folder) if is_late.is_set() else None,
     )
-
-
-def _place(run: RunFolder, folder: Path) -> str:
-    """The last line of a file in the folder that a traceback in rank 0's log names."""
-    text = run.rank_log(0).read_text(errors="replace")
-    for path, line in reversed(re.findall(r'File "([^"]+)", line (\d+)', text)):
-        if (folder / path).is_relative_to(folder):
-            return f"{(folder / path).relative_to(folder)}:{line}"
-    return ""
 
 
 def _observed(script: Script, run: Path, steps: int) -> Script:
