@@ -342,3 +342,17 @@ def test_s0_1_a_tree_is_one_row_a_program_and_a_path_that_is_not_there_is_refuse
     assert rows[-1] == "and 1 program without any of these"
     gone = run_command("scan", "nowhere", "--json", folder=tmp_path)
     assert (gone.returncode, json.loads(gone.stdout)["problems"][0]["code"]) == (2, "V020")
+
+
+def test_s0_1_a_file_that_is_no_program_is_not_passed_over(tmp_path: Path):
+    path = tmp_path / "job.json"
+    path.write_text("{}")
+    (unread,) = scanned(path, code=2)["unread"]
+    assert unread["what"] == "neither a program nor a notebook"
+
+
+def test_s0_1_a_script_without_a_loop_that_imports_another_framework_says_both(tmp_path: Path):
+    path = tmp_path / "convert.py"
+    path.write_text("import torch\nimport mlx.core as mx\nprint(torch.ones(1), mx.ones(1))\n")
+    (file,) = scanned(path)["files"]
+    assert "no loop of plain PyTorch, and it imports mlx" in json.dumps(file["adapt"])

@@ -417,3 +417,10 @@ def test_the_answer_is_printed_where_it_cannot_be_kept(tmp_path, monkeypatch):
     assert result.return_value == 0
     assert "note: the result is not kept for plan and preflight: b cannot be read" in result.stderr
     assert "4 rows" in result.stdout
+
+
+def test_s4_22_the_results_of_a_program_that_is_not_known_are_of_no_known_form(tmp_path):
+    write_rows(tmp_path / "a.jsonl", texts(1))
+    (tmp_path / "dbt.json").write_text('{"results": [{"status": "fail", "unique_id": "x"}]}')
+    told = refused("a.jsonl", "--quality-report", "dbt.json")
+    assert "it has none of the forms that are known" in told

@@ -70,7 +70,11 @@ def check_is_single_device(script: Script, roles: Roles) -> None:
         ]
         if frameworks:
             raise Refusal(
-                Left(1, f"a {frameworks[0]} program", "only plain PyTorch scripts are adapted")
+                Left(
+                    1,
+                    f"no loop of plain PyTorch, and it imports {frameworks[0]}",
+                    "only plain PyTorch scripts are adapted",
+                )
             )
         raise Refusal(
             Left(

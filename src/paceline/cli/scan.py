@@ -61,6 +61,9 @@ def command(paths: tuple[Path, ...], shows_all: bool, timeout: float, as_json: b
     scanned = scan_files(sources.files, _bounded(timeout))
     unread = [Unread(path=path, line=None, what=what) for path, what in sources.troubles]
     unread += scanned.unread
+    if not scanned.files and not unread:
+        what = "neither a program nor a notebook"
+        unread += [Unread(path=path, line=None, what=what) for path in sources.named]
     with reader_may_leave():
         for each in unread:
             click.echo(f"{each} (not read)", err=True)

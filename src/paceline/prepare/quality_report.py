@@ -163,12 +163,19 @@ def _severity(word: str | None) -> str:
     raise ValueError(f"severity {word} is none of critical, error, warning, info")
 
 
+def _is_great_expectations(data: Any) -> bool:
+    if not _has("run_results", "results")(data):
+        return False
+    results = data.get("results")  # dbt's, for one, are of another form
+    return not results or (isinstance(results, list) and "expectation_config" in results[0])
+
+
 def _has(*keys: str) -> Callable[[Any], bool]:
     return lambda data: isinstance(data, dict) and any(key in data for key in keys)
 
 
 _FORMS: tuple[tuple[str, Callable[[Any], bool], Callable[[Any], Iterator[Gate]]], ...] = (
-    ("Great Expectations", _has("run_results", "results"), _great_expectations),
+    ("Great Expectations", _is_great_expectations, _great_expectations),
     ("Soda", _has("checks"), _soda),
     ("pandera", _has("SCHEMA", "DATA"), _pandera),
     ("whylogs", lambda data: isinstance(data, list), _whylogs),
