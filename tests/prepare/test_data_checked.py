@@ -90,7 +90,7 @@ def test_s0_17_preflight_warns_of_data_with_errors_and_of_data_that_changed(job,
     ((status, evidence),) = results()
     assert status is Status.WARNING
     assert "1 error" in evidence
-    assert "hold a Hugging Face token" in evidence
+    assert "holds a Hugging Face token" in evidence
 
 
 def test_a_check_of_paths_beside_the_job_is_known_too_and_no_keep_keeps_nothing(job):

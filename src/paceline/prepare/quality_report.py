@@ -167,7 +167,7 @@ def _is_great_expectations(data: Any) -> bool:
     if not _has("run_results", "results")(data):
         return False
     results = data.get("results")  # dbt's, for one, are of another form
-    return not results or (isinstance(results, list) and "expectation_config" in results[0])
+    return not results or (isinstance(results, list) and "success" in results[0])
 
 
 def _has(*keys: str) -> Callable[[Any], bool]:
