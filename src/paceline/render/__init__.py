@@ -157,7 +157,7 @@ def check_model(job: Job, facts: ModuleFacts | None = None) -> Iterator[Problem]
 
 
 def _gaps(module: EngineModule, plan: Plan, job: Job, *, own_program: bool) -> tuple[Gap, ...]:
-    own = module.gaps(plan, job)
+    own = list(module.gaps(plan, job))
     found = (*own, *left_out(job, module.CARRIES, {gap.where for gap in own}))
     return found if own_program else tuple(without_own_program(found, _OWN_PROGRAM))
 

@@ -5,6 +5,7 @@ With `engine: fsdp1` it is FSDP1, whose words (`fsdp_sharding_strategy`, `fsdp_u
 `fsdp_backward_prefetch`) mean nothing in FSDP2 and are written for it alone.
 """
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from paceline.job import Job
@@ -185,29 +186,25 @@ def gaps(plan: Plan, job: Job) -> list[Gap]:
     return [*_refused(plan, way), *_nearly(plan, way), *programs, *example_gaps(plan, job)]
 
 
-def _refused(plan: Plan, way: Way) -> list[Gap]:
+def _refused(plan: Plan, way: Way) -> Iterator[Gap]:
     layout = plan.layout
-    found = list(
-        accelerator_refusals(
-            plan,
-            uses=abilities_of("accelerate").backends,
-            why="these files are for GPUs over NCCL and CPUs over gloo: no other was tried",
-        )
+    yield from accelerator_refusals(
+        plan,
+        uses=abilities_of("accelerate").backends,
+        why="these files are for GPUs over NCCL and CPUs over gloo: no other was tried",
     )
     no_pipeline = "Accelerate 1.15 trains without pipelines (its pippy is for inference)"
     no_expert = "its ParallelismConfig has no experts: the model has to bring them"
-    found += split_gaps(plan, {"pipeline": no_pipeline, "expert": no_expert})
+    yield from split_gaps(plan, {"pipeline": no_pipeline, "expert": no_expert})
     if layout.context > 1 and layout.context_kind == "ulysses":
         why = "FSDP2's context parallelism is the ring; Ulysses is DeepSpeed's, for its models only"
         fix = "layout.context_kind: ring"
-        found.append(
-            Gap(
-                what=f"Ulysses over {layout.context}",
-                where="layout.context_kind",
-                why=why,
-                nearest=None,
-                fix=fix,
-            )
+        yield Gap(
+            what=f"Ulysses over {layout.context}",
+            where="layout.context_kind",
+            why=why,
+            nearest=None,
+            fix=fix,
         )
     if layout.sharding == "none" and (
         layout.context > 1 or (layout.tensor > 1 and layout.data > 1)
@@ -218,37 +215,32 @@ def _refused(plan: Plan, way: Way) -> list[Gap]:
             "tensor ranks, with sharded parameters only"
         )
         where, fix = "layout.sharding", "layout.sharding: full"
-        found.append(Gap(what=what, where=where, why=why, nearest=None, fix=fix))
+        yield Gap(what=what, where=where, why=why, nearest=None, fix=fix)
     if layout.offload != "none" and way == "MULTI_GPU":
         why, fix = "DDP keeps optimizer state on the accelerator", "layout.sharding: zero2"
-        found.append(
-            Gap(
-                what=f"offload {layout.offload}",
-                where="layout.offload",
-                why=why,
-                nearest=None,
-                fix=fix,
-            )
+        yield Gap(
+            what=f"offload {layout.offload}",
+            where="layout.offload",
+            why=why,
+            nearest=None,
+            fix=fix,
         )
     if way == "FSDP" and plan.cluster.backend == "gloo":
         why = "Accelerate 1.15 refuses it with a mesh, and without one trains with DDP in silence"
         what, where = "FSDP2 on CPUs", "layout.sharding"
-        found.append(Gap(what=what, where=where, why=why, nearest=None, fix=f"{where}: none"))
-    return found
+        yield Gap(what=what, where=where, why=why, nearest=None, fix=f"{where}: none")
 
 
-def _nearly(plan: Plan, way: Way) -> list[Gap]:
-    layout, found = plan.layout, []
+def _nearly(plan: Plan, way: Way) -> Iterator[Gap]:
+    layout = plan.layout
     if layout.offload == "cpu" and way == "FSDP" and not layout.offload_parameters:
         why = "FSDP moves parameters and gradients together with their optimizer state"
         nearest = "fsdp_offload_params: all three are in the host's memory"
-        found.append(
-            Gap(
-                what="offload cpu of optimizer state alone",
-                where="layout.offload",
-                why=why,
-                nearest=nearest,
-            )
+        yield Gap(
+            what="offload cpu of optimizer state alone",
+            where="layout.offload",
+            why=why,
+            nearest=nearest,
         )
     if layout.tensor > 1:
         why = "Accelerate makes the mesh, the model splits itself: the example program does not"
@@ -256,43 +248,38 @@ def _nearly(plan: Plan, way: Way) -> list[Gap]:
             'from_pretrained(..., tp_plan="auto", device_mesh=accelerator.torch_device_mesh) in '
             "your own TRAIN_SCRIPT"
         )
-        found.append(
-            Gap(what=f"tensor {layout.tensor}", where="layout.tensor", why=why, nearest=nearest)
-        )
+        yield Gap(what=f"tensor {layout.tensor}", where="layout.tensor", why=why, nearest=nearest)
     if layout.context > 1:
         why = "the program has to wrap its step in accelerator.maybe_context_parallel"
         nearest = (
             "the mesh is in the YAML, for your own TRAIN_SCRIPT: the example program refuses it"
         )
-        found.append(
-            Gap(what=f"context {layout.context}", where="layout.context", why=why, nearest=nearest)
+        yield Gap(
+            what=f"context {layout.context}", where="layout.context", why=why, nearest=nearest
         )
     if layout.recompute == "selective" and way == "FSDP":
         why = "under FSDP2 Accelerate itself recomputes, whole blocks"
         nearest = "model.gradient_checkpointing_enable() in your own TRAIN_SCRIPT"
-        found.append(
-            Gap(
-                what=f"{layout.recompute} recompute",
-                where="layout.recompute",
-                why=why,
-                nearest=nearest,
-            )
+        yield Gap(
+            what=f"{layout.recompute} recompute",
+            where="layout.recompute",
+            why=why,
+            nearest=nearest,
         )
     if layout.recompute == "full" and layout.recompute_every > 1 and way == "FSDP":
         what = f"recompute of every {layout.recompute_every}. block"
         why, nearest = "Accelerate recomputes all blocks or none", "every block is recomputed"
         where, fix = "layout.recompute_every", "layout.recompute_every: 1"
-        found.append(Gap(what=what, where=where, why=why, nearest=nearest, fix=fix))
+        yield Gap(what=what, where=where, why=why, nearest=nearest, fix=fix)
     if plan.precision == "tf32":
         why = "it is a setting of torch, not of Accelerate"
         nearest = 'float32, and torch.set_float32_matmul_precision("high") in your own TRAIN_SCRIPT'
-        found.append(Gap(what="precision tf32", where="train.precision", why=why, nearest=nearest))
-    return found
+        yield Gap(what="precision tf32", where="train.precision", why=why, nearest=nearest)
 
 
-def _of_own_program(plan: Plan, way: Way) -> list[Gap]:
+def _of_own_program(plan: Plan, way: Way) -> Iterator[Gap]:
     """What the example program does by `train.json`, and a program of one's own has to do."""
-    layout, found = plan.layout, []
+    layout = plan.layout
     if way == "FSDP":
         why = (
             "Accelerate 1.15 shards by the classes that a model names in _no_split_modules, and "
@@ -303,11 +290,10 @@ def _of_own_program(plan: Plan, way: Way) -> list[Gap]:
             "./launch.sh names the class of its blocks"
         )
         what = "blocks as units of sharding"
-        found.append(Gap(what=what, where="layout.sharding", why=why, nearest=nearest))
+        yield Gap(what=what, where="layout.sharding", why=why, nearest=nearest)
     keeps_shards = layout.sharding == "zero2" and layout.accumulation > 1
     if layout.reduce_every_micro_batch or keeps_shards:
         why = "accelerator.accumulate keeps whole gradients between micro-batches"
         nearest = "GradientAccumulationPlugin(sync_each_batch=True) in your own TRAIN_SCRIPT"
         what = "gradients reduced after every micro-batch"
-        found.append(Gap(what=what, where="layout.sharding", why=why, nearest=nearest))
-    return found
+        yield Gap(what=what, where="layout.sharding", why=why, nearest=nearest)

@@ -134,126 +134,107 @@ def gaps(plan: Plan, job: Job) -> list[Gap]:
     ]
 
 
-def config_gaps(plan: Plan, job: Job) -> list[Gap]:
+def config_gaps(plan: Plan, job: Job) -> Iterator[Gap]:
     """What `ds_config.json` lacks, whoever starts the ranks."""
     layout = plan.layout
-    found = list(
-        accelerator_refusals(
-            plan,
-            uses=abilities_of("deepspeed").backends,
-            why="these files are for GPUs over NCCL and CPUs over gloo: no other was tried",
-        )
+    yield from accelerator_refusals(
+        plan,
+        uses=abilities_of("deepspeed").backends,
+        why="these files are for GPUs over NCCL and CPUs over gloo: no other was tried",
     )
-    found += split_gaps(plan, _NOTHING_NEAR)
+    yield from split_gaps(plan, _NOTHING_NEAR)
     if layout.sharding == "hybrid":
-        found.append(
-            Gap(
-                what=f"hybrid sharding in groups of {layout.shard_degree}",
-                where="layout.sharding",
-                why="ZeRO++ keeps a second copy of the parameters in each group and shards the "
-                "rest over all ranks, another layout; MiCS needs its own constructor",
-                nearest=None,
-                fix="layout.sharding: full",
-            )
+        yield Gap(
+            what=f"hybrid sharding in groups of {layout.shard_degree}",
+            where="layout.sharding",
+            why="ZeRO++ keeps a second copy of the parameters in each group and shards the "
+            "rest over all ranks, another layout; MiCS needs its own constructor",
+            nearest=None,
+            fix="layout.sharding: full",
         )
-    found += _offload_gaps(plan)
+    yield from _offload_gaps(plan)
     if layout.recompute == "full" and layout.pipeline == 1 and not runs_example(plan, job):
-        found.append(
-            Gap(
-                what="full recompute in your own program",
-                where="layout.recompute",
-                why="the section activation_checkpointing sets it up and starts none",
-                nearest="your own TRAIN_SCRIPT calls deepspeed.checkpointing.checkpoint for each "
-                "block, or model.gradient_checkpointing_enable() of Hugging Face",
-            )
+        yield Gap(
+            what="full recompute in your own program",
+            where="layout.recompute",
+            why="the section activation_checkpointing sets it up and starts none",
+            nearest="your own TRAIN_SCRIPT calls deepspeed.checkpointing.checkpoint for each "
+            "block, or model.gradient_checkpointing_enable() of Hugging Face",
         )
     if layout.recompute == "selective":
-        found.append(
-            Gap(
-                what="selective recompute",
-                where="layout.recompute",
-                why="DeepSpeed's checkpointing takes whole functions of the program",
-                nearest="nothing is recomputed, which holds more and computes less, unless your "
-                "own program does it",
-                fix="layout.recompute: full",
-            )
+        yield Gap(
+            what="selective recompute",
+            where="layout.recompute",
+            why="DeepSpeed's checkpointing takes whole functions of the program",
+            nearest="nothing is recomputed, which holds more and computes less, unless your "
+            "own program does it",
+            fix="layout.recompute: full",
         )
-    found += precision_gaps(plan, _PRECISIONS)
+    yield from precision_gaps(plan, _PRECISIONS)
     if plan.precision in ("bf16", "fp16") and plan.engine != "deepspeed":
         kept = "float32" if accumulates_wide(plan) else plan.precision
-        found.append(
-            Gap(
-                what=f"parameters and gradients on the wire in float32 with {plan.precision}",
-                where="train.precision",
-                why="DeepSpeed computes from parameters in the narrow type and sends gradients "
-                "in it"
-                + ("" if accumulates_wide(plan) else "; stage 0 (0.19) also accumulates in it"),
-                nearest=f"float32 masters in the optimizer, gradients accumulated in {kept}",
-                fix="" if accumulates_wide(plan) else "layout.sharding: zero1",
-            )
+        yield Gap(
+            what=f"parameters and gradients on the wire in float32 with {plan.precision}",
+            where="train.precision",
+            why="DeepSpeed computes from parameters in the narrow type and sends gradients "
+            "in it" + ("" if accumulates_wide(plan) else "; stage 0 (0.19) also accumulates in it"),
+            nearest=f"float32 masters in the optimizer, gradients accumulated in {kept}",
+            fix="" if accumulates_wide(plan) else "layout.sharding: zero1",
         )
-    return found
 
 
-def _offload_gaps(plan: Plan) -> list[Gap]:
+def _offload_gaps(plan: Plan) -> Iterator[Gap]:
     layout = plan.layout
     if layout.offload_parameters and STAGES.get(layout.sharding, 3) in (1, 2):
-        return [
-            Gap(
-                what=f"parameters on {layout.offload} with sharding {layout.sharding}",
-                where="layout.offload_parameters",
-                why="DeepSpeed offloads parameters from ZeRO stage 3 on",
-                nearest="optimizer state alone is offloaded: more memory on the accelerator",
-                fix="layout.sharding: full",
-            )
-        ]
-    if layout.offload == "none" or layout.sharding != "none":
-        return []
-    return [
-        Gap(
-            what=f"offload {layout.offload} with sharding none",
-            where="layout.offload",
-            why="DeepSpeed offloads what ZeRO shares, from stage 1 on",
-            nearest=None,
-            fix="layout.sharding: zero1",
+        yield Gap(
+            what=f"parameters on {layout.offload} with sharding {layout.sharding}",
+            where="layout.offload_parameters",
+            why="DeepSpeed offloads parameters from ZeRO stage 3 on",
+            nearest="optimizer state alone is offloaded: more memory on the accelerator",
+            fix="layout.sharding: full",
         )
-    ]
+    if layout.offload == "none" or layout.sharding != "none":
+        return
+    yield Gap(
+        what=f"offload {layout.offload} with sharding none",
+        where="layout.offload",
+        why="DeepSpeed offloads what ZeRO shares, from stage 1 on",
+        nearest=None,
+        fix="layout.sharding: zero1",
+    )
 
 
-def _schedule_gaps(job: Job) -> list[Gap]:
+def _schedule_gaps(job: Job) -> Iterator[Gap]:
     train = job.spec.train
     if train.schedule == "constant" and train.warmup_steps == 0:
-        return []
+        return
     what = f"the {train.schedule} schedule"
     if train.warmup_steps:
         what += f" after {train.warmup_steps} steps of warm-up"
-    return [
-        Gap(
-            what=f"{what} in {CONFIG}",
-            where="train.schedule",
-            why="DeepSpeed's own schedulers begin with two steps at a rate of zero, and its linear "
-            "one ends at zero (deepspeed/runtime/lr_schedules.py, 0.19.8)",
-            nearest="the example program sets the rate of every step; your own passes lr_scheduler "
-            "to deepspeed.initialize",
-        )
-    ]
+    yield Gap(
+        what=f"{what} in {CONFIG}",
+        where="train.schedule",
+        why="DeepSpeed's own schedulers begin with two steps at a rate of zero, and its linear "
+        "one ends at zero (deepspeed/runtime/lr_schedules.py, 0.19.8)",
+        nearest="the example program sets the rate of every step; your own passes lr_scheduler "
+        "to deepspeed.initialize",
+    )
 
 
-def _host_gaps(plan: Plan, job: Job) -> list[Gap]:
+def _host_gaps(plan: Plan, job: Job) -> Iterator[Gap]:
     ssh, nodes = job.spec.ssh, plan.cluster.num_nodes
     if nodes == 1:
-        return []
+        return
     if ssh.hosts:
-        return list(_ssh_gaps(ssh, nodes))
-    return [
-        Gap(
-            what="the hostfile",
-            where="ssh.hosts",
-            why="the job names no hosts",
-            nearest="launch.sh is started on every node, by Slurm or by hand",
-            fix="ssh.hosts: [node-a, node-b]",
-        )
-    ]
+        yield from _ssh_gaps(ssh, nodes)
+        return
+    yield Gap(
+        what="the hostfile",
+        where="ssh.hosts",
+        why="the job names no hosts",
+        nearest="launch.sh is started on every node, by Slurm or by hand",
+        fix="ssh.hosts: [node-a, node-b]",
+    )
 
 
 def _ssh_gaps(ssh: SshSpec, nodes: int) -> Iterator[Gap]:

@@ -1,6 +1,6 @@
 """What an engine module gives: files, and what they cannot say."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -70,7 +70,7 @@ class EngineModule(Protocol):
     render: Callable[[Plan, Job], Files]
     """The files of a plan without a gap that has no `nearest`."""
 
-    gaps: Callable[[Plan, Job], list[Gap]]
+    gaps: Callable[[Plan, Job], Iterable[Gap]]
     """Everything of the plan that the files do not say; nothing is dropped in silence. Settings
     that `CARRIES` lacks need no gap here, unless there is more to say of them.
 

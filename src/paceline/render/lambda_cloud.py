@@ -4,6 +4,8 @@ An instance of Lambda is billed until it is terminated, also when it is shut dow
 to it over ssh, into the memory of one process, and that process terminates it whatever happens.
 """
 
+from collections.abc import Iterator
+
 from paceline.errors import JobError
 from paceline.job import Job
 from paceline.plan import Plan
@@ -43,44 +45,35 @@ def render(plan: Plan, job: Job) -> Files:
     }
 
 
-def gaps(plan: Plan, job: Job) -> list[Gap]:
+def gaps(plan: Plan, job: Job) -> Iterator[Gap]:
     """torchrun's, several nodes, spot, containers and buckets."""
     asked = job.spec.cloud
-    found = [
-        *torchrun.gaps(plan, job),
-        *cloud.data_gap(job),
-        *cloud.region_gap(job, "lambda", "Lambda"),
-        *cloud.one_machine(plan, "lambda"),
-    ]
+    yield from torchrun.gaps(plan, job)
+    yield from cloud.data_gap(job)
+    yield from cloud.region_gap(job, "lambda", "Lambda")
+    yield from cloud.one_machine(plan, "lambda")
     if job.spec.plan.spot:
-        found.append(
-            Gap(
-                what="spot machines",
-                where="plan.spot",
-                why="Lambda has none",
-                nearest="an instance on demand, at its price",
-                fix="plan.spot: false",
-            )
+        yield Gap(
+            what="spot machines",
+            where="plan.spot",
+            why="Lambda has none",
+            nearest="an instance on demand, at its price",
+            fix="plan.spot: false",
         )
     if asked.image is not None:
-        found.append(
-            Gap(
-                what=f"the image {asked.image}",
-                where="cloud.image",
-                why="an instance is a machine with Lambda Stack, not a container",
-                nearest="Lambda Stack's Python and PyTorch; `cloud.setup` installs the rest",
-            )
+        yield Gap(
+            what=f"the image {asked.image}",
+            where="cloud.image",
+            why="an instance is a machine with Lambda Stack, not a container",
+            nearest="Lambda Stack's Python and PyTorch; `cloud.setup` installs the rest",
         )
     if asked.storage is not None:
-        found.append(
-            Gap(
-                what=f"checkpoints in {asked.storage}",
-                where="cloud.storage",
-                why="an instance mounts no bucket",
-                nearest="they are on the instance and are fetched before it ends",
-            )
+        yield Gap(
+            what=f"checkpoints in {asked.storage}",
+            where="cloud.storage",
+            why="an instance mounts no bucket",
+            nearest="they are on the instance and are fetched before it ends",
         )
-    return found
 
 
 def instance_type(plan: Plan, job: Job) -> str:

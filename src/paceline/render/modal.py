@@ -3,6 +3,8 @@
 The container lives as long as the function: nothing idles after it, and it is billed by the second.
 """
 
+from collections.abc import Iterator
+
 from paceline.job import Job
 from paceline.plan import Plan
 from paceline.render import cloud, torchrun
@@ -53,51 +55,40 @@ def render(plan: Plan, job: Job) -> Files:
     }
 
 
-def gaps(plan: Plan, job: Job) -> list[Gap]:
+def gaps(plan: Plan, job: Job) -> Iterator[Gap]:
     """torchrun's, several nodes, spot, and more than a day."""
-    found = [
-        *torchrun.gaps(plan, job),
-        *cloud.data_gap(job),
-        *cloud.one_machine(plan, "modal"),
-    ]
+    yield from torchrun.gaps(plan, job)
+    yield from cloud.data_gap(job)
+    yield from cloud.one_machine(plan, "modal")
     if job.spec.plan.spot:
-        found.append(
-            Gap(
-                what="spot machines",
-                where="plan.spot",
-                why="Modal may take a GPU's container away at any time, at one price",
-                nearest="the function is started again, from its newest checkpoint",
-                fix="plan.spot: false",
-            )
+        yield Gap(
+            what="spot machines",
+            where="plan.spot",
+            why="Modal may take a GPU's container away at any time, at one price",
+            nearest="the function is started again, from its newest checkpoint",
+            fix="plan.spot: false",
         )
     if job.spec.cloud.storage is not None:
-        found.append(
-            Gap(
-                what=f"checkpoints in {job.spec.cloud.storage}",
-                where="cloud.storage",
-                why="a bucket needs its own keys on Modal",
-                nearest="they are in a Modal Volume with the job's name",
-            )
+        yield Gap(
+            what=f"checkpoints in {job.spec.cloud.storage}",
+            where="cloud.storage",
+            why="a bucket needs its own keys on Modal",
+            nearest="they are in a Modal Volume with the job's name",
         )
     if job.spec.cloud.region is not None:
-        found.append(
-            Gap(
-                what=f"the region {job.spec.cloud.region}",
-                where="cloud.region",
-                why="Modal bills a choice of region apart",
-                nearest="wherever Modal has the GPUs",
-            )
+        yield Gap(
+            what=f"the region {job.spec.cloud.region}",
+            where="cloud.region",
+            why="Modal bills a choice of region apart",
+            nearest="wherever Modal has the GPUs",
         )
     if limits_of(plan, job, ("modal",)).max_run_s > _LONGEST_S:
-        found.append(
-            Gap(
-                what="a run of more than a day",
-                where="cloud.max_run",
-                why="a call of Modal ends after 24 hours",
-                nearest="it ends after 24 hours: submit.sh again goes on from its checkpoints",
-            )
+        yield Gap(
+            what="a run of more than a day",
+            where="cloud.max_run",
+            why="a call of Modal ends after 24 hours",
+            nearest="it ends after 24 hours: submit.sh again goes on from its checkpoints",
         )
-    return found
 
 
 def _app(plan: Plan, job: Job) -> str:

@@ -4,6 +4,8 @@ The program's files travel in an environment variable of the pod; they hold no s
 A stopped pod keeps its volume with the checkpoints, at the price of storage, until it is removed.
 """
 
+from collections.abc import Iterator
+
 from paceline.job import Job
 from paceline.plan import Plan
 from paceline.render import cloud, torchrun
@@ -58,45 +60,36 @@ def render(plan: Plan, job: Job) -> Files:
     }
 
 
-def gaps(plan: Plan, job: Job) -> list[Gap]:
+def gaps(plan: Plan, job: Job) -> Iterator[Gap]:
     """torchrun's, several nodes, buckets, and spot."""
-    found = [
-        *torchrun.gaps(plan, job),
-        *cloud.data_gap(job),
-        *cloud.region_gap(job, "runpod", "RunPod"),
-        *cloud.one_machine(plan, "runpod"),
-    ]
+    yield from torchrun.gaps(plan, job)
+    yield from cloud.data_gap(job)
+    yield from cloud.region_gap(job, "runpod", "RunPod")
+    yield from cloud.one_machine(plan, "runpod")
     if plan.cluster.accelerator == "MI300X" and job.spec.cloud.image is None:
-        found.append(
-            Gap(
-                what=f"an image for {plan.cluster.accelerator}",
-                why="the image that is taken without one is for NVIDIA's GPUs",
-                nearest=None,
-                fix="cloud.image: one with PyTorch for ROCm",
-                where="cloud.image",
-            )
+        yield Gap(
+            what=f"an image for {plan.cluster.accelerator}",
+            why="the image that is taken without one is for NVIDIA's GPUs",
+            nearest=None,
+            fix="cloud.image: one with PyTorch for ROCm",
+            where="cloud.image",
         )
     if job.spec.plan.spot:
-        found.append(
-            Gap(
-                what="a spot pod",
-                where="plan.spot",
-                why="runpod's SDK (1.7 and newer) creates on-demand pods",
-                nearest="an on-demand pod, at its price",
-                fix="plan.spot: false, or render for sky",
-            )
+        yield Gap(
+            what="a spot pod",
+            where="plan.spot",
+            why="runpod's SDK (1.7 and newer) creates on-demand pods",
+            nearest="an on-demand pod, at its price",
+            fix="plan.spot: false, or render for sky",
         )
     if job.spec.cloud.storage is not None:
-        found.append(
-            Gap(
-                what=f"checkpoints in {job.spec.cloud.storage}",
-                where="cloud.storage",
-                why="a pod mounts no bucket",
-                nearest="they are on the pod's volume, which stays while the pod is stopped: start "
-                "it, fetch them, and remove it",
-            )
+        yield Gap(
+            what=f"checkpoints in {job.spec.cloud.storage}",
+            where="cloud.storage",
+            why="a pod mounts no bucket",
+            nearest="they are on the pod's volume, which stays while the pod is stopped: start "
+            "it, fetch them, and remove it",
         )
-    return found
 
 
 def _pod(plan: Plan, job: Job) -> dict[str, object]:

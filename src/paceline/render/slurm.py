@@ -9,7 +9,7 @@ node's sessions, and no port of a login node is needed. When that node is lost S
 again, and the run goes on from its newest checkpoint.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from paceline.job import Job, Script, SlurmSpec
 from paceline.job.asked import fields_of
@@ -62,31 +62,26 @@ def render(plan: Plan, job: Job) -> Files:
     )
 
 
-def gaps(plan: Plan, job: Job) -> list[Gap]:
+def gaps(plan: Plan, job: Job) -> Iterator[Gap]:
     """What torchrun's example program lacks, and what Slurm is not asked for."""
-    found = gaps_of_torchrun(plan, job)
+    yield from gaps_of_torchrun(plan, job)
     if job.spec.slurm.spare_nodes:
-        found.append(
-            Gap(
-                what=f"{job.spec.slurm.spare_nodes} spare node(s)",
-                where="slurm.spare_nodes",
-                why="torchrun keeps none; a lost node ends the job, which goes back into the queue",
-                nearest="the job begins again on other nodes, from the program's own checkpoint",
-                fix="paceline run --on slurm uses them",
-            )
+        yield Gap(
+            what=f"{job.spec.slurm.spare_nodes} spare node(s)",
+            where="slurm.spare_nodes",
+            why="torchrun keeps none; a lost node ends the job, which goes back into the queue",
+            nearest="the job begins again on other nodes, from the program's own checkpoint",
+            fix="paceline run --on slurm uses them",
         )
     if job.spec.slurm.array is not None:
-        found.append(
-            Gap(
-                what=f"slurm.array {job.spec.slurm.array}",
-                where="slurm.array",
-                why="an array starts several jobs, and a plan is one run",
-                nearest=None,
-                fix="leave slurm.array out, or submit a program of your own: "
-                "paceline run --script train.py --on slurm",
-            )
+        yield Gap(
+            what=f"slurm.array {job.spec.slurm.array}",
+            where="slurm.array",
+            why="an array starts several jobs, and a plan is one run",
+            nearest=None,
+            fix="leave slurm.array out, or submit a program of your own: "
+            "paceline run --script train.py --on slurm",
         )
-    return found
 
 
 def agents_script(

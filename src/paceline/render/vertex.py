@@ -3,6 +3,7 @@
 The job's files lie in a bucket, which Vertex mounts at /gcs; checkpoints go there too.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from paceline.job import Job
@@ -64,36 +65,29 @@ def render(plan: Plan, job: Job) -> Files:
     }
 
 
-def gaps(plan: Plan, job: Job) -> list[Gap]:
+def gaps(plan: Plan, job: Job) -> Iterator[Gap]:
     """torchrun's, no bucket, and secrets."""
     asked = job.spec.cloud
-    found = [
-        *torchrun.gaps(plan, job),
-        *cloud.data_gap(job),
-        *cloud.region_gap(job, "gcp", "Vertex AI"),
-    ]
+    yield from torchrun.gaps(plan, job)
+    yield from cloud.data_gap(job)
+    yield from cloud.region_gap(job, "gcp", "Vertex AI")
     if asked.storage is None or not asked.storage.startswith("gs://"):
-        found.append(
-            Gap(
-                what="where the job's files and checkpoints are",
-                why="Vertex mounts buckets of Google Cloud Storage alone, and a custom job has no "
-                "other place for either",
-                nearest=None,
-                fix="cloud.storage: gs://bucket/prefix",
-                where="cloud.storage",
-            )
+        yield Gap(
+            what="where the job's files and checkpoints are",
+            why="Vertex mounts buckets of Google Cloud Storage alone, and a custom job has no "
+            "other place for either",
+            nearest=None,
+            fix="cloud.storage: gs://bucket/prefix",
+            where="cloud.storage",
         )
     if asked.secrets:
-        found.append(
-            Gap(
-                what=f"the secrets {', '.join(asked.secrets)}",
-                where="cloud.secrets",
-                why="a custom job has plain environment variables only, which anybody who may read "
-                "the job may read",
-                nearest="the program reads them from Secret Manager as the job's service account",
-            )
+        yield Gap(
+            what=f"the secrets {', '.join(asked.secrets)}",
+            where="cloud.secrets",
+            why="a custom job has plain environment variables only, which anybody who may read "
+            "the job may read",
+            nearest="the program reads them from Secret Manager as the job's service account",
         )
-    return found
 
 
 def job_spec(plan: Plan, job: Job, limits: Limits) -> dict[str, Any]:
