@@ -5,12 +5,13 @@ Pure: the same samples make the same alerts. Leaves out where samples come from
 (`launch/tell.py`).
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from paceline.errors import Problem, did_you_mean
-from paceline.job.alerts import AlertSpec, AlertsSpec, Place
+from paceline.job.alerts import AlertSpec, AlertsSpec
+from paceline.job.yaml_text import Place, Where
 from paceline.record.events import AlertFired, AlertOver, AnyEvent
 from paceline.record.metric_names import METRICS, find_metric
 from paceline.record.samples import Sample
@@ -189,9 +190,7 @@ def is_firing(events: Iterable[AnyEvent]) -> list[AlertFired]:
     return list(found.values())
 
 
-def check_names(
-    alerts: AlertsSpec, where: Callable[[Place], str], *, logs_its_own: bool
-) -> Iterator[Problem]:
+def check_names(alerts: AlertsSpec, where: Where, *, logs_its_own: bool) -> Iterator[Problem]:
     """`J017` for metrics and events that no run has, with the nearest that it has.
 
     Args:

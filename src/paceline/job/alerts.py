@@ -4,17 +4,16 @@ Leaves out: which metrics there are (`record/metric_names.py`), and judging (`co
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
 from paceline.errors import Problem
 from paceline.job.section import Number, Positive, Wait, section
+from paceline.job.yaml_text import Place, Where
 
 Severity = Literal["critical", "warning", "info"]
-Place = tuple[str | int, ...]
-"""A key's place in a file, such as `("rules", 0, "name")`."""
 
 CONSOLE = "console"
 
@@ -221,9 +220,7 @@ class AlertsSpec:
     """Name -> who is sent messages by webhook, Slack or e-mail."""
 
 
-def check_alerts(
-    alerts: AlertsSpec, where: Callable[[Place], str], *, of_script: bool = False
-) -> Iterator[Problem]:
+def check_alerts(alerts: AlertsSpec, where: Where, *, of_script: bool = False) -> Iterator[Problem]:
     """`J016` for rules that contradict themselves, and names that lead nowhere.
 
     Args:
@@ -333,7 +330,7 @@ def _problem(what: str, where: str, fix: str) -> Problem:
     return Problem(code="J016", what=what, where=where, fix=fix)
 
 
-def check_plain(values: Any, where: Callable[[Place], str], path: Place = ()) -> Iterator[Problem]:
+def check_plain(values: Any, where: Where, path: Place = ()) -> Iterator[Problem]:
     """`J013` for addresses and passwords that stand in a file. They are never shown.
 
     Args:

@@ -21,8 +21,7 @@ from paceline.job.secret_names import (
     is_harmless,
 )
 from paceline.job.section import shipped
-
-_Path = tuple[str | int, ...]
+from paceline.job.yaml_text import Place, dotted, where_in
 
 _ROWS = shipped("secret_forms.toml")
 _FORMS: Mapping[str, re.Pattern[str]] = {
@@ -35,7 +34,7 @@ _HINTS: Mapping[str, Sequence[str]] = {kind: row["hints"] for kind, row in _ROWS
 
 
 def check_secrets(
-    values: Any, lines: Mapping[_Path, int], source: str, path: _Path = ()
+    values: Any, lines: Mapping[Place, int], source: str, path: Place = ()
 ) -> Iterator[Problem]:
     """J013 for every value that is a key or a password. The value itself is never shown.
 
@@ -154,14 +153,11 @@ def without_secrets(words: Sequence[str]) -> list[str]:
     return found
 
 
-def _problem(kind: str, lines: Mapping[_Path, int], source: str, path: _Path) -> Problem:
-    line = next((lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in lines), None)
-    place = "--set" if line == 0 else source if line is None else f"{source} line {line}"
-    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+def _problem(kind: str, lines: Mapping[Place, int], source: str, path: Place) -> Problem:
     return Problem(
         code="J013",
-        what=f"`{field.removeprefix('.')}` holds {kind}, which would be kept in the run's folder",
-        where=f"{field.removeprefix('.')}, {place}",
+        what=f"`{dotted(path)}` holds {kind}, which would be kept in the run's folder",
+        where=where_in(lines, source)(path),
         fix="take it out, put it into the environment of the machines that need it, and revoke it "
         "if others have seen the file",
     )

@@ -28,8 +28,8 @@ from paceline.control.state import Clock
 from paceline.errors import JobError, Problem
 from paceline.integrations.log import VARIABLE
 from paceline.job import Script
-from paceline.job.load import where_in
 from paceline.job.metrics import check_metrics
+from paceline.job.yaml_text import where_in
 from paceline.launch.alarms import Alarms, stamped
 from paceline.launch.logs import Growing
 from paceline.launch.program_nodes import ProgramNodes

@@ -12,11 +12,11 @@ from paceline.job import Job, load_job
 from paceline.job.data_fields import check_names_data, is_prepared
 from paceline.job.evaluate import check_measured
 from paceline.job.length import uncounted
-from paceline.job.load import where_in
 from paceline.job.pretrained import find_pretrained, loads_weights
 from paceline.job.prompts import read_prompts
 from paceline.job.safetensors import stored_tensors
 from paceline.job.tasks import read_tasks
+from paceline.job.yaml_text import where_in
 from paceline.launch.engine_run import check_anywhere
 from paceline.plan import Plan, plan_job
 from paceline.profile import check_asked, check_model, resolve_decoder

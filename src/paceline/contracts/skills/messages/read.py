@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, NoReturn
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from paceline.errors import JobError
-from paceline.job.load import problems_in
+from paceline.job.misread import read_as
 
 
 def read_request(kind: type[Any], text: str, *, source: str) -> Any:
@@ -22,11 +22,7 @@ def read_request(kind: type[Any], text: str, *, source: str) -> Any:
     Raises:
         JobError: Every problem at once: `H030`, it is no JSON object; `J004` to `J006`, a key.
     """
-    values = _read_json(text, source)
-    try:
-        return TypeAdapter(kind).validate_python(values)
-    except ValidationError as error:
-        raise JobError(*problems_in(error, values, {}, source, kind)) from None
+    return read_as(kind, _read_json(text, source), {}, source)
 
 
 def answer_json(answer: Any) -> dict[str, Any]:

@@ -1,0 +1,176 @@
+"""What pydantic finds wrong with a file's values, in the reader's words."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any, TypeVar, cast, get_args, get_origin
+
+from pydantic import TypeAdapter, ValidationError
+
+from paceline.errors import JobError, Problem, did_you_mean
+from paceline.job.section import section_in
+from paceline.job.wanted import wanted
+from paceline.job.yaml_text import Place, dotted, where_in
+
+_T = TypeVar("_T")
+
+
+def read_as(kind: type[_T], values: dict[str, Any], lines: Mapping[Place, int], source: str) -> _T:
+    """Values as a section of a file.
+
+    Args:
+        kind: A dataclass that is a `section`, or another that pydantic reads.
+        values: What was given.
+        lines: Of each key, as far as they are known.
+        source: Names the file.
+
+    Raises:
+        JobError: `J004` to `J006`, every problem at once.
+    """
+    try:
+        return TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        raise JobError(*_problems_in(error, values, lines, source, kind)) from None
+
+
+def _problems_in(
+    error: ValidationError,
+    values: dict[str, Any],
+    lines: Mapping[Place, int],
+    source: str,
+    root: Any,
+) -> list[Problem]:
+    """Pydantic's findings, one for each field; `root` has the known keys and their help."""
+    found: dict[Place, Problem] = {}
+    where_is = where_in(lines, source)
+    for detail in error.errors(include_url=False):
+        path, field_path = _file_path(tuple(detail["loc"]), values)
+        problem = _problem(detail, path, where_is(path), root)
+        if path in found and field_path:  # the other side of a union: keep the more telling one
+            continue
+        found[path] = problem
+    return sorted(found.values(), key=lambda p: _line_of(p.where))
+
+
+def _line_of(where: str) -> int:
+    tail = where.rpartition(" line ")[2]
+    return int(tail) if tail.isdigit() else 0
+
+
+def _file_path(loc: tuple[Any, ...], values: Any) -> tuple[Place, bool]:
+    """The part of pydantic's location that is in the file, without its names of union members."""
+    path: list[str | int] = []
+    here: Any = values
+    for index, part in enumerate(loc):
+        if isinstance(here, dict) and isinstance(part, str):
+            known = part in here
+            if not known and index < len(loc) - 1:
+                return tuple(path), True
+            path.append(part)
+            here = here.get(part)
+        elif isinstance(here, list) and isinstance(part, int):
+            path.append(part)
+            here = here[part] if part < len(here) else None
+        else:
+            return tuple(path), True
+    return tuple(path), False
+
+
+_REMOVED = {
+    ("recovery.state", "shadow"): "choose memory or checkpoint, or auto for what the plan expects "
+    "most of; with layout.sharding hybrid each shard has a live copy, and a failure costs no step",
+}
+"""Field and value of an older version -> what to write instead."""
+
+
+def _problem(detail: Any, path: Place, where: str, root: Any) -> Problem:
+    kind, value = detail["type"], detail["input"]
+    name = str(path[-1]) if path else ""
+    if kind in ("unexpected_keyword_argument", "extra_forbidden"):
+        return _unknown_key(name, path[:-1], where, root)
+    if kind in ("missing", "missing_argument"):
+        return Problem(
+            code="J005",
+            what=f"`{dotted(path)}` is missing",
+            where=where,
+            fix=f"add it: {_help_of(path, root) or 'it has no default'}",
+        )
+    message = detail["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:] if message[:1].isupper() else message
+    if kind in ("dataclass_type", "dataclass_exact_type", "dict_type"):
+        message = "this is a section with keys of its own"
+    if isinstance(value, str) and (instead := _REMOVED.get((dotted(path), value))):
+        what = f"`{dotted(path)}` is {value!r}, which was taken out"
+        return Problem(code="J006", what=what, where=where, fix=instead)
+    shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."
+    return Problem(
+        code="J006",
+        what=f"`{dotted(path)}` is {shown}: {message}" if path else message,
+        where=where,
+        fix=_wanted_at(path, root) or _help_of(path, root) or "see `paceline schema`",
+    )
+
+
+def _wanted_at(path: Place, root: Any) -> str | None:
+    """How to write the value at a path; of a list's item, how to write the list."""
+    while path and isinstance(path[-1], int):
+        path = path[:-1]
+    section = _section_at(path[:-1], root) if path else None
+    found = [field for field in fields(section) if field.name == path[-1]] if section else []
+    return wanted(found[0].type) if found else None
+
+
+_WHOLE = {"JobSpec": "a job", "ScriptSpec": "a job", "AlertsSpec": "a file of alerts"}
+
+
+def _unknown_key(name: str, parent: Place, where: str, root: Any) -> Problem:
+    section = _section_at(parent, root)
+    known = [field.name for field in fields(section)] if section is not None else []
+    meant = did_you_mean(name, known, cutoff=0.5)
+    whole = _WHOLE.get(root.__name__, "the contract")
+    inside = f"section `{dotted(parent)}`" if parent else whole
+    elsewhere = [path for path in _all_fields(root, ()) if path[-1] == name]
+    if elsewhere:
+        fix = meant or f"it belongs under `{dotted(elsewhere[0][:-1]) or 'the top level'}`"
+    else:
+        fix = meant or f"known keys are {', '.join(known)}"
+    return Problem(code="J004", what=f"{inside} has no key `{name}`", where=where, fix=fix)
+
+
+def _all_fields(section: Any, path: Place) -> Iterator[Place]:
+    for field in fields(section):
+        yield (*path, field.name)
+        inner = section_in(field.type)
+        if inner is not None:
+            yield from _all_fields(inner, (*path, field.name))
+
+
+def _section_at(path: Place, root: Any) -> Any:
+    section: Any = root
+    is_key = False  # of a mapping, whose keys are the reader's own
+    for part in path:
+        if is_key or isinstance(part, int):
+            is_key = False
+            continue
+        by_name = {field.name: field for field in fields(section)}
+        if part not in by_name:
+            return None
+        is_key = get_origin(by_name[part].type) is dict
+        section = _section_of(by_name[part].type)
+        if section is None:
+            return None
+    return section
+
+
+def _section_of(annotation: Any) -> Any:
+    """The section that a field of this type holds, or that each item of its list is, or None."""
+    inner = (_section_of(each) for each in get_args(annotation))
+    return section_in(annotation) or next(filter(None, inner), None)
+
+
+def _help_of(path: Place, root: Any) -> str | None:
+    """The text under the field, on one line."""
+    section = _section_at(path[:-1], root) if path else None
+    if section is None:
+        return None
+    info = cast(Any, section).__pydantic_fields__.get(path[-1])
+    return " ".join(info.description.split()) if info is not None and info.description else None
