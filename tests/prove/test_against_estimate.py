@@ -212,3 +212,14 @@ def test_tensor_ranks_that_share_the_experts_multiply_each_with_its_own_rows():
         return sum(prove(asked).stages[0].flops.values())
 
     assert flops(2) == pytest.approx(flops(1) / 2, rel=0.02)  # routers are whole on both
+
+
+@pytest.mark.parametrize("sharding", ["full", "zero1"])
+def test_offloading_frees_in_a_proof_what_the_estimate_says(sharding):
+    here = layout(data=8, sharding=sharding, **ONE)
+    there = replace(here, offload="cpu", offload_parameters=True)
+    (before, estimate), (after, left) = both(JOB, here), both(JOB, there)
+    freed = before.stages[0].peak_bytes - after.stages[0].peak_bytes
+    parts = ("parameters", "gradients", "optimizer")
+    estimated = sum((estimate.memory.parts[p] or 0) - (left.memory.parts[p] or 0) for p in parts)
+    assert freed == pytest.approx(estimated, rel=0.01)

@@ -304,8 +304,20 @@ def test_a_model_without_ways_is_not_split_over_tensor_ranks(tmp_path):
         prove(request(layout(tensor=2), model=own(tmp_path, "good")))
 
 
-def test_offloaded_state_is_left_to_the_estimate():
-    with pytest.raises(PlanError, match="F003: optimizer state on cpu is not proved"):
+@pytest.mark.parametrize("name", ["FSDP2", "ZeRO-2"])
+def test_an_offloaded_layout_is_proved_without_what_the_host_holds(name):
+    here = replace(ON_TWO[name], offload="cpu", offload_parameters=True)
+    proof = prove(request(here, rates=RATES))
+    (stage,) = proof.stages
+    assert not {"parameters", "optimizer"} & set(stage.parts)
+    assert stage.peak_bytes < prove(request(ON_TWO[name])).stages[0].peak_bytes
+    assert proof.simulated is None
+    assert proof.untimed == "the optimizer runs on the host, whose rates are not known"
+    assert any("bytes of the host are not counted" in note for note in proof.notes)
+
+
+def test_optimizer_state_alone_on_the_host_is_no_layout_of_the_runtime_that_a_proof_runs():
+    with pytest.raises(PlanError, match="F003: optimizer state alone on cpu is not proved"):
         prove(request(replace(ON_TWO["FSDP2"], offload="cpu")))
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed.pipelining import schedules
 from torch.nn.parallel import distributed
 
+from paceline.prove.trace import Tracer
 from paceline.runtime._torch_private import (
     BATCH_P2P,
     BUCKET_CONFIG,
@@ -45,6 +46,28 @@ def dry_run(*, is_cuda: bool) -> Iterator[None]:
         else:
             for owner, name in ((schedules, BATCH_P2P), (dist, "batch_isend_irecv")):
                 stack.enter_context(patch.object(owner, name, _holding(getattr(owner, name))))
+        yield
+
+
+@contextmanager
+def moves_to_host(tracer: Tracer) -> Iterator[None]:
+    """FSDP2's copies between host and accelerator are copies, though a dry run has one device.
+
+    `non_blocking` is what tells them: true on the way to the accelerator, and false on the way
+    back, as memory is not pinned here. Source: torch/distributed/fsdp/_fully_shard, torch 2.13,
+    `FSDPParam.all_gather_inputs` and `foreach_reduce`.
+    """
+    original = torch.Tensor.to
+
+    def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if "non_blocking" not in kwargs:
+            return original(self, *args, **kwargs)
+        out = self.clone()
+        if not kwargs["non_blocking"]:
+            tracer.to_host([out])
+        return out
+
+    with patch.object(torch.Tensor, "to", to):
         yield
 
 

@@ -68,7 +68,8 @@ def prove(request: Request, on_progress: Callable[[str], None] = lambda _: None)
         on_progress(f"stage 1 of 1: rank {ranks[0]}")
         found = [_step_of_rank(request, ranks[0], blocks[0], period)]
     else:
-        stages_here = None if request.whole else stages_of(model, layout)
+        is_whole = request.whole or layout.offload != "none"
+        stages_here = None if is_whole else stages_of(model, layout)
         blocks = _blocks_of_ranks(model, layout)
         del model
         found = _steps_of_pipeline(request, ranks, blocks, stages_here, period, on_progress)
@@ -96,14 +97,17 @@ def prove(request: Request, on_progress: Callable[[str], None] = lambda _: None)
 
 
 def _check(request: Request) -> None:
-    if request.layout.offload != "none":
-        raise PlanError.of(
-            code="F003",
-            what=f"optimizer state on {request.layout.offload} is not proved: fake ranks have "
-            "one memory, and host and accelerator would be counted together",
-            where="layout.offload",
-            fix="set layout.offload to none, or take the estimate of `paceline plan`",
-        )
+    layout = request.layout
+    if layout.offload == "none" or (layout.offload == "cpu" and layout.offload_parameters):
+        return
+    raise PlanError.of(
+        code="F003",
+        what=f"optimizer state alone on {layout.offload} is not proved: a proof runs Paceline's "
+        "runtime, which keeps parameters, gradients and optimizer state in the host's memory",
+        where="layout.offload",
+        fix="`paceline prove JOB --set engine=paceline --set layout.offload=cpu` proves that; "
+        "`paceline plan` has the estimate of what the engine keeps",
+    )
 
 
 def _blocks_of_ranks(model: torch.nn.Module, layout: Layout) -> list[tuple[int, ...]]:
@@ -299,6 +303,8 @@ def _simulated(
     """The time of each rank; or None, and why."""
     if request.rates is None:
         return None, "the cluster's rates are not known"
+    if request.layout.offload != "none":
+        return None, "the optimizer runs on the host, whose rates are not known"
     try:
         times = simulate(
             steps,
@@ -417,6 +423,11 @@ def _notes(request: Request) -> Iterator[str]:
         yield (
             "allocations are rounded up to 512 bytes as by CUDA's allocator; its fragments, the "
             "context and the libraries' buffers are not part of a proof"
+        )
+    if request.layout.offload != "none":
+        yield (
+            "bytes of the host are not counted: sharded parameters and gradients, optimizer state, "
+            "and what the optimizer works with; `paceline plan` estimates them"
         )
     if request.layout.expert > 1:
         yield "every expert gets its even share of the tokens"

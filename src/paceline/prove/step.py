@@ -52,8 +52,15 @@ class Rank:
         mark(self.model.parameters(), "parameters")
         mark(self.model.buffers(), "buffers")
         mark(self.batches[0], "inputs")
-        states = self.optimizer.state.values()
-        mark((v for state in states for v in state.values() if isinstance(v, Tensor)), "optimizer")
+        states = [
+            value
+            for state in self.optimizer.state.values()
+            for value in state.values()
+            if isinstance(value, Tensor)
+        ]
+        mark(states, "optimizer")
+        if self.meshes.layout.offload != "none":
+            self.tracer.to_host([*self.model.parameters(), *states])
 
     def create_state(self) -> None:
         """Optimizer state as after a first step, without forward and backward passes."""

@@ -83,6 +83,9 @@ class Trace:
     parts: list[str] = field(default_factory=list)
     """Part of each storage; "" until `classify` has looked at its life."""
 
+    host: set[int] = field(default_factory=set)
+    """Storages in the host's memory, where the layout offloads."""
+
     start: int = 0
     """Index of the first event of the counted step."""
 
@@ -142,6 +145,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             local = getattr(local, "elem", local)
             entry = self._entry(local.untyped_storage())
             self.trace.parts[entry[2]] = part
+
+    def to_host(self, tensors: Any) -> None:
+        """Say which tensors are in the host's memory; fake ranks have one memory."""
+        for tensor in tensors:
+            local = local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
+            self.trace.host.add(self._entry(local.untyped_storage())[2])
 
     def begin_step(self) -> None:
         """What follows is the counted step; micro-batches count from 1 again."""

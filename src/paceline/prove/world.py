@@ -16,8 +16,8 @@ from torch import nn
 
 from paceline.parallel.layout import Layout
 from paceline.prove import model as models
-from paceline.prove.parts import classify
-from paceline.prove.patches import dry_run
+from paceline.prove.parts import classify, leave_out_host
+from paceline.prove.patches import dry_run, moves_to_host
 from paceline.prove.proof import Request
 from paceline.prove.replay import Replay
 from paceline.prove.step import Rank
@@ -111,7 +111,8 @@ def trace_step(
     if not needs_memory:
         with _pruned(model, layout, kept):
             model = strategy.apply(model, layout, meshes, **given)
-    with pretended, tracer:
+    offloads = layout.offload != "none"
+    with pretended, tracer, moves_to_host(tracer) if offloads else nullcontext():
         if needs_memory:
             with _pruned(model, layout, kept):
                 give_memory(model)
@@ -142,6 +143,8 @@ def trace_step(
             rank.replay.begin_step()
         rank.step()
     classify(tracer.trace)
+    if offloads:
+        leave_out_host(tracer.trace)
     return tracer.trace
 
 
