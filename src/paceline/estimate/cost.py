@@ -12,7 +12,7 @@ from typing import Literal
 
 from paceline.catalog import Price, Provider, load_providers
 from paceline.estimate.goodput import Goodput, daly_interval_s, goodput, job_mtbf_s
-from paceline.units import format_bytes
+from paceline.units import counted, format_bytes
 
 Way = Literal["on demand", "spot"]
 
@@ -24,7 +24,7 @@ _NEARLY = 0.9
 """A network counts as fast enough from this share of the planned rate on: a plan's own range is
 wider."""
 
-_OF_MACHINE = ("the network", "its host")
+_OF_MACHINE = ("the network", "its host", "its card")
 """How the unknown facts begin that a machine's fitness hangs on."""
 
 PROCESS_BYTES = 4 * 2**30
@@ -120,13 +120,14 @@ def cannot_run(price: Price, needs: Needs) -> str | None:
     alone = _provider(price).one_machine
     if needs.num_nodes > 1 and alone is not None:
         return f"no second node: {alone}"
+    has = counted(price.num_accelerators, "accelerator")
     if price.num_accelerators < needs.accelerators_per_node:
-        return f"{price.num_accelerators} accelerators, a node has {needs.accelerators_per_node}"
+        return f"{has}, a node has {needs.accelerators_per_node}"
     render = _provider(price).render
     larger = price.num_accelerators > needs.accelerators_per_node
     if larger and needs.is_exact and render != "torchrun":
         return (
-            f"{price.num_accelerators} accelerators, a node has {needs.accelerators_per_node}: "
+            f"{has}, a node has {needs.accelerators_per_node}: "
             f"files for {render} rent no larger machine"
         )
     # An instance larger than a node holds several of them.
@@ -174,6 +175,8 @@ def unknown_of(price: Price, needs: Needs) -> tuple[str, ...]:
         found.append(f"{_OF_MACHINE[0]} between its instances")
     if price.host_memory_bytes is None and needs.host_memory_bytes and not provider.by_accelerator:
         found.append(f"{_OF_MACHINE[1]} memory")
+    if price.note.endswith("a guess"):
+        found.append(f"{_OF_MACHINE[2]} ({price.note.removesuffix(' is a guess')} is assumed)")
     return tuple(found)
 
 
@@ -223,9 +226,14 @@ class RunCost:
     """What is not known: of the machine, and prices that `usd` lacks."""
 
     @property
+    def unknown_facts(self) -> tuple[str, ...]:
+        """What is not known of the machine and decides whether it runs the job as planned."""
+        return tuple(each for each in self.unknown if each.startswith(_OF_MACHINE))
+
+    @property
     def runs_as_planned(self) -> bool:
         """Whether all is known that decides whether the machine runs the job as planned."""
-        return not any(each.startswith(_OF_MACHINE) for each in self.unknown)
+        return not self.unknown_facts
 
 
 def run_costs(

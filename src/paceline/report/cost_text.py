@@ -68,15 +68,21 @@ def _answer(bill: Bill) -> str:
             f"unknown: the catalog has no price of {bill.accelerator}; name another accelerator, "
             "or add a price of your own ([[prices]] in paceline-catalog.toml)"
         )
+    known = [cost for cost in bill.costs if cost.runs_as_planned]
     best: dict[str, RunCost] = {}
-    for cost in bill.costs:
+    for cost in known or bill.costs:
         best.setdefault(cost.way, cost)
     listed = " or ".join(
-        f"${format_amount(cost.usd)} {'on spot' if way == 'spot' else way} at "
-        f"{cost.provider}{_mark(cost)}"
+        f"${format_amount(cost.usd)} {'on spot' if way == 'spot' else way} at {cost.provider}"
         for way, cost in best.items()
     )
-    return f"from {listed}"
+    if known:
+        return f"from {listed}"
+    lacking = sorted({each for cost in best.values() for each in cost.unknown_facts})
+    return (
+        f"unknown: of no machine with a price is it known that it runs this as planned; "
+        f"{listed} if {' and '.join(lacking)} would do"
+    )
 
 
 def _table(costs: Sequence[RunCost]) -> Iterator[tuple[str, ...]]:
