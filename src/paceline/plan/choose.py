@@ -1,11 +1,8 @@
 """Choose one of the priced layouts, and say why each other one lost.
 
 The fastest layout that fits is the one whose slow end of the range is lowest. A simpler one within
-the margin is taken instead. Simpler is, in this order: fewer ways of splitting at once (tensor,
-pipeline, context, expert); fewer context ranks; DDP before ZeRO-1, ZeRO-2, full and hybrid
-sharding; nothing offloaded; nothing computed again; 1F1B before other schedules; one reduction a
-step before many. Of equally simple ones the fastest wins, and of equally fast ones the largest
-micro-batch.
+the margin is taken instead (`SIMPLER`). Of equally simple ones the fastest wins, and of equally
+fast ones the largest micro-batch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,6 +25,17 @@ NUM_RUNNERS_UP = 8
 _NUM_TOO_LARGE = 3
 _SAME = 0.005
 """Times closer than this are called equal."""
+
+SIMPLER = (
+    "fewer of tensor, pipeline, context, expert",
+    "no pipeline",
+    "1F1B",
+    "fewer context ranks",
+    "DDP, ZeRO-1, ZeRO-2, full, hybrid",
+    "no offload",
+    "no recompute",
+)
+"""What makes a layout simpler, the first difference deciding: the order of `order_of`."""
 
 _LEAST_TERM = 0.01
 """A term that differs by less than this share of the step is not named."""
@@ -91,12 +99,13 @@ def order_of(priced: Priced, latest_s: float) -> Any:
         t.accumulation,
         coarse,
         t.reduce_every_micro_batch,
-        places[np.broadcast_to(t.schedule, size)],
         t.recompute,
         t.offload_parameters,
         t.offload,
         t.sharding,
         t.context,
+        np.where(t.pipeline > 1, places[np.broadcast_to(t.schedule, size)], 0),
+        t.pipeline > 1,
         axes,
         np.where(is_late, coarse, 0),
         is_late,
@@ -146,7 +155,8 @@ def way_of(layout: Layout) -> tuple[object, ...]:
 
 
 def rejected_of(choice: Choice) -> tuple[Rejected, ...]:
-    """The others with why each lost: all of a small space, a diverse few of a large one."""
+    """The others with why each lost: all of a small space, a diverse few of a large one. Those that
+    fit come first, by step time."""
     fitting = list(choice.fitting)
     too_large = list(choice.too_large)
     if not choice.is_whole:
@@ -155,6 +165,7 @@ def rejected_of(choice: Choice) -> tuple[Rejected, ...]:
         for pair in too_large:
             first.setdefault(pair[0].sharding, pair)
         too_large = list(first.values())[:_NUM_TOO_LARGE]
+    fitting.sort(key=lambda pair: pair[1].step_s or 0.0)
     return (
         *(
             Rejected(layout=layout, estimate=price, reason=why_lost(layout, price, choice))
@@ -172,7 +183,7 @@ def rejected_of(choice: Choice) -> tuple[Rejected, ...]:
 def diverse(
     priced: Sequence[tuple[Layout, Estimate]], chosen: Layout, most: int
 ) -> list[tuple[Layout, Estimate]]:
-    """The best of each kind of splitting first, then the best of the rest; sorted by time."""
+    """The best of each kind of splitting first, then the best of the rest."""
 
     def kind(layout: Layout) -> tuple[object, ...]:
         degrees = (layout.tensor, layout.pipeline, layout.context, layout.expert)
@@ -193,33 +204,43 @@ def diverse(
     for pair in ordered + firsts:
         if len(taken) < most and pair not in taken:
             taken.append(pair)
-    return sorted(taken, key=seconds)
+    return taken
 
 
 def why_lost(other: Layout, price: Estimate, choice: Choice) -> str:
     """Why a layout that fits lost against the chosen one, by the terms that differ."""
     layout, chosen = choice.layout, choice.estimate
-    if price.step_s is not None and chosen.step_s is not None:
-        share = price.step_s / chosen.step_s - 1
-        if share > choice.margin:
-            return f"{share:.0%} slower: {_terms_that_differ(price, chosen)}"
-        times = "as fast" if abs(share) < _SAME else f"{abs(share):.1%} "
-        times += "" if abs(share) < _SAME else ("slower" if share > 0 else "faster")
-    else:
-        times = "time unknown"
+    share, pace = _pace(price, chosen)
+    if share > choice.margin or (share > _SAME and way_of(other) != way_of(layout)):
+        return f"{pace}: {_terms_that_differ(price, chosen)}"
     if way_of(other) != way_of(layout):
-        if (
-            price.step_s is not None
-            and chosen.step_s
-            and price.step_s > chosen.step_s * (1 + _SAME)
-        ):
-            return f"{times}: {_terms_that_differ(price, chosen)}"
-        return f"{times}, and the chosen one is simpler"
+        is_later = (price.step_high_s or 0.0) > (chosen.step_high_s or 0.0) * (1 + _SAME)
+        return pace if is_later else f"{pace}, and the chosen one is simpler"
     if other.reduce_every_micro_batch != layout.reduce_every_micro_batch:
-        return f"{times}, and reduces {other.accumulation} times a step instead of once"
+        return f"{pace}, and reduces {other.accumulation} times a step instead of once"
     if other.micro_batch == layout.micro_batch:
-        return times if "faster" not in times else f"{times}, within the margin of the chosen one"
-    return f"{times}, in micro-batches of {other.micro_batch}, not {layout.micro_batch}"
+        return pace if share >= -_SAME else f"{pace}, within the margin of the chosen one"
+    return f"{pace}, in micro-batches of {other.micro_batch}, not {layout.micro_batch}"
+
+
+def _pace(price: Estimate, chosen: Estimate) -> tuple[float, str]:
+    """By what share a layout is slower than the chosen one, and in words: a faster one with the
+    slow end of its range, which the choice goes by."""
+    if not price.step_s or not chosen.step_s:
+        return 0.0, "time unknown"
+    share = price.step_s / chosen.step_s - 1
+    if share >= -_SAME:
+        return share, _slower(share)
+    late = (price.step_high_s or price.step_s) / (chosen.step_high_s or chosen.step_s) - 1
+    worst = _slower(late).removesuffix(" faster")
+    return share, f"{_slower(share)} ({worst} at worst)"
+
+
+def _slower(share: float) -> str:
+    if abs(share) < _SAME:
+        return "as fast"
+    digits = 0 if share > 0.05 else 1
+    return f"{abs(share):.{digits}%} {'slower' if share > 0 else 'faster'}"
 
 
 def _terms_that_differ(price: Estimate, chosen: Estimate) -> str:
@@ -301,12 +322,12 @@ def _why_sharding(choice: Choice) -> str:
     if chosen.step_s is None:
         return "the simpler one that fits; times are unknown"
     other, price = min(same, key=lambda pair: pair[1].step_s or 0.0)
-    share = (price.step_s or 0.0) / chosen.step_s - 1
-    if abs(share) < _SAME:
-        return f"fits, is as fast as {choice.case.named(other)}, and is simpler"
-    if share > 0:
-        return f"fits, and {choice.case.named(other)} is estimated {share:.1%} slower"
-    return f"simpler, and at most {choice.margin:.0%} slower than {choice.case.named(other)}"
+    share, pace = _pace(price, chosen)
+    if share < -_SAME:
+        return f"simpler than {choice.case.named(other)}, which is {pace}"
+    if share > _SAME:
+        return f"fits, and {choice.case.named(other)} is estimated {pace}"
+    return f"fits, is as fast as {choice.case.named(other)}, and is simpler"
 
 
 _COPIED = {
@@ -353,7 +374,8 @@ def _why_sharding_alone(choice: Choice) -> str:
     if simpler and len(over) == len(simpler):
         kind = simpler[-1]
         needed = format_bytes(priced[kind].memory.known_bytes)
-        return f"the simplest that fits: {kind} needs {needed} of {format_bytes(limit)}"
+        name = replace(layout, sharding=kind).splits(choice.case.engine.full_sharding)[0]
+        return f"the least sharding that fits: {name} needs {needed} of {format_bytes(limit)}"
     return _against_best(choice, [p for p in choice.fitting if p[0].sharding != layout.sharding])
 
 
@@ -364,13 +386,11 @@ def _against_best(choice: Choice, others: Sequence[tuple[Layout, Estimate]]) -> 
     if not timed or not chosen_s:
         return "the only way to share that fits" if not others else "times are unknown"
     other, price = min(timed, key=lambda pair: pair[1].step_s or 0.0)
-    share = (price.step_s or 0.0) / chosen_s - 1
+    share, pace = _pace(price, choice.estimate)
     named = f"the best {other.sharding} ({choice.case.named(other)})"
     if abs(share) < _SAME:
         return f"fits, and {named} is as fast{_leaner(choice, price)}"
-    if share > 0:
-        return f"fits, and {named} is estimated {share:.1%} slower"
-    return f"simpler and within {choice.margin:.0%}; {named} is {-share:.1%} faster"
+    return f"fits, and {named} is {'estimated ' * (share > 0)}{pace}"
 
 
 def _leaner(choice: Choice, price: Estimate) -> str:
@@ -390,7 +410,7 @@ def _why_axis(choice: Choice, axis: str) -> str:
     layout, price = min(without, key=lambda pair: pair[1].step_s or 0.0)
     if chosen_s is None or price.step_s is None:
         return "times are unknown"
-    share, name = price.step_s / chosen_s - 1, choice.case.named(layout)
+    (share, pace), name = _pace(price, choice.estimate), choice.case.named(layout)
     if abs(share) < _SAME:
         leaner = _leaner(choice, price)
         if leaner:
@@ -398,11 +418,7 @@ def _why_axis(choice: Choice, axis: str) -> str:
         if _num_axes(choice.layout) <= _num_axes(layout):
             return f"as fast as the best without, {name}, and no more ways to split at once"
         return f"within half a percent of the best without, {name}"
-    return (
-        f"the best without, {name}, is {share:.0%} slower"
-        if share > 0
-        else f"simpler than {name}, which is {-share:.1%} faster"
-    )
+    return f"the best without, {name}, is {pace}"
 
 
 def _num_axes(layout: Layout) -> int:

@@ -136,8 +136,8 @@ class Plan:
     """Everything the job left open."""
 
     rejected: tuple[Rejected, ...]
-    """The others, best first: all of a small space; of a large one the best of other ways to split,
-    and the simplest that do not fit."""
+    """The others: all of a small space; of a large one the best of other ways to split, and the
+    simplest that do not fit. Those that fit come first, by step time; the others by memory."""
 
     length: Length | None = None
     """What `train.steps` was made of: epochs and samples, or tokens; None where the job gives

@@ -7,6 +7,7 @@ from paceline.estimate.cost import RunCost
 from paceline.estimate.recovery import StateTier
 from paceline.parallel import Layout
 from paceline.plan import Decision, Plan, Rejected
+from paceline.plan.choose import SIMPLER
 from paceline.plan.host import host_limit_bytes, host_limit_source
 from paceline.report.table import WIDTH, wrapped
 from paceline.topology import Cluster, Level
@@ -302,7 +303,7 @@ def format_amount(value: float) -> str:
 
 def unknown_of_machine(cost: RunCost) -> str:
     """What is not known of the machines of a cost and decides whether they run the plan."""
-    return "" if cost.runs_as_planned else f"; unknown: {' and '.join(cost.unknown)}"
+    return "" if cost.runs_as_planned else f"; unknown: {' and '.join(cost.unknown_facts)}"
 
 
 def _steps(count: int) -> str:
@@ -317,7 +318,7 @@ def _others(plan: Plan) -> Iterator[str]:
     took = "" if is_whole else f" in {format_seconds(plan.search_s)}, {plan.num_fitting:,} fit"
     size = len(plan.rejected) if is_whole else plan.space_size
     yield _row("others", f"{size:,} {'considered' if is_whole else 'priced'}{took}")
-    shown = _most_telling(plan.rejected)[:_NUM_OTHERS]
+    shown = _most_telling(plan.rejected)
     names = [_short(each.layout, plan.layout, plan.full_sharding) for each in shown]
     width = min(max([30, *(len(name) + 2 for name in names)]), _WIDEST_NAME)
     for name, each in zip(names, shown, strict=True):
@@ -326,18 +327,23 @@ def _others(plan: Plan) -> Iterator[str]:
             yield from wrapped("  ", name, width=WIDTH + 4, indent=4)
             head = " " * 6
         yield from wrapped(head, each.reason, width=WIDTH + 4, indent=6)
+    if any("simpler" in each.reason for each in shown):
+        yield from wrapped(
+            "  ", f"simpler, in order: {'; '.join(SIMPLER)}", width=WIDTH + 4, indent=6
+        )
     hidden = len(plan.rejected) - _NUM_OTHERS
     if hidden > 0:
         yield f"  and {hidden} more: paceline plan --json" + ("" if is_whole else " or --all")
 
 
 def _most_telling(rejected: Sequence[Rejected]) -> list[Rejected]:
-    """The best of each way to split first, then the rest."""
+    """Those that are shown, in their order: the best of each way to split, then the first of the
+    rest."""
     best = {
         (each.layout.name, each.layout.reduce_every_micro_batch): each for each in rejected[::-1]
     }
-    firsts = [each for each in rejected if each in best.values()]
-    return firsts + [each for each in rejected if each not in firsts]
+    order = sorted(range(len(rejected)), key=lambda index: rejected[index] not in best.values())
+    return [rejected[index] for index in sorted(order[:_NUM_OTHERS])]
 
 
 def _short(layout: Layout, chosen: Layout, full: str) -> str:
