@@ -378,8 +378,11 @@ def test_what_our_own_runtime_does_not_train_on_is_planned_with_a_warning_and_no
         if each.about == "accelerator"
     )
     assert caution.what in refused
-    assert ("set engine to maxtext" in caution.fix) is accelerator.startswith("TPU")
-    # The engine that is named trains there.
+    assert caution.fix.startswith(
+        "no engine that Paceline writes files for does: paceline render --for torchrun starts a "
+        "program of your own"
+    )
+    assert ("maxtext is estimated there" in caution.fix) is accelerator.startswith("TPU")
     named = job_of(tmp_path, **{**OTHER, "cluster": cluster, "engine": "maxtext"})
     abouts = [each.about for each in plan_job(named).cautions]
     assert ("accelerator" in abouts) is not accelerator.startswith("TPU")

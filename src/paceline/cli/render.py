@@ -91,14 +91,14 @@ def command(
             )
         )
         return
-    for path, text in sorted(rendered.files.items()):
-        click.echo(f"{out / path}" if out is not None else f"==> {path} <==\n{text}")
     for gap in rendered.gaps:
         if notes and needs_own_program(gap):  # said above
             continue
         click.echo(f"left out: {gap.what}: {gap.why}\n  instead: {gap.nearest}", err=True)
         if gap.fix:
             click.echo(f"  fix: {gap.fix}", err=True)
+    for path, text in sorted(rendered.files.items()):
+        click.echo(f"{out / path}" if out is not None else f"==> {path} <==\n{text}")
 
 
 def _with_hosts(job: "Job", ranks_per_node: int) -> "Job":

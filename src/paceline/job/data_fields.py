@@ -69,8 +69,9 @@ def check_has_data(job: "Job") -> Iterator[Problem]:
             what="there is nothing to train on: none of data.path, data.sources and data.corpus "
             "is given",
             where=job.where("data"),
-            fix="add data.path: corpus/*.txt, or data.corpus: python-stdlib; `paceline plan`, "
-            "`prove` and `simulate` need none for a cluster that is not this machine",
+            fix="add data.path: your files, such as corpus/*.txt; to try the job out, data.corpus: "
+            "python-stdlib (30 MB of text) will do; plan, prove and simulate need none for a "
+            "cluster that is not this machine",
         )
 
 

@@ -93,12 +93,12 @@ def check_not_queued(run: RunFolder) -> None:
 
 
 def format_submission(submission: Submission, run: RunFolder) -> str:
-    """Exactly what would be submitted, for people."""
+    """Exactly what would be submitted, for people; what is left out stands first."""
     parts = [
         f"==> {run.path / FOLDER / name} <==\n{text}" for name, text in submission.files.items()
     ]
     command = f"cd {shlex.quote(str(run.path / FOLDER))} && {shlex.join(submission.command)}"
-    return "\n".join([*parts, f"==> submitted by <==\n{command}", *submission.notes])
+    return "\n".join([*submission.notes, *parts, f"==> submitted by <==\n{command}"])
 
 
 def with_hosts(job: _J, hosts: str) -> _J:

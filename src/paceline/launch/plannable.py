@@ -59,7 +59,8 @@ def check_ours(job: Job) -> Iterator[Problem]:
             code="J007",
             what="data.corpus mock: Paceline's own runtime makes no samples up",
             where=job.where("data.corpus"),
-            fix="give data.path, or data.corpus: python-stdlib",
+            fix="give data.path, your own files, before the run; a plan for a declared cluster "
+            "needs no data",
         )
     if job.spec.engine_path is not None:
         yield Problem(

@@ -187,6 +187,8 @@ ABILITIES: Mapping[str, Abilities] = {
 
 OURS = ABILITIES["paceline"]
 
+_OWN_PROGRAM = "paceline render --for torchrun starts a program of your own on the plan's ranks"
+
 
 def abilities_of(engine: str) -> Abilities:
     """What an engine can run; one that is not known, everything."""
@@ -207,9 +209,15 @@ def check_accelerator(engine: str, cluster: Cluster) -> Problem | None:
     if cluster.backend in abilities_of(engine).backends:
         return None
     others = engines_over(cluster.backend)
-    fix = f"set engine to {' or '.join(others)}, which does; or " if others else ""
-    if "paceline" in others:
-        fix = "leave engine out: Paceline's own runtime does; or "
+    able = [name for name in others if name == "paceline" or has_files(name, "")]
+    if "paceline" in able:
+        fix = f"leave engine out: Paceline's own runtime does; or {_OWN_PROGRAM}"
+    elif able:
+        fix = f"set engine to {' or '.join(able)}, which does; or {_OWN_PROGRAM}"
+    else:
+        fix = f"no engine that Paceline writes files for does: {_OWN_PROGRAM}"
+        if others:
+            fix += f" (engine: {' or '.join(others)} is estimated there, without files)"
     whose = "Paceline's own runtime" if engine == "paceline" else engine
     why = f"whose collectives go through {cluster.backend}"
     why = abilities_of(engine).untried.get(cluster.backend, why)
@@ -217,7 +225,7 @@ def check_accelerator(engine: str, cluster: Cluster) -> Problem | None:
         code="R015",
         what=f"{whose} does not train on {cluster.accelerator}, {why}",
         where="cluster.accelerator, in the job",
-        fix=f"{fix}start a program of your own on the plan's ranks: paceline render --for torchrun",
+        fix=fix,
     )
 
 
@@ -234,7 +242,6 @@ def check_has_files(engine: str, version: str, cluster: Cluster | None = None) -
         return None
     row = ENGINE_NAMES[engine]
     nearest = f"{engine} {row.files[1]}" if row.files else row.instead
-    own = "paceline render --for torchrun starts a program of your own on the plan's ranks"
     trains = cluster is None or (
         cluster.backend in abilities_of(nearest.partition(" ")[0]).backends
     )
@@ -242,9 +249,9 @@ def check_has_files(engine: str, version: str, cluster: Cluster | None = None) -
         code="R015",
         what=f"Paceline estimates {f'{engine} {version}'.rstrip()} and does not write its files",
         where="engine, in the job",
-        fix=f"set engine to {nearest}, whose files it writes; or {own}"
+        fix=f"set engine to {nearest}, whose files it writes; or {_OWN_PROGRAM}"
         if trains
-        else f"{nearest}, whose files it writes, does not train there: {own}",
+        else f"{nearest}, whose files it writes, does not train there: {_OWN_PROGRAM}",
     )
 
 

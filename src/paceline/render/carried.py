@@ -110,7 +110,7 @@ def needs(job: Job) -> Iterator[Gap]:
             where="data.corpus",
             why="only Megatron makes samples up",
             nearest=None,
-            fix="data.path, or data.corpus: python-stdlib",
+            fix="data.path: your own files, or engine: megatron",
         )
     if data.kind in WITH_ANSWERS:
         yield Gap(

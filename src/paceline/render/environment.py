@@ -8,7 +8,9 @@ import shlex
 from dataclasses import dataclass
 
 from paceline.catalog.load import read_shipped
+from paceline.job import Job
 from paceline.plan import Plan
+from paceline.units import counted
 
 PORT = 29500
 """PyTorch's usual port of the rendezvous."""
@@ -70,6 +72,21 @@ def export_lines(plan: Plan, *, restarts: bool = False) -> list[str]:
     wanted = [*environment(plan), *([_NEW_STORE] if restarts else [])]
     sets = [f"export {each.name}={shlex.quote(each.value)}  # {each.reason}" for each in wanted]
     return sets + [f"unset {each.name}  # {each.reason}" for each in removals(plan)]
+
+
+def restart_words(job: Job) -> list[str]:
+    """What follows a failure of what `launch.sh` starts with torchrun: lines for its head."""
+    most = job.spec.recovery.max_restarts
+    if most:
+        return [
+            f"After a failure torchrun restarts all ranks, {counted(most, 'time')} at most, from",
+            "the newest whole checkpoint. This file resumes there too when you run it again.",
+        ]
+    return [
+        "After a failure torchrun starts nothing again (--max-restarts=0): run this file again on",
+        "every node, and it resumes from the newest whole checkpoint. Under `paceline run` the",
+        "controller does that.",
+    ]
 
 
 def torchrun_options(plan: Plan, *, least_nodes: int | None = None) -> list[str]:

@@ -11,7 +11,13 @@ from paceline.job import Job
 from paceline.job.engine import ENGINE_NAMES, is_before, tag
 from paceline.plan import Plan
 from paceline.render.engine import Files, Gap
-from paceline.render.environment import Variable, export_lines, meeting_lines, torchrun_options
+from paceline.render.environment import (
+    Variable,
+    export_lines,
+    meeting_lines,
+    restart_words,
+    torchrun_options,
+)
 from paceline.render.megatron_gaps import core_gaps
 from paceline.render.megatron_gaps import model_gaps as model_gaps
 from paceline.render.megatron_words import (
@@ -223,7 +229,8 @@ def _launch(plan: Plan, job: Job) -> str:
         job,
         f"Needs MEGATRON_PATH, a checkout of NVIDIA/Megatron-LM at {_tag(plan)}, and the same "
         "folder",
-        "on every node: checkpoints/ is written here, and a restart goes on from the newest.",
+        "on every node: checkpoints/ is written here.",
+        *restart_words(job),
         *planned_for(plan),
     )
     ranks = " ".join(torchrun_options(plan))
@@ -231,7 +238,7 @@ def _launch(plan: Plan, job: Job) -> str:
         about,
         *_checkout(plan, job),
         'cd "$(dirname "$0")"',
-        *export_lines(plan, restarts=True),
+        *export_lines(plan, restarts=job.spec.recovery.max_restarts > 0),
         *(f"export {each.name}={each.value}  # {each.reason}" for each in connections(plan)),
         *(["unset CUDA_DEVICE_MAX_CONNECTIONS  # Megatron FSDP refuses 1"] * uses_fsdp(plan)),
         *meeting_lines(plan),

@@ -10,7 +10,12 @@ from paceline.job import Job
 from paceline.job.engine import ENGINE_NAMES, series
 from paceline.plan import Plan
 from paceline.render.engine import Files, Gap
-from paceline.render.environment import export_lines, meeting_lines, torchrun_options
+from paceline.render.environment import (
+    export_lines,
+    meeting_lines,
+    restart_words,
+    torchrun_options,
+)
 from paceline.render.megatron import connections
 from paceline.render.megatron_gaps import core_gaps
 from paceline.render.megatron_gaps import model_gaps as model_gaps
@@ -260,12 +265,13 @@ def _launch(plan: Plan, job: Job) -> str:
         plan,
         job,
         f"Needs Megatron Bridge {VERSION} (its container), and the same folder on every node:",
-        "checkpoints/ is written here, and a restart goes on from the newest.",
+        "checkpoints/ is written here.",
+        *restart_words(job),
     )
     return script(
         about,
         'cd "$(dirname "$0")"',
-        *export_lines(plan, restarts=True),
+        *export_lines(plan, restarts=job.spec.recovery.max_restarts > 0),
         *(f"export {each.name}={each.value}  # {each.reason}" for each in connections(plan)),
         *(["unset CUDA_DEVICE_MAX_CONNECTIONS  # Megatron FSDP refuses 1"] * uses_fsdp(plan)),
         *meeting_lines(plan),

@@ -14,7 +14,12 @@ from paceline.plan.case import case_of_plan
 from paceline.render.carried import OF_DDP
 from paceline.render.device import accelerator_refusals
 from paceline.render.engine import Files, Gap
-from paceline.render.environment import export_lines, meeting_lines, torchrun_options
+from paceline.render.environment import (
+    export_lines,
+    meeting_lines,
+    restart_words,
+    torchrun_options,
+)
 from paceline.render.example import example, example_gaps
 from paceline.render.shared_gaps import offload_gaps, precision_gaps, split_gaps
 from paceline.render.shell import script
@@ -43,7 +48,7 @@ def launch_script(plan: Plan, job: Job) -> str:
     return script(
         header(plan, job, *_about(plan, job)),
         'cd "$(dirname "$0")"',
-        *export_lines(plan, restarts=True),
+        *export_lines(plan, restarts=job.spec.recovery.max_restarts > 0),
         *meeting_lines(plan),
         *_continued("exec torchrun", *options, '"${TRAIN_SCRIPT:-train.py}" "$@"'),
     )
@@ -112,12 +117,8 @@ def _layout_gaps(plan: Plan) -> Iterator[Gap]:
 
 
 def _about(plan: Plan, job: Job) -> list[str]:
-    restarts, nodes = job.spec.recovery.max_restarts, plan.cluster.num_nodes
-    found = [
-        "",
-        f"When a rank dies torchrun ends all and starts them again, {restarts} times at most, from",
-        "the newest whole checkpoint. (`paceline run` replaces one rank and keeps the others.)",
-    ]
+    nodes = plan.cluster.num_nodes
+    found = ["", *restart_words(job)]
     if nodes == 1:
         return found
     least = least_nodes(plan, job)

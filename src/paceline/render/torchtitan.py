@@ -15,7 +15,12 @@ from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
 from paceline.render.carried import OF_PROGRAM
 from paceline.render.engine import Files, Gap
-from paceline.render.environment import export_lines, meeting_lines, torchrun_options
+from paceline.render.environment import (
+    export_lines,
+    meeting_lines,
+    restart_words,
+    torchrun_options,
+)
 from paceline.render.model import rotary_base
 from paceline.render.shell import presence_lines, script
 from paceline.render.text import commented, header
@@ -355,13 +360,14 @@ def _launch(plan: Plan, job: Job) -> str:
         plan,
         job,
         f"Needs torchtitan {VERSION}, HF_ASSETS (a folder with the tokenizer's files) and the same",
-        "folder on every node: checkpoint/ is written here, and a restart goes on from the newest.",
+        "folder on every node: checkpoint/ is written here.",
+        *restart_words(job),
     )
     options = " ".join(torchrun_options(plan))
     return script(
         about,
         'cd "$(dirname "$0")"',
-        *export_lines(plan, restarts=True),
+        *export_lines(plan, restarts=job.spec.recovery.max_restarts > 0),
         *meeting_lines(plan),
         *presence_lines(_given(assets_of(job)), unless=["HF_ASSETS"]),
         *presence_lines(_given(rows_of(job)), unless=["DATASET_PATH"]),

@@ -3,8 +3,8 @@
 # FSDP2 over 8 ranks on 1 node x 8 H100-SXM.
 # 8 a micro-batch x 1 accumulated x 8 data ranks = 64 samples a step.
 #
-# When a rank dies torchrun ends all and starts them again, 3 times at most, from
-# the newest whole checkpoint. (`paceline run` replaces one rank and keeps the others.)
+# After a failure torchrun restarts all ranks, 3 times at most, from
+# the newest whole checkpoint. This file resumes there too when you run it again.
 set -euo pipefail
 cd "$(dirname "$0")"
 export OMP_NUM_THREADS=1  # cores of a rank are unknown, and one thread never contends: raise it to cores / rank

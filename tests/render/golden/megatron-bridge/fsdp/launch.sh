@@ -3,7 +3,9 @@
 # FSDP2 over 32 ranks on 4 nodes x 8 H100-SXM.
 # 2 a micro-batch x 1 accumulated x 32 data ranks = 64 samples a step.
 # Needs Megatron Bridge 0.3 (its container), and the same folder on every node:
-# checkpoints/ is written here, and a restart goes on from the newest.
+# checkpoints/ is written here.
+# After a failure torchrun restarts all ranks, 3 times at most, from
+# the newest whole checkpoint. This file resumes there too when you run it again.
 set -euo pipefail
 cd "$(dirname "$0")"
 export OMP_NUM_THREADS=1  # cores of a rank are unknown, and one thread never contends: raise it to cores / rank

@@ -3,7 +3,9 @@
 # ZeRO-1 over 2 x tensor 4 x pipeline 4 (interleaved, 2 chunks) on 4 nodes x 8 H100-SXM.
 # 1 a micro-batch x 32 accumulated x 2 data ranks = 64 samples a step.
 # Needs Megatron Bridge 0.3 (its container), and the same folder on every node:
-# checkpoints/ is written here, and a restart goes on from the newest.
+# checkpoints/ is written here.
+# After a failure torchrun restarts all ranks, 3 times at most, from
+# the newest whole checkpoint. This file resumes there too when you run it again.
 set -euo pipefail
 cd "$(dirname "$0")"
 export OMP_NUM_THREADS=1  # cores of a rank are unknown, and one thread never contends: raise it to cores / rank

@@ -3,7 +3,9 @@
 # FSDP2 over 32 ranks on 4 nodes x 8 H100-SXM.
 # 2 a micro-batch x 1 accumulated x 32 data ranks = 64 samples a step.
 # Needs MEGATRON_PATH, a checkout of NVIDIA/Megatron-LM at core_v0.16.1, and the same folder
-# on every node: checkpoints/ is written here, and a restart goes on from the newest.
+# on every node: checkpoints/ is written here.
+# After a failure torchrun restarts all ranks, 3 times at most, from
+# the newest whole checkpoint. This file resumes there too when you run it again.
 # Memory and time were planned for the engine paceline: `engine: megatron` in the job
 # plans for what Megatron keeps and hides.
 set -euo pipefail

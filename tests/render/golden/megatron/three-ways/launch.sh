@@ -3,7 +3,9 @@
 # ZeRO-1 over 2 x tensor 4 x pipeline 4 (interleaved, 2 chunks) on 4 nodes x 8 H100-SXM.
 # 1 a micro-batch x 32 accumulated x 2 data ranks = 64 samples a step.
 # Needs MEGATRON_PATH, a checkout of NVIDIA/Megatron-LM at core_v0.16.1, and the same folder
-# on every node: checkpoints/ is written here, and a restart goes on from the newest.
+# on every node: checkpoints/ is written here.
+# After a failure torchrun restarts all ranks, 3 times at most, from
+# the newest whole checkpoint. This file resumes there too when you run it again.
 set -euo pipefail
 : "${MEGATRON_PATH:?set it to a checkout of Megatron-LM, core_v0.16.1}"
 cd "$(dirname "$0")"

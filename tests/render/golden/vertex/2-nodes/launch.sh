@@ -3,8 +3,8 @@
 # FSDP2 over 16 ranks on 2 nodes x 8 H100-SXM.
 # 4 a micro-batch x 1 accumulated x 16 data ranks = 64 samples a step.
 #
-# When a rank dies torchrun ends all and starts them again, 3 times at most, from
-# the newest whole checkpoint. (`paceline run` replaces one rank and keeps the others.)
+# After a failure torchrun restarts all ranks, 3 times at most, from
+# the newest whole checkpoint. This file resumes there too when you run it again.
 # Run this on every node, in a folder that all of them see: checkpoints/ is written there.
 # The first node keeps the rendezvous: the job ends with it.
 # It starts with 1 to 2 nodes, 30 s after 1 came. One that comes or goes
