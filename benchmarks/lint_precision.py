@@ -2,7 +2,8 @@
 
     python benchmarks/lint_precision.py --clone FOLDER | sh   # once: the repositories
     python benchmarks/lint_precision.py FOLDER                # the open half
-    python benchmarks/lint_precision.py FOLDER --away         # the half that is put away
+    python benchmarks/lint_precision.py FOLDER --half away    # the half that is put away
+    python benchmarks/lint_precision.py FOLDER --half fresh   # in neither half, chosen later
     python benchmarks/lint_precision.py FOLDER --only owner/name --list
 
 Each repository of data/lint_repositories.toml is linted as a whole, in a process of its own with a
@@ -43,7 +44,7 @@ class Repository:
     commit: str
     style: str
     half: str
-    """`open`, or `away`: put away until the rules are finished."""
+    """`open`, `away` (put away until the rules are finished) or `fresh` (in neither)."""
 
     seen: bool = False
     """Its findings were discussed before the halves were made."""
@@ -101,7 +102,7 @@ def share(judgements: Counter[str]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path, help="checkouts, each in owner+name")
-    parser.add_argument("--away", action="store_true", help="the half that is put away")
+    parser.add_argument("--half", choices=("open", "away", "fresh"), default="open")
     parser.add_argument("--only", action="append", default=[], metavar="OWNER/NAME")
     parser.add_argument("--list", action="store_true", help="print what is false or not judged")
     parser.add_argument("--rules", action="store_true", help="print a table by rule")
@@ -110,8 +111,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=600, help="limit of one repository")
     parser.add_argument("--memory-gb", type=float, default=8, help="limit of one repository")
     options = parser.parse_args()
-    half = "away" if options.away else "open"
-    chosen = [one for one in repositories() if one.half == half]
+    chosen = [one for one in repositories() if one.half == options.half]
     if options.only:
         chosen = [one for one in chosen if one.name in options.only]
     if options.clone:
@@ -119,7 +119,7 @@ def main() -> None:
         return
     judgements = read_judgements()
     total, fresh, by_rule = Tally(), Tally(), Counter[tuple[str, str]]()
-    print(f"{half} half\n{HEADER}{'right':>9}{'errors':>9}")
+    print(f"{options.half}\n{HEADER}{'right':>9}{'errors':>9}")
     for repository in chosen:
         tally = measure(repository, judgements, options, by_rule)
         total.include(tally)
