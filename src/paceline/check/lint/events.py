@@ -180,11 +180,11 @@ def is_named_rank(value: Value, depth: int) -> bool:
         return False
     if value.receiver is not None and isinstance(value.attribute, str):
         last = value.attribute.lower()
-        return last in RANK_SOURCES or last.endswith("rank")
+        return last in RANK_SOURCES
     origins = (value.receiver,) if value.receiver is not None else value.sources
     if not origins:
         last = re.split(r"\W+", value.label.lower().strip("_]'\""))[-1]
-        return last in RANK_SOURCES or last.endswith("rank")
+        return last in RANK_SOURCES
     return any(is_rank_number(one, depth) for one in origins)
 
 

@@ -330,10 +330,30 @@ def read_program(path: str, source: bytes | str, files: Files | None = None) -> 
     return Program(
         source=own,
         helpers={one: each for one in walk.imported if (each := files.source(one)) is not None},
-        events=walk.events,
+        events=of_processes(walk.events),
         functions=walk.functions,
         classes=walk.classes,
     )
+
+
+def of_processes(events: list[Event]) -> list[Event]:
+    """Without the run of one process: a function that is started as processes and also called
+    directly (`mp.spawn(run, ...)` or else `run(0, ...)`) is alone in the second."""
+    started = {
+        one.function
+        for call in events
+        if isinstance(call, Call) and call.name == "torch.multiprocessing.spawn"
+        for target in (call.argument(0, "fn"),)
+        for one in (target.any() if target is not None else ())
+    }
+    return [
+        event
+        for event in events
+        if not any(
+            each.function in started and each.call is not None and each.call.own is each.function
+            for each in event.frames
+        )
+    ]
 
 
 def until(events: Iterable[Event], order: int) -> Iterator[Event]:

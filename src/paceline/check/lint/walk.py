@@ -489,7 +489,7 @@ def is_process_exit(node: ast.expr) -> bool:
 def parameter(name: str, annotation: str | None) -> Value:
     """What a parameter holds that nobody is seen to pass, by its name and annotation."""
     value = Value(label=name)
-    if name in RANK_NAMES or name.endswith("_rank"):
+    if name in RANK_NAMES:
         value.taints = frozenset({RANK})
     elif name in MAIN_NAMES:
         value.taints, value.main = frozenset({RANK}), True

@@ -55,14 +55,19 @@ def check_deepspeed(path: str, config: Marked, context: Context) -> Iterator[Fin
     yield from check_triangle(path, config, context.num_processes)
 
 
+PASSED_OVER = "it is passed over without a word"
+FAILS = "the start fails"
+SINCE_0_17 = "DeepSpeed 0.17.1 and later do not start with it, and earlier ones pass over it"
+"""`DeepSpeedFP16Config` and `DeepSpeedBF16Config` came with 0.17.1 (pull request 6976)."""
+
+
 def _unknown(
-    path: str, name: str, value: Marked, section: str, known: frozenset[str], *, ends: bool
+    path: str, name: str, value: Marked, section: str, known: frozenset[str], what: str
 ) -> Finding:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    what = "the start fails" if ends else "it is passed over without a word"
     return found(
         "ds-config-silent-keys",
-        ERROR,
+        WARNING if what is SINCE_0_17 else ERROR,
         path,
         value.line,
         f"{section} has no key {name}: {what}",
@@ -106,7 +111,7 @@ def _check_keys(path: str, config: Marked) -> Iterator[Finding]:
                 column=value.column,
             )
         elif difflib.get_close_matches(name, TOP_LEVEL, n=1, cutoff=0.7):
-            yield _unknown(path, name, value, "DeepSpeed's configuration", TOP_LEVEL, ends=False)
+            yield _unknown(path, name, value, "DeepSpeed's configuration", TOP_LEVEL, PASSED_OVER)
         else:
             yield found(
                 "ds-config-silent-keys",
@@ -121,7 +126,8 @@ def _check_keys(path: str, config: Marked) -> Iterator[Finding]:
         inside = config.at(section)
         for name, value in inside.entries() if inside is not None else ():
             if name not in known:
-                yield _unknown(path, name, value, section, known, ends=section in PRECISION)
+                what = SINCE_0_17 if section in PRECISION else PASSED_OVER
+                yield _unknown(path, name, value, section, known, what)
 
 
 def _check_kinds(path: str, config: Marked) -> Iterator[Finding]:
@@ -177,11 +183,11 @@ def _check_zero(path: str, config: Marked) -> Iterator[Finding]:
         return
     for name, value in zero.entries():
         if name not in ZERO:
-            yield _unknown(path, name, value, "zero_optimization", ZERO, ends=True)
+            yield _unknown(path, name, value, "zero_optimization", ZERO, FAILS)
         if name in OFFLOAD:
             for inner, below in value.entries():
                 if inner not in OFFLOAD[name]:
-                    yield _unknown(path, inner, below, name, OFFLOAD[name], ends=True)
+                    yield _unknown(path, inner, below, name, OFFLOAD[name], FAILS)
     stage_at = zero.at("stage")
     stage = zero.number("stage") if stage_at is not None else 0
     if stage is None:

@@ -141,6 +141,10 @@ def _bytes(text: str | None) -> float | None:
     return float(match[1]) * _UNITS[match[2]] if match and match[2] in _UNITS else None
 
 
+KEEPS = {"IfNotPresent", "Never"}
+"""With these a node starts the image that it has; without one, `latest` is pulled at each start."""
+
+
 def _check_images(job: ClusterJob) -> Iterator[Finding]:
     """Images that may be another one on each node."""
     if job.num_pods < 2 or not job.num_gpus:
@@ -154,7 +158,8 @@ def _check_images(job: ClusterJob) -> Iterator[Finding]:
         last = text.rsplit("/", 1)[-1]
         if last.split(":")[0] != last.split(":")[0].lower():
             continue  # a place for an image: names of images are lower case (OCI distribution spec)
-        if "@sha256:" not in text and (":" not in last or last.endswith(":latest")):
+        keeps = pods.container is not None and pods.container.text("imagePullPolicy") in KEEPS
+        if keeps and "@sha256:" not in text and (":" not in last or last.endswith(":latest")):
             yield found(
                 "nccl-version-mismatch",
                 WARNING,

@@ -348,6 +348,8 @@ def check_rank_branches(program: Program, context: Context) -> Iterator[Finding]
             continue
         if same_function_elsewhere(program, joint, guard) or goes_on_in_with(joint, guard, joints):
             continue
+        if handed_on_elsewhere(joint, guard):
+            continue
         at = joint.call.at_depth(guard.depth)
         key = guard.node if opposite_calls(guard, joints) else at
         if id(key) in reported:
@@ -428,6 +430,20 @@ def same_function_elsewhere(program: Program, joint: Joint, guard: Guard) -> boo
         ):
             return True
     return False
+
+
+def handed_on_elsewhere(joint: Joint, guard: Guard) -> bool:
+    """Whether a function written on the other side, which somebody is to call, makes the call."""
+    if not isinstance(guard.node, ast.If):
+        return False
+    last = joint.call.name.rpartition(".")[2]
+    return any(
+        isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == last
+        for statement in (guard.node.orelse if guard.holds else guard.node.body)
+        for outer in ast.walk(statement)
+        if isinstance(outer, ast.FunctionDef | ast.Lambda)
+        for node in ast.walk(outer)
+    )
 
 
 def goes_on_in_with(joint: Joint, guard: Guard, joints: list[Joint]) -> bool:

@@ -11,6 +11,7 @@ from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call
 from paceline.check.lint.names import ACCELERATOR, DATALOADER, DEEPSPEED_INIT
 from paceline.check.lint.program import Program
+from paceline.check.lint.rules.agreement import zero_stage
 from paceline.check.lint.values import UNKNOWN, Value
 
 MAPS = ("map", "filter", "save_to_disk", "to_parquet")
@@ -102,14 +103,15 @@ def check_config_before_group(program: Program, context: Context) -> Iterator[Fi
         for call in starts
         if call.name.endswith("TrainingArguments") and call.argument(None, "deepspeed") is not None
     ]
-    if not trainers:
+    stage = zero_stage(trainers[0].argument(None, "deepspeed")) if trainers else 0
+    if stage not in {None, 3}:
         return
     first = min(starts, key=lambda call: call.order)
     for call in program.all_calls:
         if call.method == "from_pretrained" and "Model" in call.name and call.order < first.order:
             yield program.finding(
                 "ds-config-before-dist-init",
-                Severity.WARNING,
+                Severity.WARNING if stage == 3 else Severity.INFO,
                 call,
                 what=f"the model is loaded before TrainingArguments in line {trainers[0].line}: "
                 "each process holds it whole, and ZeRO-3 cannot divide it while it is read",

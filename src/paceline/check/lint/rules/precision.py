@@ -42,7 +42,7 @@ def scalers(program: Program) -> list[Call]:
 
 def check_loss_scaling(program: Program, context: Context) -> Iterator[Finding]:
     """float16 without a GradScaler: small gradients become zero."""
-    if program.framework in OWNED or not program.backwards:
+    if program.framework in OWNED or not program.backwards or not program.steps:
         return
     if not scalers(program) and not program.has_call(method="scale"):
         for call in program.all_calls:

@@ -40,7 +40,9 @@ def sharded_owner(parameters: Value) -> Value | None:
             continue
         if by_plugin(model):
             return model
-        if model.wrapped_by("fsdp1") and not any(keeps_whole(each) for each in model.any()):
+        if model.wrapped_by("fsdp1") and not any(
+            keeps_whole(each) or each.wrapper not in {None, "fsdp1"} for each in model.any()
+        ):
             return model
     return None
 
@@ -370,14 +372,19 @@ def check_tied(program: Program, context: Context) -> Iterator[Finding]:
     if not ties:
         return
     for call in program.calls("safetensors.torch.save_file"):
-        yield program.finding(
-            "tied-weights",
-            Severity.ERROR,
-            call,
-            what=f"line {ties[0].line} ties two weights: save_file refuses shared tensors",
-            fix="safetensors.torch.save_model(model, path)",
-            seen=ties[:1],
-        )
+        given = call.argument(0, "tensors")
+        saved = {one.of_class for one in given.origins()} if given is not None else set()
+        within = [node for one in saved if one is not None for node in ast.walk(one.node)]
+        inside = [one for one in ties if one.node in within]
+        if inside:
+            yield program.finding(
+                "tied-weights",
+                Severity.ERROR,
+                call,
+                what=f"line {inside[0].line} ties two weights: save_file refuses shared tensors",
+                fix="safetensors.torch.save_model(model, path)",
+                seen=inside[:1],
+            )
     tied = [value for tie in ties for value in (tie.owner, tie.value.receiver) if value is not None]
     for call in program.calls(FSDP, FULLY_SHARD):
         given = call.argument(0, "module")
