@@ -254,11 +254,13 @@ def append(walk: "Walk", made: Call) -> Value | None:
     receiver = made.receiver
     if receiver is None or receiver.name is not None or not made.args:
         return None
-    more = expressions.all_taints(made.args)
+    entries = made.args[0].entries if made.method == "update" else None
+    more = expressions.all_taints(made.args) if entries is None else frozenset()
     for one in receiver.any():
         if one.kind in {"model", "optimizer", "scaler", "sampler", "loader"}:
             continue
         one.taints = one.taints | more
+        one.fields |= {f"[{key}]": value for key, value in (entries or {}).items()}
         one.sources = (*one.sources, *made.args)[-20:]
         if one.items is not None and made.method == "append" and not walk.loops:
             one.items = [*one.items, made.args[0]]

@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from paceline.check.lint.choices import either, left_of
 from paceline.check.lint.events import Call, Class, Function, Guard, Scope, is_rank_number
 from paceline.check.lint.names import (
     FILE_METHODS,
+    KNOWN_LIBRARIES,
     MAIN_NAMES,
     RANK_ENVIRONMENT,
     RANK_NAMES,
@@ -140,9 +142,24 @@ def attribute_taints(base: Value, attr: str) -> frozenset[str]:
         return frozenset({"shape"}) if attr == "shape" and DATA in base.taints else frozenset()
     if attr in STEP_COUNTERS or base.kind in ALIKE_KINDS:
         return frozenset()
-    if base.kind == "namespace":
+    if base.kind == "namespace" or is_unseen(base):
         return frozenset()
     return base.taints
+
+
+def is_unseen(value: Value) -> bool:
+    """Whether a call of code that is not seen gave an object, whose parts may be anything."""
+    made = value.call
+    return value.instance == UNSEEN or (
+        isinstance(made, Call)
+        and made.own is None
+        and value.kind is None
+        and made.name.split(".")[0] not in KNOWN_LIBRARIES | sys.stdlib_module_names
+    )
+
+
+UNSEEN = "unseen"
+"""The instance of what a function of one's own gives that was called too often to be walked."""
 
 
 def attribute_kind(base: Value, attr: str) -> str | None:
@@ -191,7 +208,8 @@ def subscript(walk: "Walk", node: ast.Subscript) -> Value:
         return environment(index.const, node)
     if base.name is not None and index.name is not None:
         return base
-    taints = base.taints | index.taints
+    unseen = is_unseen(base) and isinstance(index.const, str)
+    taints = index.taints if unseen else base.taints | index.taints
     if holds_groups(base):
         return Value(node=node, sources=(base,), taints=base.taints, receiver=base)
     if "shape" in base.taints:

@@ -88,7 +88,8 @@ def enter(
     inside = any(frame.function.node is function.node for frame in walk.frames)
     tired = walk.foreign > MAX_FOREIGN and path_of(function.node) != walk.main_path
     if inside or tired or function.runs >= MAX_RUNS or len(walk.frames) >= MAX_DEPTH:
-        return Value(sources=tuple(args), taints=expressions.all_taints(args))
+        taints = expressions.all_taints(args)
+        return Value(sources=tuple(args), taints=taints, instance=expressions.UNSEEN)
     if walk.trial is not None:
         walk.trial.runs.setdefault(function, function.runs)
     function.runs += 1

@@ -55,8 +55,23 @@ def check_set_device(program: Program, context: Context) -> Iterator[Finding]:
 
 
 def bare_cuda(program: Program) -> list[Call]:
-    """Calls that mean the current GPU: `.cuda()`, `.to("cuda")`, `device="cuda"`."""
-    return [one for one in program.all_calls if is_bare_cuda(one)]
+    """Moves of a model, and tensors for a collective, that mean the current GPU: `.cuda()`,
+    `.to("cuda")`, `device="cuda"`."""
+    exchanged = {
+        id(origin)
+        for call in program.collectives
+        for given in call.args
+        for origin in given.origins()
+    }
+    return [
+        one
+        for one in program.all_calls
+        if is_bare_cuda(one)
+        and (
+            (one.receiver is not None and one.receiver.has_kind("model"))
+            or id(one.result) in exchanged
+        )
+    ]
 
 
 def is_bare_cuda(call: Call) -> bool:
