@@ -36,6 +36,22 @@ def test_full_recomputation_makes_it_eight_flops():
     assert any("makes it 8" in line for line in bill(size).basis)
 
 
+def test_a_given_mfu_counts_no_recomputed_work_and_stays_below_the_peak_with_it():
+    plain = replace(SEVEN, mfu=0.5)
+    again = bill(replace(plain, recompute="full"))
+    assert again.train_s == bill(plain).train_s
+    assert any("MFU 50%, as given: 67% of the peak computes" in line for line in again.basis)
+    assert bill(replace(SEVEN, mfu=0.75, recompute="full")).costs
+    with pytest.raises(ValueError, match=r"99% with full .* 132% of the peak.*0.75 at most"):
+        bill(replace(SEVEN, mfu=0.99, recompute="full"))
+
+
+def test_tokens_a_second_above_the_bf16_peak_are_said_to_be():
+    fast = bill(replace(SEVEN, tokens_per_s=1.4e6, recompute="full"))
+    assert any("124% of the bf16 peak, 62% of the fp8 peak" in line for line in fast.basis)
+    assert not any("only fp8" in line for line in bill(replace(SEVEN, tokens_per_s=1e6)).basis)
+
+
 def test_measured_tokens_a_second_need_no_peak():
     size = Size(num_parameters=7e9, tokens=1e12, num_ranks=64, tokens_per_s=1e6)
     assert bill(size).train_s == pytest.approx(1e6)

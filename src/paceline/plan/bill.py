@@ -223,24 +223,38 @@ def _train_s(size: Size, accelerator: Accelerator) -> tuple[float, list[str]]:
     )
     if size.tokens_per_s is not None:
         rate = f"{format_count(size.tokens_per_s)} tokens a second, as given"
-        if peak is not None:
-            fastest = max(peaks.values()) * size.num_ranks
-            if done / size.tokens * size.tokens_per_s > fastest:
-                most = fastest * size.tokens / done
+        if kind is not None and peak is not None:
+            fastest = max(peaks, key=peaks.__getitem__)
+            computed = done / size.tokens * size.tokens_per_s
+            most = peaks[fastest] * size.num_ranks
+            if computed > most:
                 raise ValueError(
                     f"{rate}, is more than {size.num_ranks} x {accelerator.name} can compute: "
-                    f"{format_count(most)} at their peak"
+                    f"{format_count(most * size.tokens / done)} at their peak"
                 )
             rate += f": MFU {model_flops / size.tokens * size.tokens_per_s / peak:.0%} in {kind}"
+            if computed > peak:
+                rate += (
+                    f"; computed is {computed / peak:.0%} of the {kind} peak, {computed / most:.0%} "
+                    f"of the {fastest} peak: only {fastest} is so fast"
+                )
         return size.tokens / size.tokens_per_s, [rate, work]
     if kind is None or peak is None:
         raise ValueError(f"the peak of {accelerator.name} is not known; give --tokens-per-s")
-    mfu = size.mfu if size.mfu is not None else ASSUMED_MFU * model_flops / done
+    again = done / model_flops
+    if size.mfu is not None and size.mfu * again > 1:
+        raise ValueError(
+            f"an MFU of {size.mfu:.0%} with full recomputation computes {size.mfu * again:.0%} of "
+            f"the peak: 8 FLOPs where 6 count; give --mfu of {1 / again:g} at most, or "
+            "--recompute none"
+        )
+    mfu = size.mfu if size.mfu is not None else ASSUMED_MFU / again
     said = (
-        f"MFU {mfu:.0%}, as given (recomputed work not counted)"
+        f"MFU {mfu:.0%}, as given"
+        + (f": {mfu * again:.0%} of the peak computes, a quarter of it again" if again > 1 else "")
         if size.mfu is not None
         else f"MFU {mfu:.0%}, assumed: {ASSUMED_MFU:.0%} of the peak computes"
-        + (", a quarter of it again" if size.recompute != "none" else "")
+        + (", a quarter of it again" if again > 1 else "")
         + " (Llama 3 405B: 38 to 43 %, arXiv:2407.21783); at half of it the run costs twice"
     )
     return model_flops / (peak * mfu), [
