@@ -8,6 +8,7 @@ from tests.plan.scene import JOB, job_of, plan_of
 from paceline.catalog import find_accelerator, find_prices
 from paceline.plan.bill import ASSUMED_MFU, Size, bill_of_plan, bill_of_size
 from paceline.report.cost_text import format_bill
+from paceline.report.plan_text import format_plan, plan_summary
 
 H100 = find_accelerator("H100-SXM", where="a test")
 SEVEN = Size(num_parameters=7e9, tokens=1e12, num_ranks=64)
@@ -120,3 +121,33 @@ def test_a_machine_with_too_little_host_memory_is_not_shown_as_the_price():
     assert plan.cost is not None
     assert plan.cost.runs_as_planned
     assert all("8x64v128gb" not in cost.instance for cost in plan.costs)
+
+
+def test_accelerators_that_fill_no_machine_are_priced_with_those_that_stay_idle():
+    b300 = find_accelerator("B300", where="a test")
+    seven = bill_of_size(
+        Size(num_parameters=7e9, tokens=1e9, num_ranks=7), b300, find_prices("B300")
+    )
+    assert {cost.provider for cost in seven.costs if cost.is_by_hand} == {"aws", "oci"}
+    assert all(cost.terms["idle"] > 0 for cost in seven.costs if cost.is_by_hand)
+    text = format_bill(seven)
+    assert "cost        from $" in text
+    assert "paceline render` writes no files that rent them" in " ".join(text.split())
+
+
+def test_nodes_of_four_share_machines_of_eight_and_nodes_of_five_do_not():
+    def machines(nodes: int, per_node: int) -> set[int]:
+        sets = (f"cluster.nodes={nodes}", f"cluster.per_node={per_node}")
+        plan = plan_of(JOB, "cluster.accelerator=A100-SXM-80GB", "train.global_batch=120", *sets)
+        found = bill_of_plan(plan, job_of(JOB, *sets), find_prices("A100-80"))
+        return {each.num_instances for each in found.costs if each.provider == "oci"}
+
+    assert machines(3, 4) == {2}
+    assert machines(4, 5) == {4}
+
+
+def test_a_plan_without_a_price_says_so_and_why():
+    plan = plan_of(JOB, "cluster.accelerator=RTX-4090", "cluster.nodes=2", "cluster.per_node=16")
+    assert plan.cost is None
+    for text in (format_plan(plan), "\n".join(plan_summary(plan))):
+        assert "unknown: no machine with a price can run it" in " ".join(text.split())

@@ -92,10 +92,6 @@ class Needs:
     is_rdma: bool = False
     """Whether the plan counts on a network with RDMA."""
 
-    is_exact: bool = False
-    """Whether a rented machine has a node's accelerators and no more: so `paceline render` writes
-    it for a provider. Machines of the reader's own may hold several nodes."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keeping:
@@ -123,13 +119,6 @@ def cannot_run(price: Price, needs: Needs) -> str | None:
     has = counted(price.num_accelerators, "accelerator")
     if price.num_accelerators < needs.accelerators_per_node:
         return f"{has}, a node has {needs.accelerators_per_node}"
-    render = _provider(price).render
-    larger = price.num_accelerators > needs.accelerators_per_node
-    if larger and needs.is_exact and render != "torchrun":
-        return (
-            f"{has}, a node has {needs.accelerators_per_node}: "
-            f"files for {render} rent no larger machine"
-        )
     # An instance larger than a node holds several of them.
     nodes = min(needs.num_nodes, price.num_accelerators // needs.accelerators_per_node)
     host = price.host_memory_bytes
@@ -180,6 +169,18 @@ def unknown_of(price: Price, needs: Needs) -> tuple[str, ...]:
     return tuple(found)
 
 
+def why_no_cost(accelerator: str, prices: Iterable[Price], train_s: float | None) -> str:
+    """Why a run on an accelerator has no price anywhere, for a person who then looks for one."""
+    if train_s is None:
+        return "a step's time is; `paceline bench` measures it on the machine itself"
+    if not any(prices):
+        return (
+            f"the catalog has no price of {accelerator}; name another accelerator, or add a price "
+            "of your own ([[prices]] in paceline-catalog.toml)"
+        )
+    return "no machine with a price can run it"
+
+
 def _provider(price: Price) -> Provider:
     return load_providers().get(price.provider) or Provider(name=price.provider, render="torchrun")
 
@@ -225,6 +226,10 @@ class RunCost:
     unknown: tuple[str, ...] = ()
     """What is not known: of the machine, and prices that `usd` lacks."""
 
+    is_by_hand: bool = False
+    """The machines have more accelerators than a node of the run, and the files that `paceline
+    render` writes for the provider rent only such as have as many: a person rents these."""
+
     @property
     def unknown_facts(self) -> tuple[str, ...]:
         """What is not known of the machine and decides whether it runs the job as planned."""
@@ -247,7 +252,7 @@ def run_costs(
     keeping: Keeping | None = None,
 ) -> tuple[RunCost, ...]:
     """The same run at every price, on demand and spot: machines that are known to run it first,
-    then the cheapest.
+    of them those that `paceline render` writes files for, then the cheapest.
 
     Args:
         num_accelerators: Ranks of the job.
@@ -291,7 +296,11 @@ class _Run:
         rate = price.per_hour_usd if way == "on demand" else price.spot_per_hour_usd
         if rate is None or cannot_run(price, self.needs) is not None:
             return None
-        count = ceil(self.num_accelerators / price.num_accelerators)
+        needs, provider = self.needs, _provider(price)
+        nodes_each = price.num_accelerators // needs.accelerators_per_node
+        count = max(
+            ceil(self.num_accelerators / price.num_accelerators), ceil(needs.num_nodes / nodes_each)
+        )
         shares = {"training": 1.0}
         if self.failures is not None:
             good = self.failures.goodput(self.num_accelerators, count if way == "spot" else 0)
@@ -324,12 +333,16 @@ class _Run:
             as_of=price.as_of,
             source=price.source,
             terms=terms | kept,
-            unknown=(*unknown_of(price, self.needs), *lacking),
+            unknown=(*unknown_of(price, needs), *lacking),
+            is_by_hand=(
+                price.num_accelerators > needs.accelerators_per_node
+                and provider.render != "torchrun"
+            ),
         )
 
 
-def _order(cost: RunCost) -> tuple[bool, float, str, str]:
-    return not cost.runs_as_planned, cost.usd, cost.provider, cost.instance
+def _order(cost: RunCost) -> tuple[bool, bool, float, str, str]:
+    return not cost.runs_as_planned, cost.is_by_hand, cost.usd, cost.provider, cost.instance
 
 
 def _kept(

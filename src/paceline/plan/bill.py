@@ -21,6 +21,7 @@ from paceline.estimate.cost import (
     cheapest_costs,
     run_costs,
     training_flops,
+    why_no_cost,
     why_none,
 )
 from paceline.job import Job
@@ -64,6 +65,9 @@ class Bill:
     costs: tuple[RunCost, ...]
     """The best of each provider, on demand and spot: machines that are known to run it first, then
     the cheapest."""
+
+    why_no_cost: str | None
+    """None where there is a cost."""
 
     refused: tuple[tuple[str, str], ...]
     """Provider -> why none of its machines that have a price can run it."""
@@ -174,7 +178,6 @@ def bill_of_size(
     needs = Needs(
         num_nodes=nodes,
         accelerators_per_node=per_node,
-        is_exact=True,
         host_memory_bytes=state / nodes + per_node * PROCESS_BYTES,
         network_bytes_per_s=(
             NETWORK_SHARE * accelerator.network_node_bytes_per_s if nodes > 1 else None
@@ -235,8 +238,8 @@ def _train_s(size: Size, accelerator: Accelerator) -> tuple[float, list[str]]:
             rate += f": MFU {model_flops / size.tokens * size.tokens_per_s / peak:.0%} in {kind}"
             if computed > peak:
                 rate += (
-                    f"; computed is {computed / peak:.0%} of the {kind} peak, {computed / most:.0%} "
-                    f"of the {fastest} peak: only {fastest} is so fast"
+                    f"; computed is {computed / peak:.0%} of the {kind} peak, "
+                    f"{computed / most:.0%} of the {fastest} peak: only {fastest} is so fast"
                 )
         return size.tokens / size.tokens_per_s, [rate, work]
     if kind is None or peak is None:
@@ -297,6 +300,7 @@ def _bill(
         train_s=train_s,
         basis=tuple(basis),
         costs=costs,
+        why_no_cost=None if costs else why_no_cost(accelerator, rows, train_s),
         refused=tuple(
             (provider, why)
             for provider in sorted({row.provider for row in rows} - have)

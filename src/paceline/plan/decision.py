@@ -208,6 +208,9 @@ class Plan:
     """The same at the three cheapest providers on demand and the three cheapest spot, the cheapest
     first."""
 
+    why_no_cost: str | None = None
+    """Why a declared cluster's run has no cost."""
+
     goodput: Goodput | None = None
     """What failures and checkpoints leave of the time; None on this machine, where nobody knows
     how often it fails, or when a step's time is unknown."""

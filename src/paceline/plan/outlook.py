@@ -157,7 +157,6 @@ def needs_of(plan: Plan) -> Needs:
         host_memory_bytes=plan.host_bytes + state + cluster.ranks_per_node * PROCESS_BYTES,
         network_bytes_per_s=cluster.network_bytes_per_s if cluster.num_nodes > 1 else None,
         is_rdma=cluster.uses_rdma,
-        is_exact=True,
     )
 
 

@@ -14,7 +14,7 @@ from paceline.catalog.engines import Engine, as_asked, find_engine
 from paceline.choices import Precision
 from paceline.errors import PlanError, Problem
 from paceline.estimate import Case, Estimate, case_of, price, price_one, stage_memory
-from paceline.estimate.cost import RunCost, why_none
+from paceline.estimate.cost import RunCost, why_no_cost, why_none
 from paceline.estimate.holdings import compressed_share
 from paceline.estimate.stages import stage_sizes
 from paceline.job import Job, LayoutSpec
@@ -439,9 +439,16 @@ def _with_outlook(plan: Plan, asked: _Asked, found: Found) -> Plan:
     if cost is not None and cost.way == "spot":
         wall_s = cost.hours * 3600
     usd = None if cost is None else cost.usd
+    no_cost = None
+    if cost is None and not cluster.is_local:
+        no_cost = why_no_cost(cluster.accelerator, prices, view.train_s)
+        if view.costs:
+            has, lacks = ("on demand", "spot") if wanted.spot else ("spot", "on demand")
+            no_cost = f"machines that can run it have a price {has} and none {lacks}"
     plan = replace(
         plan,
         cost=cost,
+        why_no_cost=no_cost,
         costs=_cheapest_providers(view),
         goodput=None if cluster.is_local else view.goodput,
         state=plan_state(plan, asked.job, view),

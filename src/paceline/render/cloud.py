@@ -163,7 +163,8 @@ def _cost_at(plan: Plan, job: Job, providers: Sequence[str], way: str) -> RunCos
     """The plan's own where it has one there: it may come from a price list of the person's."""
     known = [plan.cost, *plan.costs] if plan.cost is not None else [*plan.costs]
     for costs in (known, outlook(plan, job, prices=offers(plan, providers)).costs):
-        here = [each for each in costs if each.provider in providers and each.way == way]
+        rented = [each for each in costs if each.way == way and not each.is_by_hand]
+        here = [each for each in rented if each.provider in providers]
         if here:
             return min(here, key=lambda each: each.usd)
     return None

@@ -59,15 +59,8 @@ def _run(bill: Bill) -> str:
 
 def _answer(bill: Bill) -> str:
     """The cheapest of each way, or why there is none."""
-    if bill.train_s is None:
-        return "unknown: a step's time is; `paceline bench` measures it on the machine itself"
-    if not bill.costs:
-        if bill.refused:
-            return "unknown: no machine with a price can run it"
-        return (
-            f"unknown: the catalog has no price of {bill.accelerator}; name another accelerator, "
-            "or add a price of your own ([[prices]] in paceline-catalog.toml)"
-        )
+    if bill.why_no_cost is not None:
+        return f"unknown: {bill.why_no_cost}"
     known = [cost for cost in bill.costs if cost.runs_as_planned]
     best: dict[str, RunCost] = {}
     for cost in known or bill.costs:
@@ -114,16 +107,19 @@ def _amount(cost: RunCost, terms: tuple[str, ...]) -> str:
 
 def _machines(costs: Sequence[RunCost]) -> Iterator[tuple[str, ...]]:
     yield ("PROVIDER", "MACHINES", "$/H EACH", "PRICE OF", "RENDER --for")
-    known = load_providers()
     for cost in costs:
-        provider = known.get(cost.provider)
         yield (
             cost.provider,
             f"{cost.num_instances} x {cost.instance}{', spot' if cost.way == 'spot' else ''}",
             f"{cost.per_instance_hour_usd:.2f}",
             cost.as_of,
-            "torchrun, slurm" if provider is None else provider.render,
+            "by hand" if cost.is_by_hand else _rendered(cost.provider),
         )
+
+
+def _rendered(name: str) -> str:
+    provider = load_providers().get(name)
+    return "torchrun, slurm" if provider is None else provider.render
 
 
 def _remarks(bill: Bill) -> Iterator[tuple[str, str]]:
@@ -131,9 +127,20 @@ def _remarks(bill: Bill) -> Iterator[tuple[str, str]]:
     if keeping.stored_bytes or keeping.sent_bytes:
         stored, sent = format_bytes(keeping.stored_bytes), format_bytes(keeping.sent_bytes)
         yield "kept", f"{stored} on object storage for the whole run; {sent} sent out once"
-    yield from _unknown(bill.costs)
+    unknown = list(_unknown(bill.costs))
+    yield from unknown
     if bill.spot_unpriced:
-        yield "", f"spot prices of {', '.join(bill.spot_unpriced)}"
+        yield "" if unknown else "unknown", f"spot prices of {', '.join(bill.spot_unpriced)}"
+    by_hand = sorted({cost.provider for cost in bill.costs if cost.is_by_hand})
+    if by_hand:
+        yield (
+            "by hand",
+            (
+                f"{', '.join(by_hand)}: the machines have more accelerators than a node of the "
+                "run, and `paceline render` writes no files that rent them; rent them yourself "
+                "and start `--for torchrun` there"
+            ),
+        )
     for provider, why in bill.refused:
         yield "cannot run", f"{provider}: {why}"
     yield (

@@ -9,7 +9,7 @@ from paceline.catalog.price import price_day
 from paceline.estimate.holdings import MOMENT_BYTES
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
-from paceline.report.plan_text import format_amount, unknown_of_machine
+from paceline.report.plan_text import format_amount, of_machine
 from paceline.report.table import wrapped
 from paceline.units import format_bytes, format_count, format_seconds
 
@@ -124,7 +124,7 @@ def _money(plan: Plan) -> Iterator[str]:
             f"  {cost.provider:<13}{cost.way:<11}${format_amount(cost.usd):>9}  ",
             f"{cost.num_instances} x {cost.instance} for {cost.hours:.3g} h at "
             f"${cost.per_instance_hour_usd:.4g} an hour each; price of {price_day(cost.as_of)}"
-            f"{unknown_of_machine(cost)}",
+            f"{of_machine(cost)}",
         )
 
 

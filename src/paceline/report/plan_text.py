@@ -57,6 +57,8 @@ def plan_summary(plan: Plan) -> list[str]:
     whole = [] if plan.wall_s is None else [f"{format_seconds(plan.wall_s)} in all, estimated"]
     if plan.cost is not None:
         whole.append(f"${format_amount(plan.cost.usd)} at {plan.cost.provider}")
+    elif plan.why_no_cost is not None:
+        whole.append(f"cost unknown: {plan.why_no_cost}")
     return [
         *_cautions(plan, first=True),
         _row("layout", plan.layout_name + _offloaded(plan)),
@@ -64,7 +66,7 @@ def plan_summary(plan: Plan) -> list[str]:
         _row("batch", _batch_equation(plan)),
         _row("memory", f"{needs}, of {format_bytes(plan.limit_bytes)} that may be used"),
         _row("time", pace),
-        _row("run", "; ".join([*whole, "--verbose shows the whole plan"])),
+        *wrapped(_row("run", ""), "; ".join([*whole, "--verbose shows the whole plan"])),
         *_cautions(plan),
     ]
 
@@ -246,8 +248,10 @@ def _money(plan: Plan) -> Iterator[str]:
             f"${format_amount(cost.usd)} for {format_amount(cost.accelerator_hours)} "
             f"accelerator-hours at {cost.provider}, {cost.way}: {cost.num_instances} x "
             f"{cost.instance} (price of {price_day(cost.as_of)})"
-            f"{unknown_of_machine(cost)}",
+            f"{of_machine(cost)}",
         )
+    elif plan.why_no_cost is not None:
+        yield from wrapped(_row("cost", ""), f"unknown: {plan.why_no_cost}")
     for each in plan.limits:
         if each.is_kept is False and each.name != "memory":
             shown = (
@@ -301,9 +305,11 @@ def format_amount(value: float) -> str:
     return f"{value:.2g}" if 0 < value < 9.95 else f"{value:,.0f}"
 
 
-def unknown_of_machine(cost: RunCost) -> str:
-    """What is not known of the machines of a cost and decides whether they run the plan."""
-    return "" if cost.runs_as_planned else f"; unknown: {' and '.join(cost.unknown_facts)}"
+def of_machine(cost: RunCost) -> str:
+    """What a person must know of the machines of a cost: what decides whether they run the plan
+    and is not known, and that they are larger than a node and no file rents them."""
+    unknown = "" if cost.runs_as_planned else f"; unknown: {' and '.join(cost.unknown_facts)}"
+    return unknown + ("; larger than a node, so a person rents them" if cost.is_by_hand else "")
 
 
 def _steps(count: int) -> str:
