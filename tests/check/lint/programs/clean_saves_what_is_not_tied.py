@@ -1,4 +1,4 @@
-"""A model ties its weights, and what is saved is another one's."""
+"""A model ties its weights; what is saved is another one's, or is without the shared ones."""
 
 import torch
 from safetensors.torch import save_file
@@ -21,3 +21,5 @@ class Adapter(torch.nn.Module):
 model = Tied()
 adapter = Adapter()
 save_file(adapter.state_dict(), "adapter.safetensors")
+state = {name: one for name, one in model.state_dict().items() if name != "head.weight"}
+save_file(state, "model.safetensors")

@@ -373,8 +373,11 @@ def check_tied(program: Program, context: Context) -> Iterator[Finding]:
         return
     for call in program.calls("safetensors.torch.save_file"):
         given = call.argument(0, "tensors")
-        saved = {one.of_class for one in given.origins()} if given is not None else set()
-        within = [node for one in saved if one is not None for node in ast.walk(one.node)]
+        made = given.call if given is not None else None
+        if not isinstance(made, Call) or made.method != "state_dict" or made.receiver is None:
+            continue  # shared tensors may be taken out between the model and the file
+        saved = [one.of_class for one in made.receiver.any() if one.of_class is not None]
+        within = [node for one in saved for node in ast.walk(one.node)]
         inside = [one for one in ties if one.node in within]
         if inside:
             yield program.finding(
