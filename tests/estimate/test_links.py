@@ -57,6 +57,27 @@ def test_a_bridged_pair_is_priced_over_its_bridge():
     assert 1.0 < bridged / switched < 1.8
 
 
+def test_a_pair_of_four_on_one_bridge_has_a_third_of_a_cards_links():
+    """4 x H200 NVL: 150 GB/s between two; 16 samples, 32 blocks, 8 tensors of 16.8 MB each."""
+    layout = Layout(
+        data=2, sharding="none", tensor=2, sequence_parallel=True, micro_batch=1, accumulation=16
+    )
+    asked = ("cluster.accelerator=H200-NVL", "cluster.per_node=4", "data.seq_len=4096")
+    sent = 16 * 32 * 8 * 4096 * 4096 * 2 / 2
+    assert priced(layout, *asked, "train.global_batch=32").terms["tensor"] > sent / 150e9
+
+
+def test_deepspeed_waits_for_the_parameters_that_a_step_has_updated():
+    """Its step() ends with an all-gather that no forward pass hides: 16 GB over 400 Gb/s a rank."""
+    layout = Layout(data=16, sharding="zero2", micro_batch=1, accumulation=1)
+    asked = ("cluster.nodes=2", "cluster.per_node=8")
+    waits, hides = (
+        priced(layout, *asked, engine=name).terms["data"] for name in ("deepspeed", "accelerate")
+    )
+    assert waits > 2 * 8e9 / (8 * 50e9)
+    assert waits > hides
+
+
 def test_a_row_of_the_links_in_a_file_of_ones_own_changes_the_estimate(tmp_path: Path):
     """Rate and latency of the shipped accelerator's link, which were shown and not read."""
     row = "[links.nvlink-4]\nbytes_per_s = {}\nlatency_s = {}\n"

@@ -29,6 +29,7 @@ Way = Literal[
     "keeps_outputs",
     "splits_loss",
     "gathers_again",
+    "gathers_at_end",
 ]
 ROUTED_SPLITS: tuple[RoutedSplit, ...] = get_args(RoutedSplit)
 """What tensor ranks divide of the routed experts: nothing, the width of each expert where no expert

@@ -414,10 +414,12 @@ def _data_s(
     gather = over(all_gather_s, traffic.weight_bytes * trained) + moved.to_device_s
     overlap = np.where(shared.reduces_late, 0.0, rates.gradient_overlap)
     back_window = on_stage * mean["backward"] * overlap
-    forward_window = on_stage * mean["forward"] * rates.gradient_overlap
+    hides_gather = 1 - traffic.ways.gathers_at_end
+    ahead = rates.gradient_overlap * hides_gather
+    forward_window = on_stage * mean["forward"] * ahead
     tail = 1 - overlap
     scattered = np.maximum(reduce - back_window, tail * reduce)
-    gathered = np.maximum(gather - forward_window, (1 - rates.gradient_overlap) * gather)
+    gathered = np.maximum(gather - forward_window, (1 - ahead) * gather)
     all_reduce = over(all_reduce_s, traffic.reduce_bytes * trained) * traffic.replica_share
     replicated = np.maximum(all_reduce - back_window, tail * all_reduce)
     # Full sharding: blocks were counted one by one; the root begins and ends the step. Between the
@@ -440,7 +442,8 @@ def _data_s(
     ends = ends + t.accumulation * moved_root.to_device_s + reductions * moved_root.to_host_s
     full = t.accumulation * on_stage * mean["gathered"] + ends + between
     s = t.sharding
-    sharded = np.where(s == _ZERO2, _zero2_s(reduce, gather, t, mean, on_stage, rates), full)
+    zero2 = _zero2_s(reduce, gather, t, mean, on_stage, rates, hides_gather)
+    sharded = np.where(s == _ZERO2, zero2, full)
     # A pipeline of our own runtime gathers and reduces once, whatever the sharding.
     sharded = np.where(shared.reduces_late, scattered + gathered + between, sharded)
     seconds = np.where(s == _ZERO1, scattered + gathered, np.where(s == 0, replicated, sharded))
@@ -456,13 +459,15 @@ def _zero2_s(
     mean: dict[str, Column],
     on_stage: Column,
     rates: Rates,
+    hides_gather: Value,
 ) -> Column:
     """Gradients reduced after every micro-batch, parameters gathered once a step."""
     back = on_stage * mean["backward"] * rates.gather_overlap
-    ahead = on_stage * mean["forward"] * rates.gather_overlap
+    share = rates.gather_overlap * hides_gather
+    ahead = on_stage * mean["forward"] * share
     tail = 1 - rates.gather_overlap
     each = np.maximum(reduce - back, tail * reduce)
-    return t.accumulation * each + np.maximum(gather - ahead, tail * gather)
+    return t.accumulation * each + np.maximum(gather - ahead, (1 - share) * gather)
 
 
 def stage_blocks(model: Model, t: Layouts) -> tuple[Column, Column]:
