@@ -20,6 +20,7 @@ from paceline.check.drill.schedule import random_schedule
 from paceline.job.faults import KINDS, parse_fault
 from paceline.prepare import Index, Prepared, SourceIndex
 from paceline.prepare.index import write_index
+from paceline.record import events as log
 from paceline.runtime.sampling import Mixture, batch_digest
 
 KILL = "kill rank=1 step=6"
@@ -123,6 +124,42 @@ def test_a_difference_between_is_told_with_the_first_step_it_is_seen_at():
     (state,) = (check for check in verdict.checks if check.name == "state")
     assert state.ok is False
     assert "first seen after step 10" in state.says
+
+
+OOM = "oom rank=1 step=6"
+
+
+def refitted(exactness="numeric", tolerance=1e-6, last_loss=1.0):
+    """A run that its record says is `exactness`, whose last step's loss is given."""
+    lines = [*(line(step) for step in range(1, 6)), *(line(step, 2) for step in range(6, 21))]
+    object.__setattr__(lines[-1], "loss", last_loss)
+    changed = log.ExactnessChanged(
+        at=6.2,
+        generation=2,
+        exactness=exactness,
+        reason="layout.micro_batch was 6 and is 3",
+        tolerance=tolerance,
+    )
+    told = (injected(OOM), lost("out of memory: MemoryError: "), changed, recovered())
+    return drilled(*told, finished("other"), faults=(OOM,), lines=lines)
+
+
+@pytest.mark.parametrize(
+    ("run", "ok", "says"),
+    [
+        (refitted(), True, "equal to rounding, not to the bit (numeric: layout.micro_batch was 6"),
+        (refitted(last_loss=1 + 9e-6), True, "differs by at most 9e-06"),
+        (refitted(last_loss=1 + 9e-5), False, "differs by 9e-05 after step 20, not by rounding"),
+        (refitted(last_loss=None), False, "after step 20"),
+        (refitted("different", None), None, "not compared: the run's record promises `different`"),
+    ],
+)
+def test_s0_13_a_run_whose_record_promises_rounding_is_held_to_its_losses(run, ok, says):
+    calm = Reference(digest="same", losses=dict.fromkeys(range(1, 21), 1.0))
+    verdict = judge(run, calm)
+    (state,) = (check for check in verdict.checks if check.name == "state")
+    assert (state.ok, says in state.says) == (ok, True), state.says
+    assert verdict.is_right == (ok is not False), verdict.checks
 
 
 GOOD = [*(line(step) for step in range(1, 8)), *(line(step, 2) for step in range(8, 21))]

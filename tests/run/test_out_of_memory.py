@@ -21,6 +21,12 @@ def test_s0_13_a_run_that_is_out_of_memory_takes_the_next_layout_and_ends_at_its
     (changed,) = run.of(log.PlanChanged)
     assert changed.settings == ["layout.micro_batch=2"]
     assert (changed.micro_batch, changed.accumulation, changed.global_batch) == (2, 2, 8)
+    (back,) = run.of(log.Recovered)
+    first_step = run.of(log.TrainingStarted)[-1].first_step
+    assert (back.lost_rank, back.failed_after_step, back.steps_lost) == (1, 9, 10 - first_step)
+    assert back.detect_s is not None
+    (hit,) = run.of(log.FaultInjected)
+    assert back.downtime_s == pytest.approx(back.at - hit.at, abs=0.5)
     assert run.samples == scene.run("clean").samples
     assert run.finished.exactness == "numeric"
     assert "resumes with layout.micro_batch=2" in run.output

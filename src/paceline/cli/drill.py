@@ -93,7 +93,8 @@ def command(
 
     The job is run once without faults, then with them. Every fault is timed (detect, fence, meet,
     state, first step) and its name in the record checked. Then the oracle: SHA-256 of parameters
-    and optimizer state equal to the undisturbed run, every sample consumed exactly once, no
+    and optimizer state equal to the undisturbed run (where the record promises equality to
+    rounding, as after a refit: the loss of every step), every sample consumed exactly once, no
     finished step lost that a living rank had, nothing left behind.
 
     A soak runs many schedules in one long run: the state's SHA-256 after each schedule's steps is
@@ -369,7 +370,8 @@ def reference_of(ran: "Ran") -> "Reference":
     """What the oracle compares with."""
     from paceline.check.drill.oracle import Reference
 
-    return Reference(digest=ran.digest, digests=ran.digests)
+    losses = {line.step: line.loss for line in ran.lines}
+    return Reference(digest=ran.digest, digests=ran.digests, losses=losses)
 
 
 def _data(verdict: "Verdict", ran: "Ran", calm: "Ran", seed: int | None) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from paceline.launch.alarms import Alarms, stamped
 from paceline.launch.front import Force, supervise
 from paceline.launch.places import Inspection, Site, attached
 from paceline.launch.ready import check_can_run
+from paceline.launch.refit import failure_before
 from paceline.launch.sinks.beside import sinks_beside
 from paceline.parallel.rank_map import peers_of
 from paceline.parallel.shrink import rounding_bound
@@ -255,6 +256,7 @@ class _Post:
         state = State(
             setup=_setup(self.job, self.plan, before, history),
             faults=_left(self.job.spec.drill.all_faults, fired),
+            failure=failure_before(before),
         )
         memory = Memory(state=state, token=secrets.token_hex(16), lines_before=len(before))
         journal.begin(snapshot(memory))

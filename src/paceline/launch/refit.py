@@ -5,10 +5,10 @@ Leaves out which layouts need less (`plan/refit.py`).
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from paceline.control.state import State
+from paceline.control.state import Failure, State
 from paceline.errors import PacelineError
 from paceline.job import Job
 from paceline.launch.factory import measure_factory
@@ -17,7 +17,9 @@ from paceline.plan.refit import Refit, next_fit, settings_of
 from paceline.record.events import (
     AnyEvent,
     EventLog,
+    FaultInjected,
     PlanChanged,
+    RunFinished,
     WorkerLost,
     read_events,
 )
@@ -74,6 +76,26 @@ def refit(
     log.close()
     on_event(event)
     return found
+
+
+def failure_before(events: Sequence[AnyEvent]) -> Failure | None:
+    """The loss that a run recovers from by resuming in another layout; None where it is none.
+
+    Its `Recovered` then has the time from that loss to the next finished step, like any other's.
+    """
+    if not events or not isinstance(events[-1], PlanChanged):
+        return None
+    lost = next(each for each in reversed(events) if isinstance(each, WorkerLost))
+    ended = next(each for each in reversed(events) if isinstance(each, RunFinished))
+    injected = [e.at for e in events if isinstance(e, FaultInjected) and e.pid == lost.pid]
+    to_monotonic = time.monotonic() - time.time()
+    return Failure(
+        rank=lost.rank,
+        how=lost.how,
+        happened_at=injected[-1] + to_monotonic if injected else None,
+        known_at=lost.at + to_monotonic,
+        after_step=ended.step,
+    )
 
 
 def advice_of_run(name: str, runs: Path) -> str | None:

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from paceline.check.drill.ledger import audit
 from paceline.job.faults import Fault, parse_fault
@@ -56,6 +57,9 @@ class Reference:
     digest: str | None
     digests: Mapping[int, str] = field(default_factory=dict)
     """By step, where they were asked for."""
+
+    losses: Mapping[int, float | None] = field(default_factory=dict)
+    """By step: what a run is compared by whose record promises equality to rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,9 +247,11 @@ def _state(
     if any(outcome.needs == "refuses" and outcome.happened for outcome in outcomes):
         says = "not compared: a step was to be refused, which the undisturbed run did"
         return Check(name=name, ok=None, says=says)
+    changed = [event for event in run.events if isinstance(event, log.ExactnessChanged)]
+    if changed:
+        return _state_to_rounding(run, changed, reference)
     ends = [event for event in run.events if isinstance(event, log.RunFinished)]
     mine = ends[-1].state_digest if ends else None
-    layouts = {e.layout for e in run.events if isinstance(e, log.RunStarted)}
     if mine is None or reference.digest is None:
         return Check(name=name, ok=False, says="no digest of the state at the end")
     same = mine == reference.digest
@@ -256,9 +262,44 @@ def _state(
         says = f"SHA-256 equal to the undisturbed run: {mine[:16]}{also}"
         return Check(name=name, ok=True, says=says)
     where = f"; first seen after step {differ[0]}" if differ and reference.digests else ""
-    shrunk = f"; it ran as {', '.join(sorted(layouts))}" if len(layouts) > 1 else ""
-    says = f"SHA-256 {mine[:16]}, undisturbed {reference.digest[:16]}{where}{shrunk}"
+    says = f"SHA-256 {mine[:16]}, undisturbed {reference.digest[:16]}{where}"
     return Check(name=name, ok=False, says=says)
+
+
+def _state_to_rounding(
+    run: Drilled, changed: Sequence[log.ExactnessChanged], reference: Reference
+) -> Check:
+    """The losses, where the run's record promises less than the same bits.
+
+    The bound is the event's, of the first step in another order, once for each such step: every
+    step adds a rounding of its own. That they add up is an assumption, not a proof.
+    """
+    last = changed[-1]
+    if last.exactness != "numeric" or last.tolerance is None:
+        says = f"not compared: the run's record promises `{last.exactness}`: {last.reason}"
+        return Check(name="state", ok=None, says=says)
+    mine = {line.step: (line.generation, line.loss) for line in run.lines}
+    first = changed[0].generation
+    later = sorted(step for step, (generation, _) in mine.items() if generation >= first)
+    allowed = dict.fromkeys(mine, 0.0) | {
+        step: number * last.tolerance for number, step in enumerate(later, start=1)
+    }
+    apart = {step: _apart(loss, reference.losses.get(step)) for step, (_, loss) in mine.items()}
+    wrong = [step for step in sorted(mine) if apart[step] > allowed[step]]
+    how = f"numeric: {last.reason}"
+    if wrong or not later:
+        where = f"differs by {apart[wrong[0]]:.2g} after step {wrong[0]}" if wrong else "is missing"
+        return Check(name="state", ok=False, says=f"the loss {where}, not by rounding ({how})")
+    most = max(apart.values())
+    says = f"equal to rounding, not to the bit ({how}): the loss of all {len(mine)} steps differs"
+    return Check(name="state", ok=True, says=f"{says} by at most {most:.2g} of it")
+
+
+def _apart(loss: float | None, undisturbed: float | None) -> float:
+    """Relative difference; two losses that are not finite are no equal ones."""
+    if loss is None or undisturbed is None:
+        return inf
+    return 0.0 if loss == undisturbed else abs(loss - undisturbed) / (abs(undisturbed) or 1.0)
 
 
 def _ledger(run: Drilled, *, ends_early: bool) -> Check:
