@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.check.preflight.layers import LAYERS
-from paceline.contracts.operate import health_checks
+from paceline.contracts.operate import STATE_SOURCES, health_checks
 from paceline.contracts.reading import check_training_plan, contract_kind, parse_contract
 from paceline.contracts.writing import format_contract
 from paceline.contracts.writing.engineer import node_assignments, strategy_of
@@ -16,7 +16,7 @@ from paceline.job import Job, parse_job
 from paceline.job.alerts import DEFAULTS
 from paceline.launch.default_alerts import alerts
 from paceline.live import serve
-from paceline.plan import Plan, plan_job
+from paceline.plan import Plan, plan_job, plan_to_json
 
 JOB = """\
 name: try
@@ -211,6 +211,27 @@ def test_s2_1_recovery_is_what_the_job_does(shrink):
     assert faults["elasticTraining"] is shrink
     assert "the newest valid checkpoint" in faults["recoveryStrategy"]
     assert ("fewer data ranks" in faults["recoveryStrategy"]) == shrink
+
+
+@pytest.mark.parametrize("state", ["auto", "checkpoint"])
+def test_recovery_names_the_source_of_state_that_the_plan_chose(state):
+    asked = (f"recovery.state={state}", "layout.sharding=full")
+    _, plan = planned(*asked)
+    assert plan.state is not None
+    told = [
+        formatted("002", *asked)["faultTolerance"]["recoveryStrategy"],
+        formatted("004", *asked)["checkpoint_strategy"]["approach"],
+    ]
+    for text in told:
+        assert f"get their state from {STATE_SOURCES[plan.state.chosen]}; " in text
+        assert "other ranks, from snapshots" not in text
+
+
+def test_s2_5_usable_memory_is_what_the_plan_may_use():
+    _, plan = planned()
+    resources = formatted("002")["resourceAllocation"]
+    assert resources["usablePerRankBytes"] == plan.limit_bytes < plan.cluster.usable_bytes
+    assert json.loads(plan_to_json(plan))["limit_bytes"] == plan.limit_bytes
 
 
 def test_s4_17_chunks_are_withdrawn_with_the_reason():

@@ -29,7 +29,8 @@ STATE_SOURCES = {
     "memory": "snapshots in memory, else from the newest valid checkpoint",
     "checkpoint": "the newest valid checkpoint",
 }
-"""`recovery.state` -> where a lost rank's state is from."""
+"""`recovery.state`, as the plan chose it -> where a lost rank's state is from; `auto` only where a
+step's time is unknown, and so the choice."""
 
 
 def init_method(plan: Plan, job: Job) -> str:
@@ -84,7 +85,8 @@ def recovery(plan: Plan, recover: RecoverySpec) -> str:
             f"all ranks are ended and started again, {recover.max_restarts} times in a row at most "
             f"without a finished step, and load the newest checkpoint of {plan.engine}"
         )
-    lost = f"lost ranks get their state from {STATE_SOURCES[recover.state]}"
+    state = recover.state if plan.state is None else plan.state.chosen
+    lost = f"lost ranks get their state from {STATE_SOURCES[state]}"
     rest = (
         f"with fewer data ranks and {_BATCHES[recover.batch]}, until the node returns"
         if recover.shrink

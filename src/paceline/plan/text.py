@@ -6,8 +6,10 @@ from paceline.plan.decision import Plan
 
 
 def plan_to_json(plan: Plan) -> bytes:
-    """The plan as indented JSON, with the fields of its dataclasses."""
-    return msgspec.json.format(msgspec.json.encode(plan), indent=2) + b"\n"
+    """The plan as indented JSON: the fields of its dataclasses, and `limit_bytes`, which a rank may
+    use. `cluster.usable_bytes` is what was free before the plan's head room."""
+    fields = {**msgspec.to_builtins(plan), "limit_bytes": plan.limit_bytes}
+    return msgspec.json.format(msgspec.json.encode(fields), indent=2) + b"\n"
 
 
 def plan_from_json(text: bytes) -> Plan:

@@ -36,7 +36,8 @@ class Cluster:
     """Memory of one rank's accelerator; on a CPU, its share of the machine's memory."""
 
     usable_bytes: int
-    """The part of it that was free when it was looked at; all of it on a declared cluster."""
+    """The part of it that was free when it was looked at; all of it on a declared cluster. A plan
+    uses `Plan.limit_bytes` of it: its head room stays free."""
 
     overhead_bytes: int
     """Taken on each rank before the first tensor of ours: the process or the device context, and

@@ -56,7 +56,7 @@ def summary(case: Case) -> str:
         f"{plan.cluster.name} as {plan.layout_name}: {plan.layout.global_batch} samples a step, "
         f"{view.num_steps} steps {time}{dollars}. The fullest rank holds "
         f"{format_bytes(plan.estimate.memory.known_bytes)} of "
-        f"{format_bytes(plan.cluster.usable_bytes)}. All of it is estimated."
+        f"{format_bytes(plan.limit_bytes)}. All of it is estimated."
     )
 
 

@@ -65,7 +65,7 @@ class Saving:
 
 def requirements_of(plan: Plan, job: Job) -> Requirements:
     """The least for a plan that fits: from the sizes of its state and its traffic."""
-    memory, usable = plan.estimate.memory, plan.cluster.usable_bytes
+    memory, usable = plan.estimate.memory, plan.limit_bytes
     parts = memory.parts
     fixed = parts.get("overhead") or 0
     state = STATE_BYTES_PER_PARAMETER * plan.profile.num_trained_parameters

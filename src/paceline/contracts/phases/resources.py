@@ -135,7 +135,7 @@ def analyse_model(case: Case) -> dict[str, Any]:
     activations = plan.estimate.memory.parts.get("activations")
     split = layout.tensor * layout.context * layout.pipeline
     whole = None if activations is None else state + activations * split
-    fits = case.feasible and whole is not None and whole < plan.cluster.usable_bytes
+    fits = case.feasible and whole is not None and whole < plan.limit_bytes
     forward = profile.forward_flops_per_sample
     return {
         "modelSize": {

@@ -143,7 +143,7 @@ def _resources(plan: Plan) -> dict[str, Any]:
         "memoryPerNodeBytes": None if memory.total_bytes is None else known,
         "memoryPerRankBytes": memory.total_bytes,
         "memoryPerRankParts": dict(memory.parts),
-        "usablePerRankBytes": cluster.usable_bytes,
+        "usablePerRankBytes": plan.limit_bytes,
         "fullestRankOf": plan.layout_name,
     }
 
