@@ -193,11 +193,16 @@ def test_s0_18_tensors_of_other_shapes_than_config_json_has_are_listed(folder):
     assert "lm_head.weight (12 x 8, not 16 x 8)" in told
 
 
-def test_s0_18_weights_of_another_type_than_config_json_says_are_a_problem(folder):
+def test_s0_18_weights_of_another_type_than_config_json_says_are_a_warning(folder):
     edited(folder, lambda tensors: tensors.update({n: t.half() for n, t in tensors.items()}))
-    (problem,) = problems(folder)
-    assert problem["code"] == "C019"
-    assert "float32, and most of the weights are float16" in problem["what"]
+    code, (result,) = printed("verify", folder)
+    assert (code, result["whole"], result["problems"]) == (0, True, [])
+    (warning,) = result["warnings"]
+    assert warning["code"] == "C019"
+    assert "float32, and most of the weights are float16" in warning["what"]
+    shown = call("verify", folder)[1]
+    assert shown.startswith("whole")
+    assert "warning C019" in shown
 
 
 def test_s0_18_a_tokenizer_that_is_larger_than_the_embedding_or_broken_is_a_problem(folder):

@@ -192,8 +192,9 @@ def verify(
         for each in results:
             size = format_bytes(each["num_bytes"]) if each["num_bytes"] else "of unknown size"
             click.echo(f"{'whole  ' if each['whole'] else 'DAMAGED'}  {each['path']}  {size}")
-            for problem in each["problems"]:
-                click.echo(f"  {problem['code']}: {problem['what']}")
+            for problem in (*each["problems"], *each.get("warnings", ())):
+                mark = "" if problem in each["problems"] else "warning "
+                click.echo(f"  {mark}{problem['code']}: {problem['what']}")
                 if "checked" in each:
                     click.echo(f"    where: {problem['where']}\n    fix: {problem['fix']}")
             for name in ("checked", "not checked", "answer"):
@@ -451,6 +452,7 @@ def _verified_other(
         "whole": not found.problems,
         "num_bytes": found.num_bytes,
         "problems": [asdict(problem) for problem in found.problems],
+        "warnings": [asdict(warning) for warning in found.warnings],
         "damaged_tensors": {},
         "wrote": found.wrote,
         "checked": [*found.checked],

@@ -75,6 +75,8 @@ class Looked:
     checked: Sequence[str] = ()
     skipped: Sequence[str] = ()
     problems: Sequence[Problem] = ()
+    warnings: Sequence[Problem] = ()
+    """What is to be known of a checkpoint that is whole."""
     answer: str | None = None
     """What the model wrote after the prompt."""
 
@@ -209,6 +211,7 @@ def _counted(about: Looked, seen: Seen) -> Looked:
         checked=seen.checked,
         skipped=seen.skipped,
         problems=[*about.problems, *seen.problems],
+        warnings=seen.warnings,
     )
 
 
@@ -238,10 +241,15 @@ def _more_checks(found: ForeignCheckpoint, seen: Seen) -> Seen:
             checked += [] if wrong else [f"every matrix goes with one of {base}"]
     elif found.config is None and seen.config is None:
         skipped.append("names and shapes: there is no config.json beside it")
-    problems += _types(found, seen)
     if tokenizer_in(_folder(found)) is None:
         skipped.append("the tokenizer: there is none beside it")
-    return replace(seen, checked=tuple(checked), skipped=tuple(skipped), problems=tuple(problems))
+    return replace(
+        seen,
+        checked=tuple(checked),
+        skipped=tuple(skipped),
+        problems=tuple(problems),
+        warnings=tuple(_types(found, seen)),
+    )
 
 
 def _folder(found: ForeignCheckpoint) -> Path:
@@ -261,8 +269,8 @@ def _types(found: ForeignCheckpoint, seen: Seen) -> Iterator[Problem]:
     if told is not None and told != most:
         yield Problem(
             code="C019",
-            what=f"config.json says {told}, and most of the weights are {most}: loading rounds "
-            f"them to {told}",
+            what=f"config.json says {told}, and most of the weights are {most}: transformers 5 "
+            f"loads them as {told}",
             where=str(found.path / "config.json"),
             fix=f"write dtype: {most} into config.json, or save the weights as {told}",
         )

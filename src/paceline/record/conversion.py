@@ -151,6 +151,8 @@ class Seen:
     """What was not checked, with the reason."""
 
     problems: tuple[Problem, ...] = ()
+    warnings: tuple[Problem, ...] = ()
+    """What is to be known of a checkpoint that is whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
