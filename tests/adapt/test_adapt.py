@@ -94,8 +94,9 @@ def test_no_collective_stands_in_a_branch_of_one_rank(path, target):
         ("import tensorflow as tf\nprint(tf)\n", 1, "tensorflow"),
         ("import torch.distributed as dist\n" + SMALL, 1, "torch.distributed already"),
         ("from accelerate import Accelerator\n" + SMALL, 1, "Accelerate already"),
-        ("import lightning as L\n", 1, "Lightning owns the loop"),
-        ("import pytorch_lightning as pl\n", 1, "Lightning owns the loop"),
+        ("import lightning as L\nL.Trainer()\n", 2, "Lightning owns the loop"),
+        ("import pytorch_lightning as L\nclass M(L.LightningModule): ...\n", 2, "Lightning owns"),
+        ("from lightning.fabric import Fabric\nf = Fabric()\n" + SMALL, 2, "Fabric distributes"),
         ("from transformers import Trainer\n", 1, "Hugging Face Trainer"),
         ("import deepspeed\n" + SMALL, 1, "DeepSpeed already"),
         ("from paceline.runtime import Session\n", 1, "Paceline"),
@@ -120,6 +121,20 @@ def test_what_cannot_be_adapted_is_refused_with_its_line(source, line, word, tar
     assert adapted.text == source
     assert any(each.line == line and word in each.what for each in adapted.left), adapted.left
     assert all(each.why for each in adapted.left)
+
+
+@pytest.mark.parametrize(
+    "unused",
+    [
+        "from lightning.fabric.utilities.seed import seed_everything\n",
+        "import pytorch_lightning\n",
+        "from pytorch_lightning import seed_everything\nseed_everything(1)\n",
+    ],
+)
+def test_s0_1_a_utility_of_a_library_that_could_own_the_loop_owns_none(unused):
+    adapted = adapt(unused + SMALL, Target.DDP)
+    assert not adapted.refused, adapted.left
+    assert "DistributedDataParallel" in adapted.text
 
 
 def below(old: str, *lines: str) -> str:

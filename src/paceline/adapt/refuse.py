@@ -8,8 +8,11 @@ from paceline.adapt.result import Left, Refusal
 from paceline.adapt.roles import Roles
 from paceline.adapt.script import Script
 from paceline.catalog.load import read_shipped
+from paceline.check.lint.names import canonical
 
-_OWN_DISTRIBUTION: Mapping[str, list[str]] = read_shipped("software.toml")["adapt"]["distributed"]
+_TABLES = read_shipped("software.toml")["adapt"]
+_OWN_DISTRIBUTION: Mapping[str, list[str]] = _TABLES["distributed"]
+_OWNERS: Mapping[str, list[str]] = _TABLES["owners"]
 """What is imported -> what the script is, and how it is started on several devices."""
 
 _OTHER_FRAMEWORKS = ("tensorflow", "keras", "jax", "mlx", "flax")
@@ -137,6 +140,11 @@ def _distributed(script: Script) -> list[Left]:
                 and not any(each.what == what for each in found)
             ):
                 found.append(Left(call.lineno, what, why))
+    for use in ast.walk(script.tree):
+        if isinstance(use, ast.Name | ast.Attribute) and (full := script.qualified(use)):
+            what, why = _OWNERS.get(canonical(full), ("", ""))
+            if what and not any(each.what == what for each in found):
+                found.append(Left(use.lineno, what, why))
     return found
 
 

@@ -289,7 +289,9 @@ WRAPPERS = frozenset(
 )
 
 FRAMEWORKS = {
-    "lightning": ("lightning.pytorch.Trainer", "lightning.pytorch.LightningModule"),
+    "lightning": tuple(
+        f"lightning.pytorch.{n}" for n in ("Trainer", "LightningModule", "cli.LightningCLI")
+    ),
     "fabric": ("lightning.fabric.Fabric",),
     "transformers": ("transformers.Trainer", "transformers.Seq2SeqTrainer", "trl."),
     "accelerate": (ACCELERATOR,),
