@@ -45,6 +45,38 @@ def test_such_a_model_is_said_before_what_would_make_it_fit(job_file):
     assert [each.code for each in done.exception.problems] == ["H002", "P001"]
 
 
+DEEPSEEK = """
+model: {preset: deepseek-v3}
+data: {seq_len: 4096}
+cluster: {accelerator: H100-SXM, nodes: 32, per_node: 8}
+train: {global_batch: 1920, steps: 500, precision: fp8}
+"""
+
+
+def test_engines_that_refuse_the_job_too_are_not_named_for_a_model_of_none(job_file):
+    """Both were named; 1,920 samples are no whole number for each of 256 data ranks."""
+    job_file.write_text(DEEPSEEK)
+    (problem,) = plan(job_file, "megatron").exception.problems
+    assert problem.fix.startswith("no other engine takes this job as it is (accelerate: L014, ")
+    assert "; deepspeed: L01" in problem.fix
+    assert "set engine" not in problem.fix
+    assert problem.fix.endswith("with the degrees of this plan")
+
+
+def test_an_engine_whose_files_lack_the_model_is_not_what_makes_it_fit(job_file):
+    """P001 named megatron, which refused the same model in the sentence before."""
+    job_file.write_text(DEEPSEEK)
+    wider = ("--set", "train.global_batch=2048", "--set", "train.precision=bf16")
+    done = plan(job_file, "accelerate", *wider)
+    problem = done.exception.problems[-1]
+    assert problem.code == "P001"
+    named = problem.fix.partition("set engine to ")[2].partition(":")[0]
+    assert named not in ("megatron", "torchtitan")
+    assert not named or plan(job_file, named, *wider).exit_code == 0
+    # A node of 8 H100 is no 8 desktop machines.
+    assert "GB10" not in problem.fix
+
+
 def test_an_engine_whose_files_can_be_written_says_nothing(job_file):
     for model in ("llama-3-8b", "falcon-7b"):
         done = plan(job_file, "deepspeed", "--set", f"model.preset={model}")

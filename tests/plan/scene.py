@@ -6,6 +6,7 @@ import pytest
 
 from paceline.errors import PlanError, Problem
 from paceline.job import Job, parse_job
+from paceline.launch.plannable import can_run
 from paceline.plan import Plan, make_plan
 from paceline.profile import resolve_decoder, resolve_profile
 from paceline.topology import Cluster, Machine, find_cluster
@@ -54,7 +55,8 @@ def cluster_of(job: Job) -> Cluster:
 
 def plan_of(text: str = JOB, *overrides: str) -> Plan:
     job = job_of(text, *overrides)
-    return make_plan(job, cluster_of(job), resolve_profile(job), resolve_decoder(job))
+    model = resolve_profile(job), resolve_decoder(job)
+    return make_plan(job, cluster_of(job), *model, can_run=can_run)
 
 
 def refused_of(text: str, *overrides: str) -> Problem:

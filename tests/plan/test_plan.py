@@ -20,7 +20,7 @@ from paceline.plan.host import check_building
 from paceline.plan.limits import limit_problem
 from paceline.plan.outlook import outlook
 from paceline.plan.plan import fastest_layouts
-from paceline.profile import ModuleFacts, profile_module
+from paceline.profile import ModuleFacts, profile_module, resolve_decoder, resolve_profile
 from paceline.profile.block import Block, MeasuredCosts, block_parameters, dense_parameters
 from paceline.report.plan_explain import explain_plan
 from paceline.report.plan_text import _short, format_amount, format_plan
@@ -126,6 +126,34 @@ def test_s0_4_nothing_fits_says_where_the_memory_goes_and_what_would_help():
     assert "It is optimizer" in problem.what
     assert "set cluster.nodes to" in problem.fix
     assert "take as many" in problem.fix
+
+
+def test_this_machine_is_not_told_to_have_more_nodes():
+    """`cluster.nodes: 2` is refused (T002) where the cluster is the machine itself."""
+    job = job_of(JOB, *TOO_LARGE)
+    here = replace(cluster_of(job), is_local=True)
+    with pytest.raises(PlanError) as caught:
+        make_plan(job, here, resolve_profile(job), resolve_decoder(job))
+    (problem,) = caught.value.problems
+    assert problem.code == "P001"
+    assert "cluster.nodes" not in problem.fix
+
+
+def test_no_other_engine_is_named_unless_its_files_run_the_job():
+    job = job_of(JOB, *ONE_CARD, "engine=torchtitan")
+    model = resolve_profile(job), resolve_decoder(job)
+    with pytest.raises(PlanError) as caught:
+        make_plan(job, cluster_of(job), *model, can_run=lambda plan, job: False)
+    assert "engine" not in caught.value.problems[0].fix
+
+
+def test_other_accelerators_are_those_that_a_node_has_as_many_of():
+    """GB10 is a desktop machine of one, GB200 a node of 4: they had the least memory that does."""
+    for model, engine in (("falcon-40b", "deepspeed"), ("llama-2-70b", "torchtitan")):
+        words = (f"model.preset={model}", f"engine={engine}", "cluster.host_memory=300GiB")
+        other = refused(*words).fix.partition("take as many ")[2].partition(",")[0]
+        assert load_accelerators()[other].num_per_node == 8
+        assert plan_of(JOB, *words, f"cluster.accelerator={other}").layout.num_ranks == 8
 
 
 def test_what_would_help_really_helps():

@@ -145,9 +145,10 @@ def command(
         )
         limits = [name for name in fail_on if name != "gate"]
         if limits and not code:
+            from paceline.launch.plannable import can_run
             from paceline.plan import plan_job
 
-            _check_limits(job, plan_job(job, facts), limits)
+            _check_limits(job, plan_job(job, facts, can_run=can_run), limits)
         raise click.exceptions.Exit(code)
     if "gate" in fail_on:
         raise click.UsageError("--fail-on gate goes with --phases.")
@@ -155,12 +156,12 @@ def command(
     if only is not None or out is not None:
         raise click.UsageError("--only and --out go with --phases.")
     from paceline.errors import PlanError
-    from paceline.launch.plannable import check_planned
+    from paceline.launch.plannable import can_run, check_planned
     from paceline.plan import plan_job
     from paceline.prepare.checked import checked_text
 
     try:
-        plan = plan_job(job, facts)
+        plan = plan_job(job, facts, can_run=can_run)
     except PlanError as error:
         # No change of the cluster or the layout would help a model that the files do not describe.
         raise PlanError(*_foreign_model(job, facts), *error.problems) from None

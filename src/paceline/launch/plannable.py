@@ -21,7 +21,7 @@ from paceline.launch.engine_run import check_anywhere
 from paceline.plan import Plan, plan_job
 from paceline.profile import check_asked, check_model, resolve_decoder
 from paceline.profile.fitting import check_decoder_tensors
-from paceline.render import RenderError, check_release
+from paceline.render import RenderError, check_release, writes
 from paceline.render import check_files as check_written
 from paceline.topology import find_cluster
 
@@ -107,6 +107,19 @@ def check_planned(job: Job, plan: Plan) -> list[Problem]:
     found = list(check_anywhere(plan.engine, job))
     JobError.raise_for(each for each in found if each.code not in _NOTED)
     return [*found, *check_written(plan, job, own_program=False)]
+
+
+def can_run(plan: Plan, job: Job) -> bool:
+    """Whether `paceline plan` prints a plan of the job, rather than refuse the job or its files."""
+    try:
+        check_plannable(job)
+    except PacelineError:
+        return False
+    if plan.engine == "paceline":
+        return True
+    return writes(plan, job) and not any(
+        each.code not in _NOTED for each in check_anywhere(plan.engine, job)
+    )
 
 
 def _look_at_data(job: Job) -> tuple[list[Problem], list[Problem]]:

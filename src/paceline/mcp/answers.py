@@ -49,10 +49,12 @@ class Answers:
         Give the job file's path, or its text. `changes` are assignments such as
         `train.global_batch=64`. Nothing is started.
         """
+        from paceline.launch.plannable import can_run
         from paceline.plan import plan_job, plan_to_json
 
         job = self.job(path, text, changes)
-        plan = json.loads(plan_to_json(plan_job(job, self.facts(job))))
+        made = plan_job(job, self.facts(job), can_run=can_run)
+        plan = json.loads(plan_to_json(made))
         return bounded(plan, most_rows=_MOST_LAYOUTS)
 
     def prove(

@@ -2,7 +2,7 @@
 against the rest.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
@@ -66,8 +66,17 @@ _MOST_COUNTS = 48
 """Numbers of ranks that are tried for the objectives `ranks` and `cost`."""
 
 
+CanRun = Callable[[Plan, Job], bool]
+"""Whether what the plan's engine writes for the job runs it: rendering is above this package."""
+
+
 def plan_job(
-    job: Job, facts: ModuleFacts | None = None, *, must_fit: bool = True, advise: bool = True
+    job: Job,
+    facts: ModuleFacts | None = None,
+    *,
+    must_fit: bool = True,
+    advise: bool = True,
+    can_run: CanRun | None = None,
 ) -> Plan:
     """The plan of a job, on this machine or on the cluster it declares.
 
@@ -77,6 +86,7 @@ def plan_job(
         must_fit: Where nothing fits, refuse; otherwise plan the leanest layout on all ranks.
         advise: Where nothing fits, search for changes that make it fit, which takes as long as
             dozens of plans.
+        can_run: Asked of each other engine that would make it fit; without it none is named.
 
     Raises:
         JobError: The model, the engine or the cluster cannot be what the job says.
@@ -89,7 +99,9 @@ def plan_job(
     problems = list(check_building(facts, job, cluster)) if facts and is_ours else []
     if problems and must_fit:
         raise PlanError(*problems)
-    return make_plan(job, cluster, profile, decoder, must_fit=must_fit, advise=advise)
+    return make_plan(
+        job, cluster, profile, decoder, must_fit=must_fit, advise=advise, can_run=can_run
+    )
 
 
 def make_plan(
@@ -100,6 +112,7 @@ def make_plan(
     *,
     must_fit: bool = True,
     advise: bool = True,
+    can_run: CanRun | None = None,
 ) -> Plan:
     """Choose the best layout that fits, and keep the case against the rest.
 
@@ -114,6 +127,7 @@ def make_plan(
         catalog=load_catalog(find_catalog_file(job.folder, job.spec.cluster.catalog)),
         must_fit=must_fit,
         advises=advise,
+        can_run=can_run,
     )
     objective = job.spec.plan.objective
     if objective == "time" or cluster.is_local or not must_fit:
@@ -133,6 +147,8 @@ class _Asked:
     must_fit: bool = True
     advises: bool = True
     """Whether changes that make it fit are looked for where nothing does."""
+
+    can_run: CanRun | None = None
 
 
 def _plan_on(asked: _Asked) -> Plan:
@@ -220,7 +236,7 @@ def _fitting_engines(asked: _Asked) -> Iterator[str]:
     a method that only Paceline's own runtime trains."""
     spec = asked.job.spec
     is_ours = spec.model.factory or spec.program or spec.train.adapter
-    if asked.cluster.is_local or is_ours:
+    if asked.cluster.is_local or is_ours or asked.can_run is None:
         return
     if objective_of(spec) != "next_token":
         return
@@ -250,9 +266,11 @@ def _plans_on(asked: _Asked, engine: str) -> Iterator[Plan]:
         spec = replace(asked.job.spec, engine=engine, engine_version="", layout=layout)
         job = replace(asked.job, spec=spec)
         try:
-            yield _plan_on(replace(asked, job=job, advises=False))
+            plan = _plan_on(replace(asked, job=job, advises=False))
         except PlanError:
             continue
+        if asked.can_run is not None and asked.can_run(plan, job):
+            yield plan
         return
 
 

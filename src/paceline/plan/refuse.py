@@ -241,9 +241,10 @@ def _more_memory(job: Job, cluster: Cluster, needed_bytes: int) -> str:
 
 
 def _more_ranks(asked: _Asked) -> Iterator[str]:
-    """Not on this machine's CPU, where more ranks have the same memory."""
+    """Not where this machine is the cluster: it has no more nodes, and its CPU's ranks share its
+    memory."""
     cluster = asked.case.cluster
-    if cluster.accelerator == "cpu":
+    if cluster.accelerator == "cpu" or cluster.is_local:
         return
     for doublings in range(1, _MOST_DOUBLINGS):
         times = 2**doublings
@@ -292,14 +293,17 @@ def _shorter_samples(asked: _Asked) -> Iterator[str]:
 
 
 def _other_accelerators(asked: _Asked) -> Iterator[str]:
-    """As many of the accelerator with the least memory in which it fits."""
+    """As many of the accelerator with the least memory in which it fits, of those that a node
+    has as many of: 256 desktop machines are no 32 nodes of 8."""
     cluster = asked.case.cluster
     if cluster.accelerator == "cpu" or cluster.is_local:
         return
     larger = sorted(
         (known.memory_bytes, name)
         for name, known in load_accelerators().items()
-        if known.backend == cluster.backend and (known.memory_bytes or 0) > cluster.memory_bytes
+        if known.backend == cluster.backend
+        and known.num_per_node >= cluster.ranks_per_node
+        and (known.memory_bytes or 0) > cluster.memory_bytes
     )
     clusters: list[tuple[str, Cluster]] = []
     for _, name in larger:

@@ -6,21 +6,29 @@ One module per engine, listed in `ENGINES`; each has `render(plan, job)` and `ga
 
 import importlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from paceline.catalog.load import read_shipped
-from paceline.errors import JobError, Problem, did_you_mean
+from paceline.errors import JobError, PacelineError, Problem, did_you_mean
 from paceline.job import Job
 from paceline.job.engine import ENGINE_NAMES, written_for
 from paceline.job.secrets import find_in_lines
 from paceline.parallel.abilities import check_has_files
 from paceline.plan import Plan
-from paceline.profile import ModuleFacts, resolve_decoder, resolve_profile
+from paceline.plan.plan import make_plan
+from paceline.profile import (
+    DecoderShape,
+    ModelProfile,
+    ModuleFacts,
+    resolve_decoder,
+    resolve_profile,
+)
 from paceline.render.carried import left_out
 from paceline.render.engine import Engine, EngineModule, Files, Gap, RenderError
 from paceline.render.example import without_own_program
 from paceline.render.model import config_of
+from paceline.topology import find_cluster
 
 __all__ = [
     "ENGINES",
@@ -35,6 +43,7 @@ __all__ = [
     "find",
     "render_job",
     "renderer_of",
+    "writes",
 ]
 
 _ELSEWHERE = {"lambda": "lambda_cloud"}
@@ -98,7 +107,7 @@ def render_job(name: str, plan: Plan, job: Job, *, own_program: bool = True) -> 
     if renderer_of(plan.engine) == name:
         JobError.raise_for(filter(None, [check_release(plan)]))
     gaps = _gaps(module, plan, job, own_program=own_program)
-    RenderError.raise_for(_refusals(name, gaps, job))
+    RenderError.raise_for(_refusals(name, gaps, job, plan.profile, plan.decoder))
     files = module.render(plan, job)
     JobError.raise_for(_secrets_in(files))
     return Rendered(files=files, gaps=gaps)
@@ -134,10 +143,23 @@ _RENDERERS = {"fsdp1": "accelerate"}
 def check_files(plan: Plan, job: Job, *, own_program: bool = True) -> Iterator[Problem]:
     """What keeps the files of the plan's own engine from being written, as `render_job` refuses it;
     nothing where Paceline writes none for it, as `check_release` has it."""
+    found = _gaps_of(plan, job, own_program=own_program)
+    name = renderer_of(plan.engine) or ""
+    yield from _refusals(name, found, job, plan.profile, plan.decoder)
+
+
+def writes(plan: Plan, job: Job) -> bool:
+    """Whether `check_files` refuses nothing; tries no other engine."""
+    return all(gap.nearest is not None for gap in _gaps_of(plan, job, own_program=True))
+
+
+def _gaps_of(plan: Plan, job: Job, *, own_program: bool) -> tuple[Gap, ...]:
+    """Of the plan's own engine; none where no files are written for it."""
     name = renderer_of(plan.engine)
-    if name is not None and check_release(plan) is None:
-        module = cast(EngineModule, importlib.import_module(find(name).module))
-        yield from _refusals(name, _gaps(module, plan, job, own_program=own_program), job)
+    if name is None or check_release(plan) is not None:
+        return ()
+    module = cast(EngineModule, importlib.import_module(find(name).module))
+    return _gaps(module, plan, job, own_program=own_program)
 
 
 def check_release(plan: Plan) -> Problem | None:
@@ -152,8 +174,8 @@ def check_model(job: Job, facts: ModuleFacts | None = None) -> Iterator[Problem]
         module = importlib.import_module(find(name).module)
         gaps = getattr(module, "model_gaps", None)
         if gaps is not None:
-            found = gaps(resolve_profile(job, facts), resolve_decoder(job), config_of(job))
-            yield from _refusals(name, tuple(found), job)
+            model = resolve_profile(job, facts), resolve_decoder(job)
+            yield from _refusals(name, tuple(gaps(*model, config_of(job))), job, *model)
 
 
 def _gaps(module: EngineModule, plan: Plan, job: Job, *, own_program: bool) -> tuple[Gap, ...]:
@@ -169,15 +191,53 @@ _OWN_PROGRAM = (
 """What to do about a gap that only such a program fills."""
 
 
-def _refusals(name: str, gaps: tuple[Gap, ...], job: Job) -> list[Problem]:
+def _refusals(
+    name: str,
+    gaps: tuple[Gap, ...],
+    job: Job,
+    profile: ModelProfile,
+    decoder: DecoderShape | None,
+) -> list[Problem]:
     """`H002` for each gap that nothing comes near."""
     return [
         Problem(
             code="H002",
             what=f"{name} cannot express {gap.what}: {gap.why}",
             where=job.where(gap.where),
-            fix=gap.fix or "choose another engine: `paceline render --for list`",
+            fix=", or ".join(
+                filter(None, (_that_plan(gap.engines, job, profile, decoder), gap.fix))
+            )
+            or "choose another engine: `paceline render --for list`",
         )
         for gap in gaps
         if gap.nearest is None
     ]
+
+
+def _that_plan(
+    engines: tuple[str, ...], job: Job, profile: ModelProfile, decoder: DecoderShape | None
+) -> str:
+    """Which of some engines plan this very job and write its files, tried one by one; what each
+    refuses where none does."""
+    refused = {name: _refused_with(name, job, profile, decoder) for name in engines}
+    able = [name for name, problem in refused.items() if problem is None]
+    if able:
+        return (
+            f"set engine to {' or '.join(able)}, whose files start a program of your own with any "
+            "model"
+        )
+    told = "; ".join(f"{name}: {each.code}, {each.what}" for name, each in refused.items() if each)
+    return f"no other engine takes this job as it is ({told})" if told else ""
+
+
+def _refused_with(
+    engine: str, job: Job, profile: ModelProfile, decoder: DecoderShape | None
+) -> Problem | None:
+    """The first that another engine refuses of the job."""
+    other = replace(job, spec=replace(job.spec, engine=engine, engine_version="", engine_path=None))
+    try:
+        cluster = find_cluster(other.spec.cluster, other)
+        plan = make_plan(other, cluster, profile, decoder, advise=False)
+    except PacelineError as error:
+        return error.problems[0]
+    return next(check_files(plan, other), None)

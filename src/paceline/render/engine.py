@@ -29,14 +29,16 @@ class Gap:
     fix: str = ""
     """What to set in the job so that nothing is lost; empty where another engine is the answer."""
 
+    engines: tuple[str, ...] = ()
+    """Engines that have it: those that plan the job are named before `fix`."""
+
     where: str
     """Key of the job file that asks for it, shown with a refusal: `layout.sharding`."""
 
 
-ANY_MODEL = (
-    "set engine to accelerate or deepspeed, whose files start a program of your own with any model"
-)
-"""What to change where an engine's files describe models of some families alone."""
+ANY_MODEL = ("accelerate", "deepspeed")
+"""Engines whose files start a program of your own with any model: what to take where an engine's
+files describe models of some families alone."""
 
 
 class RenderError(PlanError):

@@ -75,8 +75,8 @@ def model_gaps(
             why="these files describe decoders like Llama (RMSNorm, rotary positions, gates) and "
             f"like GPT-2; this one has {reason}",
             nearest=None,
-            fix=f"{ANY_MODEL}, or take the recipe of the model's own family, with the degrees of "
-            "this plan",
+            engines=ANY_MODEL,
+            fix="take the recipe of the model's own family, with the degrees of this plan",
         )
 
 

@@ -56,8 +56,8 @@ def model_gaps(
             where="model",
             why="these files describe models of Llama's shape, and of Qwen3's",
             nearest=None,
-            fix=f"{ANY_MODEL}, or take the --module of the model's own family with the degrees of "
-            "this plan",
+            engines=ANY_MODEL,
+            fix="take the --module of the model's own family, with the degrees of this plan",
         )
     if shape is not None and shape.head_dim * shape.heads != shape.hidden:
         yield Gap(
@@ -65,7 +65,7 @@ def model_gaps(
             where="model",
             why="torchtitan's Llama has heads of width / heads",
             nearest=None,
-            fix=ANY_MODEL,
+            engines=ANY_MODEL,
         )
 
 
