@@ -141,8 +141,8 @@ def _distributed(script: Script) -> list[Left]:
             ):
                 found.append(Left(call.lineno, what, why))
     for use in ast.walk(script.tree):
-        if isinstance(use, ast.Name | ast.Attribute) and (full := script.qualified(use)):
-            what, why = _OWNERS.get(canonical(full), ("", ""))
+        if isinstance(use, ast.Name | ast.Attribute) and (owner := script.qualified(use)):
+            what, why = _OWNERS.get(canonical(owner), ("", ""))
             if what and not any(each.what == what for each in found):
                 found.append(Left(use.lineno, what, why))
     return found
