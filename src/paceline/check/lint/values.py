@@ -171,6 +171,12 @@ class Value:
         """Whether ranks may differ in it."""
         return bool(self.taints & DIVERGENT)
 
+    def inputs(self) -> "Iterator[Value]":
+        """What it was computed from."""
+        yield from (*self.sources, *self.options)
+        yield from (one for one in (self.element_of, self.receiver) if one is not None)
+        yield from (*(self.items or ()), *(self.entries or {}).values())
+
     def origins(self) -> "Iterator[Value]":
         """It and all it was computed from, nearest first, each once."""
         seen: set[int] = set()
@@ -181,9 +187,7 @@ class Value:
                 continue
             seen.add(id(one))
             yield one
-            queue += [*one.sources, *one.options]
-            queue += [other for other in (one.element_of, one.receiver) if other is not None]
-            queue += [*(one.items or ()), *(one.entries or {}).values()]
+            queue += one.inputs()
 
 
 def cleared(value: Value) -> None:

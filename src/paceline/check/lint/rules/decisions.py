@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call, Event, Exit, Guard, Loop
+from paceline.check.lint.expressions import is_unseen
 from paceline.check.lint.names import INIT_GROUP
 from paceline.check.lint.program import Program
 from paceline.check.lint.rules.agreement import joint_calls, joint_kind, rank_guard
@@ -211,15 +212,76 @@ def needs_company(program: Program, call: Call) -> bool:
 WRAPPING_FRAMEWORKS = frozenset({"accelerate", "fabric", "deepspeed", "ray", "horovod"})
 
 
-def seriousness(guard: Guard) -> Severity:
-    """A signal that all ranks get at once is seen in one step by nearly all runs; how many samples
-    there are (`if mask.sum() > 0`, `if len(batch)`) differs in the few steps with none."""
-    reasons = guard.divergent & DECISIONS
-    if reasons <= {SIGNAL, RANK}:
-        return Severity.INFO
-    return (
-        Severity.WARNING if reasons == {DATA} and "count" in guard.test.taints else Severity.ERROR
-    )
+def seriousness(program: Program, guard: Guard) -> Severity:
+    """An error only where this rank's own value decides in code that was read.
+
+    A signal that all ranks get at once is seen in one step by nearly all runs.
+    """
+    reasons = guard.divergent & DECISIONS - {SIGNAL, RANK}
+    own = differentiated(program)
+    grades = [grade for one in reasons for grade in proofs(guard.test, one, own)]
+    return next((one for one in (Severity.ERROR, Severity.WARNING) if one in grades), Severity.INFO)
+
+
+def proofs(test: Value, reason: str, own: set[int]) -> Iterator[Severity]:
+    """How sure each origin of a condition makes it that ranks differ for this reason.
+
+    Nothing of what code that was not read gave: it may have made ranks equal. A warning of how
+    many samples there are, how long they are or which keys they have (`if mask.numel() > 0`,
+    `if len(batch)`): it differs in few steps. A loss that is differentiated is the rank's own,
+    whatever computed it.
+    """
+    seen: set[int] = set()
+    queue = [test]
+    while queue:
+        value = queue.pop()
+        if id(value) in seen or (id(value) not in own and is_from_unseen(value, reason)):
+            continue
+        seen.add(id(value))
+        parts = [*value.inputs(), *([value.test] if value.test is not None else [])]
+        inner = [one for one in parts if reason in one.taints]
+        if asks_for_samples(value) or (
+            not inner and any({"count", "shape"} & one.taints for one in parts)
+        ):
+            yield Severity.WARNING
+        elif inner:
+            queue += inner
+        else:
+            yield Severity.ERROR
+
+
+def asks_for_samples(value: Value) -> bool:
+    """`batch is None`, `"mask" in batch`, `batch.get("mask")`, `x.size(1)`."""
+    if value.operation is not None and value.operation[0] in {"Is", "IsNot", "In", "NotIn"}:
+        return True
+    made = value.call
+    if not isinstance(made, Call) or made.receiver is None or made.result is not value:
+        return False
+    return made.method == "size" or (made.method == "get" and made.receiver.kind == "batch")
+
+
+def is_from_unseen(value: Value, reason: str) -> bool:
+    """Whether code that was not read made the value; a tensor's own methods are known."""
+    made = value.call
+    if isinstance(made, Call) and made.name.startswith("?") and made.own is None:
+        known = made.receiver is not None and reason in made.receiver.taints
+        return not known and value.kind is None
+    return is_unseen(value)
+
+
+def differentiated(program: Program) -> set[int]:
+    """The losses of `(loss / n).backward()`, `scaler.scale(loss).backward()`, `backward(loss)`."""
+    seen: set[int] = set()
+    found = [one for call in program.backwards for one in (call.receiver, *call.args)]
+    while found:
+        value = found.pop()
+        if value is None or id(value) in seen:
+            continue
+        seen.add(id(value))
+        found += [*value.options, *(value.operation or ())[1:]]
+        if isinstance(value.call, Call) and value.call.method == "scale":
+            found += value.call.args
+    return seen
 
 
 def decision_finding(
@@ -228,7 +290,7 @@ def decision_finding(
     why = " and ".join(REASONS[one] for one in sorted(reasons))
     return program.finding(
         "rank-divergent-decision",
-        seriousness(guard),
+        seriousness(program, guard),
         guard,
         what=(
             f"the condition depends on {why}, and a rank for which it holds {does}, while the "
@@ -328,7 +390,7 @@ def branch_finding(program: Program, guard: Guard, reasons: frozenset[str], call
     why = " and ".join(REASONS[one] for one in sorted(reasons))
     return program.finding(
         "rank-divergent-decision",
-        seriousness(guard),
+        seriousness(program, guard),
         guard,
         what=(
             f"{call.name.rpartition('.')[2]} in line {call.line} needs every rank, and is reached "
