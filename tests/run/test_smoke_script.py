@@ -6,13 +6,17 @@ from pathlib import Path
 
 import pytest
 from tests.command import run_command
+from torch import nn
 
+from paceline.check.smoke import CAUSES
 from paceline.check.smoke_script import judge_script
 from paceline.errors import JobError
 from paceline.launch import scratch
 from paceline.launch.scratch import list_writable, write_copy
 from paceline.launch.smoke_script import SeenRun, SeenScript, place_in
+from paceline.record.metrics import StepMetrics
 from paceline.record.script_observed import Act, Observed, StepSeen
+from paceline.runtime.script_tensors import models_of, names_of
 
 DDP = """
 import torch
@@ -36,6 +40,47 @@ for epoch in range(1000):
         model(points)
     torch.save(model.state_dict(), "checkpoint.pt")
     open("log.txt", "a").write(f"{epoch}\\n")
+"""
+
+TWO_MODELS = """
+import copy
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+torch.manual_seed(0)
+painter, critic = nn.Linear(4, 8), nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
+critic[0].bias.requires_grad_(False)
+of_critic = torch.optim.SGD(critic.parameters(), lr=0.01)
+of_painter = torch.optim.SGD(painter.parameters(), lr=0.01)
+idle = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.01)
+while True:
+    noise = torch.randn(4, 4)
+    (critic(painter(noise).detach()).mean() - critic(torch.ones(4, 8)).mean()).backward()
+    of_critic.step()
+    critic.zero_grad()
+    loss = -checkpoint(critic, painter(noise), use_reentrant=False).mean()
+    loss.backward()
+    of_painter.step()
+    painter.zero_grad()
+    print("loss", loss.item())
+    with torch.no_grad():
+        critic(painter(noise))
+    torch.save(copy.deepcopy(critic), "copy.pt")
+    torch.save(critic, "critic.pt")
+"""
+
+DETACHED = """
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    hidden = model[0](torch.randn(8, 4)).detach()
+    optimizer.zero_grad()
+    model[1](hidden).square().mean().backward()
+    optimizer.step()
 """
 
 
@@ -67,6 +112,56 @@ def test_s0_19_a_script_is_judged_by_what_it_did_and_its_folder_is_left_as_it_wa
         "checkpoint.pt", "elsewhere", "log.txt", "train.py",
     ]  # fmt: skip
     assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["same.pt"]
+
+
+@pytest.mark.ranks
+def test_s0_19_all_models_are_judged_and_can_be_pickled_and_copied(tmp_path):
+    (tmp_path / "train.py").write_text(TWO_MODELS)
+    done = run_command("smoke", "train.py", "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = rows_of(done.stdout)
+    assert not json.loads(done.stdout)["about"]
+    assert rows["validation_step"]["value"] == 18
+    assert rows["model_loading"]["found"].startswith("Sequential and Linear, 113 trained")
+    assert rows["training_step"]["found"].startswith("10 steps of the first of 2 optimizers, ")
+    assert "1 other optimizer did none and is not judged" in rows["training_step"]["found"]
+    assert rows["gradients"]["found"].endswith("5 of 5 tensors changed")
+    assert "read back equal, 4 tensors" in rows["checkpoint_save"]["found"]
+    assert rows["checkpoint_load"]["value"] == 6
+    assert rows["inference"]["value"] == 2
+    assert rows["metrics"]["found"].endswith("with loss, printed or logged")
+
+
+@pytest.mark.ranks
+def test_s0_19_a_detached_part_fails_by_name(tmp_path):
+    (tmp_path / "train.py").write_text(DETACHED)
+    done = run_command("smoke", "train.py", "--json", folder=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    rows = rows_of(done.stdout)
+    assert [name for name, row in rows.items() if row["status"] == "fail"] == ["gradients"]
+    assert "2 tensors never had a gradient: Linear.weight" in rows["gradients"]["found"]
+    assert "detach()" in rows["gradients"]["fix"]
+    assert "25 trained parameters" in rows["model_loading"]["found"]
+    assert rows["checkpoint_load"]["value"] == 4
+
+
+def ids_of(*modules: nn.Module) -> set[int]:
+    return {id(each) for module in modules for each in module.parameters()}
+
+
+def test_s0_19_models_are_the_largest_modules_that_hold_what_is_trained():
+    inner, other, frozen = nn.Linear(3, 3), nn.Linear(2, 2), nn.Linear(9, 9)
+    whole = nn.Sequential(inner, nn.Linear(3, 1))
+    called = [inner, whole, nn.Sequential(whole), frozen, other]
+    assert models_of(called, ids_of(whole, other)) == [whole, other]
+    assert set(names_of([whole]).values()) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    assert set(names_of([inner, other]).values()) == {"Linear.weight", "Linear.bias"}
+
+
+def test_s0_19_the_model_of_an_optimizer_with_weights_of_its_own_is_the_largest_module():
+    small, large = nn.Linear(2, 2), nn.Linear(3, 3)
+    assert models_of([large, small], ids_of(nn.Linear(3, 3))) == [large]
+    assert models_of([], set()) == []
 
 
 @pytest.mark.ranks
@@ -132,10 +227,10 @@ def step(**changes) -> StepSeen:
 def seen(two: tuple[str, str] | None = ("a", "a"), **changes) -> SeenScript:
     """A script of which everything held."""
     given = {
-        "first_forward_at": 1.0, "model": "Net", "parameters": 9, "steps": [step()] * 10,
+        "first_forward_at": 1.0, "models": ["Net"], "parameters": 9, "steps": [step()] * 10,
         "num_batches": 10, "num_different": 10, "data_s": 0.1, "tokens": 4, "text": "some words",
         "validation": Act(name="Net", count=2), "saves": [Act(name="a.pt", count=2, num_bytes=9)],
-        "reload": Act(count=6), "inference": Act(count=1), "trained": 2, "unchanged": 0,
+        "reload": Act(count=6), "inference": Act(count=1), "trained": 2, "unchanged": [],
         "digest": "a", "backend": "gloo",
     } | changes  # fmt: skip
     both = None if two is None else [Observed(**given | {"digest": each}) for each in two]
@@ -153,7 +248,9 @@ def seen(two: tuple[str, str] | None = ("a", "a"), **changes) -> SeenScript:
         ({}, []),
         ({"has_one_batch": True}, ["data_loading"]),
         ({"text": " "}, ["tokenization"]),
-        ({"unchanged": 2}, ["training_step"]),
+        ({"unchanged": ["a", "b"]}, ["training_step"]),
+        ({"unchanged": ["a"]}, []),
+        ({"unchanged": ["a"], "no_gradient": ["a"]}, ["gradients"]),
         ({"validation": Act(problem="NaN")}, ["validation_step"]),
         ({"saves": [Act(name="a.pt", problem="1 of 2 tensors differ")]}, ["checkpoint_save"]),
         ({"reload": Act(problem="KeyError")}, ["checkpoint_load"]),
@@ -171,6 +268,29 @@ def test_s0_19_one_broken_thing_of_a_script_fails_its_own_line(changes, failing)
     rows = (*smoke.steps, *smoke.checks)
     assert [row.name for row in rows if row.status == "fail"] == failing
     assert smoke.verdict == ("fail" if failing else "pass")
+
+
+def gradients_of(**changes):
+    checks = judge_script(seen(**changes), None).checks
+    return next(row for row in checks if row.name == "gradients")
+
+
+def test_s0_19_the_fix_for_gradients_is_that_of_what_is_wrong():
+    assert gradients_of(steps=[step(grad_norm=None)]).fix == CAUSES["nan_inf"]
+    assert gradients_of(no_gradient=["a"]).fix == CAUSES["gradients"]
+
+
+def test_s0_19_tensors_that_did_not_change_are_named():
+    found = gradients_of(trained=9, unchanged=list("abcde"), no_gradient=["a"]).found
+    assert "; 1 tensor never had a gradient: a; " in found
+    assert found.endswith("4 of 9 tensors changed, not b, c, d and 1 more")
+
+
+def test_s0_19_a_time_that_we_measured_is_no_metric_of_the_script():
+    script = seen()
+    script.one.lines = [StepMetrics(step=1, generation=0, at=1.0, num_steps=None, step_s=0.1)]
+    row = next(row for row in judge_script(script, None).steps if row.name == "metrics")
+    assert row.status == "not judged"
 
 
 def test_a_copy_has_no_way_back_to_its_folder(tmp_path):

@@ -329,7 +329,7 @@ def _gradients(seen: Seen) -> Row:
         found,
         value=norms[-1] if norms else None,
         unit="norm",
-        fix="" if ok else CAUSES["gradients"],
+        fix="" if ok else CAUSES["nan_inf" if missing else "gradients"],
     )
 
 

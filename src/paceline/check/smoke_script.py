@@ -78,9 +78,10 @@ def _tokenization(run: SeenRun) -> Row:
 
 def _model_loading(run: SeenRun) -> Row:
     rank = run.ranks[0]
-    if not rank.model:
+    if not rank.models:
         return unjudged("model_loading", "no module with trained parameters was called")
-    found = f"{rank.model}, {rank.parameters:,} trained parameters; the time includes imports"
+    found = f"{_listed(rank.models, ' and ')}, {rank.parameters:,} trained parameters"
+    found += "; the time includes imports"
     return judged(
         "model_loading",
         True,
@@ -103,6 +104,10 @@ def _training_step(seen: SeenScript) -> Row:
     found = counted(len(steps), "step")
     if len(steps) < seen.asked_steps:
         found += f" of {seen.asked_steps}"
+    if rank.num_optimizers > 1:
+        found += f" of the first of {rank.num_optimizers} optimizers"
+    if rank.num_idle:
+        found += f", {counted(rank.num_idle, 'other optimizer')} did none and is not judged"
     losses = [loss for each in steps for loss in each.losses if loss is not None]
     if losses:
         found += f", loss {losses[0]:.4g} to {losses[-1]:.4g}"
@@ -120,7 +125,7 @@ def _training_step(seen: SeenScript) -> Row:
         if rank.troubles:
             why += f" ({rank.troubles[0]})"
         return unjudged("training_step", why)
-    elif rank.unchanged is not None and rank.unchanged == rank.trained:
+    elif rank.unchanged is not None and len(rank.unchanged) == rank.trained:
         ok, found = False, f"{found}; no parameter changed"
         fix = CAUSES["gradients"]
     seconds = sum(each.seconds for each in steps)
@@ -144,7 +149,7 @@ _FOUND = {
     "validation_step": ("call", "{count} of {name} without gradients, outputs finite"),
     "checkpoint_load": (
         "tensor",
-        "state of model and optimizer saved and loaded again: {count} equal",
+        "state of models and optimizers saved and loaded again: {count} equal",
     ),
     "inference": ("tensor", "output of two calls in eval mode: {count} equal and finite"),
 }
@@ -184,7 +189,7 @@ def _checkpoint_save(saves: list[Act]) -> Row:
 
 
 def _metrics(run: SeenRun) -> Row:
-    names = ("loss", "grad_norm", "learning_rate", "tokens_per_s", "step_s", "memory_bytes")
+    names = ("loss", "grad_norm", "learning_rate", "tokens_per_s")  # step_s is our own clock's
     named = [name for name in names if any(getattr(line, name) is not None for line in run.lines)]
     if not named:
         return unjudged("metrics", f"no number was printed or logged {_IN_THESE}")
@@ -205,16 +210,29 @@ def _gradients(run: SeenRun) -> Row:
     found = f"norm {min(norms):.3g} to {max(norms):.3g}" if norms else "no norm is finite"
     if bad:
         found += f"; {bad[0]}" + (f" and {len(bad) - 1} more" if bad[1:] else "")
+    if rank.no_gradient:
+        found += f"; {counted(len(rank.no_gradient), 'tensor')} never had a gradient: "
+        found += _listed(rank.no_gradient)
     if rank.unchanged is not None:
-        found += f"; {rank.trained - rank.unchanged} of {rank.trained} tensors changed"
+        found += f"; {rank.trained - len(rank.unchanged)} of {rank.trained} tensors changed"
+        if others := [each for each in rank.unchanged if each not in rank.no_gradient]:
+            found += f", not {_listed(others)}"
+    is_dead = bool(rank.no_gradient) or any(each.grad_norm == 0 for each in rank.steps)
+    is_wild = any(each.grad_norm is None for each in rank.steps)
+    causes = {"nan_inf": is_wild, "gradients": is_dead}
     return judged(
         "gradients",
-        not bad,
+        not (is_dead or is_wild),
         found,
         value=norms[-1] if norms else None,
         unit="norm",
-        fix=CAUSES["gradients"] if bad else "",
+        fix="; ".join(CAUSES[name] for name, is_so in causes.items() if is_so),
     )
+
+
+def _listed(names: list[str], between: str = ", ") -> str:
+    more = f" and {len(names) - 3} more" if names[3:] else ""
+    return between.join(names[:3]) + more
 
 
 def _nan_inf(run: SeenRun) -> Row:

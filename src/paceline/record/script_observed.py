@@ -29,7 +29,7 @@ class StepSeen(msgspec.Struct, frozen=True, kw_only=True):
     """Scalars that `backward()` was given since the step before; None for NaN and infinity."""
 
     grad_norm: float | None
-    """Over all parameters of the optimizer; None for NaN and infinity."""
+    """Over all parameters of the optimizers; None for NaN and infinity."""
 
     memory_bytes: int | None
 
@@ -38,11 +38,17 @@ class Observed(msgspec.Struct, kw_only=True):
     """One rank's training, as far as it came."""
 
     first_forward_at: float | None = None
-    model: str = ""
-    """Class of the outermost module with trained parameters."""
+    models: list[str] = []
+    """Classes of the outermost modules that hold what the optimizers train."""
+
+    num_optimizers: int = 0
+    """Those that did a step."""
+
+    num_idle: int = 0
+    """Those that did none, and hold tensors that no other trains."""
 
     parameters: int = 0
-    """Of that module, those that are trained."""
+    """What they train."""
 
     steps: list[StepSeen] = []
     num_batches: int = 0
@@ -66,16 +72,19 @@ class Observed(msgspec.Struct, kw_only=True):
     """Files that `torch.save` and safetensors wrote, read back and compared."""
 
     reload: Act | None = None
-    """The state of model and optimizer, saved, loaded into them again and compared."""
+    """The state of models and optimizers, saved, loaded into them again and compared."""
 
     inference: Act | None = None
-    """The model in eval mode on its last batch, twice."""
+    """Each model in eval mode on its last batch, twice."""
 
     trained: int = 0
-    """Tensors that the optimizer holds."""
+    """Tensors that the optimizers hold and train."""
 
-    unchanged: int | None = None
+    unchanged: list[str] | None = None
     """Those with the same bytes before the first step and after the last."""
+
+    no_gradient: list[str] = []
+    """Those whose gradient was None in every step."""
 
     digest: str | None = None
     """Of all of them, where this rank holds them whole."""

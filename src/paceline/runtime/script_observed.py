@@ -3,7 +3,8 @@
     python -P -m paceline.runtime.script_observed RUN STEPS train.py --lr 0.1
 
 The process ends after the last step. A step is one of the first optimizer that is used, as in
-`script_profile`. Losses are the scalars that `backward()` is given.
+`script_profile`; tensors and gradients are those of all optimizers. Losses are the scalars that
+`backward()` is given. Hooks are global: one on a module would be pickled and copied with it.
 
 Limitations: processes that the script starts are not observed, nor what is no torch (a DataLoader,
 an optimizer, a module of its own). Only `torch.save` and safetensors count as saves.
@@ -15,15 +16,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial, wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
-import xxhash
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import (
@@ -40,9 +42,22 @@ from paceline.record.script_observed import (
     observed_file,
     write_observed,
 )
-from paceline.runtime._torch_private import tree_leaves
+from paceline.runtime._torch_private import tree_map_only
 from paceline.runtime.memory import held_bytes
 from paceline.runtime.script_profile import run_as_main
+from paceline.runtime.script_tensors import (
+    difference,
+    digest_of,
+    is_sharded,
+    joined,
+    models_of,
+    names_of,
+    norm_of,
+    not_finite,
+    parameters_of,
+    size_of,
+    tensors_in,
+)
 
 
 def main() -> None:
@@ -75,6 +90,15 @@ def _harmless(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+@dataclass(slots=True)
+class _Held:
+    """A tensor that an optimizer trains."""
+
+    tensor: Tensor
+    before: str
+    has_gradient: bool = False
+
+
 class Observer:
     """Hooks around torch, and what they have seen."""
 
@@ -83,12 +107,11 @@ class Observer:
         self._path = path
         self._asked_steps = steps
         self._thread = threading.current_thread()  # workers of others call modules too
-        self._optimizer: torch.optim.Optimizer | None = None
-        self._before: list[str] = []
-        self._model: nn.Module | None = None
-        self._inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-        self._remove_hook: Callable[[], None] = lambda: None
-        self._sizes: dict[int, int] = {}
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._held: dict[int, _Held] = {}
+        self._called: WeakKeyDictionary[nn.Module, tuple[Any, Any] | None] = WeakKeyDictionary()
+        self._validated: dict[str, None] = {}
+        self._norms: dict[int, float] = {}
         self._depth = 0
         self._began_s = 0.0
         self._losses: list[float | None] = []
@@ -101,10 +124,10 @@ class Observer:
 
     def begin(self) -> None:
         """Put the hooks in place."""
-        register_optimizer_step_pre_hook(self._keep_values)
+        register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         register_module_forward_pre_hook(self._enters)
-        register_module_forward_hook(self._leaves, always_call=True)
+        register_module_forward_hook(self._leaves, with_kwargs=True, always_call=True)
         self._wrap(torch.autograd, "backward", self._note_losses)
         self._wrap(torch.amp.GradScaler, "scale", after=self._note_scaled)
         self._wrap(DataLoader, "__iter__", after=self._time_batches)
@@ -150,41 +173,45 @@ class Observer:
         self._depth += 1
 
     def _notice(self, module: nn.Module) -> None:
-        """Take the outermost module with the most trained parameters for the model."""
-        size = self._sizes.get(id(module))
-        if size is None:
-            size = sum(each.numel() for each in module.parameters() if each.requires_grad)
-            self._sizes[id(module)] = size
-        if not torch.is_grad_enabled() or size <= self.seen.parameters:
+        """Remember a module that the script calls itself, with parameters that no other has."""
+        if module in self._called or not torch.is_grad_enabled():
+            return
+        known = {id(each) for one in self._called for each in one.parameters()}
+        if {id(each) for each in module.parameters() if each.requires_grad} <= known:
             return
         if self.seen.first_forward_at is None:
             self.seen.first_forward_at, self._began_s = time.time(), time.perf_counter()
-        self._model, self.seen.parameters = module, size
-        self.seen.model = type(module).__name__
-        self._remove_hook()
-        hook = module.register_forward_pre_hook(self._keep_inputs, with_kwargs=True)
-        self._remove_hook = hook.remove
+        self._called[module] = None
         self._write()
 
-    def _keep_inputs(self, _: nn.Module, args: Any, kwargs: Any) -> None:
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            self._inputs = args, kwargs
-
     @_harmless
-    def _leaves(self, module: nn.Module, _inputs: Any, output: Any) -> None:
+    def _leaves(self, module: nn.Module, args: Any, *more: Any) -> None:
+        *kwargs, output = more  # torch leaves kwargs out where forward ended in an exception
         if torch.compiler.is_compiling() or threading.current_thread() is not self._thread:
             return
         self._depth = max(0, self._depth - 1)
-        is_model = self.seen.parameters and self._sizes.get(id(module)) == self.seen.parameters
-        if self._depth or not is_model or torch.is_grad_enabled() or self._is_over:
-            return  # of a wrapped model, evaluation may call what is inside
-        was = self.seen.validation or Act(name=self.seen.model)
+        if self._depth or self._is_over:
+            return
+        if torch.is_grad_enabled():
+            if module in self._called and kwargs:  # without the graph that the inputs come from
+                self._called[module] = tree_map_only(Tensor, Tensor.detach, (args, *kwargs))
+            return
+        sizes = {size_of(each) for each in self._called} - {0}
+        if module in self._called or size_of(module) in sizes:  # also what is in a wrapped model
+            self._note_validation(module, output)
+
+    def _note_validation(self, module: nn.Module, output: Any) -> None:
+        self._validated[type(module).__name__] = None
+        was = self.seen.validation or Act()
         self.seen.validation = Act(
-            name=was.name,
+            name=" and ".join(self._validated),
             count=was.count + 1,
             seconds=was.seconds + time.perf_counter() - self._entered_s,
-            problem=was.problem or _not_finite(output),
+            problem=was.problem or not_finite(output),
         )
+
+    def _models(self) -> list[nn.Module]:
+        return models_of(list(self._called), self._held.keys())
 
     # Steps
 
@@ -204,39 +231,46 @@ class Observer:
             self._unscaled = result, args[1].detach()
 
     @_harmless
-    def _keep_values(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self._optimizer is None:
-            self._optimizer = optimizer
-            self._before = [_digest(each) for each in self._trained()]
-            self.seen.trained = len(self._before)
-
-    def _trained(self) -> list[Tensor]:
-        assert self._optimizer is not None
-        return [each for group in self._optimizer.param_groups for each in group["params"]]
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        tensors = [each for each in parameters_of(optimizer) if each.requires_grad]
+        new = {
+            id(each): _Held(each, digest_of(each)) for each in tensors if id(each) not in self._held
+        }
+        if new and optimizer not in self._optimizers:  # not one inside another
+            self._optimizers.append(optimizer)
+        self._held |= new
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if optimizer is not self._optimizer or self._is_over:
+        if self._is_over:
+            return
+        self._note_gradients(optimizer)
+        if not self._optimizers or optimizer is not self._optimizers[0]:
             return
         seconds = time.perf_counter() - self._began_s
         self._note_step(seconds)
-        self._losses = []
+        self._losses, self._norms = [], {}
         if len(self.seen.steps) == self._asked_steps:
             self.finish()
         self._began_s = time.perf_counter()
 
     @_harmless
+    def _note_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        for each in parameters_of(optimizer):
+            if each.grad is not None and id(each) in self._held:
+                self._held[id(each)].has_gradient = True
+                self._norms[id(each)] = norm_of(each.grad)
+
+    @_harmless
     def _note_step(self, seconds: float) -> None:
-        trained = self._trained()
         if dist.is_available() and dist.is_initialized():
             self.seen.backend = dist.get_backend()
-        norms = [_norm(each.grad) for each in trained if each.grad is not None]
-        norm = torch.tensor(norms, dtype=torch.float64).norm()
+        norm = torch.tensor(list(self._norms.values()), dtype=torch.float64).norm()
         self.seen.steps.append(
             StepSeen(
                 seconds=seconds,
                 losses=self._losses,
                 grad_norm=float(norm) if bool(norm.isfinite()) else None,
-                memory_bytes=held_bytes(trained[0].device),
+                memory_bytes=held_bytes(next(iter(self._held.values())).tensor.device),
             )
         )
         self._write()
@@ -257,9 +291,9 @@ class Observer:
             return
         self.seen.data_s += seconds
         self.seen.num_batches += 1
-        if tensors := _tensors(batch):
+        if tensors := tensors_in(batch):
             digests = self._digests.setdefault(self._epochs, [])
-            digests.append(_joined(map(_digest, tensors)))
+            digests.append(joined(map(digest_of, tensors)))
         if self._first_row is None and isinstance(batch, Mapping) and "input_ids" in batch:
             self._first_row = batch["input_ids"][0].tolist()
 
@@ -273,13 +307,13 @@ class Observer:
         if not isinstance(file, str | os.PathLike):
             return  # into memory
         try:
-            problem = _difference(value, load(file))
+            problem = difference(value, load(file))
         except Exception as error:  # noqa: BLE001 - what reading a file of any objects raises
             problem = f"cannot be read back: {reason_of(error)}"
         self.seen.saves.append(
             Act(
                 name=Path(file).name,
-                count=len(_tensors(value)),
+                count=len(tensors_in(value)),
                 num_bytes=Path(file).stat().st_size,
                 seconds=seconds,
                 problem=problem,
@@ -292,7 +326,7 @@ class Observer:
     def finish(self) -> None:
         """Try what is left to try, and end this process."""
         self._is_over = True
-        if self._optimizer is not None:
+        if self._optimizers:
             self._compare_values()
             if int(os.environ.get("WORLD_SIZE", "1")) == 1:
                 self._decode()
@@ -307,12 +341,19 @@ class Observer:
 
     @_harmless
     def _compare_values(self) -> None:
-        trained = self._trained()
-        after = [_digest(each) for each in trained]
-        same = (a == b for a, b in zip(self._before, after, strict=True))
-        self.seen.unchanged = sum(same)
-        if not any(_is_sharded(each) for each in trained):
-            self.seen.digest = _joined(after)
+        held = list(self._held.values())
+        names = names_of(self._models())
+        for number, each in enumerate(held, 1):
+            names.setdefault(id(each.tensor), f"tensor {number}")
+        after = [digest_of(each.tensor) for each in held]
+        same = zip(held, after, strict=True)
+        self.seen.unchanged = [names[id(e.tensor)] for e, now in same if e.before == now]
+        self.seen.no_gradient = [names[id(e.tensor)] for e in held if not e.has_gradient]
+        others = (each for each in gc.get_objects() if isinstance(each, torch.optim.Optimizer))
+        waiting = ([id(p) for p in parameters_of(each) if p.requires_grad] for each in others)
+        self.seen.num_idle = sum(not self._held.keys() >= set(ids) for ids in waiting)
+        if not any(is_sharded(each.tensor) for each in held):
+            self.seen.digest = joined(after)
 
     @_harmless
     def _decode(self) -> None:
@@ -328,26 +369,26 @@ class Observer:
 
     @_harmless
     def _try_reload(self) -> None:
-        if self._model is None:
+        parts: list[Any] = [*self._models(), *self._optimizers]
+        if len(parts) == len(self._optimizers):
             return
-        parts: dict[str, Any] = {"model": self._model, "optimizer": self._optimizer}
-        state: dict[str, Any] = {}
+        state: list[Any] = []
         began = time.perf_counter()
         try:
-            state = {name: part.state_dict() for name, part in parts.items()}
+            state = [part.state_dict() for part in parts]
             with tempfile.NamedTemporaryFile(dir=self._path.parent, suffix=".pt") as file:
                 torch.save(state, file.name)
                 loaded = torch.load(file.name, weights_only=False)
                 num_bytes = Path(file.name).stat().st_size
-            problem = _difference(state, loaded)
-            for name, part in parts.items():
-                part.load_state_dict(loaded[name])
-            again = {name: part.state_dict() for name, part in parts.items()}
-            problem = problem or _difference(loaded, again)
+            problem = difference(state, loaded)
+            for part, its in zip(parts, loaded, strict=True):
+                part.load_state_dict(its)
+            again = [part.state_dict() for part in parts]
+            problem = problem or difference(loaded, again)
         except Exception as error:  # noqa: BLE001 - state_dict and load_state_dict are the script's
             num_bytes, problem = 0, reason_of(error)
         self.seen.reload = Act(
-            count=len(_tensors(state)),
+            count=len(tensors_in(state)),
             num_bytes=num_bytes,
             seconds=time.perf_counter() - began,
             problem=problem,
@@ -355,77 +396,44 @@ class Observer:
 
     @_harmless
     def _try_inference(self) -> None:
-        if self._model is None or self._inputs is None:
+        given = [(model, self._called[model]) for model in self._models()]
+        calls = [(model, *inputs) for model, inputs in given if inputs is not None]
+        if not calls:
             return
-        args, kwargs = self._inputs
         began = time.perf_counter()
-        try:
-            self._model.eval()
-            with torch.no_grad():
-                first, second = (self._model(*args, **kwargs) for _ in range(2))
-            problem = _not_finite(first)
-            if problem is None and _difference(first, second) is not None:
-                problem = "two passes over one batch differ"
-        except Exception as error:  # noqa: BLE001 - the model is the script's
-            first, problem = None, reason_of(error)
-        self.seen.inference = Act(
-            count=len(_tensors(first)), seconds=time.perf_counter() - began, problem=problem
-        )
+        count, problem = 0, None
+        for model, args, kwargs in calls:
+            try:
+                model.eval()
+                with torch.no_grad():
+                    first, second = (model(*args, **kwargs) for _ in range(2))
+                wrong = not_finite(first)
+                if wrong is None and difference(first, second) is not None:
+                    wrong = "two passes over one batch differ"
+                count += len(tensors_in(first))
+            except Exception as error:  # noqa: BLE001 - the model is the script's
+                wrong = reason_of(error)
+            if wrong is not None and len(calls) > 1:
+                wrong = f"{type(model).__name__}: {wrong}"
+            problem = problem or wrong
+        self.seen.inference = Act(count=count, seconds=time.perf_counter() - began, problem=problem)
+
+    @_harmless
+    def _note_models(self) -> None:
+        models = self._models()
+        self.seen.models = [type(each).__name__ for each in models]
+        self.seen.num_optimizers, self.seen.trained = len(self._optimizers), len(self._held)
+        held = sum(each.tensor.numel() for each in self._held.values())
+        self.seen.parameters = held or sum(map(size_of, models))
 
     def _write(self) -> None:
+        self._note_models()
         digests = [each for epoch in self._digests.values() for each in epoch]
         self.seen.num_different = len(set(digests))
         self.seen.has_one_batch = any(
             len(epoch) > 1 and len(set(epoch)) == 1 for epoch in self._digests.values()
         )
         write_observed(self._path, self.seen)
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    """All tensors in nested containers. A mapping, also one of a library's own, is read by its
-    sorted names: a file of safetensors has another order than what was saved."""
-    if isinstance(value, Mapping):
-        value = [value[name] for name in sorted(value, key=str)]
-    return [each for each in tree_leaves(value) if isinstance(each, Tensor)]
-
-
-def _local(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
-    tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return tensor.coalesce().values() if tensor.is_sparse else tensor
-
-
-def _is_sharded(tensor: Tensor) -> bool:
-    return hasattr(tensor, "to_local") or type(tensor).__name__ == "FlatParameter"
-
-
-def _digest(tensor: Tensor) -> str:
-    content = _local(tensor).cpu().contiguous().reshape(-1).view(torch.uint8)
-    return xxhash.xxh3_64_hexdigest(content.numpy().data)
-
-
-def _joined(digests: Iterable[str]) -> str:
-    return xxhash.xxh3_64_hexdigest("".join(digests).encode())
-
-
-def _norm(gradient: Tensor) -> float:
-    return float(torch.linalg.vector_norm(_local(gradient).float()))
-
-
-def _not_finite(output: Any) -> str | None:
-    for each in _tensors(output):
-        if each.is_floating_point() and not bool(each.isfinite().all()):
-            return "its output has NaN or infinity"
-    return None
-
-
-def _difference(first: Any, second: Any) -> str | None:
-    """What differs between the tensors of two values of one structure."""
-    ours, theirs = _tensors(first), _tensors(second)
-    if len(ours) != len(theirs):
-        return f"{len(ours)} tensors became {len(theirs)}"
-    wrong = sum(_digest(a) != _digest(b) for a, b in zip(ours, theirs, strict=True))
-    return f"{wrong} of {len(ours)} tensors differ" if wrong else None
 
 
 if __name__ == "__main__":
