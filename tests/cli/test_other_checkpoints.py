@@ -4,6 +4,7 @@ import importlib
 import io
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -480,6 +481,13 @@ def test_s3_8_values_that_are_no_numbers_are_refused_unless_they_are_asked_for(t
         assert [each.name for each in tmp_path.iterdir()] == ["x.pt"]
     done = converted(tmp_path / "x.pt", tmp_path / "out", "--to", "torch", "--allow-nonfinite")
     assert "b (0 NaN, 1 infinite of 1)" in " ".join(done["notes"])
+
+
+def test_s3_8_values_that_are_no_numbers_are_named_as_the_source_names_them(folder, tmp_path):
+    name = "model.norm.weight"
+    edited(folder, lambda tensors: tensors[name].fill_(float("nan")))
+    with pytest.raises(CheckpointError, match=rf"C016: 1 tensors .*: {re.escape(name)} \(8 NaN"):
+        call("convert", folder, tmp_path / "out", "--to", "paceline")
 
 
 @pytest.mark.parametrize(

@@ -279,6 +279,18 @@ def test_s0_17_data_without_any_row_are_an_error(tmp_path):
     assert findings(checked("none.jsonl", code=1), "empty-files")[0][0] == "error"
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.jsonl.gz"])
+def test_text_of_another_encoding_is_named_with_the_command_that_converts_it(encoding, name):
+    text = '{"text": "hi"}\n'.encode(encoding)
+    with open(name, "wb") as file:
+        file.write(gzip.compress(text) if name.endswith(".gz") else text)
+    ((_, path, _, what),) = findings(checked(name), "broken-files")
+    assert path == name
+    assert f"is {encoding.upper()} text" in what
+    assert f"iconv -f {encoding.upper()} -t UTF-8 {name}" in what
+
+
 def test_a_line_longer_than_is_read_into_memory_is_broken_and_the_next_is_read(
     tmp_path, monkeypatch
 ):

@@ -9,6 +9,7 @@ import csv
 import gzip
 import importlib
 import io
+import shlex
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -136,7 +137,35 @@ def read_rows(file: str, form: str) -> Generator[Row | Broken, None, None]:
         JobError: D002, the file cannot be read at all.
     """
     with open_source(file) as stream:
+        if form not in ("parquet", "arrow", "bin"):
+            _check_encoding(file, stream)
         yield from _READERS[form](stream)
+
+
+_BYTE_ORDER_MARKS = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+"""UTF-32's first: in little endian it begins like UTF-16's."""
+
+
+def _check_encoding(file: str, stream: IO[bytes]) -> None:
+    if hasattr(stream, "peek"):
+        start = stream.peek(4)
+    else:
+        start = stream.read(4)
+        stream.seek(0)
+    for mark, name in _BYTE_ORDER_MARKS.items():
+        if start.startswith(mark):
+            raise JobError.of(
+                code="D002",
+                what=f"{file} is {name} text, by the byte-order mark it begins with, and UTF-8 is "
+                f"read: iconv -f {name} -t UTF-8 {shlex.quote(file)} > NEW converts it",
+                where=file,
+                fix="give the converted file",
+            )
 
 
 def decode_line(line: bytes) -> Any:

@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -77,11 +77,13 @@ _NO_FIT = (
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What is converted, by the names it has in the source."""
+    """What is converted, by the names it has in the source, or by ours."""
 
     values: Mapping[str, Load]
     notes: tuple[str, ...] = ()
     config: Mapping[str, Any] | None = None
+    source_names: Mapping[str, str] = field(default_factory=dict)
+    """Our name of a weight -> that in the source, where they differ."""
 
     @property
     def step(self) -> int:
@@ -111,6 +113,7 @@ def convert(asked: Conversion) -> Converted:
             nonfinite: dict[str, str] = {}
             state = replace(state, values=_watched(state.values, nonfinite))
             done = _WRITERS[asked.form](asked, state)
+            nonfinite = {state.source_names.get(name, name): nonfinite[name] for name in nonfinite}
             if nonfinite and not asked.allow_nonfinite:
                 raise _nonfinite(asked, nonfinite)
     except (*_UNREADABLE, WriteError, ImportError) as error:
@@ -250,12 +253,14 @@ def _by_our_names(
         del values["lm_head.weight"]
         notes.append("lm_head.weight is the embedding, by config.json: it is saved once")
     weights = {name for name in values if not name.startswith(OPTIMIZER)}
+    source_names: dict[str, str] = {}
     may_be_ours = known and is_built_in(known) and asked.form not in ("torch", "dcp", "deepspeed")
     if may_be_ours and all(map(from_hf_name, weights)):
         values = _renamed(values, from_hf_name)
+        source_names = {f"{MODEL}{from_hf_name(name)}": name for name in weights}
         notes.append("names are those of the built-in decoder, which this model can be")
     values = {n if n.startswith(OPTIMIZER) else MODEL + n: each for n, each in values.items()}
-    return _State(values, tuple(notes), config)
+    return _State(values, tuple(notes), config, source_names)
 
 
 def _renamed(values: Mapping[str, Load], rename: Callable[[str], str | None]) -> dict[str, Load]:
