@@ -399,3 +399,10 @@ def test_numbers_that_have_surely_a_digit_too_many_are_refused(override):
 def test_a_key_like_none_of_a_source_lists_those_of_sources():
     found = only(GOOD.replace('path: "text/*.txt"', "sources: [{path: x, zzz: 1}]"))
     assert found.fix.startswith("known keys are path,")
+
+
+@pytest.mark.parametrize("word", ["off", "yes"])
+def test_a_name_that_yaml_reads_as_a_truth_is_to_be_put_in_quotes(word):
+    problem = only(GOOD.replace("name: ", f"name: {word}  #", 1))
+    assert problem.code == "J006"
+    assert "unless they are in quotes" in (problem.fix or "")

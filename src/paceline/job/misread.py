@@ -102,11 +102,14 @@ def _problem(detail: Any, path: Place, where: str, root: Any) -> Problem:
         what = f"`{dotted(path)}` is {value!r}, which was taken out"
         return Problem(code="J006", what=what, where=where, fix=instead)
     shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."
+    fix = _wanted_at(path, root) or _help_of(path, root) or "see `paceline schema`"
+    if kind == "string_type" and isinstance(value, bool):
+        fix += "; on, off, yes and no are true and false in YAML unless they are in quotes"
     return Problem(
         code="J006",
         what=f"`{dotted(path)}` is {shown}: {message}" if path else message,
         where=where,
-        fix=_wanted_at(path, root) or _help_of(path, root) or "see `paceline schema`",
+        fix=fix,
     )
 
 
