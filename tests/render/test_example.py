@@ -82,6 +82,26 @@ def test_text_becomes_tokens_of_the_jobs_tokenizer(tmp_path):
         program(tmp_path, None).Text(asked)
 
 
+@pytest.mark.parametrize(
+    ("to", "engine"),
+    [("deepspeed", "deepspeed"), ("accelerate", "accelerate"), ("torchrun", "fsdp1")],
+)
+def test_paths_that_only_the_nodes_have_are_looked_for_on_the_nodes(to, engine):
+    its_own = {
+        "model": {"tokenizer": "/shared/tok"},
+        "data": {"corpus": None, "path": "/shared/rows"},
+        "engine": engine,
+    }
+    files = rendered(to, **its_own).files
+    launch = files["launch.sh"].splitlines()
+    at = launch.index("  for needed in /shared/rows /shared/tok; do")
+    assert launch[at - 1] == 'if [ -z "${TRAIN_SCRIPT:-}" ]; then'  # your own reads what it reads
+    assert json.loads(files["train.json"])["data"]["tokenizer"] == "/shared/tok"
+    relative = its_own | {"model": {"tokenizer": "tok"}}
+    with pytest.raises(JobError, match="D010"):
+        rendered(to, **relative)
+
+
 def test_text_is_found_where_the_job_file_says_and_never_read_twice(tmp_path):
     corpus = tmp_path / "job" / "corpus" / "inner"
     corpus.mkdir(parents=True)

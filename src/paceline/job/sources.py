@@ -58,6 +58,29 @@ def find_tokenizer(job: Job) -> Path | None:
     )
 
 
+def tokenizer_folder(job: Job) -> str | None:
+    """Folder of the tokenizer that the job names, on the machines of the run; None where it names
+    none. Nothing is looked at."""
+    named = job.spec.model.tokenizer
+    if named in ("auto", BYTES):
+        return None
+    path = job.folder / named
+    return str(path.parent if named.endswith(".json") else path)
+
+
+def names_absent_tokenizer(job: Job) -> bool:
+    """Whether the job names a tokenizer by an absolute path that this machine does not have."""
+    named = Path(job.spec.model.tokenizer)
+    return named.is_absolute() and not named.exists()
+
+
+def absolute_paths(job: Job) -> list[str]:
+    """The tokenizer and the data of the job that it names by absolute paths: every node has them
+    under the same."""
+    named = [tokenizer_folder(job)] if job.spec.model.tokenizer.startswith("/") else []
+    return sorted({each for each in [*named, *patterns_of(job)] if each and each.startswith("/")})
+
+
 def _of_pretrained(job: Job) -> Path | None:
     pretrained = find_pretrained(job)
     if pretrained is None:

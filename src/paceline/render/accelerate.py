@@ -16,7 +16,7 @@ from paceline.render.carried import OF_DDP
 from paceline.render.device import accelerator_refusals
 from paceline.render.engine import Files, Gap
 from paceline.render.environment import export_lines, meeting_lines
-from paceline.render.example import example, example_gaps, runs_example
+from paceline.render.example import example, example_gaps, node_lines, runs_example
 from paceline.render.shared_gaps import split_gaps
 from paceline.render.shell import script
 from paceline.render.text import header, releases, to_json, to_yaml
@@ -140,7 +140,8 @@ def _parallelism(plan: Plan) -> dict[str, Any]:
 
 def _launch(plan: Plan, job: Job, way: Way) -> str:
     cluster, layout = plan.cluster, plan.layout
-    lines = ['cd "$(dirname "$0")"', *meeting_lines(plan, has_name=False), *export_lines(plan)]
+    lines = ['cd "$(dirname "$0")"', *node_lines(plan, job)]
+    lines += [*meeting_lines(plan, has_name=False), *export_lines(plan)]
     if cluster.backend == "gloo":
         if way == "DEEPSPEED":
             # With ACCELERATE_USE_CPU it would be DDP, without a word (1.15).

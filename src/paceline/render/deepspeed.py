@@ -24,7 +24,7 @@ from paceline.render.environment import (
     meeting_lines,
     torchrun_options,
 )
-from paceline.render.example import example, example_gaps, runs_example
+from paceline.render.example import example, example_gaps, node_lines, runs_example
 from paceline.render.hosts import host_names
 from paceline.render.shared_gaps import precision_gaps, split_gaps
 from paceline.render.shell import command, script
@@ -365,6 +365,7 @@ def _nvme_path(job: Job) -> str:
 def _launch(plan: Plan, job: Job) -> str:
     lines = [
         'cd "$(dirname "$0")"',
+        *node_lines(plan, job),
         *meeting_lines(plan),
         *export_lines(plan),
         *(["export DS_ACCELERATOR=cpu  # else it looks for a GPU"] if _is_cpu(plan) else []),

@@ -15,7 +15,12 @@ from typing import Any, Literal
 from paceline.job import Job
 from paceline.job.data_fields import has_tokenizer, objective_of
 from paceline.job.pretrained import find_pretrained, loads_weights
-from paceline.job.sources import find_tokenizer
+from paceline.job.sources import (
+    absolute_paths,
+    find_tokenizer,
+    names_absent_tokenizer,
+    tokenizer_folder,
+)
 from paceline.job.training import decay_steps
 from paceline.plan import Plan
 from paceline.profile.resolve import written_config
@@ -24,6 +29,7 @@ from paceline.render.carried import needs
 from paceline.render.device import kernel_refusals
 from paceline.render.engine import Gap
 from paceline.render.model import router_coefficient
+from paceline.render.shell import presence_lines
 from paceline.render.text import to_json
 
 SETTINGS = "train.json"
@@ -72,7 +78,7 @@ def settings(plan: Plan, job: Job, builds: Builder = "transformers") -> dict[str
             "paths": paths,
             "corpus": spec.data.corpus,
             "seq_len": spec.data.seq_len,
-            **_tokenizer(job),
+            **_tokenizer(plan, job),
         },
         "batch": {
             "global": layout.global_batch,
@@ -144,10 +150,22 @@ def _lacks_model(plan: Plan, job: Job, builds: Builder) -> str | None:
     return plan.profile.name if found is None else None
 
 
-def _tokenizer(job: Job) -> dict[str, str | None]:
-    """The tokenizer's folder or name, with its commit; None where a byte is a token."""
+def node_lines(plan: Plan, job: Job) -> list[str]:
+    """Lines of a launch script that name at once what a node of a declared cluster does not have
+    and the example program reads. Patterns are left to the program."""
+    if plan.cluster.is_local or job.spec.program is not None:
+        return []
+    paths = [path for path in absolute_paths(job) if not set(path) & set("*?[")]
+    return presence_lines(paths, unless=[_OWN_PROGRAM])
+
+
+def _tokenizer(plan: Plan, job: Job) -> dict[str, str | None]:
+    """The tokenizer's folder or name, with its commit; None where a byte is a token. A declared
+    cluster may have by an absolute path what this machine has not."""
     if not _makes_tokens(job):
         return {"tokenizer": None, "tokenizer_revision": None}
+    if not plan.cluster.is_local and names_absent_tokenizer(job):
+        return {"tokenizer": tokenizer_folder(job), "tokenizer_revision": None}
     file, own = find_tokenizer(job), find_pretrained(job)
     assert file is not None, "the job has a tokenizer"
     if job.spec.model.tokenizer == "auto" and own is not None and own.commit is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.estimate.stages import blocks_by_stage
 from paceline.job import Job
+from paceline.job.sources import tokenizer_folder
 from paceline.job.training import decay_steps
 from paceline.parallel.stages import is_v_shaped, num_stages
 from paceline.plan import Plan
@@ -49,10 +50,7 @@ def prefixes_of(job: Job) -> list[str]:
 
 def tokenizer_of(job: Job) -> str | None:
     """Folder of the job's tokenizer; None where token numbers are taken as they are."""
-    named = job.spec.model.tokenizer
-    if not job.spec.engine.startswith("megatron") or named in ("auto", "bytes"):
-        return None
-    return str((job.folder / named).parent if named.endswith(".json") else job.folder / named)
+    return tokenizer_folder(job) if job.spec.engine.startswith("megatron") else None
 
 
 def needed_lines(job: Job) -> list[str]:

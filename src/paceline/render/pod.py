@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.job import Job
+from paceline.job.sources import absolute_paths
 from paceline.plan import Plan
 from paceline.render import torchrun
 from paceline.render.engine import Files, Gap
@@ -137,9 +138,10 @@ def image_of(job: Job) -> str:
 def _paths_of(job: Job) -> list[str]:
     """Absolute paths that another engine's program reads."""
     spec = job.spec
-    paths = [spec.data.path] if isinstance(spec.data.path, str) else spec.data.path or []
-    named = [spec.engine_path, spec.model.tokenizer, *paths] if spec.engine != "paceline" else []
-    return sorted({path for path in named if path is not None and path.startswith("/")})
+    if spec.engine == "paceline":
+        return []
+    own = [path for path in [spec.engine_path] if path is not None and path.startswith("/")]
+    return sorted({*own, *absolute_paths(job)})
 
 
 def pod_gaps(plan: Plan, job: Job) -> Iterator[Gap]:

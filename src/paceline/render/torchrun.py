@@ -20,7 +20,7 @@ from paceline.render.environment import (
     restart_words,
     torchrun_options,
 )
-from paceline.render.example import example, example_gaps
+from paceline.render.example import example, example_gaps, node_lines
 from paceline.render.shared_gaps import offload_gaps, precision_gaps, split_gaps
 from paceline.render.shell import script
 from paceline.render.text import header
@@ -48,6 +48,7 @@ def launch_script(plan: Plan, job: Job) -> str:
     return script(
         header(plan, job, *_about(plan, job)),
         'cd "$(dirname "$0")"',
+        *node_lines(plan, job),
         *export_lines(plan, restarts=job.spec.recovery.max_restarts > 0),
         *meeting_lines(plan),
         *_continued("exec torchrun", *options, '"${TRAIN_SCRIPT:-train.py}" "$@"'),

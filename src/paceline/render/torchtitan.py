@@ -10,6 +10,7 @@ from json import dumps
 from paceline.catalog.engines import load_engines
 from paceline.estimate.stages import blocks_by_stage
 from paceline.job import Job
+from paceline.job.sources import tokenizer_folder
 from paceline.job.training import decay_steps
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
@@ -64,10 +65,7 @@ def rows_of(job: Job) -> str | None:
 
 def assets_of(job: Job) -> str | None:
     """Folder of the job's tokenizer, which torchtitan reads."""
-    named = job.spec.model.tokenizer
-    if not is_torchtitan(job) or named in ("auto", "bytes"):
-        return None
-    return str((job.folder / named).parent if named.endswith(".json") else job.folder / named)
+    return tokenizer_folder(job) if is_torchtitan(job) else None
 
 
 def stages(plan: Plan) -> tuple[range, ...]:
