@@ -17,7 +17,7 @@ from paceline.launch import engine_run
 from paceline.launch.plannable import check_plannable
 from paceline.launch.ready import check_can_run
 from paceline.plan import plan_job
-from paceline.render import renderer_of
+from paceline.render import render_job, renderer_of
 
 LLAMA = {
     "model_type": "llama",
@@ -416,3 +416,44 @@ def test_the_release_that_is_installed_is_one_that_the_files_are_for(
     assert [refused in each for each in said] == [True] * bool(refused)
     notes = engine_run.prepare(plan.engine, job, plan, place="local").notes
     assert any(noted in each for each in notes if each.startswith("note: ")) == bool(noted)
+
+
+SHARDED = {
+    "model": {"decoder": {"layers": 2, "hidden": 64, "heads": 4}},
+    "data": {"corpus": "python-stdlib", "seq_len": 64},
+    "cluster": {"accelerator": "H100-SXM", "nodes": 1, "per_node": 8},
+    "layout": {"sharding": "full"},
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("bucket", "25MiB"), ("static_graph", True), ("gradient_compression", "bf16")],
+)
+def test_what_only_an_all_reduce_uses_is_refused_where_there_is_none(tmp_path, field, value):
+    train = {"global_batch": 16, "steps": 5, field: value}
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(SHARDED | {"train": train}))
+    refused = CliRunner().invoke(plan.command, [str(file)]).exception
+    assert isinstance(refused, JobError)
+    (problem,) = refused.problems
+    assert (problem.code, problem.where.split(",")[0]) == ("L024", f"train.{field}")
+    whole = SHARDED | {"train": train, "layout": {"sharding": "none", "micro_batch": 2}}
+    file.write_text(yaml.safe_dump(whole))
+    assert CliRunner().invoke(plan.command, [str(file)]).exit_code == 0
+
+
+@pytest.mark.parametrize("to", ["accelerate", "torchrun", "deepspeed"])
+@pytest.mark.parametrize("sharding", ["none", "full"])
+def test_files_carry_a_bucket_where_ddp_reads_it_and_list_it_elsewhere(to, sharding):
+    asked = SHARDED | {
+        "train": {"global_batch": 16, "steps": 5, "bucket": "25MiB"},
+        "layout": {"sharding": sharding},
+        "engine": {"torchrun": "fsdp1"}.get(to, to),
+    }
+    job = parse_job(yaml.safe_dump(asked), source="job.yaml", folder=Path.cwd())
+    found = render_job(to, plan_job(job), job)
+    is_read = sharding == "none" and to != "deepspeed"
+    assert ("train.bucket" in {gap.where for gap in found.gaps}) is not is_read
+    read = json.loads(found.files["train.json"])["bucket_bytes"]
+    assert read == (None if sharding == "full" else 25 * 2**20)

@@ -4,6 +4,7 @@ same. Leaves out what is to be installed, and later rows.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from paceline.control.alerts import check_names
@@ -18,6 +19,7 @@ from paceline.job.safetensors import stored_tensors
 from paceline.job.tasks import read_tasks
 from paceline.job.yaml_text import where_in
 from paceline.launch.engine_run import check_anywhere
+from paceline.parallel.layout_laws import check_all_reduce, check_compression
 from paceline.plan import Plan, plan_job
 from paceline.profile import check_asked, check_model, resolve_decoder
 from paceline.profile.fitting import check_decoder_tensors
@@ -71,6 +73,25 @@ def check_ours(job: Job) -> Iterator[Problem]:
         )
 
 
+def check_reduction(job: Job, plan: Plan) -> Iterator[Problem]:
+    """What the job asks of the all-reduce of whole gradients and the planned layout has no use for,
+    as the ranks would refuse it. Leaves out other engines: their files list it."""
+    if plan.engine != "paceline":
+        return
+    train, layout = job.spec.train, plan.layout
+    is_plain = layout.tensor == layout.pipeline == layout.expert == 1
+    for problem in (
+        *check_compression(layout, train.gradient_compression, plan.precision, is_plain=is_plain),
+        *check_all_reduce(
+            layout,
+            is_plain=is_plain,
+            bucket_bytes=None if train.bucket == "auto" else train.bucket,
+            static_graph=train.static_graph,
+        ),
+    ):
+        yield replace(problem, where=job.where(problem.where))
+
+
 def plan_of_file(path: Path) -> Plan | PacelineError | None:
     """What `paceline plan` makes of a job file, or refuses; data are not looked at, and no code of
     the job is run. None of a job for the machine that it is read on, which says nothing of the one
@@ -100,6 +121,7 @@ def check_planned(job: Job, plan: Plan) -> list[Problem]:
         JobError: A path in the job cannot be written into the files.
     """
     if plan.engine == "paceline":
+        JobError.raise_for(check_reduction(job, plan))
         return [*check_ours(job)]
     if check_release(plan) is not None:  # a warning of the plan
         return []

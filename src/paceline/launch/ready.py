@@ -9,7 +9,7 @@ from paceline.job.data_fields import check_names_data
 from paceline.job.packages import check_package
 from paceline.launch.engine_run import check as check_engine
 from paceline.launch.places import attached, find_place
-from paceline.launch.plannable import check_files, check_ours
+from paceline.launch.plannable import check_files, check_ours, check_reduction
 from paceline.launch.sinks.beside import check_sinks
 from paceline.launch.tell import check_variables
 from paceline.parallel import reasons_ours_cannot
@@ -35,6 +35,7 @@ def check_can_run(job: Job, plan: Plan, *, place: str = "local") -> Iterator[Pro
         yield problem
     yield from check_names_data(job)
     yield from check_ours(job)
+    yield from check_reduction(job, plan)
     if find_place(place).kind == "attached":
         yield from _check_installed(job)
         yield from check_runs_here(job, plan)

@@ -114,7 +114,9 @@ def settings(plan: Plan, job: Job, builds: Builder = "transformers") -> dict[str
         "adapter": None if spec.train.adapter is None else spec.train.adapter.kind,
         "gradient_compression": spec.train.gradient_compression,
         "compile": spec.train.compile,
-        "bucket_bytes": None if spec.train.bucket == "auto" else spec.train.bucket,
+        "bucket_bytes": (
+            None if spec.train.bucket == "auto" or layout.keeps_shards else spec.train.bucket
+        ),
         "weight_decay": spec.train.weight_decay,
         "clip_norm": spec.train.clip_norm,
         "seed": spec.train.seed,
@@ -223,6 +225,10 @@ def example_gaps(plan: Plan, job: Job, builds: Builder = "transformers") -> list
         what = f"gradients sent as {train.gradient_compression}"
         why, where = "the example program sends them whole", "train.gradient_compression"
         lack(what, why, where, f"{where}: none")
+    if train.bucket != "auto" and plan.layout.keeps_shards:
+        why = "sharded gradients are reduce-scattered block by block, in no bucket of a given size"
+        fix = "layout.sharding: none, or leave train.bucket out"
+        lack("train.bucket", why, "train.bucket", fix, "buckets as the engine has them")
     found += kernel_refusals(plan)
     if train.compile:
         why = "the example program is eager"
