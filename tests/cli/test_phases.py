@@ -83,8 +83,8 @@ def test_a_contract_is_read_like_a_job_file_and_says_what_it_assumed(tmp_path: P
     assert read_job(other).spec.cluster.nodes == 2
 
 
-def test_a_json_file_that_is_no_contract_is_read_as_a_job(tmp_path: Path):
+def test_a_json_file_that_is_neither_contract_nor_job_is_named_as_that(tmp_path: Path):
     path = tmp_path / "job.json"
     path.write_text(json.dumps({"modle": {}}))
-    with pytest.raises(JobError, match="J004"):
+    with pytest.raises(JobError, match="J020"):
         read_job(path)
