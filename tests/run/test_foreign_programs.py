@@ -144,13 +144,23 @@ dist.barrier()
 """
 
 
+ENDS_LATE = """
+import os, time
+if os.environ["RANK"] == "0" and (trains := os.fork()):
+    os.waitpid(trains, 0)
+    time.sleep(5)
+    raise SystemExit(1)
+"""
+"""Rank 0 is seen to end when the other has had the time to print its own error."""
+
+
 def test_s3_4_a_rank_that_skips_a_collective_is_named_with_the_collective_of_each(tmp_path):
-    scene = script(tmp_path, SKIPS, fault="True")
+    scene = script(tmp_path, ENDS_LATE + SKIPS, fault="True")
     record = run(scene, "--set", "recovery.max_restarts=0", code=4)
     told = " ".join(record.output.split())
     assert "cause gloo-size-mismatch" in told
     assert "collectives rank 0 in all_reduce" in told
-    assert "train.py:11 in <module>; rank 1 in backward," in told
+    assert "train.py:17 in <module>; rank 1 in backward," in told
 
 
 @pytest.mark.skipif(
