@@ -168,7 +168,8 @@ def test_paceline_runs_it_and_starts_it_again_from_its_own_checkpoint(alone, tmp
     job = (adapted.job_file or "").replace("resume.py]", "resume.py, --resume]")
     (tmp_path / "resume.yaml").write_text(job)
     command = [sys.executable, "-m", "paceline", "run", "resume.yaml"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # of the job's `python`
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PATH": path}
     ended = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
