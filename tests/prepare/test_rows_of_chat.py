@@ -154,7 +154,6 @@ def test_what_is_dropped_because_it_is_long_does_not_count(tmp_path, tokenizer_f
     [
         (b'{"text": NaN}\n' * 5, "JSON is malformed"),
         ("\ufeff".encode() + json.dumps([1]).encode(), "the line holds list"),
-        ('{"messages"'.encode("utf-16"), "JSON is malformed"),
     ],
 )
 def test_a_source_without_a_readable_row_names_the_first_ones(
@@ -164,6 +163,13 @@ def test_a_source_without_a_readable_row_names_the_first_ones(
     text = problem_of(a_job(tmp_path, tokenizer_folder, "path: a.jsonl"))
     assert text.startswith("D013: no row of a can be read: ")
     assert f"a.jsonl line 1: {reason}" in text
+
+
+def test_a_source_in_another_encoding_is_named_with_it(tmp_path, tokenizer_folder):
+    (tmp_path / "a.jsonl").write_bytes('{"messages"'.encode("utf-16"))
+    text = problem_of(a_job(tmp_path, tokenizer_folder, "path: a.jsonl"))
+    assert text.startswith("D002: ")
+    assert "a.jsonl is UTF-16 text" in text
     assert "line 4" not in text
 
 

@@ -36,7 +36,8 @@ def in_charge(folder: Path, pid: int) -> None:
 
 def test_only_the_process_that_controls_a_run_is_interrupted(tmp_path):
     program = (
-        "import sys, time\n"
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & ignores it\n"
         "from pathlib import Path\n"
         "from paceline.record.holding import InCharge, publish_controller\n"
         "here = InCharge.here(epoch=1, host='127.0.0.1', port=1)\n"
