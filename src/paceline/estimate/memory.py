@@ -26,17 +26,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.estimate.given import Holdings, Model
-from paceline.estimate.recompute import OneBlock, deferred_on_rank, kept_on_rank
+from paceline.estimate.on_rank import (
+    EveryRank,
+    OnRank,
+    on_every_rank,
+    on_rank,
+    routed_shard,
+    whole_share,
+)
 from paceline.estimate.schedule import deferred_micro_batches, held_micro_batches
-from paceline.estimate.sharing import RoutedSplit, Shared, routed_split, shared_of
-from paceline.estimate.step import head_in_blocks, may_be_bare, stage_blocks, total_of
+from paceline.estimate.step import head_in_blocks, may_be_bare, total_of
 from paceline.parallel.recomputes import share_untouched
 from paceline.parallel.schedules import stages_each
-from paceline.parallel.stages import blocks_of_slowest, rank_of_head
+from paceline.parallel.stages import blocks_of_slowest
 from paceline.parallel.table import Layouts, code_of
-from paceline.profile.adapter import NF4_AT_ONCE
-from paceline.profile.block import Block, Value, dense_parameters, expert_parameters, matrices
-from paceline.profile.saved import outside_bytes, saved_bytes
+from paceline.profile.block import Value
+from paceline.profile.saved import outside_bytes
 
 Column = Any
 """An array with one entry a row, as it broadcasts; numpy's types cannot say it."""
@@ -54,16 +59,7 @@ PARTS = (
     "overhead",
 )
 
-_RESTORING_BYTES = 6.0
-"""Bytes that restoring takes for each value of the part of a matrix that is restored at once: its
-code in int32, half of one, and its value in float32."""
-
-_CROSSING_TENSORS = 2
-"""Whole gradients while a block goes backward: a sum over matrices, and the term that is added.
-Read off traces of `paceline prove`."""
-
 _ZERO2, _FULL, _HYBRID = (code_of("sharding", word) for word in ("zero2", "full", "hybrid"))
-_ULYSSES = code_of("context_kind", "ulysses")
 _GPIPE = code_of("schedule", "gpipe")
 
 
@@ -78,14 +74,14 @@ def memory_parts(
         holdings: Of the software that runs it.
         stages: Ranks of the pipeline, 0 is the first; each one number, or one for each row.
     """
-    everywhere = _everywhere(model, layouts, holdings)
+    everywhere = on_every_rank(model, layouts, holdings)
     return [_parts_of(model, layouts, holdings, everywhere, stage) for stage in stages]
 
 
 def _parts_of(
-    model: Model, t: Layouts, h: Holdings, everywhere: "_Everywhere", stage: Value
+    model: Model, t: Layouts, h: Holdings, everywhere: EveryRank, stage: Value
 ) -> dict[str, Column]:
-    here = _here(model, t, h, everywhere, stage)
+    here = on_rank(model, t, h, everywhere, stage)
     dense, routed = here.dense, here.routed
     states = _states(model, t, h, here)
     stepping = _stepping_bytes(here, model, t, h)
@@ -132,154 +128,11 @@ class _Moment(NamedTuple):
     gradients: Column
 
 
-class _OfBlock(NamedTuple):
-    """What one block of a kind keeps on a rank that has it."""
-
-    block: Block
-    kept: Column
-    """Bytes that one token leaves."""
-
-    again: Column
-    """Bytes of one token that are recomputed, while the block goes backward."""
-
-    peak: Column
-    """Bytes of one token that are alive besides then."""
-
-    deferred: Column
-    """Of `kept`, until the second half of a split backward pass."""
-
-
-class _Everywhere(NamedTuple):
-    """What does not depend on the stage."""
-
-    blocks: tuple[_OfBlock, ...]
-    is_staged: bool
-    tokens: Column
-    """Of a micro-batch, on one rank."""
-
-    stream: Column
-    """Tensor ranks that share what is between matrices: 1 without sequence parallelism."""
-
-    unit: Column
-    """Parameters of the largest block."""
-
-    restored: Column
-    dummies: Column
-    stage_blocks: tuple[Column, Column]
-    """Of the slowest and the last stage."""
-
-    experts: RoutedSplit
-    shared: Shared
-
-
-def _everywhere(model: Model, t: Layouts, h: Holdings) -> _Everywhere:
-    stream = np.where(t.sequence_parallel, t.tensor, 1)
-    is_staged = bool(np.any(t.pipeline > 1))
-    experts = routed_split(t, h.ways)
-    # What crosses between tensor ranks is whole: in a pipeline also what a stage gave and receives.
-    crossing = _CROSSING_TENSORS * _whole_share(h, stream) * h.kernels.compute_bytes
-    others = h.ways.gathers_context * (t.context - 1) * (t.context_kind != _ULYSSES)
-    unit, blocks = np.asarray(0.0), []
-    for block in model.blocks:
-        size = dense_parameters(block) / t.tensor + expert_parameters(block) / experts.holders
-        unit = np.maximum(unit, size * (np.asarray(block.count) > 0))
-        one = OneBlock(block, model, t, h, stream)
-        widths = block.kv_heads * (block.head_dim + block.value_dim)
-        inside = saved_bytes(block, h.kernels, model.seq_len / t.context).peak
-        inside = inside + others * h.kernels.compute_bytes * widths
-        kept, again = kept_on_rank(one)
-        blocks.append(
-            _OfBlock(
-                block=block,
-                kept=kept,
-                again=again,
-                peak=inside / t.tensor + crossing * block.hidden,
-                deferred=deferred_on_rank(one) if is_staged else np.asarray(0.0),
-            )
-        )
-    return _Everywhere(
-        blocks=tuple(blocks),
-        is_staged=is_staged,
-        tokens=t.micro_batch * model.seq_len / t.context,
-        stream=stream,
-        unit=unit,
-        restored=_restored(model, t, h),
-        dummies=_dummy_bytes(model, t) * h.dummy_gradients,
-        stage_blocks=stage_blocks(model, t),
-        experts=experts,
-        shared=shared_of(t, h.ways, h.master_bytes),
-    )
-
-
-def _whole_share(h: Holdings, stream: Column) -> Column:
-    """Of what crosses between tensor ranks, the share that the other ranks have."""
-    return h.ways.crosses_apart * (1 - 1 / stream)
-
-
-class _Here(NamedTuple):
-    """What of the model is on one rank of the pipeline, and what the layouts share."""
-
-    stage: Value
-    has_head: Column
-    is_v: Column
-    """Whether the first rank has the last stage too."""
-
-    block_share: Column
-    """Blocks on it as a share of all; kinds are taken to be mixed evenly."""
-
-    root: Column
-    """Parameters outside the blocks, before sharding."""
-
-    dense: Column
-    """All parameters before sharding but routed ones. Stages round up."""
-
-    routed: Column
-    unit: Column
-    """Parameters of the largest block."""
-
-    trained_share: Value
-    """Parameters with a gradient as a share of all: 1, or nearly 0 with adapters."""
-
-    experts: RoutedSplit
-    shared: Shared
-
-
-def _here(model: Model, t: Layouts, h: Holdings, everywhere: _Everywhere, stage: Value) -> _Here:
-    """In a v both ends are on the first rank, and a tied matrix is there once."""
-    head_rank = rank_of_head(t.pipeline, t.schedule, t.chunks)
-    is_first, has_head = np.asarray(stage) == 0, np.asarray(stage) == head_rank
-    head = model.num_head_parameters + (head_rank > 0) * model.num_tied_parameters
-    root = (is_first * model.num_embedding_parameters + has_head * head) / t.tensor
-    slow, last = everywhere.stage_blocks
-    total = sum(np.asarray(each.count, float) for each in model.blocks)
-    # The first rank, which holds the most micro-batches, has the fewest of the others, unless ranks
-    # are filled from the first one.
-    fewest = np.floor((total - last) / np.maximum(t.pipeline - 1, 1))
-    mine = np.where(is_first & (np.asarray(h.ways.fills_first) == 0), fewest, slow)
-    share = np.where(has_head, last, mine) / np.maximum(total, 1)
-    dense = sum(block.count * dense_parameters(block) for block in model.blocks)
-    routed = sum(block.count * expert_parameters(block) for block in model.blocks)
-    return _Here(
-        stage=stage,
-        has_head=has_head,
-        is_v=(head_rank == 0) & (t.pipeline > 1),
-        block_share=share,
-        root=root,
-        dense=share * dense / t.tensor + root,
-        routed=share * routed / everywhere.experts.holders,
-        unit=everywhere.unit,
-        trained_share=np.where(np.asarray(h.is_frozen) > 0, model.trained_share, 1.0),
-        experts=everywhere.experts,
-        shared=everywhere.shared,
-    )
-
-
-def _states(model: Model, t: Layouts, h: Holdings, here: _Here) -> dict[str, Column]:
+def _states(model: Model, t: Layouts, h: Holdings, here: OnRank) -> dict[str, Column]:
     s, dense, routed, shared = t.sharding, here.dense, here.routed, here.shared
     is_full = (s == _FULL) | (s == _HYBRID)
     shard = np.maximum(t.shard, 1)
-    routed_shard = _routed_shard(t, here)
-    whole, split = dense + routed, dense / shard + routed / routed_shard
+    whole, split = dense + routed, dense / shard + routed / routed_shard(t, here)
     # What is gathered beside a shard is counted by `_gathered`.
     frozen, trained = np.asarray(h.is_frozen) > 0, here.trained_share
     weights = np.where(shared.shards_weights, h.sharded_bytes * split, h.weight_bytes * whole)
@@ -308,15 +161,11 @@ def _on_device(t: Layouts, h: Holdings) -> Column:
     return (t.offload == 0) | (np.asarray(h.has_host) == 0)
 
 
-def _routed_shard(t: Layouts, here: _Here) -> Column:
-    """Ranks that share the state of one copy of a rank's routed experts."""
-    return np.maximum(t.shard * here.experts.replicas // t.expert, 1)
-
-
-def _stepping_bytes(here: _Here, model: Model, t: Layouts, h: Holdings) -> Column:
+def _stepping_bytes(here: OnRank, model: Model, t: Layouts, h: Holdings) -> Column:
     """Temporaries of the optimizer's step, where its state is on the device."""
-    dense, routed, routed_shard = here.dense, here.routed, _routed_shard(t, here)
-    split = np.where(t.sharding == 0, dense + routed, dense / t.shard + routed / routed_shard)
+    dense, routed = here.dense, here.routed
+    split = dense / t.shard + routed / routed_shard(t, here)
+    split = np.where(t.sharding == 0, dense + routed, split)
     return np.asarray(h.step_bytes * split * here.trained_share * _on_device(t, h))
 
 
@@ -324,8 +173,8 @@ def _fullest_moment(
     model: Model,
     t: Layouts,
     h: Holdings,
-    everywhere: _Everywhere,
-    here: _Here,
+    everywhere: EveryRank,
+    here: OnRank,
     at_end: tuple[Column, Column],
 ) -> _Moment:
     """The fullest of the moments.
@@ -360,7 +209,7 @@ def _fullest_moment(
             held = np.where(in_v, _held_at_head_of_v(model, t, here), held)
         stages = stages_each(t.schedule, t.chunks)
         given = np.where(here.has_head & (stages == 1), 0.0, held * stages + 1) * (t.pipeline > 1)
-        whole = h.kernels.stream_bytes * _whole_share(h, stream) * model.head_inputs
+        whole = h.kernels.stream_bytes * whole_share(h, stream) * model.head_inputs
         blocks = tokens * (held * kept + put_off * later + given * whole)
         # A looped zero-bubble's last rank puts off the head's second half as well.
         held_head = np.where(t.chunks == 2, 1.0, np.maximum(put_off * t.chunks, 1.0))
@@ -429,7 +278,7 @@ def _chunked_loss_bytes(model: Model, t: Layouts, h: Holdings, tokens: Column) -
     return np.asarray(hidden + wide * weight + logits)
 
 
-def _held_at_head_of_v(model: Model, t: Layouts, here: _Here) -> Column:
+def _held_at_head_of_v(model: Model, t: Layouts, here: OnRank) -> Column:
     """Micro-batches held by the first rank of a v, as a share of its blocks: many of its first
     stage, and one of its last, which has fewer blocks for its head.
 
@@ -446,7 +295,7 @@ def _held_at_head_of_v(model: Model, t: Layouts, here: _Here) -> Column:
 
 
 def _gathered(
-    model: Model, t: Layouts, h: Holdings, here: _Here, held: tuple[Column, Column]
+    model: Model, t: Layouts, h: Holdings, here: OnRank, held: tuple[Column, Column]
 ) -> tuple[Column, Column, Column, Column]:
     """Copies of parameters in the type they are multiplied in: at the loss, when the gradient of an
     output matrix that is a unit by itself is reduced, in a block, and when the root's are.
@@ -493,22 +342,7 @@ def _gathered(
     )
 
 
-def _restored(model: Model, t: Layouts, h: Holdings) -> Column:
-    """The largest quantised matrix in the type that it is multiplied in, while it is, and what
-    restoring a part of it takes: in our own runtime, which frees it again."""
-    is_restored = h.ways.restores_frozen * (np.asarray(h.frozen_block_bytes) < h.frozen_bytes)
-    largest = np.asarray(0.0)
-    for block in model.blocks:
-        for matrix in matrices(block):
-            parts = 1 + (matrix.name == "key_value") + (matrix.name == "up") * block.gated
-            ranks = 1 if matrix.split == "whole" else t.tensor
-            size = matrix.inputs * matrix.outputs / parts / ranks * (block.count > 0)
-            largest = np.maximum(largest, size)
-    part = np.minimum(largest, NF4_AT_ONCE)
-    return np.asarray(is_restored * (h.gathered_bytes * largest + _RESTORING_BYTES * part))
-
-
-def _cast_parameters(model: Model, t: Layouts, here: _Here) -> tuple[Column, Column]:
+def _cast_parameters(model: Model, t: Layouts, here: OnRank) -> tuple[Column, Column]:
     """Parameters of blocks and head that autocast keeps copies of until the backward pass, with our
     own runtime: not those that are recomputed, nor the embedding, which is looked up as it is, nor
     routed experts, whose product autocast does not know."""
@@ -519,7 +353,7 @@ def _cast_parameters(model: Model, t: Layouts, here: _Here) -> tuple[Column, Col
     return share * (here.dense - here.root), head
 
 
-def _on_side_streams(t: Layouts, h: Holdings, here: _Here, gradients: Column) -> Column:
+def _on_side_streams(t: Layouts, h: Holdings, here: OnRank, gradients: Column) -> Column:
     """What FSDP2's collectives have reserved besides. CUDA's allocator gives memory that was freed
     on one stream to that stream alone, and these run on their own: shards of gradients come from
     the reduce-scatters', and buffers to gather two units in a row from the gathers'.
@@ -529,7 +363,7 @@ def _on_side_streams(t: Layouts, h: Holdings, here: _Here, gradients: Column) ->
     """
     if not np.any(h.ways.side_streams):
         return np.asarray(0.0)
-    split = here.dense / np.maximum(t.shard, 1) + here.routed / _routed_shard(t, here)
+    split = here.dense / np.maximum(t.shard, 1) + here.routed / routed_shard(t, here)
     # Those of offloaded parameters go on to the host, unit by unit.
     unit = np.maximum(here.root, here.unit) / np.maximum(t.shard, 1)
     goes_on = t.offload_parameters & np.logical_not(_on_device(t, h))
@@ -539,18 +373,3 @@ def _on_side_streams(t: Layouts, h: Holdings, here: _Here, gradients: Column) ->
     gathers = h.gathered_bytes * (np.maximum(here.root, here.unit) + here.unit)
     used = h.ways.side_streams * here.shared.shards_weights
     return np.asarray(used * (shards - counted + gathers))
-
-
-def _dummy_bytes(model: Model, t: Layouts) -> Column:
-    """One bf16 buffer for each shape of weight gradient.
-
-    Source: TransformerEngine `get_dummy_wgrad`: it is the whole 4.5 % that
-    Megatron's own formula lacks on 31 measured rows.
-    """
-    total = np.asarray(0.0)
-    for block in model.blocks:
-        for matrix in matrices(block):
-            if matrix.split == "whole" or matrix.is_routed:
-                continue
-            total = total + 2.0 * matrix.inputs * matrix.outputs / t.tensor * (block.count > 0)
-    return total
