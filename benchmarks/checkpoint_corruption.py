@@ -119,7 +119,7 @@ def main() -> None:
 
 
 def measure(path: Path, scene: Scene, trials: int, loads: int) -> None:
-    """Damage, look, and mend again, as often as asked."""
+    """Damage, look, and repair again, as often as asked."""
     draw, start = random.Random(0), time.perf_counter()
     owners = owners_of(path)
     expected = loaded_by_torch(path)
@@ -150,7 +150,7 @@ def measure(path: Path, scene: Scene, trials: int, loads: int) -> None:
             count["silent"] += is_silent(path, expected)
         for name in files:
             put(path / name, scene.files[name])
-    assert not list(find_damage(path)), "it was not mended"
+    assert not list(find_damage(path)), "it was not repaired"
     columns = ("trials", "refused", "of tensors", "named", "by torch", "silent")
     print(f"{'damage':26}" + "".join(f"{column:>12}" for column in columns))
     for way, count in seen.items():

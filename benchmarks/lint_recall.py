@@ -1,4 +1,4 @@
-"""How many faults that others have mended `paceline lint` finds: before the fix, and gone after it.
+"""How many faults that others have fixed `paceline lint` finds: before the fix, and gone after it.
 
     python benchmarks/lint_recall.py --clone FOLDER | sh   # once: the repositories, bare
     python benchmarks/lint_recall.py FOLDER                # the open half

@@ -54,7 +54,7 @@ def reason_of(error: BaseException, *, most: int = 300) -> str:
 
 
 class PacelineError(Exception):
-    """Something the reader can mend. Shown without a traceback; `exit_code` ends the process."""
+    """Something the reader can fix. Shown without a traceback; `exit_code` ends the process."""
 
     exit_code = 2
 

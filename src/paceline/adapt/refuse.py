@@ -39,7 +39,7 @@ def read(source: str) -> Script:
         script = Script(source)
     except SyntaxError as error:
         raise Refusal(
-            Left(error.lineno or 1, f"no valid Python: {error.msg}", "mend this line first")
+            Left(error.lineno or 1, f"no valid Python: {error.msg}", "correct this line first")
         ) from None
     except (RecursionError, ValueError, MemoryError) as error:
         raise Refusal(

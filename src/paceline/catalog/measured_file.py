@@ -63,7 +63,7 @@ def _told(path: Path) -> Iterator[None]:
         yield
     except ValueError as error:  # tomllib's and Unicode's errors are too
         what = f"{path}: {error}"
-        fix = "mend it there, or give another file with --out"
+        fix = "correct it there, or give another file with --out"
     except FileExistsError as error:
         what = f"{path}: {error}"
         fix = "--force replaces it, --out FILE writes elsewhere"

@@ -374,7 +374,7 @@ def _read(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         what, fix = f"there is no file {path}", "write one: paceline catalog --write FILE"
     except tomllib.TOMLDecodeError as error:
-        what, fix = f"{path} is not TOML: {error}", "mend it there; text stands in quotes"
+        what, fix = f"{path} is not TOML: {error}", "correct it there; text stands in quotes"
     except UnicodeDecodeError:
         what, fix = f"{path} is not UTF-8 text", "save it as UTF-8"
     except OSError as error:

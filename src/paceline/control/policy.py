@@ -37,7 +37,7 @@ Cause = Literal[
     "network",
     "slow",
 ]
-"""`program`: what a person has to mend. `data or software`: the same exception in the same step on
+"""`program`: what a person has to fix. `data or software`: the same exception in the same step on
 two processes, so it is no process's fault. `exception`: one that was raised once, of whatever
 cause. `process`: it ended, or was killed. `hang`: it stood still, or did not leave when told to.
 `network`: a connection was lost, or ranks did not meet, and nobody's end explains it. `slow`: it

@@ -233,7 +233,7 @@ def _problems(error: ValidationError, where: str) -> Iterator[Problem]:
             yield Problem(code="S001", what=f"unknown field {name!r}", where=where, fix=fix)
         else:
             what = f"{name}: {detail['msg']}"
-            yield Problem(code="S001", what=what, where=where, fix=f"mend {name}")
+            yield Problem(code="S001", what=what, where=where, fix=f"correct {name}")
 
 
 _ADAPTER: TypeAdapter[FailuresSpec] = TypeAdapter(FailuresSpec)

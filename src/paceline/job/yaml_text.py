@@ -69,7 +69,7 @@ def parse_yaml(text: str, source: str) -> tuple[dict[str, Any], dict[Place, int]
             code="J002",
             what=f"not YAML: {getattr(error, 'problem', None) or error}",
             where=f"{source}{line}",
-            fix="mend the line; keys need a space after the colon, and spaces (no tabs) before",
+            fix="correct the line; keys need a space after the colon, and spaces (no tabs) before",
         ) from None
     if repeated:
         raise JobError(

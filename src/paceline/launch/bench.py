@@ -88,7 +88,7 @@ def measure(
     """Run a case on ranks of this machine.
 
     Raises:
-        JobError, PlanError: What the ranks say a person can mend.
+        JobError, PlanError: What the ranks say a person can fix.
         RunError: `R041`, a rank failed otherwise, or they took too long.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as name:

@@ -135,7 +135,7 @@ def _wait(
 
 
 def _failure(ranks: Sequence[RankProcess], died: Callable[[RankProcess], Problem]) -> PacelineError:
-    """What a person can mend first, then the first that failed by itself and not because another
+    """What a person can fix first, then the first that failed by itself and not because another
     one was gone."""
     first_end = time.monotonic() + _PATIENCE_S
     while time.monotonic() < first_end and any(rank.exit_code() is None for rank in ranks):

@@ -73,7 +73,7 @@ class RankTimes:
 
     backend: str = ""
     problems: tuple[Problem, ...] = ()
-    """What a person can mend, when that is why the rank ended."""
+    """What a person can fix, when that is why the rank ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -304,7 +304,7 @@ class WorkerLost(Event, frozen=True, kw_only=True, tag=True):
     """Last step this rank finished."""
 
     cause: str = "unknown"
-    """Class of the loss: `program` (a person has to mend it), `data or software` (two processes
+    """Class of the loss: `program` (a person has to fix it), `data or software` (two processes
     raised the same in the same step), `exception`, `out of memory`, `accelerator`, `process`,
     `node`, `hang`, `network` or `slow`. Exceptions and a full memory are not held against the
     node."""

@@ -235,7 +235,7 @@ class RankFacts:
 
     runs: dict[str, RunFacts] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
-    """What a person can mend; nothing else is there then."""
+    """What a person can fix; nothing else is there then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

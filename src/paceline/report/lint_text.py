@@ -70,5 +70,5 @@ def summary_line(linted: Linted, shown: Sequence[Finding], *, num_fixed: int) ->
     if linted.answered:
         text += f"; {len(linted.answered)} answered by comments"
     if num_fixed:
-        text += f"; `--fix` shows {num_fixed} that can be mended without judgement"
+        text += f"; `--fix` shows {num_fixed} that can be fixed without judgement"
     return text

@@ -155,7 +155,7 @@ def _on_meta(
             what=f"transformers {transformers.__version__} cannot build {source} as a {made}: "
             + reason_of(error),
             where=where,
-            fix="mend the field it names, or give model.factory and program with your own code",
+            fix="correct the field it names, or give model.factory and program with your own code",
         ) from None
     if classifies:
         read.pad_token_id = -1  # no token is: transformers asks for one in larger batches

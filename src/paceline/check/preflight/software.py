@@ -71,7 +71,7 @@ def check_torch(answer: NodeAnswer, need: Need) -> Iterator[Result]:
         said = torch.why_not or f"torch {torch.torch} sees no accelerator"
         id = "driver-library-mismatch" if "803" in said else "accelerator-not-usable"
         id = "fabric-manager-not-running" if "802" in said else id
-        fix = "pip install the torch of this driver's CUDA; or mend the driver"
+        fix = "pip install the torch of this driver's CUDA; or repair the driver"
         yield failed(name, node, said, id=id, fix=fix)
     elif broken:
         said = f"{broken[0].name}: {broken[0].why_not}"

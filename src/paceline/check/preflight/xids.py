@@ -63,7 +63,7 @@ class Verdict:
     """Of the log, the last one that says so."""
 
     is_over: bool
-    """Whether the GPU's counters say that it has been mended since."""
+    """Whether the GPU's counters say that it has been repaired since."""
 
     is_of_programs: bool
 

@@ -55,7 +55,7 @@ class SaveFailed(RunError):
                 where=str(path),
                 fix="free some space there; training goes on and the next save tries again"
                 if is_space
-                else "mend the folder; training goes on and the next save tries again",
+                else "repair the folder; training goes on and the next save tries again",
             )
         )
 

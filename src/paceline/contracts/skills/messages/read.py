@@ -70,7 +70,7 @@ def _read_json(text: str, source: str) -> dict[str, Any]:
         values = json.loads(text, object_pairs_hook=once, parse_constant=no_number)
     except json.JSONDecodeError as error:
         place = f"{source} line {error.lineno}, column {error.colno}"
-        _refuse(place, f"not JSON: {error.msg}", "mend it; keys and texts stand in double quotes")
+        _refuse(place, f"not JSON: {error.msg}", "fix it; keys and texts stand in double quotes")
     except ValueError:  # Python reads no int of more than 4300 digits
         _refuse(source, "not JSON that can be read: a number has thousands of digits", "shorten it")
     except RecursionError:

@@ -90,7 +90,7 @@ def _misnamed(name: str, why: str) -> PlanError:
         code="L020",
         what=f"{name} cannot be taken apart as Ways.fused says: {why}",
         where="layout.tensor",
-        fix="mend `fused` in the model's Ways, or set layout.tensor = 1",
+        fix="correct `fused` in the model's Ways, or set layout.tensor = 1",
     )
 
 

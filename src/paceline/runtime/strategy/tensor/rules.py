@@ -162,7 +162,7 @@ def _no_number(name: str, attribute: str) -> Problem:
         code="L020",
         what=f"{name} has no whole number `{attribute}`, which its Ways divide",
         where="layout.tensor",
-        fix="mend `divided` in the model's Ways, or set layout.tensor = 1",
+        fix="correct `divided` in the model's Ways, or set layout.tensor = 1",
     )
 
 
