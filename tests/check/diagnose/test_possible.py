@@ -7,8 +7,9 @@ import pytest
 from paceline.catalog.failure import load_failures
 from paceline.catalog.symptom import load_symptoms
 from paceline.check.diagnose.conclusion import Confidence
-from paceline.check.diagnose.diagnose import diagnose_text
+from paceline.check.diagnose.diagnose import diagnose, diagnose_text
 from paceline.check.diagnose.resemble import words_of
+from paceline.record.log_files import Log
 
 WATCHDOG = (
     "[rank3]:[E P.cpp:1] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum="
@@ -156,6 +157,40 @@ def test_s3_3_a_symptom_told_in_words_has_the_ranked_causes_of_the_catalog(words
     assert ids[0] == first
     assert among in ids[:3]
     assert {cause.confidence for cause in diagnosis.causes} == {Confidence.POSSIBLE}
+
+
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        ("gpu utilization is 30 percent and loader slow", "dataloader-starved"),
+        ("my GPUs sit at 20% utilisation most of the time", "dataloader-starved"),
+        ("data loading takes longer than the forward pass", "dataloader-starved"),
+        ("training is very slow on 2 nodes but fast on one", "ethernet-fallback"),
+        ("training with 16 GPUs is barely faster than with 8", "slow-collectives"),
+        ("node 3 lags behind the other nodes", "straggler-throttle"),
+        ("the first step takes five minutes", "first-step-slow"),
+        ("throughput drops after a few hours", "memory-grows"),
+        ("my loss does not go down", "learning-rate-unsuited"),
+        ("loss stays at 2.3 for 1000 steps", "learning-rate-unsuited"),
+        ("weights do not change after optimizer.step", "parameters-not-trained"),
+        ("validation loss goes up while training loss goes down", "overfitting"),
+        ("sudden jump of the loss at step 5000", "loss-spike"),
+        ("after restarting the loss jumps up", "resume-repeats-data"),
+        ("loss is different with 1 gpu and 8 gpus", "global-batch-grew"),
+        ("two runs with identical seeds give different losses", "not-deterministic"),
+        ("RAM usage keeps increasing during training", "memory-grows"),
+        ("saving a checkpoint blocks training for minutes", "checkpoint-stalls"),
+        ("nvidia-smi shows only GPU 0 busy", "launcher-plain-python"),
+        ("cannot connect to the master node", "rendezvous-c10d-timeout"),
+        ("job dies with exit code 137", "host-oom-sigkill"),
+        ("no space left on device while saving", "disk-full-checkpoint"),
+        ("loss becomes infinite in mixed precision", "lr-scaled-no-warmup"),
+    ],
+)
+def test_s3_3_a_common_trouble_told_in_words_has_its_usual_cause_first(words, first):
+    diagnosis = diagnose([Log(name="words", blocks=[words.encode()], is_words=True)])
+    assert diagnosis.causes[0].id == first
+    assert diagnosis.is_concluded
 
 
 @pytest.mark.parametrize(

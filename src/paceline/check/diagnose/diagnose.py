@@ -91,7 +91,9 @@ def diagnose(logs: Iterable[Log], *, hyperscan: bool = True) -> Diagnosis:
     [(words, log)] = starts
     diagnosis = replace(diagnosis, is_words=log.is_words)
     is_known = diagnosis.causes or diagnosis.has_failed
-    if not is_told(words) or (is_known and not log.is_words):
+    if is_known and not (log.is_words and is_told(words)):
+        return diagnosis
+    if not (log.is_words or is_told(words)):
         return diagnosis
     printed, has_failed = [each.id for each in diagnosis.causes], diagnosis.has_failed
     candidates = told_causes(words, log.name, printed, has_failed=has_failed)

@@ -45,14 +45,16 @@ def told_causes(
         if not any(form.search(text) for form in (*symptom.words, *symptom.log)):
             continue
         for place, cause in enumerate(symptom.causes):
-            speaks = cause.seen is not None and cause.seen.search(text) is not None
+            speaks = cause.id in printed or (
+                cause.seen is not None and cause.seen.search(text) is not None
+            )
             if speaks or not cause.only:
                 against = cause.unless is not None and cause.unless.search(text) is not None
-                rank = (-1.0 - speaks + against / 2, -like.get(cause.id, 0.0), place)
+                rank = (-1.0 - speaks + against / 2, place, -like.get(cause.id, 0.0))
                 ranked.setdefault(cause.id, (rank, symptom.title, cause.check))
-    for name in dict.fromkeys((*printed, *(() if has_failed else like))):
+    for name in dict.fromkeys((*printed, *(() if has_failed or ranked else like))):
         first = -1.5 if name in printed else 0.0
-        ranked.setdefault(name, ((first, -like.get(name, 0.0), 0.0), failures[name].title, None))
+        ranked.setdefault(name, ((first, 0.0, -like.get(name, 0.0)), failures[name].title, None))
     for name, (_, what, check) in sorted(ranked.items(), key=lambda each: each[1][0]):
         yield Candidate(
             id=name,
