@@ -22,7 +22,7 @@ from paceline import cli
 from paceline.catalog.code import page
 from paceline.catalog.failure import Failure, load_benign_lines, load_failures
 from paceline.catalog.symptom import load_symptoms
-from paceline.errors import EXIT_CODES
+from paceline.errors import EXIT_1, EXIT_CODES
 from paceline.job.job import JobSpec
 from paceline.job.load import job_schema
 from paceline.job.section import section_in
@@ -205,26 +205,32 @@ def command_line() -> str:
     """`--help` of every verb."""
     lines = [
         "# The command line\n",
-        "Data goes to standard output, talk to standard error; `run` prints its progress to",
-        "standard output, unless `--json` is given. This page is generated from `--help`.\n",
+        "Answers go to standard output, messages to standard error; `run` prints its progress",
+        "there too, unless `--json` is given. `paceline help VERB` is `paceline VERB --help`.",
+        "This page is generated from `--help`.\n",
         "| exit code | meaning |",
         "| --- | --- |",
         *(f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items()),
+        "\nCtrl-C once stops a run at the next step boundary with a checkpoint, twice at once.",
+        "Exit code 1 of each command:\n",
+        "| command | exit code 1 means |",
+        "| --- | --- |",
+        *(f"| `{command}` | {meaning} |" for command, meaning in EXIT_1.items()),
         "",
     ]
     group = _fresh(cli.cli)
-    context = click.Context(group, info_name="paceline", max_content_width=96, terminal_width=96)
+    context = click.Context(group, info_name="paceline", terminal_width=80)
     lines += ["## paceline\n", "```text", group.get_help(context), "```\n"]
     for name in cli.COMMANDS:
         command = cli.cli.get_command(context, name)
         assert command is not None
         command = _fresh(command)
-        inner = click.Context(command, info_name=name, parent=context, terminal_width=96)
+        inner = click.Context(command, info_name=name, parent=context, terminal_width=80)
         lines += [f"## paceline {name}\n", "```text", command.get_help(inner), "```\n"]
         if isinstance(command, click.Group):
             for part in command.list_commands(inner):
                 each = _fresh(command.commands[part])
-                place = click.Context(each, info_name=part, parent=inner, terminal_width=96)
+                place = click.Context(each, info_name=part, parent=inner, terminal_width=80)
                 text = each.get_help(place)
                 lines += [f"### paceline {name} {part}\n", "```text", text, "```\n"]
     return "\n".join(line.rstrip() for line in "\n".join(lines).splitlines()) + "\n"

@@ -7,20 +7,31 @@ from typing import Self
 
 EXIT_CODES: dict[int, str] = {
     0: "done",
-    1: "`verify` ran, and the layout is not right; `checkpoint verify`, and some are damaged; "
-    "`lint` or `data check`, and there are errors; `diagnose`, and no cause is known; `preflight`, "
-    "and a machine is not fit; `doctor` or `smoke`, and a check fails; `sync`, and a host has "
-    "other files; `adapt`, and something is left to you; `run --resume --check`, and the "
-    "checkpoint has to be converted first",
+    1: "a check failed, or what was asked for was not found",
     2: "the job file, an option or an input is wrong; nothing was started",
-    3: "no layout fits, or the batch does not divide",
+    3: "no layout fits, or the batch cannot be divided",
     4: "the run failed and could not be recovered",
-    5: "no checkpoint is valid; `run --resume --check`, and the job cannot go on from it",
+    5: "no checkpoint is valid, or none that this job can resume from",
     6: "trained to the end, but the last state could not be saved",
-    7: "stopped: it failed again and again without getting further; starting it again is no help",
-    130: "interrupted: at a step boundary with a checkpoint, or at once when asked twice",
+    7: "failed again and again at the same place; starting again does not help",
+    130: "interrupted: stopped at a step boundary with a checkpoint",
 }
-"""Every exit code of the command line and what it means."""
+"""Every exit code of the command line and what it means, in a line of 80 columns."""
+
+EXIT_1: dict[str, str] = {
+    "verify": "the layout does not compute what one device computes",
+    "checkpoint verify": "a checkpoint is damaged",
+    "lint": "there are findings of severity error",
+    "data check": "the data has errors",
+    "diagnose": "no cause is known",
+    "preflight": "a machine is not fit for the job",
+    "doctor": "a check failed",
+    "smoke": "a step of the pipeline failed",
+    "sync": "a host has other files",
+    "adapt": "something is left to you",
+    "run --resume --check": "the checkpoint must be converted first",
+}
+"""Command -> what its exit code 1 means; the others have none, or their own `--help` says it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,11 +115,16 @@ class CrashLoop(RunError):
     exit_code = 7
 
 
+def nearest(name: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> list[str]:
+    """The known names that are spelled most like this one, the nearest first."""
+    return difflib.get_close_matches(name, list(known), n=most, cutoff=cutoff)
+
+
 def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     """A question with the known name that is nearest, or nothing where none is near.
 
     >>> did_you_mean("ful", ["none", "full"])
     'did you mean `full`?'
     """
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    near = nearest(name, known, cutoff=cutoff)
     return f"did you mean `{near[0]}`?" if near else ""

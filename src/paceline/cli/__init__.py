@@ -5,64 +5,14 @@ import importlib
 import json
 import signal
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import NoReturn
 
 import click
+import click.shell_completion
 
-from paceline import __version__
+from paceline.cli.verbs import COMMANDS, GROUPS, START, meant
 from paceline.errors import EXIT_CODES, JobError, PacelineError
-
-COMMANDS: Mapping[str, tuple[str, str]] = {
-    "plan": ("paceline.cli.plan", "Choose the fastest layout that fits, and say why."),
-    "cost": ("paceline.cli.cost", "Show what a run costs, all providers side by side."),
-    "prove": ("paceline.cli.prove", "Run the sharding code on fake ranks: exact bytes, no GPU."),
-    "advise": ("paceline.cli.advise", "Small answers: batch, learning rate, buckets, checkpoints."),
-    "render": ("paceline.cli.render", "Write the plan as the files of the engine you have."),
-    "contract": (
-        "paceline.cli.contract",
-        "Do what a JSON contract asks: train, search, pipelines.",
-    ),
-    "preflight": (
-        "paceline.cli.preflight",
-        "Are the machines fit for the job? Every node, before.",
-    ),
-    "doctor": ("paceline.cli.doctor", "Check this machine: versions, packages, GPUs, disk, ports."),
-    "sync": ("paceline.cli.sync", "Send the code of a job to all of its hosts, and compare it."),
-    "data": ("paceline.cli.data", "Tokenize a job's data before the run, and show samples."),
-    "run": ("paceline.cli.run", "Train: plan, start, watch, recover, report."),
-    "verify": ("paceline.cli.verify", "Does the layout compute what one device computes?"),
-    "smoke": ("paceline.cli.smoke", "Try each step of a training pipeline, in under a minute."),
-    "lint": ("paceline.cli.lint", "Find what will go wrong in programs and configurations."),
-    "diagnose": ("paceline.cli.diagnose", "What went wrong, from logs: the root cause first."),
-    "drill": ("paceline.cli.drill", "Break it on purpose, and prove that it comes through."),
-    "selftest": ("paceline.cli.selftest", "Check this machine: its GPUs, and a killed rank."),
-    "bench": ("paceline.cli.bench", "How does it scale over ranks, and where does the time go?"),
-    "simulate": ("paceline.cli.simulate", "What do failures leave of a month on so many nodes?"),
-    "scan": ("paceline.cli.scan", "List what programs have of a training, with their lines."),
-    "adapt": ("paceline.cli.adapt", "Rewrite a one-device script into its distributed form."),
-    "report": ("paceline.cli.report", "Write a run's page: one HTML file with plots."),
-    "watch": ("paceline.cli.watch", "Show runs on a live page, several over each other."),
-    "checkpoint": ("paceline.cli.checkpoint", "List, inspect, verify and convert checkpoints."),
-    "export": (
-        "paceline.cli.export",
-        "Export a run's model, an endpoint for it, or all runs as SQL.",
-    ),
-    "runs": ("paceline.cli.runs", "List runs."),
-    "status": ("paceline.cli.status", "How a run stands, wherever it is: steps, queue, cost."),
-    "alerts": ("paceline.cli.alerts", "Judge alert rules on a run: how often would they fire?"),
-    "logs": ("paceline.cli.logs", "Print what a run's processes say, wherever it is."),
-    "stop": ("paceline.cli.stop", "Ask a run to save and end, wherever it is."),
-    "mcp": ("paceline.cli.mcp", "Serve these answers to an assistant, by MCP."),
-    "catalog": ("paceline.cli.catalog", "Show accelerators, links, prices and models."),
-    "explain": ("paceline.cli.explain", "Why a code is said, how it shows, and the fix."),
-    "detect": ("paceline.cli.detect", "Look at this machine: accelerators, links, network."),
-    "calibrate": ("paceline.cli.calibrate", "Measure what this machine reaches, for plan."),
-    "init": ("paceline.cli.init", "Write a commented job file to start from."),
-    "schema": ("paceline.cli.schema", "Print the JSON Schema of the job file."),
-}
-"""Verb -> the module whose `command` it is, and its line in `paceline --help`."""
 
 
 class _Verbs(click.Group):
@@ -74,57 +24,92 @@ class _Verbs(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        module, _ = COMMANDS[name]
-        command: click.Command = importlib.import_module(module).command
+        command: click.Command = importlib.import_module(f"paceline.cli.{name}").command
         return command
 
     def resolve_command(
         self, context: click.Context, arguments: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        name = arguments[0]
-        if name not in COMMANDS:
-            import difflib
-
-            near = difflib.get_close_matches(name, COMMANDS, n=1)
-            hint = f" Did you mean `{near[0]}`?" if near else ""
-            context.fail(f"There is no command `{name}`.{hint}")
+        if arguments[0] == "help":  # `paceline help run`, as git has it
+            arguments = [*arguments[1:], "--help"]
+        if arguments == ["--help"]:
+            click.echo(context.get_help())
+            context.exit()
+        if arguments[0] not in COMMANDS:
+            question = meant(arguments[0])
+            context.fail(f"There is no command `{arguments[0]}`{question and f': {question}'}")
         return super().resolve_command(context, arguments)
 
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        self.format_commands(context, formatter)
+        click.Command.format_options(self, context, formatter)
+
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+        for title, verbs in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:<10}", line) for name, line in verbs.items()])
+
+    def shell_complete(
+        self, context: click.Context, incomplete: str
+    ) -> list[click.shell_completion.CompletionItem]:
+        if incomplete.startswith("-"):
+            return super().shell_complete(context, incomplete)
+        return [
+            click.shell_completion.CompletionItem(name, help=line)
+            for name, line in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
 
 
-_EXAMPLES = """
+_HELP = """Paceline plans, proves and runs distributed training.
+
+\b
 Examples:
-
-\b
-  paceline init job.yaml                     a commented job file
-  paceline plan job.yaml                     which layout, will it fit, how fast
-  paceline prove job.yaml                    is that really so: exact bytes, on fake ranks
-  paceline run job.yaml                      train it on this machine
-  paceline run job.yaml --set train.steps=50 with one value changed
-  paceline run --resume runs/my-job-...      go on from the newest valid checkpoint
+  paceline init job.yaml                       write a job file
+  paceline plan job.yaml                       choose a layout: memory, time
+  paceline run job.yaml                        train on this machine
+  paceline run job.yaml --set train.steps=50   change one value
+  paceline run --resume runs/my-job-...        resume from a checkpoint
+  paceline run --script train.py               start your own script
 """
 
-_JSON = """
+_EPILOG = """
 \b
-With --json a refusal is JSON on standard output too: {"problems": [{code, what, where, fix}]}.
-"""
+Exit codes:
+{exits}
 
-_EXITS = "\b\nExit codes:\n" + "\n".join(
-    f"  {code:>3}  {what}" for code, what in EXIT_CODES.items()
-)
+\b
+With --json an error is JSON on standard output too:
+{{"problems": [{{"code", "what", "where", "fix"}}]}}
+
+\b
+Completion, a line for your shell's start file:
+  bash, zsh  eval "$(_PACELINE_COMPLETE=bash_source paceline)"   (zsh_source)
+  fish       _PACELINE_COMPLETE=fish_source paceline | source
+""".format(exits="\n".join(f"  {code:>3}  {what}" for code, what in EXIT_CODES.items()))
 
 
 @click.command(
     cls=_Verbs,
-    help=f"Paceline plans, runs and rescues distributed training.\n{_EXAMPLES}\n{_JSON}\n{_EXITS}",
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    help=_HELP,
+    epilog=_EPILOG,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
 )
-@click.version_option(__version__, prog_name="paceline")
-def cli() -> None:
+@click.option("-V", "--version", is_flag=True, help="Show Paceline, Python, torch and engines.")
+@click.option("--json", "as_json", is_flag=True, help="With --version: print JSON.")
+@click.pass_context
+def cli(context: click.Context, version: bool, as_json: bool) -> None:
     """The group; each verb parses, makes one library call, and prints."""
+    if version:
+        from paceline.cli.version import show_version
+
+        show_version(as_json=as_json)
+        context.exit()
+    if as_json:
+        context.fail("--json goes with --version, or behind a command.")
+    if context.invoked_subcommand is None:
+        click.echo(START)
 
 
 def main() -> NoReturn:

@@ -37,7 +37,7 @@ _LEFT = 1
 )
 @json_option
 def command(script: Path, target: str, write: bool, out: Path | None, as_json: bool) -> None:
-    """Show how SCRIPT, written for one device, reads for many.
+    """Rewrite SCRIPT, written for one device, to run on many; shown as a diff.
 
     The global batch, the learning rate and the files it saves stay as they were. What could only be
     guessed is not changed: it is listed with its line, and why. Without --write or --out nothing is

@@ -59,17 +59,17 @@ _SECONDS_OR_NONE = _Unit("TIME", units.parse_seconds, zero=True)
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
-    """Small answers from a few numbers: batch, learning rate, buckets, checkpoint interval.
+    """Suggest batch size, learning rate, buckets, checkpoint interval from a few numbers.
 
-    Each says which rule it follows, where the rule is from, and what it leaves out. Nothing is
-    started.
+    Each prints the rule that it follows, its source, and its limitations. Nothing is started.
 
     \b
     Examples:
       paceline advise accumulate --batch 64 --data-ranks 2 --max-micro-batch 8
-      paceline advise rate --rate 0.001 --base-batch 64 --batch 512 --optimizer adamw
+      paceline advise rate --rate 0.001 --base-batch 64 --batch 512
       paceline advise batch job.yaml
-      paceline advise buckets --gradients 28GB --backward 900ms --ranks 64 --bandwidth 50GB/s
+      paceline advise buckets --gradients 28GB --backward 900ms --ranks 64 \\
+        --bandwidth 50GB/s
       paceline advise checkpoint --save 30s --restart 10m --ranks 1024
       paceline advise critical-batch --small 8 5.0 --big 64 1.5
     """
@@ -91,7 +91,7 @@ def accumulate(batch: int, data_ranks: int, max_micro_batch: int, as_json: bool)
     """Split a global batch into micro-batches and accumulation.
 
     \b
-    Example:
+    Examples:
       paceline advise accumulate --batch 64 --data-ranks 2 --max-micro-batch 8
     """
     from paceline.plan.advice import solve_batch
@@ -138,8 +138,8 @@ def rate(
     """Scale a learning rate to another batch: linear for SGD, square root for Adam(W).
 
     \b
-    Example:
-      paceline advise rate --rate 0.001 --base-batch 64 --batch 512 --optimizer adamw --steps 5000
+    Examples:
+      paceline advise rate --rate 0.001 --base-batch 64 --batch 512 --steps 5000
     """
     from paceline.plan.advice import scale_learning_rate
 
@@ -337,8 +337,9 @@ def buckets(
     """Find the size of DDP's buckets that leaves the least of the reduction exposed.
 
     \b
-    Example:
-      paceline advise buckets --gradients 28GB --backward 900ms --ranks 64 --bandwidth 50GB/s
+    Examples:
+      paceline advise buckets --gradients 28GB --backward 900ms --ranks 64 \\
+        --bandwidth 50GB/s
     """
     from paceline.plan.advice import advise_buckets
 
@@ -400,7 +401,7 @@ def checkpoint(
     \b
     Examples:
       paceline advise checkpoint --save 30s --restart 10m --ranks 1024 --step 5s
-      paceline advise checkpoint --save 1s --background 60s --restart 5m --ranks 64 --rank-mtbf 900d
+      paceline advise checkpoint --save 1s --restart 5m --ranks 64
     """
     from paceline.plan.advice import advise_checkpoints
 
@@ -457,7 +458,7 @@ def critical(small: tuple[int, float], big: tuple[int, float], as_json: bool) ->
     It holds for the moment of the run that it was measured at, and grows during training.
 
     \b
-    Example:
+    Examples:
       paceline advise critical-batch --small 8 5.0 --big 64 1.5
     """
     from paceline.plan.advice import critical_batch

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @runs_option
 @json_option
 def command(run: str, rules: Path | None, runs: Path, as_json: bool) -> None:
-    """Judge alert rules on RUN as it was recorded: how often each would have fired, and when.
+    """Test alert rules on a recorded RUN: how often each would have fired, and when.
 
     Nothing is sent and nothing is recorded. RUN may still be going on. Without --rules, the rules
     are the run's own: its job's and the built-in ones.

@@ -139,7 +139,7 @@ def command(
       paceline bench job.yaml --ranks 1,2 --weak --steps 50
       paceline bench job.yaml --ranks 2,4 --layout sharding=full --layout tensor=2
       paceline bench job.yaml --ranks 1,2 --out bench --json
-      paceline bench job.yaml --ranks 4 --sweep train.bucket=1MiB,4MiB,25MiB,100MiB --write
+      paceline bench job.yaml --ranks 4 --sweep train.bucket=1MiB,25MiB --write
       paceline bench --all-reduce --ranks 2 --max-size 256MiB
       paceline bench --compare all_reduce.json all_reduce-tcp.json
     """

@@ -48,7 +48,7 @@ def command(seconds: float, ranks: int | None, out: Path, force: bool, as_json: 
 
     \b
     Examples:
-      paceline calibrate                        a minute, into paceline-catalog.toml
+      paceline calibrate                        writes paceline-catalog.toml
       paceline calibrate --seconds 300 --out ours.toml
       paceline calibrate --ranks 1              one rank alone
       torchrun --nnodes 2 --nproc-per-node 8 ... -m paceline calibrate

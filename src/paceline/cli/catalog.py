@@ -58,7 +58,7 @@ def command(
       paceline catalog accelerators             all accelerators, one line each
       paceline catalog accelerators H100-SXM    all its numbers, with sources
       paceline catalog links infiniband-ndr
-      paceline catalog prices H100-SXM          by dollars an accelerator-hour, with dates
+      paceline catalog prices H100-SXM          cheapest first, with dates
       paceline catalog prices H100-SXM --json
       paceline catalog --write paceline-catalog.toml
       paceline catalog --file paceline-catalog.toml

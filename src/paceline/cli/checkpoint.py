@@ -34,7 +34,7 @@ _KEYED = ("torch", "dcp")
 
 @click.group(invoke_without_command=False)
 def command() -> None:
-    """List, look into, verify and convert checkpoints, of Paceline and of others.
+    """List, inspect, verify and convert checkpoints, of Paceline and of others.
 
     PATH is a run's folder, a folder of checkpoints, or one checkpoint; for `ls` and `verify` also a
     place where copies are kept, such as s3://bucket/prefix. `inspect`, `verify` and `convert` also
@@ -47,8 +47,8 @@ def command() -> None:
       paceline checkpoint ls runs/tiny-lm-20261121-101500
       paceline checkpoint inspect runs/tiny-lm-20261121-101500 --tensors
       paceline checkpoint verify runs/*/
-      paceline checkpoint convert runs/tiny-lm-20261121-101500 out --to safetensors
-      paceline checkpoint verify Qwen2.5-0.5B --infer "The capital of France is" --expect Paris
+      paceline checkpoint convert runs/tiny-lm-... out --to safetensors
+      paceline checkpoint verify Qwen2.5-0.5B --infer "2 + 2 =" --expect 4
     """
 
 
@@ -87,7 +87,7 @@ def inspect(path: str, tensors: bool, key: str | None, as_json: bool) -> None:
     \b
     Examples:
       paceline checkpoint inspect runs/tiny-lm-20261121-101500
-      paceline checkpoint inspect runs/tiny-lm-20261121-101500/checkpoints/step-00000050 --tensors
+      paceline checkpoint inspect runs/tiny-lm-... --tensors
       paceline checkpoint inspect /ckpt/global_step100
     """
     from paceline.errors import CheckpointError, Problem
@@ -163,10 +163,14 @@ def verify(
       paceline checkpoint verify runs/tiny-lm-20261121-101500
       paceline checkpoint verify s3://bucket/runs/tiny-lm
       paceline checkpoint verify my-adapter
-      paceline checkpoint verify Qwen2.5-0.5B --infer "The capital of France is" --expect Paris
+      paceline checkpoint verify Qwen2.5-0.5B --infer "2 + 2 =" --expect 4
 
     \b
-    Exit codes: 0 all are whole; 1 some are damaged; 5 none is whole; 2 there is nothing at PATH.
+    Exit codes:
+      0  all are valid
+      1  some are damaged
+      2  there is nothing at PATH
+      5  none is valid
     """
     from paceline.launch.other import find_other
 
@@ -284,18 +288,18 @@ def convert(
 
     \b
     Examples:
-      paceline checkpoint convert runs/tiny-lm-20261121-101500 exported --to safetensors
+      paceline checkpoint convert runs/tiny-lm-... exported --to safetensors
       paceline checkpoint convert runs/my-lora merged --to safetensors --merge
-      paceline checkpoint convert runs/tiny-lm-20261121-101500 weights.pt --to torch
+      paceline checkpoint convert runs/tiny-lm-... weights.pt --to torch
       paceline checkpoint convert Qwen2.5-0.5B start
       paceline checkpoint convert old-model new-model --to safetensors
       paceline checkpoint convert /ckpt/global_step100 model --to safetensors
-      paceline checkpoint convert runs/tiny-lm-20261121-101500 zero --to deepspeed
+      paceline checkpoint convert runs/tiny-lm-... zero --to deepspeed
       paceline checkpoint convert /ckpt/global_step100 start
       paceline checkpoint convert /ckpt/iter_0001000 model --to safetensors
       paceline checkpoint convert my-adapter merged --to safetensors --merge
       paceline checkpoint convert model.Q4_1.gguf model --to safetensors
-      paceline checkpoint convert runs/tiny-lm-20261121-101500 resharded --ranks 8
+      paceline checkpoint convert runs/tiny-lm-... resharded --ranks 8
     """
     from paceline.errors import JobError
     from paceline.launch.convert import convert as convert_there

@@ -23,7 +23,7 @@ from paceline.errors import JobError, RunError
     help="Print the JSON Schema of what goes in or comes out, and do nothing.",
 )
 def command(name: str, schema: Literal["request", "answer"] | None) -> None:
-    """Do what a JSON request on standard input asks, and print the answer as JSON.
+    """Answer a JSON request on standard input: do the work, print the answer as JSON.
 
     NAME is a contract, or `list`. Paths in the request start from the current folder. What the work
     prints goes to standard error. A request that is wrong ends with exit code 2 and starts nothing;

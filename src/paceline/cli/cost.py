@@ -106,7 +106,7 @@ def command(
       paceline cost job.yaml
       paceline cost job.yaml --provider aws --provider oci
       paceline cost --params 7B --tokens 1T --accelerator H100-SXM --ranks 64
-      paceline cost --params 7B --tokens 1T --accelerator H100-SXM --ranks 64 --mfu 0.45
+      paceline cost --params 7B --tokens 1T --accelerator H100-SXM --ranks 64
       paceline cost --accelerator L4 --requests-per-day 10000 --latency 500ms
     """
     from paceline.report.cost_text import format_bill

@@ -23,7 +23,7 @@ _job = click.argument("job_file", metavar="JOB", type=PathName(path_type=Path))
 
 @click.group(invoke_without_command=False)
 def command() -> None:
-    """Check data, prepare a job's before the run, and look at what is trained on.
+    """Check data, tokenize it before a run, and show samples.
 
     Rows become documents, tokens and packs in `.paceline/data` beside the job file (`data.cache`).
     `paceline run` does the same before any rank starts. A preparation that was killed is resumed at

@@ -64,8 +64,8 @@ def command(
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> int:
-    """Look at this machine, or at each of several hosts: accelerators, driver, CUDA, how they are
-    joined, RDMA ports, Ethernet, sockets, memory, disks.
+    """Show what this machine, or each of several hosts, has: accelerators, driver, CUDA, how they
+    are joined, RDMA ports, Ethernet, sockets, memory, disks.
 
     Asks what `paceline preflight` and `paceline doctor` ask: nvidia-smi or NVML, rocm-smi, /sys,
     lscpu, and on a Mac system_profiler. A small file is written to --folder and removed again;
@@ -81,7 +81,10 @@ def command(
       paceline detect --on srun --json
 
     \b
-    Exit codes: 0 every host answered; 1 one did not; 2 an option is wrong.
+    Exit codes:
+      0  every host answered
+      1  a host did not answer
+      2  an option is wrong
     """
     from paceline.errors import JobError
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @runs_option
 @json_option
 def command(logs: tuple[str, ...], is_unique: bool, runs: Path, as_json: bool) -> int:
-    """Say what went wrong: the root cause first, not the last line.
+    """Find the root cause of a failure in logs: the cause first, not the last line.
 
     LOG is a log of any launcher and framework, with many ranks between each other or one file for
     each (rank-3.log, attempt_0/3/stderr.log); a folder of logs; a run's id or folder; or - for
@@ -48,8 +48,10 @@ def command(logs: tuple[str, ...], is_unique: bool, runs: Path, as_json: bool) -
       paceline diagnose --json train.log
 
     \b
-    Exit codes: 0 a cause is named, or nothing is wrong; 1 the run failed and no cause is known,
-    or the words match no known symptom; 2 there is nothing to read.
+    Exit codes:
+      0  a cause is named, or nothing is wrong
+      1  no cause is known of the failure or the symptom
+      2  there is nothing to read
     """
     from paceline.check.diagnose.data import check_read, diagnosis_data
     from paceline.check.diagnose.diagnose import diagnose

@@ -105,13 +105,16 @@ def command(
     \b
     Examples:
       paceline doctor
-      paceline doctor --requirements requirements.txt --min-vram 24GB --min-disk 50GB
+      paceline doctor --min-vram 24GB --min-disk 50GB
       paceline doctor -r pyproject.toml --extra train --fix
       paceline doctor --fix --yes
       paceline doctor --json --no-torch
 
     \b
-    Exit codes: 0 nothing fails; 1 a check fails; 2 an option or a requirements file is wrong.
+    Exit codes:
+      0  no check fails
+      1  a check fails
+      2  an option or a requirements file is wrong
     """
     from paceline.check.preflight.doctor import Asked
     from paceline.cli.standard_streams import reader_may_leave

@@ -89,7 +89,7 @@ def command(
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> int:
-    """Break the job in JOB on purpose, and prove that it comes through.
+    """Break the job in JOB on purpose, and prove that it recovers.
 
     The job is run once without faults, then with them. Every fault is timed (detect, fence, meet,
     state, first step) and its name in the record checked. Then the oracle: SHA-256 of parameters
@@ -104,14 +104,18 @@ def command(
     \b
     Examples:
       paceline drill job.yaml --fault "kill rank=1 step=20"
-      paceline drill job.yaml --fault "kill rank=0 step=9 phase=apply" --fault "stop rank=1 step=30"
+      paceline drill job.yaml --fault "kill rank=0 step=9 phase=apply"
       paceline drill job.yaml --random 5 --seed 7
       paceline drill job.yaml --soak 1000 --model small
       paceline drill --list
 
     \b
-    Exit codes: 0 all of it held; 1 something did not; 2 and 3 the job or a fault cannot be run; 4
-    the undisturbed run failed.
+    Exit codes:
+      0  the run recovered as it should
+      1  something did not hold
+      2  the job or a fault is wrong
+      3  no layout fits
+      4  the undisturbed run failed
     """
     if as_list:
         _show_list(as_json)

@@ -24,7 +24,7 @@ _WIDTH = 96
 @click.option("--list", "list_all", is_flag=True, help="List every code with its title.")
 @json_option
 def command(names: tuple[str, ...], list_all: bool, as_json: bool) -> None:
-    """Say why something is wrong, how it shows, the fix, and where that is known from.
+    """Explain a code: why it happens, how it shows, the fix, and the sources.
 
     CODE is the id of a finding of `lint`, `diagnose` or `preflight` (set-epoch-missing), a
     published name (missing-set-epoch), a symptom with its likely causes (collective-timeout), a

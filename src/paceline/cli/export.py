@@ -87,7 +87,7 @@ def command(
     \b
     Examples:
       paceline export runs/tiny-lm-20261121-101500
-      paceline export runs/tiny-lm-20261121-101500 exported --best --dtype bfloat16
+      paceline export runs/tiny-lm-... exported --best --dtype bfloat16
       paceline export runs/my-lora merged --merge
       paceline export runs/my-lora --step 200 --json
       paceline export runs/my-lora endpoint --merge --for fastapi
@@ -96,8 +96,11 @@ def command(
       paceline export runs --for sql | psql mydatabase
 
     \b
-    Exit codes: 0 exported; 2 it cannot be, and nothing was written; 5 the checkpoint is damaged, or
-    what was written is not the run's model and was removed.
+    Exit codes:
+      0  exported
+      2  cannot be exported; nothing was written
+      5  the checkpoint is damaged, or the files written are not the run's model
+         (they were removed)
     """
     from paceline.cli.job_input import convert_weights
     from paceline.launch.export import export, plan_export

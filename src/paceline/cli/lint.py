@@ -77,7 +77,7 @@ def command(
     writes: bool,
     as_json: bool,
 ) -> int:
-    """Find what will go wrong in training programs and their configurations, before they run.
+    """Find faults in training programs and their configurations, before they run.
 
     PATH is a file or a folder. Read are Python programs (PyTorch, Accelerate, Trainer, Lightning,
     DeepSpeed, Ray, TensorFlow, MLX), shell and batch scripts, Accelerate's YAML, DeepSpeed's JSON,
@@ -98,8 +98,10 @@ def command(
       paceline lint train.py --fix | git apply
 
     \b
-    Exit codes: 0 no errors; 1 errors, or with --strict warnings; 2 a path does not exist, or a
-    file could not be read as what it is (the others are linted all the same).
+    Exit codes:
+      0  no errors
+      1  errors, or with --strict warnings
+      2  a path does not exist, or a file cannot be parsed
     """
     from paceline.check.finding import Severity
     from paceline.check.lint.lint import Unread, lint_files

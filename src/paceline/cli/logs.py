@@ -24,7 +24,7 @@ from paceline.cli.options import runs_option
 )
 @runs_option
 def command(run: str, rank: int | None, follow: bool, tail: int, runs: Path) -> int:
-    """Print the logs of RUN: each line with the log that it is from.
+    """Print the logs of RUN: each line with the name of its log.
 
     RUN is as for `paceline status`. Logs of a place that keeps them itself are asked for there. A
     rank's log has its newest steps too, in the words of the progress line.

@@ -103,7 +103,7 @@ def command(
     yes: bool,
     contract: Literal["002", "004"] | None,
 ) -> None:
-    """Choose the fastest layout that fits for the job in JOB, and say why.
+    """Choose the fastest layout that fits for the job in JOB, and explain the choice.
 
     Nothing is started. The cluster is this machine, or any other one that the job declares. JOB
     may also be one of the two older JSON contracts. Numbers are labelled measured, cited, declared
@@ -113,8 +113,8 @@ def command(
     \b
     Examples:
       paceline plan job.yaml
-      paceline plan job.yaml --set train.global_batch=64 --set layout.sharding=full
-      paceline plan job.yaml --set cluster.accelerator=H100-SXM --set cluster.nodes=8
+      paceline plan job.yaml --set layout.sharding=full
+      paceline plan job.yaml --set cluster.nodes=8
       paceline plan job.yaml --deadline 3d --budget 5000 --fail-on budget,deadline
       paceline plan job.yaml --objective ranks --explain
       paceline plan job.yaml --all 20

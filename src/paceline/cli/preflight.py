@@ -87,7 +87,7 @@ def command(
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> int:
-    """Look at every node of JOB before it is started, and say which are fit for it.
+    """Check every node of JOB before it is started, and list those that are fit for it.
 
     All nodes are asked at the same time: accelerators and their errors, drivers and versions,
     memory, /dev/shm, limits, the run's folder and its room, names, ports, whether each node reaches

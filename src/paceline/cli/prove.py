@@ -41,7 +41,7 @@ def command(
     plot_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Prove the layout of the job in JOB without its cluster.
+    """Check the layout of the job in JOB on fake ranks, without its cluster.
 
     The model, the runtime's own sharding code and the optimizer step run on this machine with
     tensors that have no values, in a world of as many ranks as the job has, for one rank of every
@@ -55,7 +55,7 @@ def command(
     Examples:
       paceline prove job.yaml
       paceline prove job.yaml --layout tensor=8 --layout recompute=full
-      paceline prove job.yaml --set cluster.accelerator=H100-SXM --set cluster.nodes=8
+      paceline prove job.yaml --set cluster.nodes=8
       paceline prove job.yaml --plot memory.svg --trace step.json
     """
     from paceline.cli.job_input import read_plannable

@@ -31,7 +31,7 @@ def command(
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Plan the job in JOB and write it as the files of ENGINE.
+    """Write the plan of the job in JOB as files for ENGINE.
 
     What the engine cannot express is said, with the nearest that the files say instead; where
     nothing comes near, no file is written and the exit code is 3. `--for list` shows the engines,
@@ -42,7 +42,7 @@ def command(
       paceline render --for list
       paceline render job.yaml --for torchrun
       paceline render job.yaml --for accelerate --out launch
-      paceline render job.yaml --for slurm --set cluster.nodes=4 --out launch --force
+      paceline render job.yaml --for slurm --out launch --force
     """
     from paceline.render import find, render_job, renderer_of
 

@@ -49,7 +49,7 @@ def command(
     Examples:
       paceline report runs/tiny-lm-20261121-101500
       paceline report runs/tiny-lm-20261121-101500 --out /tmp/page.html
-      paceline report runs/tiny-lm-20261121-101500 --md --bench bench/bench.json --out report.md
+      paceline report RUN --md --bench bench/bench.json --out report.md
       paceline report runs/tiny-lm-20261121-101500 --json
     """
     from paceline.launch.standing import find_run

@@ -175,7 +175,7 @@ def command(
       paceline run job.yaml --resume global_step100 --check
       paceline run --script train.py -- --lr 0.1
       paceline run --script train.py --nproc 4 --ranks all --silence 30m
-      paceline run --script train_accelerate.py --with accelerate job.yaml -- --lr 0.1
+      paceline run --script train.py --with accelerate job.yaml -- --lr 0.1
       paceline run job.yaml --on ssh --hosts node-a,node-b
       paceline run job.yaml --alerts alerts.yaml
       paceline run job.yaml --allow checkpoint-room

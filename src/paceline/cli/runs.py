@@ -43,8 +43,8 @@ def command(
     runs: Path,
     as_json: bool,
 ) -> None:
-    """List the runs in a folder, oldest first; `paceline runs compare` puts some beside each other,
-    `paceline runs send` sends one's metrics to a tracker.
+    """List the runs in a folder, oldest first; `compare` shows several beside each other, `send`
+    sends the metrics of one to a tracker.
 
     The fields are in docs/reference/run-fields.md. An index in the user's cache folder makes the
     list fast; it can be deleted at any time.
@@ -105,8 +105,8 @@ def compare(
     runs: Path,
     as_json: bool,
 ) -> None:
-    """Put runs beside each other: what differs in their jobs, plans and code, what came of them,
-    their curves, and whether they computed the same bits, by the digests they recorded.
+    """Compare runs: what differs in their jobs, plans and code, their results, their curves,
+    and whether they computed the same bits, by the digests they recorded.
 
     RUN is a run's folder, its name in the folder of all runs, or the id that a queue has given it.
 

@@ -43,8 +43,8 @@ def command(
     \b
     Examples:
       paceline runs send tiny-lm-20261121-101500 --to tensorboard
-      paceline runs send runs/my-job-... --to wandb --set metrics.wandb.project=mine
-      paceline runs send runs/my-job-... --to mlflow --set metrics.mlflow.uri=http://127.0.0.1:5000
+      paceline runs send runs/my-job-... --to wandb --set metrics.wandb.project=me
+      paceline runs send runs/my-job-... --to mlflow
     """
     from paceline.launch.sinks import SINKS
     from paceline.launch.sinks.send import send_run

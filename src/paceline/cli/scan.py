@@ -33,8 +33,8 @@ _FILE_S = 20.0
 )
 @json_option
 def command(paths: tuple[Path, ...], shows_all: bool, timeout: float, as_json: bool) -> int:
-    """List what each program has of a training: framework, loops, devices, loaders, optimizer,
-    wrapping (DDP, FSDP, DeepSpeed, Accelerate, ...), saves, loads and launch, with their lines;
+    """Show how each program trains: framework, loops, devices, loaders, optimizer, wrapping
+    (DDP, FSDP, DeepSpeed, Accelerate, ...), saves, loads and launch, with their lines;
     and what `paceline adapt` would do with it, or why not.
 
     PATH is a file or a folder: Python programs and notebooks, and the scripts and manifests that
@@ -48,8 +48,9 @@ def command(paths: tuple[Path, ...], shows_all: bool, timeout: float, as_json: b
       paceline scan . --json
 
     \b
-    Exit codes: 0 every file was read; 2 a path does not exist, or a file could not be read (the
-    others are listed all the same).
+    Exit codes:
+      0  every file was read
+      2  a path does not exist, or a file cannot be read (the others are listed)
     """
     from paceline.adapt.scan import scan_files, scanned_data
     from paceline.check.lint.lint import Unread

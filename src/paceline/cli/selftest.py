@@ -45,7 +45,11 @@ def command(ranks: int | None, on_cpu: bool, keep: Path | None, as_json: bool) -
       paceline selftest --cpu --json
       CUDA_VISIBLE_DEVICES=0,1 paceline selftest --keep /tmp/selftest
 
-    Exit codes: 0 everything that was tried held; 1 something did not; 2 it cannot be tried.
+    \b
+    Exit codes:
+      0  everything that was tried held
+      1  something did not hold
+      2  it cannot be tried here
     """
     from paceline.launch.selftest import choose_ranks, run_selftest
     from paceline.topology.machine import find_local_machine

@@ -117,7 +117,7 @@ def command(
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Simulate what failures leave of a month of the job in JOB.
+    """Estimate how much of a month failures cost the job in JOB.
 
     The controller that `paceline run` uses runs here under a virtual clock, over agents that are
     not there. The job is planned for every number of nodes, and its batch grows with them. The
@@ -126,7 +126,7 @@ def command(
 
     \b
     PROCESS:
-      llama3, kokolis-rsc1, kokolis-rsc2, ft-hsdp-100k, byterobust   published ones
+      llama3, kokolis-rsc1, kokolis-rsc2, ft-hsdp-100k, byterobust  (published)
       6.5e-3/node-day, weibull 0.8, rack 0.05      a rate, then terms
       llama3, x 2, hang 0.05, infant 3 for 5 days, repeat 0.02 x 10, repair 4h
       failures.yaml                                 the same as fields
@@ -135,8 +135,8 @@ def command(
     Examples:
       paceline simulate job.yaml --nodes 600,2048,12000
       paceline simulate job.yaml --nodes 600 --accelerator H100-SXM --compare
-      paceline simulate job.yaml --nodes 600 --failures "6.5e-3/node-day, weibull 0.8, rack 0.05"
-      paceline simulate job.yaml --nodes 2048 --phase meet=12 --set recovery.state=memory
+      paceline simulate job.yaml --nodes 64 --failures "0.0065/node-day"
+      paceline simulate job.yaml --nodes 2048 --phase meet=12
       paceline simulate job.yaml --days 7 --seeds 10 --json
     """
     from paceline.cli.job_input import read_job

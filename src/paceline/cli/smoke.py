@@ -99,8 +99,11 @@ def command(
       paceline smoke train.py -- --epochs 1
 
     \b
-    Exit codes: 0 nothing failed; 1 a step or a check failed, or no training step was judged; 2 and
-    3 it cannot be run.
+    Exit codes:
+      0  nothing failed
+      1  a step or a check failed, or no training step was judged
+      2  the job is wrong
+      3  no layout fits
     """
     from paceline.check.smoke import judge
     from paceline.check.smoke_script import judge_script

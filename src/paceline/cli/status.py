@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @runs_option
 @json_option
 def command(run: str, runs: Path, as_json: bool) -> int:
-    """Show how RUN stands: steps, loss, where it is, what the queue reports, cost, time left.
+    """Show RUN's state: steps, loss, where it is, what the queue reports, cost, time left.
 
     RUN is a run's folder, its name in the folder of all runs, or the id that a queue has given it.
     It may run in another terminal, on other hosts or in a queue; asking does not disturb it.

@@ -13,7 +13,7 @@ from paceline.cli.options import json_option, runs_option
 @runs_option
 @json_option
 def command(run: str, runs: Path, as_json: bool) -> int:
-    """Ask RUN to save at the next step boundary and end; a run that waits in a queue leaves it.
+    """Save RUN at the next step boundary and end it; a run that waits in a queue leaves it.
 
     As Ctrl-C where it runs; `paceline run --resume RUN` resumes it later. RUN is as for `paceline
     status`: a job PLACE:ID is ended by the place's own tool.

@@ -44,7 +44,7 @@ def command(
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> int:
-    """Send the folder of JOB to all of its hosts, and compare every file there with this machine's.
+    """Copy the folder of JOB to all of its hosts, and compare every file there with this machine's.
 
     Only files that differ are sent: those that git has or does not ignore; without git, programs,
     scripts and configurations. Each is written whole or not at all. The commit here and on each

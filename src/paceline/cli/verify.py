@@ -54,7 +54,7 @@ def command(
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> int:
-    """Run JOB's layout on a few real ranks and compare it with a single device.
+    """Compare JOB's layout, run on a few real ranks, with a single device.
 
     The model and the layout are made small, the code is the same as in training. Everything is run
     in float64, where only rounding may differ, and in the job's precision. A fault is named by its
@@ -65,12 +65,16 @@ def command(
     Examples:
       paceline verify job.yaml
       paceline verify job.yaml --ranks 8
-      paceline verify job.yaml --layout tensor=2 --layout data=2 --layout sharding=full
+      paceline verify job.yaml --layout tensor=2 --layout data=2
       paceline verify job.yaml --json --facts facts.json
 
     \b
-    Exit codes: 0 it is right; 1 something is wrong; 2 and 3 the job or the layout cannot be run;
-    4 a rank failed.
+    Exit codes:
+      0  the layout is right
+      1  something is wrong
+      2  the job is wrong
+      3  the layout does not fit
+      4  a rank failed
     """
     from paceline.check.verify.judge import judge
     from paceline.check.verify.small import small_case
