@@ -83,6 +83,33 @@ def test_a_run_of_another_program_is_left_to_that_program(job_file):
         check("--resume", run.path)
 
 
+def resume(*words: object) -> None:
+    CliRunner().invoke(
+        command, [*map(str, words), "--dry-run"], standalone_mode=False, catch_exceptions=False
+    )
+
+
+def test_a_job_file_that_would_train_something_else_resumes_no_run(job_file):
+    run = new_run(job_file)
+    other = job_file.with_name("other.yaml")
+    other.write_text(JOB.replace("train: {", "train: {seed: 5, "))
+    with pytest.raises(JobError, match=r"R005: train.seed was 0 and would become 5"):
+        resume(other, "--resume", run.path)
+
+
+def test_the_run_of_a_script_is_resumed_without_a_job_file(job_file):
+    script = make_script({"name": "x", "command": ["python", "x.py"]}, job_file.parent)
+    run = create_script_run(script, folder=job_file.parent / "run", runs=job_file.parent)
+    with pytest.raises(JobError, match="resumed as it was started\n  where: JOB"):
+        resume(job_file, "--resume", run.path)
+
+
+def test_a_checkpoint_in_a_runs_place_is_answered_with_the_way_to_begin_from_it(job_file):
+    step = write(job_file.parent / "elsewhere", 3)
+    with pytest.raises(JobError, match=rf"it is a checkpoint(?s:.)*paceline run JOB --from {step}"):
+        resume(job_file, "--resume", step)
+
+
 def test_another_programs_checkpoint_is_judged_by_the_jobs_engine(job_file):
     step = job_file.parent / "ds/global_step10"
     step.mkdir(parents=True)

@@ -100,6 +100,16 @@ def test_s0_9_a_run_resumes_on_another_number_of_ranks(scene, eight_steps, clean
     assert resumed.metrics[-1].loss == pytest.approx(clean_constant.metrics[-1].loss, rel=1e-4)
 
 
+def test_a_run_is_resumed_with_the_settings_of_a_job_file(scene, eight_steps, clean_constant):
+    copy(eight_steps, "by-job")
+    done = scene.paceline("run", "job.yaml", "--resume", "by-job", "--no-report", *CONSTANT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "changed     train.steps from 8 to 12\n" in done.stderr
+    resumed = scene.record("by-job", done.stdout)
+    assert resumed.of(log.TrainingStarted)[-1].first_step == 9
+    assert resumed.digest == clean_constant.digest
+
+
 def test_a_run_resumed_with_another_micro_batch_is_numeric_everywhere(scene, eight_steps):
     copy(eight_steps, "cut")
     resumed = scene.resume("cut", "--set", "train.steps=12", "--set", "layout.micro_batch=1")

@@ -60,7 +60,8 @@ if TYPE_CHECKING:
     "resume",
     metavar="RUN",
     type=PathName(path_type=Path),
-    help="Go on with the run in this folder, from its newest valid checkpoint.",
+    help="Resume the run in this folder from its newest valid checkpoint, with the settings of "
+    "JOB; without JOB, with its own.",
 )
 @click.option(
     "--check",
@@ -172,6 +173,7 @@ def command(
       paceline run job.yaml --set train.steps=50 --out /tmp/try
       paceline run --resume runs/my-job-20261121-101500
       paceline run --resume runs/my-job-... --set cluster.per_node=1
+      paceline run job.yaml --resume runs/my-job-20261121-101500
       paceline run job.yaml --resume global_step100 --check
       paceline run --script train.py -- --lr 0.1
       paceline run --script train.py --nproc 4 --ranks all --silence 30m
@@ -203,7 +205,7 @@ def command(
     only = {"--nproc": nproc, "--silence": silence, "--profile": profiles}
     if script is not None:
         if resume is not None:
-            raise click.UsageError("--resume goes on with a run as it is; leave --script out.")
+            raise click.UsageError("--resume starts the run's own script; leave --script out.")
         if engine is not None:
             from paceline.cli.run_engine import start_with
 
@@ -227,12 +229,12 @@ def command(
         from paceline.cli.resume_check import check_resume
 
         return check_resume(resume, job_file, overrides, place=place, hosts=hosts, as_json=as_json)
-    if (job_file is None) == (resume is None):
+    if job_file is None and resume is None:
         raise click.UsageError("Give a job file, or --resume with a run's folder.")
     if resume is not None and out is not None:
-        raise click.UsageError("--out is for new runs; --resume goes on in the run's own folder.")
+        raise click.UsageError("--out is for new runs; --resume writes to the run's own folder.")
     if resume is not None:
-        return _go_on(resume, overrides, asked)
+        return _resume(resume, job_file, overrides, asked)
     assert job_file is not None
     from paceline.job import load_script
 
@@ -331,9 +333,10 @@ def _start_script(program: "Script", asked: "Asked") -> int:
     return asked.attend(program, run, place, is_new=True)
 
 
-def _go_on(folder: Path, overrides: tuple[str, ...], asked: "Asked") -> int:
+def _resume(folder: Path, job_file: Path | None, overrides: tuple[str, ...], asked: "Asked") -> int:
     from paceline.check.preflight.look import keep_look, look_before_run
-    from paceline.cli.run_job import go_on, with_hosts_of
+    from paceline.cli.job_input import count_samples_at, read_job
+    from paceline.cli.run_job import changed_settings, go_on, with_hosts_of
     from paceline.cli.run_script import check_program
     from paceline.errors import JobError
     from paceline.launch.handover import check_not_queued
@@ -348,11 +351,11 @@ def _go_on(folder: Path, overrides: tuple[str, ...], asked: "Asked") -> int:
     program = run.script()
     asked.looking.check(place, is_job=program is None)
     if program is not None:
-        if overrides or asked.alerts is not None:
+        if overrides or asked.alerts is not None or job_file is not None:
             raise JobError.of(
                 code="R051",
-                what="a program's run goes on as it was started",
-                where="--set" if overrides else "--alerts",
+                what="the run of a script is resumed as it was started",
+                where="--set" if overrides else "--alerts" if asked.alerts else "JOB",
                 fix="leave it out, or start a new run",
             )
         program = with_hosts_of(program, asked.hosts, place)
@@ -369,14 +372,22 @@ def _go_on(folder: Path, overrides: tuple[str, ...], asked: "Asked") -> int:
     asked.check_is_job()
     if place != "srun":
         check_not_queued(run)
-    if kind == "attached" and not overrides and asked.hosts is None and not asked.dry_run:
+    changes = overrides or asked.hosts is not None or job_file is not None
+    if kind == "attached" and not changes and not asked.dry_run:
         from paceline.launch.outputs import lacks_outputs
 
         if lacks_outputs(run):
             from paceline.cli.run_outputs import make_up_outputs
 
             return make_up_outputs(run, reports=asked.reports, as_json=asked.json)
-    job, plan = go_on(run, overrides, place=place, hosts=asked.hosts, alerts=asked.alerts)
+    other = None
+    if job_file is not None:
+        other = read_job(job_file, overrides, count=count_samples_at(place))
+    job, plan = go_on(
+        run, overrides, place=place, hosts=asked.hosts, other=other, alerts=asked.alerts
+    )
+    for line in changed_settings(run.job(), job) if other is not None else ():
+        click.echo(f"changed     {line}", err=True)
     if plan.engine != "paceline" and place != "kubernetes":
         raise JobError.of(
             code="R015",

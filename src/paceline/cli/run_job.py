@@ -105,6 +105,21 @@ def go_on(
     return job, check_and_plan(job, place)
 
 
+def changed_settings(before: "Job", job: "Job") -> list[str]:
+    """A line for each setting that a run is resumed with and did not have before."""
+    from dataclasses import asdict
+
+    from paceline.record.run_files import flat
+
+    old, new = (dict(flat(asdict(each.spec))) for each in (before, job))
+    names = dict.fromkeys((*old, *new))
+    return [
+        f"{name} from {old.get(name)} to {new.get(name)}"
+        for name in names
+        if old.get(name) != new.get(name)
+    ]
+
+
 def _own_job(run: "RunFolder", before: "Job", overrides: tuple[str, ...], place: str) -> "Job":
     """The run's job with overrides; what its steps were made of is kept with them."""
     from paceline.cli.job_input import count_samples_at

@@ -34,7 +34,7 @@ from paceline.job import (
     load_script,
 )
 from paceline.job.pretrained import find_pretrained, loads_weights
-from paceline.record.checkpoints import list_checkpoints
+from paceline.record.checkpoints import MANIFEST, list_checkpoints
 from paceline.record.lines import write_whole
 from paceline.record.run_files import flat
 from paceline.record.starts import keep_start
@@ -271,11 +271,15 @@ def open_run(folder: Path) -> RunFolder:
     missing = [path.name for path in (run.info_file, run.job_file) if not path.exists()]
     if missing:
         why = f": it has no {missing[0]}" if len(missing) == 1 else ""
+        fix = "give a run's folder; `paceline runs` lists them"
+        if (folder / MANIFEST).exists():
+            why = ": it is a checkpoint"
+            fix = f"begin a new run with it: paceline run JOB --from {folder}"
         raise JobError.of(
             code="R003",
             what=f"there is no run in {folder}{why}",
             where=str(folder),
-            fix="give a run's folder; `paceline runs` lists them",
+            fix=fix,
         )
     return run
 
