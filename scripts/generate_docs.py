@@ -6,6 +6,7 @@ python scripts/generate_docs.py --check    exit 1 when one is out of date
 
 import ast
 import copy
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -335,8 +336,14 @@ def _source(source: str) -> str:
     return f"[{source}](https://github.com/{thread[1]}/issues/{thread[2]})" if thread else source
 
 
+def job_schema_file() -> str:
+    """What `paceline schema` prints; the wheel has it as `paceline/job.schema.json`."""
+    return json.dumps(job_schema(), indent=2) + "\n"
+
+
 PAGES = {
     "job-file.md": job_file,
+    "job.schema.json": job_schema_file,
     "events.md": event_schema,
     "metrics.md": metric_schema,
     "run-fields.md": run_fields,
