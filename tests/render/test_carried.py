@@ -180,6 +180,7 @@ VALUES = {
     "kubernetes.shm": "7 GiB",
     "kubernetes.claim": "checkpoints",
     "kubernetes.secrets": {"HF_TOKEN": "hf/token"},
+    "kubernetes.queue": "team-a",
     "kubernetes.max_run": "7h",
     "program": "mine:train",
 }

@@ -84,6 +84,10 @@ class KubernetesSpec:
     """PersistentVolumeClaim for checkpoints, mounted at /workspace, where the program runs;
     every node must be able to write it (ReadWriteMany). Left out, they are lost with their pod."""
 
+    queue: Label | None = None
+    """LocalQueue of Kueue, which starts all pods of the job or none. Left out, the cluster's
+    scheduler starts each pod by itself, and some may hold their GPUs and wait for the others."""
+
     secrets: dict[Annotated[str, Field(pattern=_VARIABLE)], SecretKey] = Field(default_factory=dict)
     """Environment variable -> `SECRET/KEY` of a Secret in the cluster: `HF_TOKEN: hf/token`. Values
     never stand in a file."""

@@ -23,6 +23,7 @@ from paceline.render.pod import (
     pod_gaps,
     pod_parts,
     program_gaps,
+    queued,
     resources,
     script_of,
     variables,
@@ -46,6 +47,11 @@ _ENGINE = "/tmp/engine"
 _MANAGER = "paceline.dev/render"
 """Who patched a runtime; Trainer v2 wants a name with a domain."""
 
+_NO_QUEUE = (
+    "# paceline: ignore[k8s-gang-partial] your scheduler is not known: kubernetes.queue names "
+    "Kueue's\n"
+)
+
 CARRIES = OF_DDP | {"kubernetes", "recovery.max_restarts"}
 """Settings that the files say, beside the plan."""
 
@@ -67,6 +73,10 @@ def render(plan: Plan, job: Job) -> Files:
     if job.spec.kubernetes.runtime is None:
         train.insert(0, training_runtime(plan, job))
     files["trainjob.yaml"] = to_yaml([*comment, "Kubeflow Trainer 2.3."], *train)
+    if plan.cluster.num_nodes > 1 and job.spec.kubernetes.queue is None:
+        for name, kind in (("trainjob.yaml", "TrainJob"), ("pytorchjob.yaml", "PyTorchJob")):
+            line = f"kind: {kind}\n"
+            files[name] = files[name].replace(line, _NO_QUEUE + line)
     return program | files
 
 
@@ -172,7 +182,7 @@ def trainjob(plan: Plan, job: Job, *, is_engine: bool = False) -> dict[str, Any]
     return {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "TrainJob",
-        "metadata": metadata(job, name_of(job)),
+        "metadata": queued(job),
         "spec": found,
     }
 
@@ -206,7 +216,7 @@ def pytorchjob(plan: Plan, job: Job, *, is_engine: bool = False) -> dict[str, An
     return {
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",
-        "metadata": metadata(job, name_of(job)),
+        "metadata": queued(job),
         "spec": {
             "nprocPerNode": str(plan.cluster.ranks_per_node),
             "runPolicy": policy,

@@ -83,6 +83,7 @@ def _sweep(plan: Plan, job: Job) -> str:
             'if [[ "${1:-}" == --tcp ]]; then',
             "  shift",
             "  found=all_reduce-tcp.json",
+            "  # paceline: ignore[ethernet-fallback] TCP is what --tcp asks for",
             "  export NCCL_NET=Socket",
             "fi",
         ]

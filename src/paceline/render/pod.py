@@ -52,6 +52,13 @@ def metadata(job: Job, name: str, **labels: str) -> dict[str, Any]:
     }
 
 
+def queued(job: Job) -> dict[str, Any]:
+    """Metadata of an object that starts pods: Kueue admits all of them or none."""
+    queue = job.spec.kubernetes.queue
+    labels = {} if queue is None else {"kueue.x-k8s.io/queue-name": queue}
+    return metadata(job, name_of(job), **labels)
+
+
 def config_map(job: Job, files: Files) -> dict[str, Any]:
     """The program as an object, which the pods mount."""
     return {

@@ -18,11 +18,10 @@ from paceline.render.pod import (
     config_map,
     container_parts,
     image_of,
-    metadata,
-    name_of,
     pod_gaps,
     pod_parts,
     program_gaps,
+    queued,
     resources,
     script_of,
 )
@@ -76,7 +75,7 @@ def options(plan: Plan, job: Job) -> dict[str, Any]:
 
 def rayjob(plan: Plan, job: Job) -> dict[str, Any]:
     """A RayJob: KubeRay starts a cluster, runs `train.py` on its head, and takes it down."""
-    spec, name, nodes = job.spec.kubernetes, name_of(job), plan.cluster.num_nodes
+    spec, nodes = job.spec.kubernetes, plan.cluster.num_nodes
     ranks = plan.cluster.ranks_per_node
     worker = {
         "groupName": "ranks",
@@ -107,7 +106,7 @@ def rayjob(plan: Plan, job: Job) -> dict[str, Any]:
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
-        "metadata": metadata(job, name),
+        "metadata": queued(job),
         "spec": found,
     }
 

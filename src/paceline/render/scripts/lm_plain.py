@@ -223,8 +223,13 @@ def digest(tensors: Iterable[tuple[str, tuple[int, ...], bytes]]) -> str:
 
 
 def say_step(step: int, loss: float) -> None:
-    """One line of JSON after an optimizer step, counted from 1, with the global batch's loss."""
+    """One line of JSON after an optimizer step, counted from 1, with the global batch's loss.
+
+    A loss that is not finite ends the run: every later step would be lost, and saved.
+    """
     _say({"step": step, "loss": loss})
+    if not math.isfinite(loss):
+        raise SystemExit(f"step {step}: the loss is {loss}; the newest checkpoint is from before")
 
 
 def say_end(*, rank: int, world_size: int, wrapper: str, sharded: int, sha256: str | None) -> None:

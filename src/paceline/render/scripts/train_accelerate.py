@@ -127,7 +127,6 @@ def whole_state(accelerator: Accelerator, model: torch.nn.Module) -> dict[str, T
             return {name: each.detach().clone() for name, each in module.named_parameters()}
     if not isinstance(model, FullyShardedDataParallel):
         return get_model_state_dict(model)
-    # paceline: ignore[fsdp-full-state-dict-gather] FSDP1 alone: its shards have no names
     return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
 
 

@@ -15,6 +15,7 @@ found=all_reduce.json
 if [[ "${1:-}" == --tcp ]]; then
   shift
   found=all_reduce-tcp.json
+  # paceline: ignore[ethernet-fallback] TCP is what --tcp asks for
   export NCCL_NET=Socket
 fi
 : "${HEAD_ADDRESS:?set it to the address of the first node, the same on every node}"
