@@ -142,6 +142,11 @@ def test_a_models_size_alone_is_enough():
     assert spec.train.global_batch % 16 == 0
 
 
+def test_a_key_that_is_near_to_none_has_all_that_are_known():
+    (problem,) = problems(changed("modelConfig", parameters="7B"))
+    assert problem.fix == "known keys are path, size, framework"
+
+
 def test_an_unknown_key_names_the_nearest_one():
     (problem,) = problems(changed("clusterConfig", numNode=3))
     assert problem.code == "J021"
@@ -226,6 +231,17 @@ def test_s2_1_a_model_that_is_not_on_this_machine_is_planned_by_its_size(path):
     assert contract.job.spec.model.size == 7_000_000_000
     assert any(f"{path} is not on this machine" in note for note in contract.notes)
     assert read(changed("modelConfig", size="7B")).job.spec.model.preset == "llama-3-8b"
+
+
+def test_s2_1_a_size_that_is_not_the_models_at_the_path_is_named_and_one_that_is_says_nothing():
+    (finding,) = read(changed("modelConfig", path="llama-3-8b", size="70B")).findings
+    assert finding.code == "J023"
+    assert "size is 70B, and the model of modelConfig.path llama-3-8b has 8.03B" in finding.what
+    same = read(changed("modelConfig", path="llama-3-8b", size="8B"))
+    assert not same.findings
+    assert not any("modelConfig" in note for note in same.notes)
+    (problem,) = problems(changed("modelConfig", path="llama-3-8b", size="banana"))
+    assert problem.where.startswith("modelConfig.size")
 
 
 def test_a_missing_batch_is_a_multiple_of_the_ranks():

@@ -200,3 +200,14 @@ def test_the_noise_scale_comes_back_from_norms_made_with_it():
 
 def test_norms_too_noisy_to_tell_give_no_critical_batch():
     assert critical_batch(small_batch=1, small_square=1, big_batch=2, big_square=5) is None
+
+
+def test_s1_14_a_save_that_lasts_longer_than_failures_are_apart_is_warned_of():
+    hour_apart = {"ranks": 100, "rank_mtbf_s": 100 * HOUR}
+    advice = advise_checkpoints(save_s=60, background_s=HOUR, restart_s=600, **hour_apart)
+    assert advice.warning is not None
+    assert advice.warning.startswith("a checkpoint takes 1h 01m, failures are 1h 00m apart")
+    assert "a restart takes 2h" in str(
+        advise_checkpoints(save_s=60, restart_s=2 * HOUR, **hour_apart).warning
+    )
+    assert advise_checkpoints(save_s=60, restart_s=600, **hour_apart).warning is None

@@ -421,6 +421,7 @@ def checkpoint(
     half, hour = advice.rule_of_thumb
     _print_rows(
         ("every", f"{units.format_seconds(advice.interval_s)}{steps}"),
+        *([("warning", advice.warning)] if advice.warning else []),
         ("because", advice.reason),
         ("useful", f"{good.useful:.2%} of the time; {_shares(terms.items())}"),
         (

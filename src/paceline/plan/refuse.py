@@ -190,8 +190,8 @@ def _absurd_memory(asked: _Asked) -> str | None:
         return None
     return (
         f"cluster.memory is {format_bytes(cluster.memory_bytes)} a rank, less than the "
-        f"{format_bytes(cluster.overhead_bytes)} that a process takes before any model: write it "
-        "with its unit, such as 80 GiB, or leave it out"
+        f"{format_bytes(cluster.overhead_bytes)} that a process takes before any model: give what "
+        "a rank has, such as 80 GiB, or leave it out"
     )
 
 

@@ -299,3 +299,30 @@ for batch in loader:
     (line,) = found_in(text.format(check="pass"), "sync-unverified")
     assert line.startswith("info: gradients are averaged by hand")
     assert found_in(text.format(check="assert not replicas_differ(model)"), "sync-unverified") == []
+
+
+def test_s1_21_a_process_group_that_carries_no_gradient_is_found_and_other_ways_are_left_alone():
+    text = """
+import torch, torch.distributed as dist
+{head}
+dist.init_process_group("gloo")
+model = torch.nn.Linear(8, 2)
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in loader:
+    loss = model(batch).mean()
+    loss.backward()
+    {sync}
+    opt.step()
+"""
+    for sync in ("pass", "dist.barrier()", "dist.all_reduce(loss)"):
+        (line,) = found_in(text.format(head="", sync=sync), "gradients-not-averaged")
+        assert line.startswith(
+            "warning: the ranks of a process group each step their own optimizer"
+        )
+    for head, sync in (
+        ("", "[dist.all_reduce(p.grad) for p in model.parameters()]"),
+        ("", "dist.send(model.weight.grad, 1)"),
+        ("from mylib import average", "average(model)"),
+        ("def average(m):\n    for p in m.parameters(): dist.all_reduce(p.grad)", "average(model)"),
+    ):
+        assert found_in(text.format(head=head, sync=sync), "gradients-not-averaged") == []

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import yaml
 
 from paceline.contracts.reading.coordinator import check_training_plan, job_of_training_plan
-from paceline.contracts.reading.engineer import job_of_input_context
+from paceline.contracts.reading.engineer import check_size, job_of_input_context
 from paceline.contracts.reading.translation import ContractText, Translation
 from paceline.errors import JobError, Problem
 from paceline.job.job import JobSpec
@@ -118,7 +118,9 @@ def parse_contract(
         kind=kind,
         job=replace(job, lines=places, length=length),
         notes=tuple(made.notes),
-        findings=tuple(check_training_plan(value, source)) if kind == "004" else (),
+        findings=tuple(
+            check_training_plan(value, source) if kind == "004" else check_size(value, job, source)
+        ),
     )
 
 

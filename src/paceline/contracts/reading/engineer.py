@@ -1,13 +1,16 @@
 """The engineer's input context as a job."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 from typing import Any
 
 from paceline import units
 from paceline.contracts.reading.translation import ContractText, Translation
+from paceline.errors import JobError, Problem
+from paceline.job import Job
 from paceline.job.length import Length, SourceSize
+from paceline.profile import resolve_profile
 
 KEYS: Mapping[str, Mapping[str, str]] = {
     "modelConfig": {"path": "text", "size": "text", "framework": "text"},
@@ -42,6 +45,9 @@ ASSUMED_ACCELERATOR = "H100-SXM"
 _ASSUMED_SEQ_LEN = 4096
 _ASSUMED_BATCH = 256
 _ASSUMED_STEPS = 1000
+_SIZE_ROUNDED = 0.1
+"""How far a model's size may be from its parameters: 7B is 6.74B, 8B is 8.03B. A guess."""
+
 _BYTES_PER_TOKEN = 4.0
 """Of English text with a vocabulary of about 100,000: a guess, tokenizers differ by half."""
 
@@ -127,6 +133,9 @@ def _model(made: Translation, model: Mapping[str, Any], overrides: Sequence[str]
         made.set("model", {})
         return
     path, size = model.get("path"), model.get("size")
+    count = None
+    if size is not None:
+        count = made.read("modelConfig.size", size, units.parse_count, "7B or 350M")
     found = None if path is None else _model_at(made, path)
     config = (found or {}).get("hf_config")
     if size is not None and config is not None and not (made.contract.folder / config).is_file():
@@ -137,10 +146,7 @@ def _model(made: Translation, model: Mapping[str, Any], overrides: Sequence[str]
         found = None
     if found is not None:
         made.set("model", found)
-        if size is not None:
-            made.note(f"modelConfig.size {size} is not used: the path says the model exactly")
     elif size is not None:
-        count = made.read("modelConfig.size", size, units.parse_count, "7B or 350M")
         if count is not None:
             made.set("model.size", size)
     else:
@@ -149,6 +155,27 @@ def _model(made: Translation, model: Mapping[str, Any], overrides: Sequence[str]
             "`modelConfig` says neither the model's path nor its size",
             'add "size": "7B", or "path" with a config.json, a preset\'s name or module:function',
             code="J020",
+        )
+
+
+def check_size(value: Mapping[str, Any], job: Job, source: str) -> Iterator[Problem]:
+    """A size that is not that of the model at the path, which is the one that is planned."""
+    size = value["modelConfig"].get("size")
+    model = job.spec.model
+    if size is None or model.size is not None or model.factory is not None:
+        return
+    try:
+        count = resolve_profile(job).num_parameters
+    except JobError:  # the plan says what is wrong with the model
+        return
+    if abs(units.parse_count(size) / count - 1) > _SIZE_ROUNDED:
+        path = value["modelConfig"].get("path")
+        yield Problem(
+            code="J023",
+            what=f"modelConfig.size is {size}, and the model of modelConfig.path {path} has "
+            f"{units.format_count(count)} parameters: the plan is of that model",
+            where=f"modelConfig.size, {source}",
+            fix="correct the size, or leave out the one that is not meant",
         )
 
 

@@ -90,7 +90,7 @@ class Translation:
 
     def unknown(self, dotted: str, key: str, known: list[str]) -> None:
         """A key that the contract does not have."""
-        fix = did_you_mean(key, known, cutoff=0.5) or f"known keys are {', '.join(known)}"
+        fix = did_you_mean(key, known) or f"known keys are {', '.join(known)}"
         self.wrong(dotted, f"the contract has no key `{dotted}`", fix, code="J021")
 
     def read(self, key: str, value: Any, parse: Callable[[Any], Any], example: str) -> Any:

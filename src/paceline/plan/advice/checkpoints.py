@@ -1,7 +1,7 @@
 """How often to write a checkpoint: where the cost of saving and the work lost balance."""
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, exp
 
 from paceline.estimate.goodput import (
     DEFAULT_RANK_MTBF_S,
@@ -48,6 +48,8 @@ class CheckpointAdvice:
 
     mtbf_source: str
     reason: str
+    warning: str | None
+    """Where a save or a restart lasts as long as failures are apart; None where neither does."""
 
 
 def advise_checkpoints(
@@ -115,6 +117,23 @@ def advise_checkpoints(
             f"{ours.useful:.2%} of the time is useful; every 30 min {half_hour.useful:.2%}, "
             f"every 60 min {hour.useful:.2%}"
         ),
+        warning=_never_done(save_s + background_s, restart_s, mtbf_s),
+    )
+
+
+def _never_done(write_s: float, restart_s: float, mtbf_s: float) -> str | None:
+    """What a failure mostly comes before the end of, and what to change."""
+    longer = [
+        f"{what} takes {format_seconds(takes_s)}"
+        for what, takes_s in (("a checkpoint", write_s), ("a restart", restart_s))
+        if takes_s >= mtbf_s
+    ]
+    if not longer:
+        return None
+    return (
+        f"{' and '.join(longer)}, failures are {format_seconds(mtbf_s)} apart: at most "
+        f"{exp(-1):.0%} end before the next failure. Write shards from every rank, use faster "
+        "storage, recover from replicas in memory, or use fewer ranks"
     )
 
 

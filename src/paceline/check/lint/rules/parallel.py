@@ -1,5 +1,7 @@
 """Ways to split a model that cannot work, or cost more than they give: by sizes that are known."""
 
+import builtins
+import sys
 from collections.abc import Iterator
 
 from paceline.catalog import accelerator_spellings, load_accelerators
@@ -7,6 +9,7 @@ from paceline.check.finding import Finding, Severity
 from paceline.check.lint.configs.megatron_arguments import bubble
 from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call
+from paceline.check.lint.names import INIT_GROUP, KNOWN_LIBRARIES
 from paceline.check.lint.program import Program
 from paceline.check.lint.rules.ddp import wrapped_models
 from paceline.check.lint.rules.host_memory import named_parameters, names_narrow
@@ -183,6 +186,85 @@ def check_unverified(program: Program, context: Context) -> Iterator[Finding]:
             return
 
 
+ASIDE = (
+    *("init_process_group", "destroy_process_group", "get_rank", "get_world_size", "get_backend"),
+    *("is_initialized", "is_available", "is_nccl_available", "barrier", "monitored_barrier"),
+    *("broadcast_object_list", "all_gather_object"),
+)
+"""Calls of torch.distributed that carry no gradient; so do those of a loss or of an output."""
+
+OTHER_WAYS = (
+    "register_hook",
+    "register_post_accumulate",
+    "isend",
+    "rpc",
+    "_functional_collectives",
+)
+"""Words of programs that may send gradients in a way that is not followed here."""
+
+
+def check_never_averaged(program: Program, context: Context) -> Iterator[Finding]:
+    """A process group and an optimizer's steps, and nothing that carries gradients between ranks.
+
+    Silent where the model or the optimizer is given to a function that is not read.
+    """
+    joins = program.calls(INIT_GROUP)
+    if not joins or program.wraps or program.framework or program.mentions(*OTHER_WAYS):
+        return
+    talks = [one for one in program.all_calls if one.name.startswith("torch.distributed.")]
+    if not program.backwards or not all(_is_aside(program, one) for one in talks):
+        return
+    held = [one for call in program.all_calls if _is_unread(call) for one in _given(call)]
+    if any(one.has_kind("model", "optimizer", "output") or _of_parameters(one) for one in held):
+        return
+    for step in program.steps:
+        made = {one.instance or "" for one in (step.receiver or Value()).any()}
+        if made and all(name.startswith("torch.optim.") for name in made):
+            yield program.finding(
+                "gradients-not-averaged",
+                Severity.WARNING,
+                step,
+                what="the ranks of a process group each step their own optimizer, and nothing "
+                "carries gradients between them: every rank trains another model",
+                fix="wrap the model in DistributedDataParallel, or shard it with fully_shard, and "
+                "call that in the loop; `paceline adapt` writes it",
+                seen=joins[:1],
+            )
+            return
+
+
+def _is_aside(program: Program, call: Call) -> bool:
+    """Whether a call is known to carry something else than gradients or parameters."""
+    name = call.name.rpartition(".")[2]
+    given = call.argument(0, "tensor")
+    if name in ASIDE or given is None:
+        return name in ASIDE
+    computed = {
+        id(one) for each in program.backwards for one in (each.receiver or Value()).any()
+    } | {id(each.result) for each in program.forwards}
+    return not _of_parameters(given) and any(id(one) in computed for one in given.origins())
+
+
+def _of_parameters(value: Value) -> bool:
+    """Whether it holds parameters, their gradients or a state_dict."""
+    for one in value.origins():
+        made = one.call.method if isinstance(one.call, Call) else None
+        if one.attribute in ("grad", "data") or made in ("parameters", "named_parameters"):
+            return True
+    return False
+
+
+def _is_unread(call: Call) -> bool:
+    """Whether a call is of a function that is neither the program's nor of a known library."""
+    top = call.name.partition(".")[0]
+    known = KNOWN_LIBRARIES | sys.stdlib_module_names | set(dir(builtins)) | {"torch"}
+    return call.own is None and call.method is None and not call.forward_of and top not in known
+
+
+def _given(call: Call) -> Iterator[Value]:
+    yield from (*call.args, *call.kwargs.values())
+
+
 RULES = (
     check_ddp_fits,
     check_tiny_batches,
@@ -190,4 +272,5 @@ RULES = (
     check_tensor_mesh,
     check_needless,
     check_unverified,
+    check_never_averaged,
 )
