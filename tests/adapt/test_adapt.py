@@ -83,6 +83,19 @@ def test_no_collective_stands_in_a_branch_of_one_rank(path, target):
                 assert word not in inside
 
 
+@pytest.mark.parametrize("target", list(Target), ids=str)
+def test_s0_8_an_import_that_nothing_uses_is_no_reason_to_refuse(target):
+    unused = (
+        "import torch.distributed as dist\nimport deepspeed\nfrom accelerate import Accelerator\n"
+        "from transformers import Trainer\n"
+    )
+    adapted, plain = adapt(unused + SMALL, target), adapt(SMALL, target)
+    assert not adapted.refused
+    assert [each.what for each in adapted.done] == [each.what for each in plain.done]
+    compile(adapted.text, "train.py", "exec")
+    assert adapt(adapted.text, target).already
+
+
 @pytest.mark.parametrize(
     ("source", "line", "word"),
     [
@@ -92,17 +105,18 @@ def test_no_collective_stands_in_a_branch_of_one_rank(path, target):
         ('{"cells": [], "nbformat": 4}', 1, "notebook"),
         ("import torch\nprint(torch.ones(2))\n", 1, "no training loop"),
         ("import tensorflow as tf\nprint(tf)\n", 1, "tensorflow"),
-        ("import torch.distributed as dist\n" + SMALL, 1, "torch.distributed already"),
-        ("from accelerate import Accelerator\n" + SMALL, 1, "Accelerate already"),
+        ("import torch.distributed as d\nd.get_rank()\n" + SMALL, 2, "torch.distributed already"),
+        ("from accelerate import Accelerator as A\nA()\n" + SMALL, 2, "Accelerate already"),
         ("import lightning as L\nL.Trainer()\n", 2, "Lightning owns the loop"),
         ("import pytorch_lightning as L\nclass M(L.LightningModule): ...\n", 2, "Lightning owns"),
         ("from lightning.fabric import Fabric\nf = Fabric()\n" + SMALL, 2, "Fabric distributes"),
-        ("from transformers import Trainer\n", 1, "Hugging Face Trainer"),
-        ("import deepspeed\n" + SMALL, 1, "DeepSpeed already"),
-        ("from paceline.runtime import Session\n", 1, "Paceline"),
+        ("from transformers import Trainer\nclass T(Trainer): ...\n", 2, "Hugging Face Trainer"),
+        ("import deepspeed\ndeepspeed.initialize()\n" + SMALL, 2, "DeepSpeed already"),
+        ("from trl import *\n" + SMALL, 1, "TRL trainer"),
+        ("from paceline.runtime import Session\nSession()\n", 2, "Paceline"),
         (
-            "from torch.nn.parallel import DistributedDataParallel as DDP\n" + SMALL,
-            1,
+            "from torch.nn.parallel import DistributedDataParallel as DDP\nDDP(0)\n" + SMALL,
+            2,
             "DistributedDataParallel already",
         ),
         (changed(("DataLoader(data, batch_size=8, shuffle=True)", "data")), 11, "DataLoader"),

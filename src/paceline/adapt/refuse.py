@@ -2,7 +2,7 @@
 
 import ast
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from paceline.adapt.result import Left, Refusal
 from paceline.adapt.roles import Roles
@@ -119,33 +119,27 @@ def check_is_single_device(script: Script, roles: Roles) -> None:
 
 
 def _distributed(script: Script) -> list[Left]:
-    found: list[Left] = []
+    """What the script uses that distributes it, each once. An import that nothing uses is none."""
+    found: dict[str, Left] = {}
     for node in ast.walk(script.tree):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        if isinstance(node, ast.ImportFrom) and any(each.name == "*" for each in node.names):
+            names = [f"{node.module}.*"]
+        elif isinstance(node, ast.Name | ast.Attribute):
+            names = [canonical(script.qualified(node) or "")]
         else:
             continue
-        for name in names:
-            for prefix, (what, why) in _OWN_DISTRIBUTION.items():
-                if name == prefix or name.startswith(prefix + "."):
-                    found.append(Left(node.lineno, what, why))
-    for call in script.calls:
-        full = script.qualified(call.func) or ""
-        for prefix, (what, why) in _OWN_DISTRIBUTION.items():
-            if (
-                full.startswith(prefix)
-                and "." in prefix
-                and not any(each.what == what for each in found)
-            ):
-                found.append(Left(call.lineno, what, why))
-    for use in ast.walk(script.tree):
-        if isinstance(use, ast.Name | ast.Attribute) and (owner := script.qualified(use)):
-            what, why = _OWNERS.get(canonical(owner), ("", ""))
-            if what and not any(each.what == what for each in found):
-                found.append(Left(use.lineno, what, why))
-    return found
+        for what, why in (row for name in names for row in _rows_of(name)):
+            if what not in found or node.lineno < found[what].line:
+                found[what] = Left(node.lineno, what, why)
+    return sorted(found.values(), key=lambda each: each.line)
+
+
+def _rows_of(name: str) -> Iterator[list[str]]:
+    for prefix, row in _OWN_DISTRIBUTION.items():
+        if name == prefix or name.startswith(f"{prefix}."):
+            yield row
+    if name in _OWNERS:
+        yield _OWNERS[name]
 
 
 def _check_one_model(script: Script, roles: Roles) -> None:
