@@ -163,6 +163,17 @@ def test_s0_17_near_duplicates_are_the_same_when_hashes_are_sorted_in_parts(tmp_
     assert found(tmp_path / "parts") == whole == (350, 100)
 
 
+def test_s0_17_rows_that_are_too_short_to_be_nearly_alike_are_counted(tmp_path):
+    short = ["one two three four five", "one two three four six", "One, two three four FIVE!"]
+    long = [f"{' '.join(a_text(40))} {end}" for end in "mn"]
+    thirteen = ["a b c d e f g h i j k l m"]
+    write_rows(tmp_path / "a.jsonl", [{"text": text} for text in (*short, *thirteen, *long)])
+    data = checked("a.jsonl")["duplicates"]
+    assert (data["short"], data["short_words"]) == (3, 13)
+    assert data["near"] == 2  # the first in other letters, and the last but one word
+    assert checked("a.jsonl", "--near", "0.5")["duplicates"]["short_words"] == 7
+
+
 def test_shingles_of_a_short_text_are_one_and_languages_without_spaces_have_words():
     words = words_of(["one two", "", "Ein Satz mit fünf Wörtern, genau!", "日本語の文章"])
     assert np.diff(words.starts).tolist() == [2, 0, 6, 6]

@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.job.packages import import_package
-from paceline.prepare.words import Hashes, Ints, mixed, shingles_of
+from paceline.prepare.words import SHINGLE, Hashes, Ints, mixed, shingles_of
 
 BANDS, ROWS = 14, 8
 """Source: FineWeb, arXiv:2406.17557, section 3.4: 112 hashes as 14 buckets of 8."""
@@ -32,6 +33,9 @@ _PAIRS_AT_ONCE = 1 << 14
 _MOST_ROUNDS = 32
 """Texts of one bucket that the others of it are compared with, a guess; each round takes the first
 of those that are like none before it."""
+
+_MOST_SIZES = 256
+"""Numbers of shingles that are counted apart: enough for thresholds up to 0.99."""
 
 _SHOWN = 3
 _LINE_BITS = 40
@@ -54,6 +58,13 @@ class Similar:
     leaked_near: int = 0
     not_compared: int = 0
     """Rows of crowded buckets that were compared with 32 others of it, and not with all."""
+
+    short: int = 0
+    """Rows of fewer words than `short_words`."""
+
+    short_words: int = 0
+    """A text with fewer words is near to those with the same words alone: one word that is changed
+    at its end takes more of its shingles than the threshold leaves."""
 
     examples: dict[str, list[tuple[int, int, float]]] = field(default_factory=dict)
     """Kind -> row, one like it before, and their similarity."""
@@ -85,6 +96,7 @@ class Fingerprints:
             for name in names
         }
         self.num_rows = 0
+        self._sizes = np.zeros(_MOST_SIZES, np.int64)
 
     def add(self, *, text: Hashes, label: Hashes, place: Ints, words: Hashes, starts: Ints) -> None:
         """Rows of one batch.
@@ -102,6 +114,8 @@ class Fingerprints:
             )
             values = np.asarray(digests.to_rows(), np.uint32).reshape(len(text), BANDS, ROWS)
             is_text = (np.diff(edges) > 0) & (text != 0)
+            sizes = np.minimum(np.diff(edges)[is_text], _MOST_SIZES - 1)
+            self._sizes += np.bincount(sizes, minlength=_MOST_SIZES)
             for band in range(BANDS):
                 key = np.zeros(len(text), np.uint64)
                 for row in range(ROWS):
@@ -132,6 +146,12 @@ class Fingerprints:
         is_done = np.zeros(self.num_rows, np.bool_)
         self._compare_texts(found, is_done, num_train)
         if self._near:
+            # Of n shingles n - 1 are left of n + 1 in both.
+            most = (
+                ceil(round((1 + threshold) / (1 - threshold), 6)) if threshold < 1 else _MOST_SIZES
+            )
+            found.short = int(self._sizes[: min(most, _MOST_SIZES)].sum())
+            found.short_words = most + SHINGLE - 1
             parents = np.arange(self.num_rows)
             is_leaked = np.zeros(self.num_rows, np.bool_)
             for band in range(BANDS):

@@ -49,6 +49,8 @@ def data_check_json(
             "near": None if asked.near is None else similar.near,
             "similarity": asked.near,
             "not_compared": similar.not_compared,
+            "short": similar.short,
+            "short_words": similar.short_words,
             "pairs": {
                 kind: [
                     {"row": f"{file}:{row}", "like": f"{other}:{at}", "similarity": alike}
@@ -143,6 +145,11 @@ def summary_of(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if found["near"] is not None:
         near = f"{found['near']:,} near (Jaccard similarity {found['similarity']:g} and more, "
         near += "estimated)"
+        if found["short"]:
+            near += (
+                f"; {found['short']:,} rows of fewer than {found['short_words']} words are near "
+            )
+            near += "to the same words alone"
     yield "duplicates", f"{found['exact']:,} exact, {near}"
     if (quality := data["quality_report"]) is not None:
         kept = sum(gate["is_kept"] for gate in quality["gates"])
