@@ -86,11 +86,26 @@ def test_s4_19_every_host_gets_the_files_that_differ_and_a_dry_run_says_which(sc
     assert json.loads(again.stdout)["same"] is True
 
 
+def test_s4_19_delete_leaves_a_folder_alone_that_has_more_code_of_others_than_of_the_job(scene):
+    other = scene / "hosts" / "b"
+    other.mkdir(parents=True)
+    for n in range(9):
+        (other / f"{n}.py").write_text("")
+    before = files(other)
+    done = sync(scene, "--delete")
+    assert done.returncode == 1
+    assert "has 9 other files of code, more than the 4 of the job's folder" in done.stdout
+    assert files(other) == before
+    assert "sent 4 files" in sync(scene).stdout
+
+
 def test_s4_19_with_git_what_it_ignores_stays_here_and_commits_are_compared(scene):
     job = scene / "job"
     (job / ".gitignore").write_text("*.secret\n")
     (job / "key.secret").write_text("not for others")
     (job / "new.json").write_text("{}")
+    (job / "runs" / "one").mkdir(parents=True)
+    (job / "runs" / "one" / "run.json").write_text("{}")
     git(job, "init", "-q")
     git(job, "add", "train.py")
     git(job, "commit", "-qm", "first")
@@ -99,7 +114,7 @@ def test_s4_19_with_git_what_it_ignores_stays_here_and_commits_are_compared(scen
     assert "with changes that are in no commit" in done.stdout
     assert "git there is at no commit" in done.stdout
     there, ours = files(scene / "hosts" / "a"), files(job)
-    assert there.keys() == ours.keys() - {"key.secret"}
+    assert there.keys() == ours.keys() - {"key.secret", "runs/one/run.json"}
 
 
 def test_s4_19_a_host_that_is_not_reached_or_keeps_another_file_ends_it_with_1(scene):

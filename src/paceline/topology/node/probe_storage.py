@@ -213,7 +213,7 @@ def code_files(folder: Path) -> list[Path]:
             for each in folders
             if each not in ("__pycache__", "node_modules", "runs")
             and not each.startswith(".")
-            and not (Path(root) / each / "pyvenv.cfg").exists()
+            and not os.path.exists(os.path.join(root, each, "pyvenv.cfg"))
         )
         found += [Path(root) / name for name in sorted(names) if name.endswith(_CODE)]
         if len(found) > _MOST_FILES:

@@ -33,12 +33,14 @@ def list_folder(folder: Path, names: Iterable[str] | None = None) -> Taken:
     Args:
         folder: One that is not there has no files.
         names: Paths relative to it, whatever they are. What else looks like code is listed beside
-            them. None: all that git has and does not ignore; without git, all that looks like code.
+            them. None: all that git has and does not ignore, but runs; without git, all that
+            looks like code.
     """
     looks: list[Look] = []
     git = ["git", "-C", str(folder)]
     commit = run_tool([*git, "rev-parse", "HEAD"], looks).strip()
-    known = run_tool([*git, "ls-files", "-coz", "--exclude-standard"], looks) if commit else ""
+    listing = [*git, "ls-files", "-coz", "--exclude-standard", "--exclude=runs/"]
+    known = run_tool(listing, looks) if commit else ""
     found = {str(path.relative_to(folder)) for path in code_files(folder)}
     if names is not None:
         found.update(names)
