@@ -247,3 +247,16 @@ def test_standard_input_that_is_closed_is_a_usage_error():
     done = subprocess.run(shell, capture_output=True, text=True)
     assert done.returncode == 2
     assert "Give the request on standard input" in done.stderr
+
+
+def test_s2_9_an_unknown_key_of_a_searched_value_lists_the_keys_that_it_may_have(tmp_path):
+    values = {"type": "uniform", "lower": 0.1, "upper": 1}
+    asked = {
+        "mode": "tune",
+        "config": {},
+        "trainConfig": {"trainerPath": "t.py"},
+        "tuneConfig": {"searchSpace": {"lr": values}, "metric": "loss"},
+    }
+    found = refusal("ray-distributed-trainer", json.dumps(asked), tmp_path)
+    assert "section `tuneConfig.searchSpace.lr` has no key `lower`" in found
+    assert "known keys are type, min, max, values" in found

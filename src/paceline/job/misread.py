@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from typing import Any, TypeVar, cast, get_args, get_origin
+from typing import Annotated, Any, TypeVar, cast, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -157,8 +157,11 @@ def _section_at(path: Place, root: Any) -> Any:
         by_name = {field.name: field for field in fields(section)}
         if part not in by_name:
             return None
-        is_key = get_origin(by_name[part].type) is dict
-        section = _section_of(by_name[part].type)
+        annotation = by_name[part].type
+        while get_origin(annotation) is Annotated:
+            annotation = get_args(annotation)[0]
+        is_key = get_origin(annotation) is dict
+        section = _section_of(annotation)
         if section is None:
             return None
     return section

@@ -203,6 +203,8 @@ def read_samples(path: str) -> "Dataset[Pair]":
             raise Wrong(f"{path} cannot be read as npz: {error}") from None
     elif path.endswith(".csv"):
         try:
+            if not os.path.getsize(path):
+                raise Wrong(f"{path} is empty")
             table = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2)
         except (ValueError, OSError) as error:
             raise Wrong(f"{path} cannot be read as numbers with a header: {error}") from None

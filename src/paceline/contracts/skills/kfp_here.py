@@ -8,6 +8,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,7 @@ class Here:
         self._runs = folder / _FOLDER
 
     def run(self, request: Request) -> Answer:
-        """To its end. A run that fails is kept as well.
-
-        Raises:
-            PipelineError: A step failed; with its last words.
-        """
+        """To its end. A run that fails is kept as well."""
         assert request.pipelinePath is not None
         path = self._folder / request.pipelinePath
         run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
@@ -50,7 +47,7 @@ class Here:
             run_program("local", path, place / "outputs", given)
         except PipelineError as error:
             _write(place, known | {"status": "failed", "message": str(error)})
-            raise PipelineError(f"run {run_id}: {error}") from None
+            return replace(self.get(run_id, "run"), status="error")
         except BaseException:
             _write(place, known | {"status": "canceled"})
             raise

@@ -5,6 +5,7 @@ import re
 from paceline.errors import Problem
 
 _ERROR = re.compile(r"^(\[rank\d+\]:? ?)?[A-Za-z_.]*(Error|Exception|Exit|Interrupt)\b.*")
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 
 def last_words(text: str) -> str:
@@ -13,7 +14,7 @@ def last_words(text: str) -> str:
     >>> last_words("Traceback\\n  x\\nValueError: no\\nE1121 torch: failed\\n")
     'ValueError: no'
     """
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in _COLOUR.sub("", text).splitlines() if line.strip()]
     errors = [line for line in lines if _ERROR.match(line)]
     return (errors or lines or ["it said nothing"])[-1][:400]
 
