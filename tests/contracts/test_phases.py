@@ -191,7 +191,6 @@ def test_the_validation_script_says_what_failed(tmp_path: Path):
 
 def ran_with(folder: Path, script: str, **commands: str) -> subprocess.CompletedProcess[str]:
     """A script of the phases, with these commands in place of the machine's."""
-    (folder / "runs").mkdir()
     for name, text in {script: phased().files[script], **commands}.items():
         (folder / name).write_text(text if name == script else f"#!/bin/bash\n{text}\n")
         (folder / name).chmod(0o755)
@@ -226,6 +225,15 @@ def test_s2_12_the_validation_script_compares_numbers_as_numbers_and_states_whol
     found = ran_with(tmp_path, "validate.sh", **(READY | changed))
     assert found.returncode == (failed is not None), found.stderr
     assert f"FAIL {failed}" in found.stderr if failed else found.stderr == ""
+
+
+def test_s2_12_a_check_that_fails_says_the_fix_and_a_folder_that_cannot_be_written_fails(
+    tmp_path: Path,
+):
+    (tmp_path / "runs").write_text("a file where the folder should be")
+    found = ran_with(tmp_path, "validate.sh", **(READY | {"nvidia-smi": "seq 0 3"}))
+    assert "got: 4; fix: sudo dmesg" in found.stderr
+    assert "FAIL checkpoint storage" in found.stderr
 
 
 def test_s2_12_the_debugging_script_ends_as_the_launch_ends(tmp_path: Path):

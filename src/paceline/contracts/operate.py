@@ -23,6 +23,11 @@ METRICS = tuple(
 _FREE_BYTES = "df -Pk {} | awk 'NR == 2 {{ printf \"%.0f\\n\", $4 * 1024 }}'"
 """On Linux and macOS alike: POSIX's own columns of df."""
 
+_PLACE = '"$d"'
+
+_WRITABLE = f'd=runs; [ -e {_PLACE} ] || d=.; test -d {_PLACE} && test -w {_PLACE}'
+"""Where runs go; the run makes the folder where there is none."""
+
 STATE_SOURCES = {
     "auto": "other ranks, from snapshots in memory or from the newest valid checkpoint",
     "replica": "ranks that hold the same, else from the newest valid checkpoint",
@@ -173,7 +178,7 @@ def health_checks(plan: Plan) -> tuple[HealthCheck, ...]:
             HealthCheck(
                 name="memory errors",
                 command="nvidia-smi --query-gpu=ecc.errors.uncorrected.volatile.total "
-                "--format=csv,noheader | sort -u",
+                "--format=csv,noheader | sed 's/.*N.A.*/0/' | sort -u",  # [N/A] without ECC
                 expect="0",
                 fix="sudo nvidia-smi --gpu-reset -i INDEX",
                 layer="Health Check",
@@ -239,7 +244,7 @@ def health_checks(plan: Plan) -> tuple[HealthCheck, ...]:
     found.append(
         HealthCheck(
             name="checkpoint storage",
-            command=f"test -w runs && {_FREE_BYTES.format('runs')}",
+            command=f"{_WRITABLE} && {_FREE_BYTES.format(_PLACE)}",
             expect=f"at least {3 * plan.estimate.num_checkpoint_bytes}",
             fix="mkdir -p runs && du -sh runs/*",
             layer="Checkpoint Layer",

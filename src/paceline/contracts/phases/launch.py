@@ -89,9 +89,11 @@ def launch_script(case: Case) -> str:
 def validation_script(case: Case) -> str:
     """A bash script that runs the health checks of one node and says which failed."""
     lines = [
-        *_BESIDE_THE_LAUNCH,
+        _BESIDE_THE_LAUNCH[0],
+        "# shellcheck disable=SC2016  # a check's own shell expands it",
+        *_BESIDE_THE_LAUNCH[1:],
         "failed=0",
-        "check() {  # name, what is expected, command",
+        "check() {  # name, what is expected, command, fix",
         '  local got least; got="$(bash -c "$3" | sed "s/^ *//; s/ *$//")"',
         '  case "$2" in',
         '    "at least "*)',
@@ -99,13 +101,13 @@ def validation_script(case: Case) -> str:
         '      [[ "$got" =~ ^[0-9]+$ ]] && (( 10#$got >= least )) && return ;;',
         '    *) [[ "$got" == "$2" ]] && return ;;',
         "  esac",
-        '  echo "FAIL $1: expected $2, got: $got" >&2; failed=1',
+        '  echo "FAIL $1: expected $2, got: $got; fix: $4" >&2; failed=1',
         "}",
     ]
     lines += [
-        f"check {_quoted(check.name)} {_quoted(check.expect)} {_quoted(check.command)}"
-        for check in health_checks(case.plan)
-        if check.when == "before the start"
+        " ".join(["check", *map(_quoted, (one.name, one.expect, one.command, one.fix))])
+        for one in health_checks(case.plan)
+        if one.when == "before the start"
     ]
     return "\n".join([*lines, 'exit "$failed"', ""])
 
