@@ -195,7 +195,8 @@ def test_a_step_that_fails_is_an_error_and_the_run_is_kept(ask):
     arguments = {"arguments": {"number": -1}}
     code, answer = ask(action="run", pipelinePath="pipeline.py", runConfig=arguments, **here)
     assert (code, answer["status"], answer["runStatus"]) == (4, "error", "failed")
-    assert "'double'" in answer["message"] and "\x1b" not in answer["message"]
+    assert "'double'" in answer["message"]
+    assert "\x1b" not in answer["message"]
     _, listed = ask(action="list", **here)
     assert [each["runStatus"] for each in listed["runs"]] == ["failed"]
     assert [each["runId"] for each in listed["runs"]] == [answer["runId"]]

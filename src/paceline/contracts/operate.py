@@ -25,7 +25,7 @@ _FREE_BYTES = "df -Pk {} | awk 'NR == 2 {{ printf \"%.0f\\n\", $4 * 1024 }}'"
 
 _PLACE = '"$d"'
 
-_WRITABLE = f'd=runs; [ -e {_PLACE} ] || d=.; test -d {_PLACE} && test -w {_PLACE}'
+_WRITABLE = f"d=runs; [ -e {_PLACE} ] || d=.; test -d {_PLACE} && test -w {_PLACE}"
 """Where runs go; the run makes the folder where there is none."""
 
 STATE_SOURCES = {
