@@ -8,12 +8,18 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from paceline.report.table import COLUMNS
+
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 # A test of ranks starts five processes or more: where this is set each would compile our modules.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Four files are tested at a time: ranks with several threads each would wait for one another's.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Sentences of screens are looked for whole; how they are wrapped is in tests/cli/test_screens.py.
+os.environ["COLUMNS"] = "200"
+COLUMNS.set(200)
 
 # How long an example takes is no matter of a test's: on a busy machine it would fail by its time.
 settings.register_profile("paceline", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -45,10 +45,11 @@ def test_one_accelerator_shows_its_numbers_and_their_sources():
 
 def test_prices_of_an_accelerator_come_cheapest_first_with_date_and_source():
     lines = call("catalog", "prices", "H100-SXM").output.splitlines()
-    dollars = [float(line.split()[0]) for line in lines[1:-1]]
+    dollars = [float(line.split()[0]) for line in lines[1:-2]]
     assert dollars == sorted(dollars)
     assert "2026-09-06" in "\n".join(lines)
     first = json.loads(call("catalog", "prices", "H100-SXM", "--json").output)[0]
+    assert first["source"].startswith("skypilot-org/skypilot-catalog@")
     assert first["per_accelerator_hour_usd"] == pytest.approx(dollars[0], abs=0.005)
 
 

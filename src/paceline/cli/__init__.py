@@ -114,10 +114,12 @@ def cli(context: click.Context, version: bool, as_json: bool) -> None:
 
 def main() -> NoReturn:
     """Entry point of the `paceline` command."""
+    from paceline.cli.screen import take_terminal
     from paceline.cli.standard_streams import StreamError, watch_streams
 
     _end_as_at_ctrl_c()
     watch_streams()
+    take_terminal()
     try:
         code = cli.main(standalone_mode=False)
     except StreamError as error:
@@ -144,10 +146,11 @@ def main() -> NoReturn:
 
 def _say(text: str) -> None:
     """To standard error; where that cannot be written either, the exit code alone says it."""
+    from paceline.cli.screen import show
     from paceline.cli.standard_streams import StreamError
 
     with contextlib.suppress(StreamError):
-        click.echo(text, err=True)
+        show(text, err=True)
 
 
 def _answer(problems: list[dict[str, str | None]]) -> None:

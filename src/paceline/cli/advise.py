@@ -11,6 +11,7 @@ import click
 
 from paceline import units
 from paceline.cli.options import FiniteRange, PathName, json_option, set_option
+from paceline.cli.screen import show
 
 if TYPE_CHECKING:
     from paceline.job import Job
@@ -473,7 +474,7 @@ def critical(small: tuple[int, float], big: tuple[int, float], as_json: bool) ->
         _print_json(None if found is None else asdict(found))
         return
     if found is None:
-        click.echo("unknown: the norms are too noisy to tell; average them over more steps")
+        show("unknown: the norms are too noisy to tell; average them over more steps")
         return
     _print_rows(
         ("critical", f"{found.samples:.4g} samples a step (measured norms, arXiv:1812.06162)"),
@@ -504,7 +505,7 @@ def _shares(terms: Iterable[tuple[str, float]]) -> str:
 def _print_rows(*rows: tuple[str, str]) -> None:
     width = max(len(label) for label, _ in rows) + 2
     for label, text in rows:
-        click.echo(f"{label:<{width}}{text}")
+        show(f"{label:<{width}}{text}")
 
 
 def _print_json(value: Any) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.cli.options import PathName, json_option, runs_option
+from paceline.cli.screen import show
 
 if TYPE_CHECKING:
     from paceline.launch.replay import Judged
@@ -44,15 +45,15 @@ def command(run: str, rules: Path | None, runs: Path, as_json: bool) -> None:
         return
     width = max((len(judged.rule.name) for judged in found), default=0)
     for judged in found:
-        click.echo(f"{judged.rule.name:<{width}}  {_count(judged)}  {judged.rule.condition}")
+        show(f"{judged.rule.name:<{width}}  {_count(judged)}  {judged.rule.condition}")
         for event in judged.fired[:_MOST_SHOWN]:
             of = f", {event.of}" if event.of else ""
             step = f" at step {event.step}" if event.step is not None else ""
             value = "" if event.value is None else f": {event.value:.6g}"
             clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
-            click.echo(f"{'':<{width}}    {clock}{step}{of}{value}")
+            show(f"{'':<{width}}    {clock}{step}{of}{value}")
         if len(judged.fired) > _MOST_SHOWN:
-            click.echo(f"{'':<{width}}    and {len(judged.fired) - _MOST_SHOWN} times more")
+            show(f"{'':<{width}}    and {len(judged.fired) - _MOST_SHOWN} times more")
 
 
 _MOST_SHOWN = 5

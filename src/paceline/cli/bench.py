@@ -15,6 +15,7 @@ from paceline.cli.options import (
     set_option,
     timeout_option,
 )
+from paceline.cli.screen import show
 
 if TYPE_CHECKING:
     from paceline.check.bench import Verdict
@@ -213,12 +214,12 @@ def _measured(case: "BenchCase", note: str, stretch: "Stretch", limit_s: float) 
 
     count = case.plan.layout.num_ranks
     head = f"{count} rank{'s' if count > 1 else ''}{note}: "
-    click.echo(f"{head}{case.plan.layout.name}", err=True)
+    show(f"{head}{case.plan.layout.name}", err=True)
     return measure(
         case,
         stretch,
         limit_s=limit_s,
-        on_progress=lambda line: click.echo(f"{head}{line}", err=True),
+        on_progress=lambda line: show(f"{head}{line}", err=True),
     )
 
 
@@ -257,18 +258,18 @@ def _show_settings(found: "Settings", *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({**asdict(found), "machine": _machine()}, indent=2))
     else:
-        click.echo("\n".join(setting_lines(found)))
+        show("\n".join(setting_lines(found)))
 
 
 def _write_setting(job_file: Path, found: "Settings") -> None:
     from paceline.job.edit import with_value
 
     if not found.is_clear:
-        click.echo(f"wrote nothing into {job_file}: no value is clearly the fastest", err=True)
+        show(f"wrote nothing into {job_file}: no value is clearly the fastest", err=True)
         return
     text = job_file.read_text(encoding="utf-8")
     job_file.write_text(with_value(text, found.field, found.fastest), encoding="utf-8")
-    click.echo(f"wrote {found.field}: {found.fastest} into {job_file}", err=True)
+    show(f"wrote {found.field}: {found.fastest} into {job_file}", err=True)
 
 
 _ONLY_TRAINING = {
@@ -325,9 +326,9 @@ def _write(out: Path, name: str, verdict: "Verdict", text: str) -> None:
         from paceline.report.bench_page import render_bench_page
 
         page = render_bench_page(name, verdict, machine=_machine())
-        click.echo(f"wrote {write_page(out / 'bench.html', page)}", err=True)
+        show(f"wrote {write_page(out / 'bench.html', page)}", err=True)
     except ImportError as error:
-        click.echo(f"no page: {error.name} is missing: pip install matplotlib Jinja2", err=True)
+        show(f"no page: {error.name} is missing: pip install matplotlib Jinja2", err=True)
     except OSError as error:
         raise _unwritable(out, error) from None
 
@@ -367,7 +368,7 @@ def _print_sweeps(
     plan = None if job_file is None else _planned(job_file, overrides)
     sweeps = []
     for count in counts:
-        click.echo(f"all-reduce over {count} ranks", err=True)
+        show(f"all-reduce over {count} ranks", err=True)
         sweeps.append(sweep_all_reduce(count, max_bytes=max_bytes, limit_s=limit_s))
     network = None if plan is None else decide_network(plan)
     if as_json:
@@ -378,11 +379,11 @@ def _print_sweeps(
         click.echo(json.dumps(found, indent=2))
         return
     for sweep in sweeps:
-        click.echo("\n".join(sweep_lines(sweep, plan)))
+        show("\n".join(sweep_lines(sweep, plan)))
     if plan is not None and not plan.cluster.is_local:
-        click.echo("\n".join(expected_lines(plan)))
+        show("\n".join(expected_lines(plan)))
     if network is not None and network.choice != "none":
-        click.echo(network.reason)
+        show(network.reason)
 
 
 def _print_compared(one: Path, other: Path, *, as_json: bool) -> None:

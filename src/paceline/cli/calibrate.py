@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from paceline.cli.options import FiniteRange, PathName, json_option
-from paceline.cli.screen import say
+from paceline.cli.screen import say, show
 from paceline.report.table import format_table
 
 
@@ -82,8 +82,8 @@ def command(seconds: float, ranks: int | None, out: Path, force: bool, as_json: 
         data = {"file": str(out), "measured": asdict(measured), "fitted": asdict(fitted)}
         click.echo(json.dumps(data, indent=2))
     else:
-        click.echo(format_table(calibration_lines(measured, fitted, cluster, shipped)))
-        click.echo("")
+        show(format_table(calibration_lines(measured, fitted, cluster, shipped)))
+        show("")
         for line in error_lines(fitted):
-            click.echo(line)
-    click.echo(f"wrote [efficiencies.{fitted.accelerator}] to {out}", err=True)
+            show(line)
+    show(f"wrote [efficiencies.{fitted.accelerator}] to {out}", err=True)

@@ -10,6 +10,7 @@ import click
 
 from paceline.cli.options import PathName, force_option, json_option
 from paceline.cli.output_file import write_new
+from paceline.cli.screen import show
 from paceline.report.table import format_table
 from paceline.units import format_count
 
@@ -69,7 +70,7 @@ def command(
         from paceline.catalog.user import catalog_example
 
         write_new(write, catalog_example(), force=force)
-        click.echo(f"wrote {write}; edit it, then: paceline catalog --file {write}", err=True)
+        show(f"wrote {write}; edit it, then: paceline catalog --file {write}", err=True)
         return
     catalog = load_catalog(file)
     wanted = None if kind is None else _kind(kind)
@@ -78,7 +79,7 @@ def command(
         click.echo(json.dumps(data, indent=2))
         return
     for line in _lines(catalog, wanted, name):
-        click.echo(line)
+        show(line)
 
 
 def _kind(kind: str) -> str:
@@ -168,14 +169,13 @@ def _accelerators(catalog: "Catalog") -> Iterator[str]:
     from paceline.topology.levels import node_bytes_per_s
     from paceline.units import format_bytes, format_flops_per_s
 
-    head = ("NAME", "VENDOR", "MEMORY", "BANDWIDTH", "BF16", "FP8", "LINK", "SHARED BY", "NETWORK")
+    head = ("NAME", "MEMORY", "BANDWIDTH", "BF16", "FP8", "LINK", "SHARED BY", "NETWORK", "VENDOR")
     rows = [head]
     for name, known in catalog.accelerators.items():
         peaks = known.peak_flops_per_s
         rows.append(
             (
                 name + ("*" if f"accelerators.{name}" in catalog.changed else ""),
-                known.vendor or "?",
                 "read here" if known.memory_bytes is None else format_bytes(known.memory_bytes),
                 _rate(known.memory_bytes_per_s),
                 format_flops_per_s(peaks["bf16"]) if "bf16" in peaks else "-",
@@ -183,9 +183,10 @@ def _accelerators(catalog: "Catalog") -> Iterator[str]:
                 f"{known.link or '?'} {_rate(node_bytes_per_s(known, catalog.links))}",
                 str(known.scale_up_size) if known.scale_up_size > 1 else "-",
                 f"{_bits(known.network_node_bytes_per_s)} x node of {known.num_per_node}",
+                known.vendor or "?",
             )
         )
-    yield format_table(rows)
+    yield format_table(rows, keep=4)
     if catalog.changed:
         yield "* changed or added by your file"
 
@@ -301,7 +302,7 @@ def _prices_of(catalog: "Catalog", name: str) -> Iterator[str]:
     if not offers:
         yield f"no price of {known.name}; add your own: paceline catalog --write FILE"
         return
-    rows = [("$/H", "SPOT $/H", "PROVIDER", "INSTANCE", "COUNT", "AS OF", "SOURCE")]
+    rows = [("$/H", "SPOT", "PROVIDER", "GPUS", "AS OF", "INSTANCE", "SOURCE")]
     for offer in offers:
         spot = offer.spot_per_accelerator_hour_usd
         rows.append(
@@ -309,19 +310,17 @@ def _prices_of(catalog: "Catalog", name: str) -> Iterator[str]:
                 f"{offer.per_accelerator_hour_usd:.2f}",
                 "-" if spot is None else f"{spot:.2f}",
                 offer.provider,
-                offer.instance,
                 str(offer.num_accelerators),
                 offer.as_of,
+                offer.instance,
                 offer.source + (f" ({offer.note})" if offer.note else ""),
             )
         )
-    yield format_table(rows)
+    yield format_table(rows, keep=6)
     yield _CAUTION
 
 
-_CAUTION = (
-    "Dollars an accelerator-hour from price lists of the day shown; they change, often weekly."
-)
+_CAUTION = "Dollars an accelerator-hour, from price lists of that day; they change weekly."
 
 
 def _one_row(row: dict[str, Any]) -> Iterator[str]:

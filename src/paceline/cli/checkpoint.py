@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from paceline.cli.options import PathName, json_option
+from paceline.cli.screen import show
 from paceline.report.table import format_table
 from paceline.units import format_bytes, parse_bytes
 
@@ -71,7 +72,7 @@ def ls(path: str, as_json: bool) -> None:
         ("CHECKPOINT", "STATE", "SIZE", "HELD-OUT", "RANKS", "LAYOUT", "WRITTEN")
     ]
     table += [_cells(row) for row in rows]
-    click.echo(format_table(table))
+    show(format_table(table))
 
 
 @command.command("inspect")
@@ -115,10 +116,10 @@ def inspect(path: str, tensors: bool, key: str | None, as_json: bool) -> None:
         click.echo(json.dumps(facts, indent=2))
         return
     for name, value in _facts(folder, manifest).items():
-        click.echo(f"{name:<12}{value}")
+        show(f"{name:<12}{value}")
     model = sum(1 for name in table if name.startswith("model/"))
     if table:
-        click.echo(f"{'holds':<12}{model} tensors of the model, {len(table) - model} of the rest")
+        show(f"{'holds':<12}{model} tensors of the model, {len(table) - model} of the rest")
     if tensors:
         _list_tensors((name, each.dtype, each.size) for name, each in sorted(table.items()))
 
@@ -195,15 +196,15 @@ def verify(
     else:
         for each in results:
             size = format_bytes(each["num_bytes"]) if each["num_bytes"] else "of unknown size"
-            click.echo(f"{'whole  ' if each['whole'] else 'DAMAGED'}  {each['path']}  {size}")
+            show(f"{'whole  ' if each['whole'] else 'DAMAGED'}  {each['path']}  {size}")
             for problem in (*each["problems"], *each.get("warnings", ())):
                 mark = "" if problem in each["problems"] else "warning "
-                click.echo(f"  {mark}{problem['code']}: {problem['what']}")
+                show(f"  {mark}{problem['code']}: {problem['what']}")
                 if "checked" in each:
-                    click.echo(f"    where: {problem['where']}\n    fix: {problem['fix']}")
+                    show(f"    where: {problem['where']}\n    fix: {problem['fix']}")
             for name in ("checked", "not checked", "answer"):
                 for line in each.get(name.replace(" ", "_"), ()):
-                    click.echo(f"  {name}: {line}")
+                    show(f"  {name}: {line}")
     whole = sum(each["whole"] for each in results)
     return 0 if whole == len(results) else (1 if whole else 5)
 
@@ -350,13 +351,13 @@ def convert(
         click.echo(json.dumps(asdict(done), indent=2))
         return
     for file in done.files:
-        click.echo(f"written   {file}")
+        show(f"written   {file}")
     for note in done.notes:
-        click.echo(f"note      {note}")
+        show(f"note      {note}")
     seconds = time.perf_counter() - start
-    click.echo(f"size      {format_bytes(done.num_bytes)}, {done.tensors} values, {seconds:.1f} s")
-    click.echo(f"SHA-256   {done.before} before, {done.after} after: the same")
-    click.echo(f"weights   {done.weights}: whatever their names, in every form")
+    show(f"size      {format_bytes(done.num_bytes)}, {done.tensors} values, {seconds:.1f} s")
+    show(f"SHA-256   {done.before} before, {done.after} after: the same")
+    show(f"weights   {done.weights}: whatever their names, in every form")
 
 
 _ONLY = {"max_shard_size": "safetensors", "ranks": "paceline", "merge": "safetensors"}
@@ -412,7 +413,7 @@ def _show_other(
         click.echo(json.dumps(asdict(found), indent=2))
         return
     for name, value in _other_facts(found).items():
-        click.echo(f"{name:<12}{value}")
+        show(f"{name:<12}{value}")
     if tensors:
         _list_tensors((each.name, each.dtype, each.shape) for each in found.tensors)
 
@@ -439,7 +440,7 @@ def _list_tensors(rows: Iterable[tuple[str, str, Sequence[int]]]) -> None:
     shown = [
         (name, dtype or "value", "x".join(map(str, size)) or "-") for name, dtype, size in rows
     ]
-    click.echo(format_table([("TENSOR", "TYPE", "SIZE"), *shown]))
+    show(format_table([("TENSOR", "TYPE", "SIZE"), *shown]))
 
 
 def _verified_other(

@@ -10,6 +10,7 @@ from click.core import ParameterSource
 
 from paceline import units
 from paceline.cli.options import FiniteRange, PathName, json_option, set_option
+from paceline.cli.screen import show
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -147,7 +148,7 @@ def command(
     if as_json:
         click.echo(json.dumps(_for_machines(bill), indent=2))
         return
-    click.echo(format_bill(bill))
+    show(format_bill(bill))
 
 
 _ONLY_SERVING = {"concurrency"}
@@ -279,7 +280,7 @@ def _show_serving(
         }
         click.echo(json.dumps(shown, indent=2))
         return
-    click.echo(format_serving(costs, load, even, f"{ranks} x {accelerator}", at))
+    show(format_serving(costs, load, even, f"{ranks} x {accelerator}", at))
 
 
 def _for_machines(bill: "Bill") -> dict[str, Any]:

@@ -11,6 +11,7 @@ import msgspec
 from paceline.cli.data_check import check
 from paceline.cli.options import PathName, json_option, set_option
 from paceline.cli.preparing import read_as
+from paceline.cli.screen import show
 from paceline.report.table import format_table
 
 if TYPE_CHECKING:
@@ -74,8 +75,8 @@ def prepare(
         )
         return
     for line in format_index(index):
-        click.echo(line)
-    click.echo(f"folder      {folder}")
+        show(line)
+    show(f"folder      {folder}")
 
 
 @command.command("show")
@@ -84,7 +85,7 @@ def prepare(
 @click.option("--sample", type=click.IntRange(min=0), required=True, help="Number of the sample.")
 @click.option("--held-out", is_flag=True, help="Count held-out samples instead.")
 @json_option
-def show(
+def show_documents(
     job_file: Path, overrides: tuple[str, ...], sample: int, held_out: bool, as_json: bool
 ) -> None:
     """Print the documents of one sample; what is trained on stands in [[ ]].

@@ -12,7 +12,7 @@ import click
 
 from paceline.cli.options import FiniteRange, PathName, json_option, set_option
 from paceline.cli.output_file import check_can_write
-from paceline.cli.screen import Screen, say
+from paceline.cli.screen import Screen, say, show
 from paceline.errors import JobError, did_you_mean
 from paceline.units import format_bytes
 
@@ -159,7 +159,7 @@ def check(
     if as_json:
         click.echo(json.dumps(data | {"check": kept}, indent=2))
     else:
-        click.echo("\n".join(format_data_check(data)))
+        show("\n".join(format_data_check(data)))
     return 1 if verdict.errors else 0
 
 

@@ -10,7 +10,7 @@ import click
 
 from paceline.cli.options import PathName, force_option, hosts_options, json_option, timeout_option
 from paceline.cli.output_file import write_new
-from paceline.cli.screen import say
+from paceline.cli.screen import say, show
 
 if TYPE_CHECKING:
     from paceline.errors import Problem
@@ -105,12 +105,12 @@ def command(
         click.echo(json.dumps(data, indent=2))
         return 1 if silent else 0
     for line in lines:
-        click.echo(line)
+        show(line)
     if write is None and section is not None:
-        click.echo("")
+        show("")
         click.echo(_yaml(found, section), nl=False)
     for problem in problems:
-        click.echo(str(problem), err=True)
+        show(str(problem), err=True)
     return 1 if silent else 0
 
 

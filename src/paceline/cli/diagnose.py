@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from paceline.cli.options import json_option, runs_option
+from paceline.cli.screen import show
 
 if TYPE_CHECKING:
     from paceline.record.log_files import Log
@@ -74,7 +75,7 @@ def command(logs: tuple[str, ...], is_unique: bool, runs: Path, as_json: bool) -
             click.echo(json.dumps(diagnosis_data(diagnosis), indent=2))
         else:
             for line in diagnosis_lines(diagnosis):
-                click.echo(line)
+                show(line)
     return 0 if diagnosis.is_concluded else 1
 
 
@@ -85,7 +86,7 @@ def _print_unique(found: "list[Log]", as_json: bool) -> None:
     events = unique_events((log.name, log.blocks, log.rank, log.host) for log in found)
     if not as_json:
         for line in event_lines(events):
-            click.echo(line)
+            show(line)
         return
     kinds = [
         {

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from paceline.cli.options import PathName, json_option
-from paceline.cli.screen import say
+from paceline.cli.screen import say, show
 
 if TYPE_CHECKING:
     from paceline.check.preflight.doctor import Asked
@@ -141,10 +141,10 @@ def command(
             }
             click.echo(json.dumps(data, indent=2))
         else:
-            for line in format_doctor(found.results, width=shutil.get_terminal_size().columns):
-                click.echo(line)
+            for line in format_doctor(found.results):
+                show(line)
             if fixes and not installed:
-                click.echo("\n" + _commands(found.pip))
+                show("\n" + _commands(found.pip))
     return 1 if found.fails else 0
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.cli.options import PathName, json_option, runs_option, set_option, timeout_option
-from paceline.cli.screen import say
+from paceline.cli.screen import say, show
 
 if TYPE_CHECKING:
     from paceline.check.drill.oracle import Drilled, Reference, Verdict
@@ -190,7 +190,7 @@ def _drill(
         click.echo(json.dumps(answer, indent=2))
     else:
         for line in [*verdict_lines(verdict, ran), f"steps   {length}"]:
-            click.echo(line)
+            show(line)
     return 0 if verdict.is_right else 1
 
 
@@ -227,7 +227,7 @@ def _soak(
     if as_json:
         click.echo(json.dumps(summary, indent=2))
     else:
-        click.echo("\n".join([*soak_lines(summary), f"every schedule: {soak.ledger}"]))
+        show("\n".join([*soak_lines(summary), f"every schedule: {soak.ledger}"]))
     return 1 if summary["failed"] else 0
 
 
@@ -441,12 +441,12 @@ def _show_list(as_json: bool) -> None:
         matrix = [asdict(row) for row in MATRIX]
         click.echo(json.dumps({"kinds": kinds, "phases": PHASES, "matrix": matrix}, indent=2))
         return
-    click.echo(f"{GRAMMAR}\n\nKinds:")
+    show(f"{GRAMMAR}\n\nKinds:")
     for name, kind in KINDS.items():
-        click.echo(f"  {name:<12} {kind.does}")
-    click.echo(f"\nPhases: {', '.join(PHASES)}\n\nThe fault matrix:")
+        show(f"  {name:<12} {kind.does}")
+    show(f"\nPhases: {', '.join(PHASES)}\n\nThe fault matrix:")
     for row in MATRIX:
         how = "; ".join(row.faults) or row.elsewhere or f"SKIPPED: {row.skipped}"
-        click.echo(f"  {row.number:>2}  {row.title}\n        {how}")
+        show(f"  {row.number:>2}  {row.title}\n        {how}")
     skipped = [str(row.number) for row in MATRIX if row.skipped]
-    click.echo(f"\n{len(skipped)} rows skipped: {', '.join(skipped)}")
+    show(f"\n{len(skipped)} rows skipped: {', '.join(skipped)}")

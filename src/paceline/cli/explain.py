@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from paceline.cli.options import json_option
-from paceline.report.table import format_table
+from paceline.cli.screen import show
+from paceline.report.table import format_table, text_width
 
 if TYPE_CHECKING:
     from paceline.catalog.failure import Failure
     from paceline.catalog.symptom import Symptom
     from paceline.check.explain import Entry
-
-_WIDTH = 96
 
 
 @click.command()
@@ -50,7 +49,7 @@ def command(names: tuple[str, ...], list_all: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([entry_data(entry) for entry in found], indent=2))
         return
-    click.echo("\n\n".join("\n".join(_lines(entry)) for entry in found))
+    show("\n\n".join("\n".join(_lines(entry)) for entry in found))
 
 
 def _list(as_json: bool) -> None:
@@ -61,7 +60,7 @@ def _list(as_json: bool) -> None:
         rows = [{"code": code, "title": title} for code, title in known.items()]
         click.echo(json.dumps(rows, indent=2))
         return
-    click.echo(format_table([("code", "title"), *known.items()]))
+    show(format_table([("code", "title"), *known.items()]))
 
 
 def _lines(entry: "Entry") -> Iterator[str]:
@@ -123,7 +122,7 @@ def _part(name: str, text: str | tuple[str, ...] | None) -> Iterator[str]:
 
 def _fill(text: str, indent: str = "") -> list[str]:
     return textwrap.wrap(
-        text, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+        text, text_width(), initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
     )
 
 

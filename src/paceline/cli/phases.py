@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from paceline.cli.screen import show
 from paceline.contracts.phases import Goals, PhasePlan, exit_code, format_gates, make_phases
 from paceline.contracts.phases.make import INDEX, PHASES
 from paceline.errors import JobError
@@ -88,13 +89,13 @@ def _print(made: PhasePlan, out: Path | None) -> None:
         click.echo(made.files.get("final-training-plan.md", ""), nl=False)
         problems = [gate for gate in made.gates if gate.problem is not None]
         if problems:
-            click.echo(format_gates(tuple(problems)), err=True)
+            show(format_gates(tuple(problems)), err=True)
         return
-    click.echo(format_gates(made.gates))
+    show(format_gates(made.gates))
     for name in made.files:
-        click.echo(f"written   {out / name}")
+        show(f"written   {out / name}")
     for name in made.kept:
-        click.echo(f"unchanged {out / name}")
+        show(f"unchanged {out / name}")
 
 
 def _index_of(out: Path) -> str | None:

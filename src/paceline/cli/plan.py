@@ -8,7 +8,7 @@ from typing import Any, Literal
 import click
 
 from paceline.cli.options import PathName, json_option, set_option
-from paceline.cli.screen import say
+from paceline.cli.screen import say, show
 
 
 class _Command(click.Command):
@@ -184,7 +184,7 @@ def command(
     if plan.data_checked is not None and not as_json:
         say(f"data        {plan.data_checked}")
     for note in notes:
-        click.echo(f"note: {note}", err=True)
+        show(f"note: {note}", err=True)
     _check_limits(job, plan, fail_on)
 
 
@@ -207,11 +207,11 @@ def _print(plan: Any, *, as_json: bool, as_markdown: bool, explain: bool) -> Non
         return
     from paceline.report.plan_text import format_plan
 
-    click.echo(format_plan(plan))
+    show(format_plan(plan))
     if explain:
         from paceline.report.plan_explain import explain_plan
 
-        click.echo(explain_plan(plan))
+        show(explain_plan(plan))
 
 
 def _list_all(job: Any, facts: Any, count: int, *, as_json: bool) -> None:
@@ -240,7 +240,7 @@ def _list_all(job: Any, facts: Any, count: int, *, as_json: bool) -> None:
         for layout, price in found
     ]
     header = ("layout", "batch", "recompute", "a step", "memory", "MFU")
-    click.echo(format_table([header, *rows]))
+    show(format_table([header, *rows]))
 
 
 def _check_given(job: Any, fail_on: list[str]) -> None:

@@ -14,7 +14,7 @@ from paceline.cli.options import (
     set_option,
     timeout_option,
 )
-from paceline.cli.screen import say
+from paceline.cli.screen import say, show
 
 if TYPE_CHECKING:
     from paceline.check.preflight.preflight import Preflight
@@ -176,7 +176,7 @@ def _show(verdict: "Preflight", gathered: "Gathered", *, as_json: bool, shows_al
         click.echo(json.dumps(preflight_data(verdict) | _about(gathered), indent=2))
         return
     for line in format_preflight(verdict, shows_all=shows_all):
-        click.echo(line)
+        show(line)
     count = len(verdict.results)
     click.echo(
         f"{count} checks of {len(verdict.nodes)} node(s) in {gathered.seconds:.1f} s", err=True

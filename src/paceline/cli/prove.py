@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from paceline.cli.options import PathName, json_option, layout_option, set_option
-from paceline.cli.screen import say
+from paceline.cli.screen import say, show
 
 
 @click.command()
@@ -74,18 +74,18 @@ def command(
     if trace_file is not None:
         events = {"traceEvents": proof.trace, "displayTimeUnit": "ms"}
         trace_file.write_text(json.dumps(events))
-        click.echo(f"wrote {trace_file}", err=True)
+        show(f"wrote {trace_file}", err=True)
     if plot_file is not None:
         from paceline.report.proof_plot import draw_memory
 
         plot_file.write_text(draw_memory(proof))
-        click.echo(f"wrote {plot_file}", err=True)
+        show(f"wrote {plot_file}", err=True)
     if as_json:
         click.echo(proof_data(proof, compared).decode())
     else:
         from paceline.report.proof_text import format_proof
 
-        click.echo(format_proof(proof, compared))
+        show(format_proof(proof, compared))
     if not compared.fits:
         raise click.exceptions.Exit(3)
 
@@ -105,7 +105,7 @@ def prove_candidates(job: Any, facts: Any, plan: Any, count: int, *, as_json: bo
     case = case_of_plan(plan)
     rows: list[tuple[tuple[bool, float], dict[str, Any]]] = []
     for number, (layout, price) in enumerate(fastest_layouts(job, facts, count), start=1):
-        click.echo(f"{number} of {count}: {layout.name}", err=True)
+        show(f"{number} of {count}: {layout.name}", err=True)
         row: dict[str, Any] = {"layout": layout, "estimated_step_s": price.step_s}
         row["estimated_bytes"] = price.memory.allocated_bytes
         try:
@@ -158,4 +158,4 @@ def prove_candidates(job: Any, facts: Any, plan: Any, count: int, *, as_json: bo
         "estimate",
         "fits",
     )
-    click.echo(format_table([header, *table]))
+    show(format_table([header, *table]))

@@ -113,6 +113,7 @@ def _with_hosts(job: "Job", ranks_per_node: int) -> "Job":
 
 
 def _list(*, as_json: bool) -> None:
+    from paceline.cli.screen import show
     from paceline.render import ENGINES
     from paceline.report.table import format_table
 
@@ -132,7 +133,7 @@ def _list(*, as_json: bool) -> None:
     table = [
         (name, engine.title, engine.versions, engine.validated) for name, engine in ENGINES.items()
     ]
-    click.echo(format_table([header, *table]))
+    show(format_table([header, *table], keep=3))
 
 
 def _write(files: Any, out: Path, *, force: bool) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from paceline.cli.screen import show
+
 if TYPE_CHECKING:
     from paceline.check.resume import Verdict
     from paceline.job import Job
@@ -46,7 +48,7 @@ def check_resume(
         from paceline.report.resume_text import resume_lines
 
         for line in resume_lines(verdict):
-            click.echo(line)
+            show(line)
     return _CODES[verdict.fit]
 
 

@@ -1,8 +1,6 @@
 """`paceline runs`: the registry."""
 
 import json
-import shutil
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,6 +8,7 @@ import click
 
 from paceline.cli.options import json_option, runs_option
 from paceline.cli.runs_send import command as send
+from paceline.cli.screen import show
 
 
 @click.group(invoke_without_command=True)
@@ -64,11 +63,12 @@ def command(
         return
     from paceline.record.query import find_runs
     from paceline.report.runs_text import COLUMNS, list_lines
+    from paceline.report.table import COLUMNS as SCREEN
 
     shown = [name.strip() for name in (columns or "").split(",") if name.strip()]
     found = find_runs(runs, where=where, sort=sort, columns=shown, last=last)
     if found.listing.note is not None:
-        click.echo(f"note: {found.listing.note}", err=True)
+        show(f"note: {found.listing.note}", err=True)
     if as_json:
         every = [
             {name: found.value(row, name) for name in shown} if shown else asdict(row)
@@ -77,11 +77,11 @@ def command(
         click.echo(json.dumps(every, indent=2, default=str))
         return
     if not found.rows:
-        click.echo(f"no runs in {runs}" if not found.listing.rows else "no such runs", err=True)
+        show(f"no runs in {runs}" if not found.listing.rows else "no such runs", err=True)
         return
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() and not shown else None
+    width = None if shown else SCREEN.get()
     lines = list_lines(found.rows, shown or COLUMNS, found.value, width=width)
-    click.echo("\n".join(lines))
+    (click.echo if shown else show)("\n".join(lines))
 
 
 command.add_command(send)
@@ -126,4 +126,4 @@ def compare(
     if as_json:
         click.echo(json.dumps(asdict(found), indent=2, default=str))
         return
-    click.echo("\n".join(comparison_lines(found, all_settings=all_settings)))
+    show("\n".join(comparison_lines(found, all_settings=all_settings)))

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from paceline.cli.options import FiniteRange, PathName, json_option
+from paceline.cli.screen import show
 
 _FILE_S = 20.0
 """Longest that one file is read. The slowest of 548 files of three repositories took 2.2 s."""
@@ -67,13 +68,13 @@ def command(paths: tuple[Path, ...], shows_all: bool, timeout: float, as_json: b
         unread += [Unread(path=path, line=None, what=what) for path in sources.named]
     with reader_may_leave():
         for each in unread:
-            click.echo(f"{each} (not read)", err=True)
+            show(f"{each} (not read)", err=True)
         if as_json:
             click.echo(json.dumps(scanned_data(scanned, unread), indent=2))
         else:
             details = shows_all or len(scanned.files) == 1
             for line in format_scan(scanned, len(unread), details=details):
-                click.echo(line)
+                show(line)
     return 2 if unread else 0
 
 

@@ -1,12 +1,18 @@
-"""The one printer of what a command does while it works: lines, and one live line."""
+"""The one printer of what people read: answers as wide as the terminal, in few colours, and what a
+command does while it works, lines and one live line."""
 
+import os
+import re
+import shutil
 import sys
+import textwrap
 import time
 from typing import TextIO
 
 import click
 
 from paceline.record.plain import plain
+from paceline.report.table import COLUMNS
 
 _LIVE_EVERY_S, _LOG_EVERY_S = 0.1, 10.0
 """The live line is written anew about this often: in a terminal, and in a log file as plain lines.
@@ -27,8 +33,12 @@ class Screen:
         """Print a line. In a terminal it takes the place of the live line."""
         start = "\r\x1b[2K" if self._has_live else "\n" if self._is_torn else ""
         self._has_live = self._is_torn = False
-        shown = "\n".join(map(plain, text.split("\n")))  # a program's error may be in it
-        self._print(f"{start}{shown}", newline=True)
+        shown = list(map(plain, text.split("\n")))  # a program's error may be in it
+        if self._is_terminal:
+            shown = [part for line in shown for part in fitted(line)]
+        if has_colour(self._stream):
+            shown = list(map(painted, shown))
+        self._print(start + "\n".join(shown), newline=True)
 
     def is_live_due(self) -> bool:
         """Whether enough time has passed since the beginning, or since the live line was shown."""
@@ -66,4 +76,79 @@ class Screen:
 
 def say(text: str) -> None:
     """Print a line about the work on standard error, which is never an answer."""
-    click.echo(text, err=True)
+    show(text, err=True)
+
+
+def show(text: str, *, err: bool = False) -> None:
+    """Print lines for a person, none wider than the terminal, in colour where it has any. Messages
+    that no terminal shows keep their lines, to be searched for in a log."""
+    stream = sys.stderr if err else sys.stdout
+    paints, fits = has_colour(stream), not err or stream.isatty()
+    for line in text.split("\n"):
+        for part in fitted(line) if fits else [line]:
+            click.echo(painted(part) if paints else part, err=err)
+
+
+def take_terminal() -> None:
+    """From now on screens are as wide as this terminal, or as COLUMNS asks."""
+    COLUMNS.set(max(_NARROWEST, shutil.get_terminal_size((80, 24)).columns))
+
+
+_NARROWEST = 60
+"""Columns below which a terminal wraps the lines itself: labels and figures need as many."""
+
+
+def fitted(line: str) -> list[str]:
+    """The line in pieces that fit; what follows begins under its text, or two spaces in.
+
+    >>> fitted("short")
+    ['short']
+    """
+    if len(line) <= COLUMNS.get():
+        return [line]
+    label = _LABEL.match(line)
+    indent = label.end() if label else len(line) - len(line.lstrip()) + 2
+    return textwrap.wrap(
+        line,
+        COLUMNS.get(),
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+_LABEL = re.compile(r" *[^ ](?:[^ ]| (?! )){0,24} {2,}(?=[^ ])")
+"""The first column of a line: at most 25 characters, and two spaces behind it."""
+
+
+def has_colour(stream: TextIO) -> bool:
+    """Whether what is printed there is read on a terminal whose user wants colours
+    (no-color.org)."""
+    wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return wanted and stream.isatty()
+
+
+_RED, _YELLOW, _BOLD = "31", "33", "1"
+_PAINTS: tuple[tuple[str, str], ...] = (
+    (r"(?:[A-Z]\d{3}|Error|error)(?=: )", _RED),
+    (r" *(?:error|fails?|FAIL|failed|wrong|cause|damaged|DAMAGED|OVER)(?=:?  )", _RED),
+    (r" *(?:warning|caution|unknown|unsure|changed)(?=:?  )", _YELLOW),
+    (r"(?:warning|note)(?=: )", _YELLOW),
+    (r"[A-Z$][A-Z0-9$/ _?-]*(?:  +[A-Z$][^a-z]*)+$", _BOLD),
+    (r"(?=.{11} [^ ])[a-z](?:[a-z -]{0,9}[a-z])?(?= )", _BOLD),
+    (r"  (?:fix|where)(?=: )", _BOLD),
+)
+"""The beginning of a line -> its colour: failures, warnings, heads of tables, labels before the
+twelfth column. The first that matches is taken."""
+
+
+def painted(line: str) -> str:
+    """The line with the colour of what it begins with.
+
+    >>> painted("warning     the disk is nearly full")
+    '\\x1b[33mwarning\\x1b[0m     the disk is nearly full'
+    """
+    for pattern, colour in _PAINTS:
+        if found := re.match(pattern, line):
+            return f"\x1b[{colour}m{found[0]}\x1b[0m{line[found.end() :]}"
+    return line

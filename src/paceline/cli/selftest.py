@@ -9,7 +9,7 @@ import click
 
 from paceline.cli.options import PathName, json_option
 from paceline.cli.output_file import kept_folder
-from paceline.cli.screen import say
+from paceline.cli.screen import say, show
 
 if TYPE_CHECKING:
     from paceline.launch.selftest import Selftest
@@ -66,11 +66,11 @@ def command(ranks: int | None, on_cpu: bool, keep: Path | None, as_json: bool) -
 
 
 def _show(found: "Selftest") -> None:
-    click.echo(f"{'pass' if found.is_passed else 'FAIL'}  selftest on {found.device}")
+    show(f"{'pass' if found.is_passed else 'FAIL'}  selftest on {found.device}")
     for check in found.checks:
         click.echo(
             f"{check.status if check.status == 'pass' else 'FAIL'}  {check.name}: {check.found}"
         )
-    click.echo("not shown:")
+    show("not shown:")
     for line in found.not_shown:
-        click.echo(f"  - {line}")
+        show(f"  - {line}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.cli.options import FiniteRange, PathName, json_option, set_option
-from paceline.cli.screen import say
+from paceline.cli.screen import say, show
 
 if TYPE_CHECKING:
     from paceline.job import Job
@@ -181,7 +181,7 @@ def command(
         return
     from paceline.report.simulate_text import simulate_lines
 
-    click.echo("\n".join(simulate_lines(question, cases, results)))
+    show("\n".join(simulate_lines(question, cases, results)))
 
 
 def _data(question: "Question", cases: "list[Case]", results: "list[Result]") -> dict[str, Any]:

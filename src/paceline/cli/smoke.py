@@ -1,7 +1,6 @@
 """`paceline smoke`: does every step of a training pipeline work, in under a minute?"""
 
 import json
-import shutil
 import time
 from collections import Counter
 from dataclasses import asdict
@@ -12,7 +11,7 @@ import click
 
 from paceline.cli.options import PathName, json_option, set_option, timeout_option
 from paceline.cli.output_file import kept_folder
-from paceline.cli.screen import say
+from paceline.cli.screen import say, show
 
 if TYPE_CHECKING:
     from paceline.check.smoke import Row, Smoke, Status
@@ -189,7 +188,7 @@ def _show(smoke: "Smoke", about: list[str], target: Path, seconds: float) -> Non
         f"{count['not judged']} not judged, in {seconds:.0f} s"
     )
     for note in about:
-        click.echo(f"note  {note}")
+        show(f"note  {note}")
     for row in rows:
         _show_row(row)
 
@@ -200,12 +199,11 @@ def _show_row(row: "Row") -> None:
 
     took = "" if row.seconds is None else format_seconds(row.seconds)
     head = f"{_word(row.status):<10}  {row.name:<15}  {took:>8}  "
-    width = shutil.get_terminal_size().columns
-    for line in wrapped(head, row.found, width=width):
-        click.echo(line)
+    for line in wrapped(head, row.found):
+        show(line)
     if row.fix:
-        for line in wrapped(" " * len(head) + "fix: ", row.fix, width=width, indent=len(head) + 5):
-            click.echo(line)
+        for line in wrapped(" " * len(head) + "fix: ", row.fix, indent=len(head) + 5):
+            show(line)
 
 
 def _word(status: "Status") -> str:

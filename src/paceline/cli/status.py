@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.cli.options import json_option, runs_option
+from paceline.cli.screen import show
 
 if TYPE_CHECKING:
     from paceline.launch.standing import Standing
@@ -50,7 +51,7 @@ def command(run: str, runs: Path, as_json: bool) -> int:
         click.echo(json.dumps(asdict(standing), indent=2))
         return 0
     for name, text in _lines(standing):
-        click.echo(f"{name:<10}  {text}")
+        show(f"{name:<10}  {text}")
     return 0
 
 
@@ -61,10 +62,10 @@ def _print_job(found: dict[str, Any], *, as_json: bool) -> None:
     elif queue is None:
         click.echo(found["text"], nl=False)
     else:
-        click.echo(f"job         {found['job_id']} at {found['place']}")
-        click.echo(f"queue       {queue['state']}: {queue['detail']}")
+        show(f"job         {found['job_id']} at {found['place']}")
+        show(f"queue       {queue['state']}: {queue['detail']}")
         if queue["nodes"]:
-            click.echo(f"nodes       {' '.join(queue['nodes'])}")
+            show(f"nodes       {' '.join(queue['nodes'])}")
 
 
 def _lines(standing: "Standing") -> list[tuple[str, str]]:

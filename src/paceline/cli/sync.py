@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from paceline.cli.options import PathName, hosts_options, json_option, set_option, timeout_option
-from paceline.cli.screen import say
+from paceline.cli.screen import say, show
 
 if TYPE_CHECKING:
     from paceline.launch.sync import Synced, SyncedNode
@@ -84,7 +84,7 @@ def command(
         click.echo(json.dumps(asdict(synced) | {"same": synced.is_same}, indent=2))
     else:
         for line in _lines(synced, is_dry=dry_run, removes=removes):
-            click.echo(line)
+            show(line)
     return 0 if synced.is_same else 1
 
 

@@ -11,7 +11,7 @@ import click
 from paceline.cli.job_input import read_job
 from paceline.cli.options import PathName, json_option, layout_option, set_option, timeout_option
 from paceline.cli.output_file import check_can_write
-from paceline.cli.screen import say
+from paceline.cli.screen import say, show
 
 if TYPE_CHECKING:
     from paceline.check.verify.judge import Verdict
@@ -94,7 +94,7 @@ def command(
         click.echo(json.dumps(_data(verdict, case), indent=2))
     else:
         for line in verdict_lines(verdict, facts):
-            click.echo(line)
+            show(line)
     return 0 if verdict.is_right else 1
 
 

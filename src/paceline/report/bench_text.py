@@ -1,15 +1,13 @@
 """A bench for people: one row a number of ranks, where the time goes, the verdict, what helps."""
 
 from collections.abc import Iterator, Sequence
-from textwrap import wrap
 
 from paceline.check.bench import Advice, Verdict
 from paceline.check.bench_row import Row
 from paceline.check.bench_setting import Settings
 from paceline.record.bench import PHASES
+from paceline.report.table import wrapped
 from paceline.units import format_bytes, format_count, format_seconds
-
-_WIDTH = 100
 
 _PHASES_METHOD = (
     "A step is the slowest rank's; phases are means over ranks, then medians over steps, from "
@@ -32,7 +30,7 @@ def bench_lines(verdict: Verdict) -> Iterator[str]:
     yield from _table(_throughput(verdict.rows))
     for row in verdict.rows:
         for note in row.notes:
-            yield from _wrapped(f"  {row.num_ranks} ranks: ", note)
+            yield from wrapped(f"  {row.num_ranks} ranks: ", note)
     yield ""
     yield "a step's time"
     yield from _table(_times(verdict.rows))
@@ -44,17 +42,17 @@ def bench_lines(verdict: Verdict) -> Iterator[str]:
             + " to ".join(dict.fromkeys(f"{each(stretches):+.0%}" for each in (min, max)))
         )
     yield ""
-    yield from _wrapped("verdict     ", verdict.sentence)
+    yield from wrapped("verdict     ", verdict.sentence)
     if verdict.communication is not None:
-        yield from _wrapped("waits for   ", f"communication: {verdict.communication}")
+        yield from wrapped("waits for   ", f"communication: {verdict.communication}")
     if verdict.caution is not None:
-        yield from _wrapped("caution     ", verdict.caution)
+        yield from wrapped("caution     ", verdict.caution)
     seen = list(dict.fromkeys(advice.what for advice in verdict.advice))
     for number, what in enumerate(seen, start=1):
-        yield from _wrapped(f"{number}.".rjust(10) + "  ", f"{what}.")
+        yield from wrapped(f"{number}.".rjust(10) + "  ", f"{what}.")
         for advice in verdict.advice:
             if advice.what == what:
-                yield from _wrapped(" " * 12, f"-> {advice.change}{gain_text(advice)}", " " * 15)
+                yield from wrapped(" " * 12, f"-> {advice.change}{gain_text(advice)}", indent=15)
 
 
 def idle_lines(rows: Sequence[Row]) -> Iterator[str]:
@@ -78,7 +76,7 @@ def setting_lines(found: Settings) -> Iterator[str]:
         exposed = "?" if row.exposed_s is None else format_seconds(row.exposed_s)
         rows.append((row.value, format_seconds(row.step_s), span, str(row.num_steps), exposed))
     yield from _table(iter(rows))
-    yield from _wrapped("verdict     ", found.sentence)
+    yield from wrapped("verdict     ", found.sentence)
 
 
 def gain_text(advice: Advice) -> str:
@@ -160,8 +158,3 @@ def _table(rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
             "  "
             + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         )
-
-
-def _wrapped(head: str, text: str, indent: str | None = None) -> Iterator[str]:
-    later = " " * len(head) if indent is None else indent
-    yield from wrap(head + text, _WIDTH, subsequent_indent=later, break_long_words=False)

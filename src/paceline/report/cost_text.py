@@ -1,6 +1,5 @@
 """A bill as text: providers side by side, then what is assumed, unknown and impossible."""
 
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from paceline.catalog import load_providers
@@ -8,10 +7,9 @@ from paceline.estimate.cost import RunCost, accelerator_hours
 from paceline.estimate.serving import BreakEven, Load, Serving
 from paceline.plan.bill import Bill
 from paceline.report.plan_text import format_amount
-from paceline.report.table import format_table
+from paceline.report.table import format_table, wrapped
 from paceline.units import format_bytes, format_seconds
 
-_WIDTH = 80
 _COLUMNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("COMPUTE", ("training",)),
     ("IDLE", ("idle",)),
@@ -244,6 +242,4 @@ def _serving(
 
 
 def _labelled(label: str, text: str) -> list[str]:
-    return textwrap.wrap(
-        text, width=_WIDTH, initial_indent=f"{label:<12}", subsequent_indent=" " * 12
-    )
+    return wrapped(f"{label:<12}", text)

@@ -1,5 +1,6 @@
 """A diagnosis for people: the root cause first, on one screen."""
 
+import re
 from collections.abc import Iterator
 from textwrap import wrap
 
@@ -13,8 +14,8 @@ from paceline.check.diagnose.conclusion import (
 from paceline.check.diagnose.unique import Events
 from paceline.check.diagnose.words import spans
 from paceline.check.finding import Evidence
+from paceline.report.table import text_width
 
-_WIDTH = 100
 _LEAST_QUOTED = 30
 """Characters of a quoted line that stand beside its place; with less room it goes below."""
 _INDENT = 12
@@ -23,9 +24,18 @@ MAX_LINES = 25
 
 
 def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
-    """The whole answer, top to bottom."""
-    lines = list(_lines(diagnosis))
-    yield from lines if len(lines) <= MAX_LINES else [*lines[: MAX_LINES - 1], lines[-1]]
+    """The answer, top to bottom. Where a screen has no room for all of it, the last rows but one
+    are left out: they say least of the cause."""
+    rows: list[list[str]] = []
+    for line in _lines(diagnosis):
+        if line.startswith(" ") and rows:
+            rows[-1].append(line)
+        else:
+            rows.append([line])
+    while len(rows) > 2 and sum(map(len, rows)) > MAX_LINES:
+        del rows[-2]
+    for row in rows:
+        yield from row
 
 
 def brief_lines(diagnosis: Diagnosis) -> Iterator[str]:
@@ -121,6 +131,7 @@ def _cause(cause: Cause) -> Iterator[str]:
         yield from _quote("evidence", each)
     yield from _row("why", failure.why, 3)
     yield from _row("fix", failure.fix, 3)
+    yield from _row("more", f"paceline explain {failure.id}", 1)
     if failure.not_to_confuse:
         yield from _row("is not", failure.not_to_confuse, 2)
 
@@ -128,7 +139,7 @@ def _cause(cause: Cause) -> Iterator[str]:
 def _quote(name: str, each: Evidence) -> Iterator[str]:
     """A line of a log behind its place, which stays whole however long its path is."""
     head = f"{name.ljust(_INDENT)}{_place(each)}: "
-    if len(head) > _WIDTH - _LEAST_QUOTED:
+    if len(head) > text_width() - _LEAST_QUOTED:
         yield head.rstrip()
         head = ""
     yield from _row(head, each.text, 2, is_quote=True)
@@ -140,10 +151,26 @@ def _place(each: Evidence) -> str:
 
 
 def _row(name: str, text: str, most: int, *, is_quote: bool = False) -> Iterator[str]:
-    """A name and a text behind it. A quote keeps its spaces, to be searched for in the log."""
-    lines = wrap(
+    """A name and a text behind it, of at most so many lines or one sentence. A quote keeps its
+    spaces, to be searched for in the log, and is cut."""
+    lines = _wrap(name, text, is_quote=is_quote)
+    if len(lines) > most and is_quote:
+        lines = lines[:most]
+        lines[-1] = lines[-1][: text_width() - 4] + " ..."
+    sentences = _SENTENCE_END.split(text)
+    while len(lines) > most and len(sentences) > 1:
+        del sentences[-1]
+        lines = _wrap(name, " ".join(sentences), is_quote=False)
+    yield from (line.rstrip() for line in lines)
+
+
+_SENTENCE_END = re.compile(r"(?<=[.;]) (?=[A-Z])")
+
+
+def _wrap(name: str, text: str, *, is_quote: bool) -> list[str]:
+    return wrap(
         text,
-        _WIDTH,
+        text_width(),
         initial_indent=name.ljust(_INDENT),
         subsequent_indent=" " * _INDENT,
         break_on_hyphens=False,
@@ -152,10 +179,6 @@ def _row(name: str, text: str, most: int, *, is_quote: bool = False) -> Iterator
         replace_whitespace=not is_quote,
         expand_tabs=not is_quote,
     )
-    if len(lines) > most:
-        lines = lines[:most]
-        lines[-1] = lines[-1][: _WIDTH - 4] + " ..."
-    yield from (line.rstrip() for line in lines)
 
 
 def _lines_of(each: Consequence, diagnosis: Diagnosis) -> str:

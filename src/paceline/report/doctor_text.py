@@ -14,7 +14,7 @@ _WORDS = {
 }
 
 
-def format_doctor(results: Sequence[Result], *, width: int) -> Iterator[str]:
+def format_doctor(results: Sequence[Result]) -> Iterator[str]:
     """Lines for a terminal, in the order of the results."""
     count = {status: sum(each.status is status for each in results) for status in Status}
     verdict = "This machine is fit to train" if not count[Status.FAIL] else "Not ready to train"
@@ -28,8 +28,6 @@ def format_doctor(results: Sequence[Result], *, width: int) -> Iterator[str]:
     for each in results:
         head = f"{_WORDS[each.status]:<8} {each.name:<{names}}  "
         id = f"  [{each.id}]" if each.id is not None else ""
-        yield from wrapped(head, each.evidence + id, width=width)
+        yield from wrapped(head, each.evidence + id)
         if each.fix:
-            yield from wrapped(
-                " " * len(head) + "fix: ", each.fix, width=width, indent=len(head) + 5
-            )
+            yield from wrapped(" " * len(head) + "fix: ", each.fix, indent=len(head) + 5)

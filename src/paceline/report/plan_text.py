@@ -9,7 +9,7 @@ from paceline.parallel import Layout
 from paceline.plan import Decision, Plan, Rejected
 from paceline.plan.choose import SIMPLER
 from paceline.plan.host import host_limit_bytes, host_limit_source
-from paceline.report.table import WIDTH, wrapped
+from paceline.report.table import wrapped
 from paceline.topology import Cluster, Level
 from paceline.units import format_bytes, format_count, format_flops_per_s, format_seconds
 
@@ -272,7 +272,7 @@ def _state(plan: Plan) -> Iterator[str]:
     often = f"a failure every {format_seconds(state.mtbf_s)} assumed, estimated"
     yield from wrapped(_row("lost state", ""), f"{state.chosen}, {asked}; {often}")
     for tier in sorted(state.tiers, key=lambda each: each.name != state.chosen):
-        yield from wrapped(f"  {tier.name:<12}", tier_text(tier), width=WIDTH + 4)
+        yield from wrapped(f"  {tier.name:<12}", tier_text(tier))
 
 
 def tier_text(tier: StateTier) -> str:
@@ -330,13 +330,11 @@ def _others(plan: Plan) -> Iterator[str]:
     for name, each in zip(names, shown, strict=True):
         head = f"  {name:<{width}}"
         if len(name) + 2 > width:
-            yield from wrapped("  ", name, width=WIDTH + 4, indent=4)
+            yield from wrapped("  ", name, indent=4)
             head = " " * 6
-        yield from wrapped(head, each.reason, width=WIDTH + 4, indent=6)
+        yield from wrapped(head, each.reason, indent=6)
     if any("simpler" in each.reason for each in shown):
-        yield from wrapped(
-            "  ", f"simpler, in order: {'; '.join(SIMPLER)}", width=WIDTH + 4, indent=6
-        )
+        yield from wrapped("  ", f"simpler, in order: {'; '.join(SIMPLER)}", indent=6)
     hidden = len(plan.rejected) - _NUM_OTHERS
     if hidden > 0:
         yield f"  and {hidden} more: paceline plan --json" + ("" if is_whole else " or --all")

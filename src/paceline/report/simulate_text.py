@@ -2,14 +2,13 @@
 rests."""
 
 from collections.abc import Iterator, Sequence
-from textwrap import wrap
 
+from paceline.report.table import wrapped
 from paceline.simulation.costs import Costs, Phase
 from paceline.simulation.failures import expected_per_s
 from paceline.simulation.study import Case, Question, Result
 from paceline.units import counted, format_seconds
 
-_WIDTH = 100
 _LEAST_SHARE = 5e-5
 """Parts below this are left out of the line; `--json` has all."""
 
@@ -19,12 +18,12 @@ def simulate_lines(
 ) -> Iterator[str]:
     """The whole answer, top to bottom."""
     failures = question.failures
-    yield from _wrapped(
+    yield from wrapped(
         "simulated   ",
         f"{question.days:g} days, {counted(question.seeds, 'run')} a rate, the controller's own "
         "code under a virtual clock",
     )
-    yield from _wrapped("failures    ", f"{failures.name}: {failures.source}")
+    yield from wrapped("failures    ", f"{failures.name}: {failures.source}")
     for case in cases:
         mine = [each for each in results if each.num_nodes == case.num_nodes]
         yield ""
@@ -32,7 +31,7 @@ def simulate_lines(
     yield ""
     yield from _phases(cases)
     if question.compare:
-        yield from _wrapped(
+        yield from wrapped(
             "others      ",
             "; ".join(
                 f"{each.name}: {each.restart.known}, {each.restart.source}"
@@ -40,7 +39,7 @@ def simulate_lines(
             )
             + ". Their seconds are kept for all sizes, which is kind to them",
         )
-    yield from _wrapped(
+    yield from wrapped(
         "left out    ",
         "slow nodes that do not fail, silent corruption, planned maintenance, and queues; the "
         "share of every phase is only as good as the phase",
@@ -50,7 +49,7 @@ def simulate_lines(
 def _case(case: Case, question: Question, results: Sequence[Result]) -> Iterator[str]:
     failures = question.failures
     mtbf = format_seconds(1 / expected_per_s(failures, case.num_nodes))
-    yield from _wrapped(
+    yield from wrapped(
         f"{counted(case.num_nodes, 'node')}  ".ljust(12),
         f"{case.num_ranks:,} {case.accelerator} ranks and {counted(case.num_spares, 'spare')}; "
         f"{case.layout}, batch {case.global_batch:,}, {format_seconds(case.step_s)} a step "
@@ -58,7 +57,7 @@ def _case(case: Case, question: Question, results: Sequence[Result]) -> Iterator
     )
     tier = case.state.tier(case.tier)
     asked = "asked for" if case.state.is_asked else "chosen"
-    yield from _wrapped(
+    yield from wrapped(
         " " * 12,
         f"lost state from {case.tier} ({asked}), {format_seconds(tier.step_s)} a step for it; a "
         f"checkpoint every {counted(case.save_every, 'step')}",
@@ -74,7 +73,7 @@ def _case(case: Case, question: Question, results: Sequence[Result]) -> Iterator
             yield from _where(each)
     gave_up = [each for each in results if each.given_up]
     for each in gave_up:
-        yield from _wrapped(
+        yield from wrapped(
             "    ",
             f"{each.system} at rate x {each.rate:g} gave up {each.given_up:.1f} times in a run, "
             "and waited for a person",
@@ -105,7 +104,7 @@ def _where(result: Result) -> Iterator[str]:
             f"; {result.recoveries:.0f} recoveries, the median {format_seconds(result.downtime_s)}"
             " from fault to the end of the next step"
         )
-    yield from _wrapped("    ", f"{result.system}: {', '.join(lost) or 'nothing lost'}{down}")
+    yield from wrapped("    ", f"{result.system}: {', '.join(lost) or 'nothing lost'}{down}")
 
 
 def _phases(cases: Sequence[Case]) -> Iterator[str]:
@@ -125,17 +124,8 @@ def _phases(cases: Sequence[Case]) -> Iterator[str]:
 def _phase(name: str, phase: Phase, costs: Sequence[Costs], cases: Sequence[Case]) -> Iterator[str]:
     seconds = [_seconds(each.phases()[name], case) for each, case in zip(costs, cases, strict=True)]
     shown = ", ".join(dict.fromkeys(seconds))
-    yield from _wrapped(f"  {name:<12}", f"{shown} ({phase.known}: {phase.source})", " " * 14)
+    yield from wrapped(f"  {name:<12}", f"{shown} ({phase.known}: {phase.source})", indent=14)
 
 
 def _seconds(phase: Phase, case: Case) -> str:
     return format_seconds(phase.at(case.num_ranks, case.step_s))
-
-
-def _wrapped(head: str, text: str, indent: str | None = None) -> list[str]:
-    return wrap(
-        text,
-        width=_WIDTH,
-        initial_indent=head,
-        subsequent_indent=" " * len(head) if indent is None else indent,
-    )

@@ -1,14 +1,30 @@
-"""Plain tables and labelled paragraphs for people."""
+"""Plain tables and labelled paragraphs for people, as wide as their terminal."""
 
 import textwrap
 from collections.abc import Sequence
+from contextvars import ContextVar
 
-WIDTH = 96
-"""Characters of a line of a paragraph."""
+COLUMNS: ContextVar[int] = ContextVar("columns", default=80)
+"""Characters of a line. The command sets it to the terminal's; a pipe and a file have 80."""
+
+_WIDEST_TEXT = 100
+"""Characters of a line of a paragraph, however wide the terminal is: longer lines read badly."""
 
 
-def format_table(rows: Sequence[Sequence[str]]) -> str:
+def text_width() -> int:
+    """Characters of a line of a paragraph."""
+    return min(COLUMNS.get(), _WIDEST_TEXT)
+
+
+def format_table(rows: Sequence[Sequence[str]], *, keep: int | None = None) -> str:
     """Columns as wide as their widest cell, two spaces apart; the first row is the head.
+
+    A table that is wider than the terminal loses columns from its end and names them below; what
+    is too wide still has its widest cells wrapped.
+
+    Args:
+        rows: Cells of each row.
+        keep: Columns from the start that are never left out; all of them when left out.
 
     >>> print(format_table([("NAME", "N"), ("a", "10")]))
     NAME  N
@@ -17,10 +33,38 @@ def format_table(rows: Sequence[Sequence[str]]) -> str:
     if not rows:
         return ""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+    count = len(widths)
+    while keep is not None and count > keep and _total(widths[:count]) > COLUMNS.get():
+        count -= 1
+    hidden, widths = rows[0][count:], widths[:count]
+    while _total(widths) > COLUMNS.get() and max(widths) > _LEAST_CELL:
+        widths[widths.index(max(widths))] -= 1
+    lines = [line for row in rows for line in _row_lines(row[:count], widths)]
+    if hidden:
+        lines.append(f"Not shown in {COLUMNS.get()} columns, but by --json: {', '.join(hidden)}")
+    return "\n".join(lines)
+
+
+_LEAST_CELL = 10
+"""Characters that a wrapped cell keeps, so that its words stay readable."""
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + 2 * (len(widths) - 1)
+
+
+def _row_lines(row: Sequence[str], widths: Sequence[int]) -> list[str]:
+    cells = [
+        [cell] if len(cell) <= width else textwrap.wrap(cell, width)
+        for cell, width in zip(row, widths, strict=True)
+    ]
+    return [
+        "  ".join(
+            (cell[line] if line < len(cell) else "").ljust(width)
+            for cell, width in zip(cells, widths, strict=True)
+        ).rstrip()
+        for line in range(max(map(len, cells)))
+    ]
 
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:
@@ -36,15 +80,21 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def wrapped(head: str, text: str, *, width: int = WIDTH, indent: int | None = None) -> list[str]:
+def wrapped(head: str, text: str, *, indent: int | None = None) -> list[str]:
     """The lines of a text after its label.
 
     Args:
         head: What the first line begins with.
         text: In one line.
-        width: Of the longest line.
         indent: Spaces before the other lines; as long as the label when left out.
     """
     later = len(head) if indent is None else indent
-    lines = textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * later)
+    lines = textwrap.wrap(
+        text,
+        text_width(),
+        initial_indent=head,
+        subsequent_indent=" " * later,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
     return lines or [head.rstrip()]

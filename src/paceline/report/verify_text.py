@@ -1,13 +1,11 @@
 """A verification for people: one line for each thing that was looked at."""
 
 from collections.abc import Iterator
-from textwrap import wrap
 
 from paceline.check.verify.judge import Verdict
 from paceline.check.verify.line import Line
 from paceline.record.verification import Facts
-
-_WIDTH = 100
+from paceline.report.table import wrapped
 
 
 def verdict_lines(verdict: Verdict, facts: Facts) -> Iterator[str]:
@@ -19,9 +17,7 @@ def verdict_lines(verdict: Verdict, facts: Facts) -> Iterator[str]:
         f"one device, {case.steps} steps, float64 and {case.precision}"
     )
     for note in verdict.notes:
-        yield from wrap(
-            f"note        {note}", _WIDTH, subsequent_indent=" " * 12, break_long_words=False
-        )
+        yield from wrapped("note        ", note)
     yield ""
     width = max(len(line.name) for line in verdict.lines)
     for line in verdict.lines:
@@ -42,16 +38,11 @@ def _line(line: Line, width: int) -> Iterator[str]:
     if line.seen is not None and line.allowed is not None:
         numbers = f"  {_number(line.seen)} of {_number(line.allowed)}"
     head = f"{line.status.upper()}  {line.name.ljust(width)}"
-    indent = " " * (len(head) + 2)
-    yield from wrap(
-        f"{head}{numbers}  {line.what}", _WIDTH, subsequent_indent=indent, break_long_words=False
-    )
+    yield from wrapped(f"{head}{numbers}  ", line.what, indent=len(head) + 2)
     for name in ("where", "why", "fix"):
         text = getattr(line, name)
         if text is not None and line.status == "fail":
-            yield from wrap(
-                f"      {name}: {text}", _WIDTH, subsequent_indent=" " * 12, break_long_words=False
-            )
+            yield from wrapped(f"      {name}: ", text, indent=12)
 
 
 def _number(value: float) -> str:
