@@ -66,6 +66,16 @@ def counted(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
+def with_article(name: str) -> str:
+    """A name with `a` or `an`, by its sound: letters are spelled, a word is read.
+
+    >>> with_article("H100"), with_article("B200"), with_article("Gaudi3"), with_article("olmo")
+    ('an H100', 'a B200', 'a Gaudi3', 'an olmo')
+    """
+    is_spelled = name[:1].isupper() and not name[1:2].islower()
+    return f"{'an' if name[:1] in ('AEFHILMNORSX' if is_spelled else 'AEIOaeio') else 'a'} {name}"
+
+
 def parse_bytes(value: float | str) -> int:
     """Bytes. GB is 10^9 and GiB is 2^30; a plain number is bytes.
 
@@ -175,8 +185,8 @@ def _scaled(value: float, units: list[tuple[str, float]]) -> str:
     return f"{value:.3g} {units[-1][0]}".strip()
 
 
-def format_bytes(num_bytes: float) -> str:
-    """Three digits and a binary unit.
+def format_bytes(num_bytes: float, digits: int = 3) -> str:
+    """Three digits, or as many as are asked for, and a binary unit.
 
     >>> format_bytes(15_032_385_536)
     '14 GiB'
@@ -186,8 +196,23 @@ def format_bytes(num_bytes: float) -> str:
     for unit, power in (("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
         scaled = num_bytes / 2**power
         if abs(scaled) >= 1:
-            return f"{scaled:.0f} {unit}" if scaled >= 100 else f"{scaled:.3g} {unit}"
+            whole = scaled >= 10 ** (digits - 1)
+            return f"{scaled:.0f} {unit}" if whole else f"{scaled:.{digits}g} {unit}"
     raise AssertionError("a size of at least 1 KiB has a unit")
+
+
+def bytes_apart(*sizes: float) -> list[str]:
+    """Sizes side by side, a need and its limit, with as many digits as tell unequal ones apart.
+
+    >>> bytes_apart(77_331_000_000, 77_309_411_328), bytes_apart(2**33, 2**33)
+    (['72.02 GiB', '72 GiB'], ['8 GiB', '8 GiB'])
+    """
+    count = len({round(size) for size in sizes})
+    for digits in range(3, 16):  # a float's digits
+        texts = [format_bytes(size, digits) for size in sizes]
+        if len(set(texts)) == count:
+            break
+    return texts
 
 
 def format_count(count: float) -> str:

@@ -1,6 +1,7 @@
 """The catalog: every number there, and names that are not."""
 
 import pytest
+from click.testing import CliRunner
 
 from paceline.catalog import (
     PRECISIONS,
@@ -14,6 +15,7 @@ from paceline.catalog import (
 from paceline.catalog._rows import keys_of, with_likes
 from paceline.catalog.configs import find_published, load_published_configs
 from paceline.catalog.engines import load_engines
+from paceline.cli import cli
 from paceline.errors import JobError
 
 
@@ -199,6 +201,9 @@ def test_an_unknown_accelerator_names_the_nearest():
     (problem,) = caught.value.problems
     assert problem.code == "T001"
     assert "`H100-SXM`" in problem.fix
+    written = problem.fix.rpartition("catalog file: ")[2]
+    assert CliRunner().invoke(cli, [*written.split()[1:], "--help"]).exit_code == 0
+    assert written.startswith("paceline catalog --write ")
 
 
 def test_an_unknown_link_names_the_nearest():

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import click
 import pytest
 from click.testing import CliRunner
+from tests.plan.scene import JOB
 
 from paceline.cli import cli
 from paceline.cli.options import FiniteRange
@@ -39,3 +40,20 @@ def test_a_timeout_that_never_comes_is_refused(verb, value):
     assert done.exit_code == 2
     assert "--timeout" in done.output
     assert "not a number to reckon with" in done.output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan", "--deadline", "soon"],
+        ["plan", "--budget", "little"],
+        ["plan", "--deadline", "1ms", "--fail-on", "deadline"],
+        ["prove", "--layout", "micro_batch=none"],
+        ["simulate", "--accelerator", "H9000"],
+    ],
+)
+def test_a_message_names_the_option_that_gave_the_value_and_not_set(tmp_path, words):
+    (tmp_path / "job.yaml").write_text(JOB)
+    done = CliRunner().invoke(cli, [words[0], str(tmp_path / "job.yaml"), *words[1:]])
+    (problem,) = done.exception.problems
+    assert problem.where.endswith(f", {words[1]}")

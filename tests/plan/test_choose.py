@@ -1,14 +1,20 @@
 """In which order layouts are chosen and listed, and how the order is explained."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 from tests.plan.scene import JOB, plan_of
 
+from paceline.estimate.estimate import price_one
+from paceline.job import PlanSpec
 from paceline.parallel import Layout, table_of
+from paceline.plan.case import case_of_plan
 from paceline.plan.choose import SIMPLER, order_of
 from paceline.plan.search import Priced
 from paceline.report.plan_text import format_plan
+
+ONLY_DATA = ("layout.tensor=1", "layout.pipeline=1", "layout.context=1")
 
 
 def test_of_layouts_within_the_margin_one_without_a_pipeline_is_taken_however_it_is_sharded():
@@ -50,3 +56,19 @@ def test_a_faster_layout_that_lost_says_what_it_is_at_worst_and_what_simpler_mea
     assert faster
     assert all(re.search(r"% faster \(.* at worst\)", reason) for reason in faster)
     assert "simpler, in order: " + SIMPLER[0] in format_plan(plan)
+
+
+def test_a_need_just_over_its_limit_is_printed_with_the_digits_that_tell_them_apart():
+    """ "2 needs 72 GiB of 72 GiB" was the reason for one sample at a time."""
+    fixed = ("layout.sharding=full", "layout.recompute=none", *ONLY_DATA)
+    tight = plan_of(JOB, *fixed, "cluster.memory=70GiB")
+    layout = tight.layout
+    assert layout.micro_batch == 1
+    double = replace(layout, micro_batch=2, accumulation=layout.accumulation // 2)
+    needed = price_one(double, case_of_plan(tight)).memory.known_bytes
+    little = (needed - 2**20) / (1 - PlanSpec().head_room)
+    plan = plan_of(JOB, *fixed, f"cluster.memory={little:.0f}")
+    (reason,) = (each.reason for each in plan.decisions if each.field == "layout.micro_batch")
+    found = re.fullmatch(r"the largest that fits: 2 needs ([\d.]+) GiB of ([\d.]+) GiB", reason)
+    assert found is not None
+    assert 0 < float(found[1]) - float(found[2]) < 0.01

@@ -1,5 +1,7 @@
 """What an accelerator leaves an engine, the same in all of them."""
 
+import subprocess
+
 import pytest
 from tests.render.plans import rendered
 
@@ -23,14 +25,25 @@ def test_macs_are_refused_and_sent_to_mlx(engine, cluster):
 @pytest.mark.parametrize("accelerator", OTHERS)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_accelerators_that_an_engine_was_not_tried_on_are_refused(engine, accelerator):
-    with pytest.raises(RenderError, match=f"ranks on {accelerator}"):
+    with pytest.raises(RenderError, match=f"ranks on {accelerator}") as refused:
         rendered(engine, cluster={"accelerator": accelerator})
+    (problem,) = (each for each in refused.value.problems if "ranks on" in each.what)
+    assert f"trains on {accelerator}: bring a program of your own" in problem.fix
 
 
 @pytest.mark.parametrize("accelerator", OTHERS)
-def test_torchrun_says_that_its_example_does_not_know_them(accelerator):
-    found = rendered("torchrun", cluster={"accelerator": accelerator})
-    assert [gap for gap in found.gaps if gap.what.startswith(f"{accelerator} through ")]
+@pytest.mark.parametrize(("engine", "start"), [("torchrun", "launch.sh"), ("slurm", "job.sbatch")])
+def test_where_no_example_program_trains_none_is_written_and_ones_own_is_asked_for(
+    engine, start, accelerator
+):
+    found = rendered(engine, cluster={"accelerator": accelerator})
+    (gap,) = found.gaps
+    assert gap.what.startswith(f"{accelerator} through ")
+    assert set(found.files) == {start, "train.json"}
+    (line,) = (line for line in found.files[start].splitlines() if "TRAIN_SCRIPT:?" in line)
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert done.returncode
+    assert f"set it to your own program for {accelerator}" in done.stderr
 
 
 @pytest.mark.parametrize("layout", [{"sharding": "none"}, {"sharding": "full"}])

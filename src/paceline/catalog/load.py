@@ -6,6 +6,7 @@ A catalog file of the reader's own is merged over them in `user.py`.
 import re
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.catalog._rows import no_such, read_row, with_likes
 from paceline.catalog.accelerator import ACCELERATOR_KEYS, Accelerator, make_accelerator
 from paceline.catalog.link import LINK_KEYS, Link, make_link
-from paceline.errors import JobError
+from paceline.errors import JobError, Problem
 
 if TYPE_CHECKING:
     from paceline.catalog.user import Catalog
@@ -37,6 +38,11 @@ def load_links() -> Mapping[str, Link]:
     }
 
 
+def _or_own(unknown: Problem) -> Problem:
+    own = "describe it in your own catalog file: paceline catalog --write paceline-catalog.toml"
+    return replace(unknown, fix=f"{unknown.fix}; or {own}")
+
+
 def find_accelerator(name: str, *, where: str, catalog: "Catalog | None" = None) -> Accelerator:
     """The accelerator of that name or alias, in any case, or as its own tool reports it.
 
@@ -54,7 +60,7 @@ def find_accelerator(name: str, *, where: str, catalog: "Catalog | None" = None)
     by_lower = {spelling.lower(): known for spelling, known in spellings.items()}
     found = by_lower.get(name.strip().lower()) or catalog_name(name, catalog)
     if found is None:
-        raise JobError(no_such("T001", "accelerator", name, spellings, where))
+        raise JobError(_or_own(no_such("T001", "accelerator", name, spellings, where)))
     return accelerators[found]
 
 
@@ -67,7 +73,8 @@ def find_link(name: str, *, where: str, catalog: "Catalog | None" = None) -> Lin
     links = load_links() if catalog is None else catalog.links
     found = {known.lower(): link for known, link in links.items()}.get(name.strip().lower())
     if found is None:
-        raise JobError(no_such("T004", "link", name, {each: each for each in links}, where))
+        unknown = no_such("T004", "link", name, {each: each for each in links}, where)
+        raise JobError(_or_own(unknown))
     return found
 
 

@@ -172,6 +172,7 @@ def command(
     from paceline.check.bench import judge_bench
     from paceline.check.bench_setting import judge_settings
     from paceline.cli.job_input import read_job
+    from paceline.job.yaml_text import Given
     from paceline.launch.bench import bench_cases, read_ranks
     from paceline.record.bench import Scaling, Stretch
     from paceline.report.bench_text import bench_lines
@@ -179,7 +180,7 @@ def command(
     counts = read_ranks(ranks_text)
     scaling: Scaling = "weak" if is_weak else "strong"
     stretch = Stretch(warm_up=warm_up, timed=steps, profiled=min(5, steps))
-    overrides = (*overrides, *(f"layout.{each}" for each in layout))
+    overrides = (*overrides, *(Given("--layout", f"layout.{each}") for each in layout))
     if sweep is not None:
         for name in ("is_weak", "out"):
             if is_given(name):

@@ -121,10 +121,15 @@ def command(
       paceline plan job.yaml --prove 5
     """
     from paceline.cli.job_input import read_plannable
+    from paceline.job.yaml_text import Given
     from paceline.launch.factory import measure_factory
 
     given = {"objective": objective, "budget": budget, "deadline": deadline}
-    flags = tuple(f"plan.{name}={value}" for name, value in given.items() if value is not None)
+    flags = tuple(
+        Given(f"--{name}", f"plan.{name}={value}")
+        for name, value in given.items()
+        if value is not None
+    )
     job = read_plannable(job_file, (*overrides, *flags))
     facts = measure_factory(job)
     if phases:

@@ -60,12 +60,15 @@ def command(
     """
     from paceline.cli.job_input import read_plannable
     from paceline.cli.output_file import check_can_write
+    from paceline.job.yaml_text import Given
     from paceline.launch.prove import proof_data, prove_job
 
     check_can_write(trace_file, "--trace")
     check_can_write(plot_file, "--plot")
     proof, compared = prove_job(
-        lambda: read_plannable(job_file, (*overrides, *(f"layout.{each}" for each in layout))),
+        lambda: read_plannable(
+            job_file, (*overrides, *(Given("--layout", f"layout.{each}") for each in layout))
+        ),
         must_fit=not layout,
         whole=whole,
         wants_trace=trace_file is not None,

@@ -141,6 +141,7 @@ def command(
     """
     from paceline.cli.job_input import read_job
     from paceline.job.failures import read_failures
+    from paceline.job.yaml_text import Given
     from paceline.launch.factory import measure_factory
 
     study = _study_module()
@@ -148,7 +149,8 @@ def command(
     rates = tuple(_numbers(rates_text, "--rates", float))
     compare = _systems(compare_text)
     changed = tuple(_read_phase(text) for text in phases)
-    cluster = () if accelerator is None else (f"cluster.accelerator={accelerator}",)
+    named = f"cluster.accelerator={accelerator}"
+    cluster = () if accelerator is None else (Given("--accelerator", named),)
     job = read_job(job_file, (*overrides, *cluster))
     counts = _counts(job, nodes_text)
     question = study.Question(

@@ -12,7 +12,7 @@ from typing import Literal
 
 from paceline.catalog import Price, Provider, load_providers
 from paceline.estimate.goodput import Goodput, daly_interval_s, goodput, job_mtbf_s
-from paceline.units import counted, format_bytes
+from paceline.units import bytes_apart, counted
 
 Way = Literal["on demand", "spot"]
 
@@ -123,10 +123,8 @@ def cannot_run(price: Price, needs: Needs) -> str | None:
     nodes = min(needs.num_nodes, price.num_accelerators // needs.accelerators_per_node)
     host = price.host_memory_bytes
     if host is not None and host < needs.host_memory_bytes * nodes:
-        return (
-            f"{format_bytes(host)} of host memory, the run needs "
-            f"{format_bytes(needs.host_memory_bytes)} a node"
-        )
+        has, wanted = bytes_apart(host, needs.host_memory_bytes)
+        return f"{has} of host memory, the run needs {wanted} a node"
     fabric = _provider(price).fabrics.get(price.instance)
     if needs.num_nodes <= nodes or fabric is None:
         return None

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
@@ -16,6 +16,24 @@ Place = tuple[str | int, ...]
 Where = Callable[[Place], str]
 _DEEPEST, _MOST_KEYS = 20, 10_000
 """Far above any job; a YAML alias to itself, or to many aliases, would never end."""
+
+
+class Given(str):
+    """`key.key=value` that an option of its own gave, named in messages instead of `--set`."""
+
+    option = "--set"
+
+    def __new__(cls, option: str, assignment: str) -> Self:
+        """The assignment of an option: `Given("--deadline", "plan.deadline=3d")`."""
+        given = super().__new__(cls, assignment)
+        given.option = option
+        return given
+
+
+class _Overridden(int):
+    """The line, 0, of a key that the command line gave."""
+
+    option = "--set"
 
 
 def read_text(path: Path) -> str:
@@ -122,7 +140,9 @@ def where_in(lines: Mapping[Place, int], source: str, *before: str) -> Where:
         line = next(
             (lines[whole[:end]] for end in range(len(whole), 0, -1) if whole[:end] in lines), None
         )
-        place = "--set" if line == 0 else source if line is None else f"{source} line {line}"
+        place = source if line is None else f"{source} line {line}"
+        if line == 0:
+            place = getattr(line, "option", "--set")
         return f"{dotted(whole) or 'the whole file'}, {place}"
 
     return where
@@ -139,8 +159,8 @@ def override(values: dict[str, Any], lines: dict[Place, int], assignment: str) -
     if not equals or not all(keys):
         raise JobError.of(
             code="J003",
-            what=f"{assignment!r} is not an override",
-            where="--set",
+            what=f"{str(assignment)!r} is not an override",
+            where=getattr(assignment, "option", "--set"),
             fix="write it like --set train.global_batch=64",
         )
     try:
@@ -155,10 +175,11 @@ def override(values: dict[str, Any], lines: dict[Place, int], assignment: str) -
     inner[keys[-1]] = value
     for known in [path for path in lines if path[: len(keys)] == keys]:
         del lines[known]
-    lines[keys] = 0
+    lines[keys] = line = _Overridden()
+    line.option = getattr(assignment, "option", "--set")
     # A section that only --set has is of --set, too.
     for end in range(1, len(keys)):
-        lines.setdefault(keys[:end], 0)
+        lines.setdefault(keys[:end], line)
 
 
 def dotted(path: Place) -> str:

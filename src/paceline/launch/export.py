@@ -29,7 +29,7 @@ from paceline.record.run import RunFolder
 from paceline.record.tensors import TensorRecord, read_tensors
 from paceline.render.serve import ADAPTER, check_servable, serve_files
 from paceline.topology.machine import find_local_machine
-from paceline.units import format_bytes
+from paceline.units import bytes_apart, format_bytes
 
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 CARD = "README.md"
@@ -260,10 +260,10 @@ def _check_room(asked: Export) -> None:
         place = place.parent
     free = shutil.disk_usage(place).free
     if free < needed:
+        takes, has = bytes_apart(needed, free)
         raise JobError.of(
             code="R002",
-            what=f"the export takes {format_bytes(needed)}, and {place} has {format_bytes(free)} "
-            "free",
+            what=f"the export takes {takes}, and {place} has {has} free",
             where="OUT",
             fix="make room, give a folder on another disk, or halve it with --dtype bfloat16",
         )

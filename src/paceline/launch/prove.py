@@ -21,7 +21,7 @@ from paceline.plan import plan_job
 from paceline.prove.compare import Compared, compare
 from paceline.prove.proof import Proof, Request
 from paceline.prove.request import request_of
-from paceline.units import format_bytes
+from paceline.units import bytes_apart
 
 _TIMEOUT_S = 1800
 
@@ -48,10 +48,8 @@ def prove_job(
         proof = prover.prove(request_of(job, plan, whole=whole, wants_trace=wants_trace))
     needed = plan.estimate.memory.known_bytes
     if needed > plan.limit_bytes:
-        note = (
-            f"by the estimate this layout does not fit: {format_bytes(needed)} a rank, of "
-            f"{format_bytes(plan.limit_bytes)} that may be used"
-        )
+        sizes = " a rank, of ".join(bytes_apart(needed, plan.limit_bytes))
+        note = f"by the estimate this layout does not fit: {sizes} that may be used"
         proof = replace(proof, notes=(*proof.notes, note))
     return proof, compare(proof, plan)
 

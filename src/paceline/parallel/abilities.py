@@ -41,6 +41,7 @@ from paceline.parallel.table import (
     Layouts,
 )
 from paceline.topology import Cluster
+from paceline.units import with_article
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +188,14 @@ ABILITIES: Mapping[str, Abilities] = {
 
 OURS = ABILITIES["paceline"]
 
-_OWN_PROGRAM = "paceline render --for torchrun starts a program of your own on the plan's ranks"
+_OWN_PROGRAM = (
+    "bring a program of your own: TRAIN_SCRIPT of the launch.sh that "
+    "`paceline render --for torchrun` writes"
+)
+
+EXAMPLES_OVER = ("nccl", "gloo", "mlx")
+"""Libraries of collectives that the programs among the rendered files train over; over any other,
+TRAIN_SCRIPT has to name one's own."""
 
 
 def abilities_of(engine: str) -> Abilities:
@@ -208,16 +216,6 @@ def check_accelerator(engine: str, cluster: Cluster) -> Problem | None:
     """What to report where an engine does not train on a cluster's accelerators."""
     if cluster.backend in abilities_of(engine).backends:
         return None
-    others = engines_over(cluster.backend)
-    able = [name for name in others if name == "paceline" or has_files(name, "")]
-    if "paceline" in able:
-        fix = f"leave engine out: Paceline's own runtime does; or {_OWN_PROGRAM}"
-    elif able:
-        fix = f"set engine to {' or '.join(able)}, which does; or {_OWN_PROGRAM}"
-    else:
-        fix = f"no engine that Paceline writes files for does: {_OWN_PROGRAM}"
-        if others:
-            fix += f" (engine: {' or '.join(others)} is estimated there, without files)"
     whose = "Paceline's own runtime" if engine == "paceline" else engine
     why = f"whose collectives go through {cluster.backend}"
     why = abilities_of(engine).untried.get(cluster.backend, why)
@@ -225,7 +223,23 @@ def check_accelerator(engine: str, cluster: Cluster) -> Problem | None:
         code="R015",
         what=f"{whose} does not train on {cluster.accelerator}, {why}",
         where="cluster.accelerator, in the job",
-        fix=fix,
+        fix=what_trains_on(cluster),
+    )
+
+
+def what_trains_on(cluster: Cluster) -> str:
+    """The fix where an engine does not train on a cluster's accelerators: one that does, or a
+    program of one's own."""
+    others = engines_over(cluster.backend)
+    able = [name for name in others if name == "paceline" or has_files(name, "")]
+    if "paceline" in able:
+        return f"leave engine out: Paceline's own runtime trains there; or {_OWN_PROGRAM}"
+    if able:
+        return f"set engine to {' or '.join(able)}, which trains there; or {_OWN_PROGRAM}"
+    estimated = f" (engine: {' or '.join(others)} is estimated there, without files)"
+    return (
+        f"no engine that Paceline writes files for trains on {cluster.accelerator}: {_OWN_PROGRAM}"
+        f"{estimated if others else ''}"
     )
 
 
@@ -277,7 +291,7 @@ def reasons_ours_cannot(layout: Layout) -> Iterator[str]:
         yield f"offload {layout.offload} of a state that is not sharded"
     splits_backward = layout.schedule in SPLIT_BACKWARD
     if layout.pipeline > 1 and splits_backward and layout.recompute in ONE_BACKWARD:
-        yield f"{layout.recompute} recompute in a {layout.schedule} pipeline"
+        yield f"{layout.recompute} recompute in {with_article(layout.schedule)} pipeline"
     small, large = sorted((layout.shard_degree, layout.expert))
     if large % small:
         yield f"{layout.shard_degree} shards with {layout.expert} expert ranks: neither divides"

@@ -24,7 +24,7 @@ from paceline.plan.search import estimates_of, search
 from paceline.profile import ModelProfile, resolve_config
 from paceline.profile.block import dense_parameters, expert_parameters
 from paceline.topology import Cluster
-from paceline.units import format_bytes, format_seconds
+from paceline.units import format_bytes, format_seconds, with_article
 
 MOST_BUBBLE = 0.2
 """Share of a step that a pipeline may stand still without a word. Source: four micro-batches a
@@ -389,7 +389,7 @@ def assumed_efficiency(efficiencies: Efficiencies, case: Case) -> Iterator[Cauti
     is_measured = source != "other" and source in (accelerator, efficiencies.family_of(accelerator))
     if case.rates is None or case.cluster.backend == "gloo" or is_measured:
         return
-    whose = "an H100" if source == "other" else f"a {source}"
+    whose = with_article("H100" if source == "other" else source)
     yield Caution(
         about="efficiency",
         what=f"no run on {accelerator} in {precision} was measured: it is assumed to reach the "

@@ -19,7 +19,7 @@ from paceline.parallel.table import RECOMPUTES, SHARDINGS, code_of
 from paceline.plan.decision import Rejected
 from paceline.plan.host import host_bytes_of_one, host_limit_bytes, host_limit_source
 from paceline.plan.search import Found, Priced, estimates_of
-from paceline.units import format_bytes, format_seconds
+from paceline.units import bytes_apart, format_bytes, format_seconds
 
 NUM_RUNNERS_UP = 8
 _NUM_TOO_LARGE = 3
@@ -260,10 +260,8 @@ def _terms_that_differ(price: Estimate, chosen: Estimate) -> str:
 
 def _why_too_large(price: Estimate, limit: int) -> str:
     needed = price.memory.known_bytes
-    return (
-        f"does not fit: needs {format_bytes(needed)}, "
-        f"{format_bytes(needed - limit)} over the {format_bytes(limit)} allowed"
-    )
+    needs, allowed = bytes_apart(needed, limit)
+    return f"does not fit: needs {needs}, {format_bytes(needed - limit)} over the {allowed} allowed"
 
 
 def reasons_of(choice: Choice) -> Iterator[tuple[str, str, str]]:
@@ -373,9 +371,9 @@ def _why_sharding_alone(choice: Choice) -> str:
     over = [k for k in simpler if priced[k].memory.known_bytes > limit]
     if simpler and len(over) == len(simpler):
         kind = simpler[-1]
-        needed = format_bytes(priced[kind].memory.known_bytes)
+        needed = " of ".join(bytes_apart(priced[kind].memory.known_bytes, limit))
         name = replace(layout, sharding=kind).splits(choice.case.engine.full_sharding)[0]
-        return f"the least sharding that fits: {name} needs {needed} of {format_bytes(limit)}"
+        return f"the least sharding that fits: {name} needs {needed}"
     return _against_best(choice, [p for p in choice.fitting if p[0].sharding != layout.sharding])
 
 
@@ -397,7 +395,7 @@ def _leaner(choice: Choice, price: Estimate) -> str:
     """Which of two equally fast layouts needs less memory."""
     mine, its = choice.estimate.memory.known_bytes, price.memory.known_bytes
     if mine < its * (1 - _SAME):
-        return f" and needs {format_bytes(its)} instead of {format_bytes(mine)}"
+        return f" and needs {' instead of '.join(bytes_apart(its, mine))}"
     return ""
 
 
@@ -451,8 +449,8 @@ def _why_recompute(choice: Choice) -> str:
     too_large = [each for each in tried if each.memory.known_bytes > choice.limit_bytes]
     if too_large:
         index = tried.index(too_large[-1])
-        needed = format_bytes(too_large[-1].memory.known_bytes)
-        return f"{leaner[index]} needs {needed} of {format_bytes(choice.limit_bytes)}"
+        needed = bytes_apart(too_large[-1].memory.known_bytes, choice.limit_bytes)
+        return f"{leaner[index]} needs {' of '.join(needed)}"
     return "it makes room for what saves more time elsewhere"
 
 
@@ -464,10 +462,8 @@ def _why_micro_batch(choice: Choice) -> str:
         sizes = np.broadcast_to(prices.memory_bytes, len(larger))
         over = [index for index, size in enumerate(sizes) if size > limit]
         if over and over[0] == 0:
-            return (
-                f"the largest that fits: {larger[0].micro_batch} needs "
-                f"{format_bytes(float(sizes[0]))} of {format_bytes(limit)}"
-            )
+            needed = " of ".join(bytes_apart(float(sizes[0]), limit))
+            return f"the largest that fits: {larger[0].micro_batch} needs {needed}"
     if choice.estimate.memory.parts["activations"] is None:
         return "a rank's whole share at once; whether it fits is unknown for your own model"
     if layout.accumulation == 1:

@@ -20,7 +20,7 @@ from paceline.parallel import Layout, Layouts, table_of
 from paceline.parallel.table import code_of
 from paceline.profile import ModuleFacts
 from paceline.topology import Cluster
-from paceline.units import format_bytes
+from paceline.units import bytes_apart
 
 _FLOAT32_BYTES = 4
 
@@ -54,11 +54,12 @@ def check_building(facts: ModuleFacts, job: Job, cluster: Cluster) -> Iterator[P
     needed = facts.num_parameters * _FLOAT32_BYTES * cluster.ranks_per_node
     limit = host_limit_bytes(cluster, "cpu")
     if needed > limit:
+        needs, has = bytes_apart(needed, limit)
         yield Problem(
             code="P004",
             what=f"every rank builds {job.spec.model.factory} whole in the host's memory, because "
             f"its factory {facts.whole_because}: {cluster.ranks_per_node} ranks of a node need "
-            f"{format_bytes(needed)} and it has {format_bytes(limit)} "
+            f"{needs} and it has {has} "
             f"({host_limit_source(cluster, 'cpu')})",
             where=job.where("model.factory"),
             fix="let the factory make parameters and draw them with nn.init, without looking at "

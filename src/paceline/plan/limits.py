@@ -6,7 +6,7 @@ from math import ceil
 from paceline.errors import Problem
 from paceline.job import Job
 from paceline.plan.decision import Limit, Plan
-from paceline.units import format_bytes, format_seconds
+from paceline.units import bytes_apart, format_bytes, format_seconds
 
 
 def limits_of(job: Job, plan: Plan) -> Iterator[Limit]:
@@ -35,7 +35,12 @@ def limit_problem(job: Job, plan: Plan, limit: Limit) -> Problem:
         "memory": format_bytes,
     }
     shown = texts[limit.name]
-    expected = "unknown" if limit.expected is None else f"at {shown(limit.expected)}"
+    most, expected = shown(limit.limit), "unknown"
+    if limit.expected is not None:
+        needs = shown(limit.expected)
+        if limit.name == "memory":
+            needs, most = bytes_apart(limit.expected, limit.limit)
+        expected = f"at {needs}"
     against = "not known to be within" if limit.expected is None else "over"
     fixes = {
         "budget": _ways_to_afford(job, plan, limit),
@@ -45,7 +50,7 @@ def limit_problem(job: Job, plan: Plan, limit: Limit) -> Problem:
     return Problem(
         code="P002",
         what=f"{plan.layout_name} on {plan.cluster.name}: {expected}, {against} the {limit.name} "
-        f"of {shown(limit.limit)}",
+        f"of {most}",
         where=job.where(f"plan.{limit.name}"),
         fix=fixes[limit.name],
     )

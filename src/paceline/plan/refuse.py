@@ -26,7 +26,7 @@ from paceline.plan.host import (
 from paceline.plan.search import Found, estimates_of, grid_bytes
 from paceline.profile import resolve_profile
 from paceline.topology import Cluster, find_cluster
-from paceline.units import format_bytes
+from paceline.units import bytes_apart, format_bytes
 
 _MOST_DOUBLINGS = 12
 """Clusters up to this many times twice as large are tried."""
@@ -79,6 +79,7 @@ def nothing_fits(
     )
     cluster, share = case.cluster, 1 - job.spec.plan.head_room
     needed = price.memory.known_bytes
+    needs, limit, usable = bytes_apart(needed, limit_bytes, cluster.usable_bytes)
     if engines is None:
         ways = [_more_memory(job, cluster, needed)]
     else:
@@ -88,8 +89,7 @@ def nothing_fits(
         code="P001",
         what=f"no layout fits on {cluster.name}: the leanest of {found.num_layouts:,}, "
         f"{case.named(layout)} in micro-batches of {layout.micro_batch}, needs "
-        f"{format_bytes(needed)} a rank; {format_bytes(limit_bytes)} may be "
-        f"used ({share:.0%} of {format_bytes(cluster.usable_bytes)}). It is {parts}"
+        f"{needs} a rank; {limit} may be used ({share:.0%} of {usable}). It is {parts}"
         + _over_host(case, found),
         where=job.where("cluster"),
         fix="; or ".join(ways),
@@ -99,23 +99,22 @@ def nothing_fits(
 def _over_host(case: Case, found: Found) -> str:
     if found.least_host_bytes is None:
         return ""
-    limit = host_limit_bytes(case.cluster, "cpu")
+    needed = bytes_apart(found.least_host_bytes, host_limit_bytes(case.cluster, "cpu"))
     return (
-        f". With what can be offloaded in the host's memory a node needs "
-        f"{format_bytes(found.least_host_bytes)} of {format_bytes(limit)} "
+        f". With what can be offloaded in the host's memory a node needs {' of '.join(needed)} "
         f"({host_limit_source(case.cluster, 'cpu')})"
     )
 
 
 def _host_too_small(job: Job, case: Case, needed_bytes: float) -> Problem:
     offload = job.spec.layout.offload
-    limit = host_limit_bytes(case.cluster, offload)
+    needs, has = bytes_apart(needed_bytes, host_limit_bytes(case.cluster, offload))
     place = "on disk" if offload == "nvme" else "in the host's memory"
     is_assumed = offload == "cpu" and host_limit_source(case.cluster, offload) == ASSUMED_HOST
     return Problem(
         code="P004",
         what=f"no layout fits with the optimizer {place}: a node needs at least "
-        f"{format_bytes(needed_bytes)} there and has {format_bytes(limit)} "
+        f"{needs} there and has {has} "
         f"({host_limit_source(case.cluster, offload)})",
         where=job.where("layout.offload"),
         fix="leave layout.offload out, share the optimizer (layout.sharding), or add nodes"

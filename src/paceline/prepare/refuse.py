@@ -21,7 +21,7 @@ from paceline.prepare.rows import form_of, place_of
 from paceline.prepare.template import FAILS, ChatTemplate, TemplateFailed
 from paceline.prepare.tokenizer import TokenizerFiles, load_tokenizer
 from paceline.profile.resolve import resolve_config, resolve_decoder
-from paceline.units import format_bytes
+from paceline.units import bytes_apart, format_bytes
 
 _BYTES_A_BYTE = {"uint16": 1.5, "uint32": 3.0}
 """Disk that a byte of plain text takes at the most, with a part and its join there at once: 3.5
@@ -180,10 +180,11 @@ def check_disk(job: Job, cache: Path, sizes: Mapping[str, int], dtype: str) -> N
     free = shutil.disk_usage(cache).free
     if needed <= free:
         return
+    takes, has = bytes_apart(needed, free)
     raise JobError.of(
         code="D015",
-        what=f"preparing {format_bytes(sum(sizes.values()))} takes up to {format_bytes(needed)} of "
-        f"disk, and {cache} has {format_bytes(free)} free",
+        what=f"preparing {format_bytes(sum(sizes.values()))} takes up to {takes} of disk, and "
+        f"{cache} has {has} free",
         where=job.where("data.cache"),
         fix="make room, or name a folder on a larger disk by data.cache",
     )

@@ -3,30 +3,29 @@
 from collections.abc import Iterator
 
 from paceline.catalog import load_accelerators
+from paceline.parallel.abilities import what_trains_on
 from paceline.plan import Plan
 from paceline.render.engine import Gap
 
 
-def accelerator_refusals(
-    plan: Plan, *, uses: tuple[str, ...], why: str, others: str = "torchrun"
-) -> Iterator[Gap]:
+def accelerator_refusals(plan: Plan, *, uses: tuple[str, ...], why: str) -> Iterator[Gap]:
     """Ranks whose collectives go through a library that the engine does not use.
 
     Args:
         plan: Its cluster's backend is looked at.
         uses: Backends that the engine has: `("nccl", "gloo")`.
         why: Why it has no other.
-        others: The engine that takes accelerators which are no Macs.
     """
     cluster = plan.cluster
     if cluster.backend in uses:
         return
-    name = "mlx" if cluster.backend == "mlx" else others
+    is_mac = cluster.backend == "mlx"
+    fix = "`paceline render --for mlx`" if is_mac else what_trains_on(cluster)
     yield Gap(
         what=f"ranks on {cluster.accelerator}",
         why=why,
         nearest=None,
-        fix=f"`paceline render --for {name}`, or a GPU as cluster.accelerator",
+        fix=f"{fix}; or set cluster.accelerator to a GPU",
         where="cluster.accelerator",
     )
 

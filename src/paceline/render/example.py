@@ -22,6 +22,7 @@ from paceline.job.sources import (
     tokenizer_folder,
 )
 from paceline.job.training import decay_steps
+from paceline.parallel.abilities import EXAMPLES_OVER
 from paceline.plan import Plan
 from paceline.profile.resolve import written_config
 from paceline.profile.runnable import left_out, reasons_against_running
@@ -44,9 +45,13 @@ program itself, a Llama or Qwen2 with drawn weights."""
 
 def example(plan: Plan, job: Job, *scripts: str) -> dict[str, str]:
     """`train.json`, `lm_plain.py` and the named files of `scripts/`; the first is called
-    `train.py`. With `lm.py` among them transformers builds the model."""
+    `train.py`. With `lm.py` among them transformers builds the model. For accelerators that none
+    of the programs knows, `train.json` alone."""
     builds: Builder = "transformers" if "lm.py" in scripts else "own"
-    found = {SETTINGS: to_json(settings(plan, job, builds)), PLAIN: script_text(PLAIN)}
+    found = {SETTINGS: to_json(settings(plan, job, builds))}
+    if plan.cluster.backend not in EXAMPLES_OVER:
+        return found
+    found[PLAIN] = script_text(PLAIN)
     for place, name in enumerate(scripts):
         found["train.py" if place == 0 else name] = script_text(name)
     return found
@@ -150,6 +155,15 @@ def _lacks_model(plan: Plan, job: Job, builds: Builder) -> str | None:
     is_own = builds == "own" or plan.layout.pipeline > 1
     found = _decoder(plan, job) if is_own else _config(job)
     return plan.profile.name if found is None else None
+
+
+def program_lines(plan: Plan) -> list[str]:
+    """A line of a shell that ends a script which has no program to start: it is told none, and no
+    example program knows the accelerators."""
+    if plan.cluster.backend in EXAMPLES_OVER:
+        return []
+    own = f"set it to your own program for {plan.cluster.accelerator}; train.json has the plan"
+    return [f': "${{{_OWN_PROGRAM}:?{own}}}"']
 
 
 def node_lines(plan: Plan, job: Job) -> list[str]:

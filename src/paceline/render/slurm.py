@@ -17,7 +17,7 @@ from paceline.plan import Plan
 from paceline.render.carried import OF_DDP
 from paceline.render.engine import Files, Gap
 from paceline.render.environment import export_lines
-from paceline.render.example import example
+from paceline.render.example import example, program_lines
 from paceline.render.shell import check_one_line, command, quote, script
 from paceline.render.slurm_directives import Ask, directives
 from paceline.render.text import header
@@ -43,6 +43,7 @@ def render(plan: Plan, job: Job) -> Files:
     """`job.sbatch`, which starts torchrun on every node, and the example program."""
     lines = [
         'cd "${SLURM_SUBMIT_DIR:?submit this with sbatch}"',
+        *program_lines(plan),
         *job.spec.slurm.setup,
         *export_lines(plan),
         *_meet(plan.cluster.num_nodes),

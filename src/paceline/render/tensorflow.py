@@ -19,7 +19,7 @@ from paceline.render.hosts import host_names
 from paceline.render.shared_gaps import offload_gaps, precision_gaps, split_gaps
 from paceline.render.shell import script
 from paceline.render.text import header, to_json
-from paceline.units import format_bytes
+from paceline.units import bytes_apart
 
 _PORT = 12345
 """As in TensorFlow's own guide of several workers."""
@@ -142,7 +142,7 @@ def _whole(plan: Plan, *, splits: bool) -> Iterator[Gap]:
     """Of sharding and recomputation: every replica holds everything, where it fits."""
     layout = plan.layout
     needed = _BYTES_PER_PARAMETER * plan.profile.num_parameters + _kept_bytes(plan)
-    size = f"{format_bytes(needed)} of {format_bytes(plan.cluster.usable_bytes)} a rank"
+    size = f"{' of '.join(bytes_apart(needed, plan.cluster.usable_bytes))} a rank"
     fits = needed <= plan.limit_bytes
     too_much = "" if fits else f", which needs {size}"
     shards = "an engine that shards: torchrun, deepspeed"

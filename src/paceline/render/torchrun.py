@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from paceline.estimate.estimate import price_one
 from paceline.job import Job
+from paceline.parallel.abilities import EXAMPLES_OVER
 from paceline.parallel.shrink import shrunk
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
@@ -20,7 +21,7 @@ from paceline.render.environment import (
     restart_words,
     torchrun_options,
 )
-from paceline.render.example import example, example_gaps, node_lines
+from paceline.render.example import example, example_gaps, node_lines, program_lines
 from paceline.render.shared_gaps import offload_gaps, precision_gaps, split_gaps
 from paceline.render.shell import script
 from paceline.render.text import header
@@ -54,6 +55,7 @@ def launch_script(plan: Plan, job: Job) -> str:
     return script(
         header(plan, job, *_about(plan, job)),
         'cd "$(dirname "$0")"',
+        *program_lines(plan),
         *node_lines(plan, job),
         *export_lines(plan, restarts=job.spec.recovery.max_restarts > 0),
         *meeting_lines(plan),
@@ -87,24 +89,27 @@ def least_nodes(plan: Plan, job: Job) -> int:
 
 def gaps(plan: Plan, job: Job) -> list[Gap]:
     """What torchrun cannot start, and what the example program lacks: torchrun itself says nothing
-    about a layout."""
+    about a layout. Of accelerators that it does not know, that alone."""
+    cluster = plan.cluster
+    if cluster.backend not in EXAMPLES_OVER:
+        return [
+            Gap(
+                what=f"{cluster.accelerator} through {cluster.backend}",
+                where="cluster.accelerator",
+                why="the example program knows CUDA, ROCm and CPUs, and is not written here",
+                nearest=OWN,
+            )
+        ]
     no_mac = accelerator_refusals(
         plan,
-        uses=("nccl", "gloo", "xla", "neuron", "hccl"),  # but for NCCL and gloo, with a gap
+        uses=("nccl", "gloo"),
         why="torchrun starts PyTorch over NCCL or gloo, and neither uses a Mac's GPU",
     )
     return [*no_mac, *_layout_gaps(plan), *example_gaps(plan, job)]
 
 
 def _layout_gaps(plan: Plan) -> Iterator[Gap]:
-    layout, backend = plan.layout, plan.cluster.backend
-    if backend not in ("nccl", "gloo", "mlx"):
-        yield Gap(
-            what=f"{plan.cluster.accelerator} through {backend}",
-            where="cluster.accelerator",
-            why="the example program knows CUDA, ROCm and CPUs",
-            nearest=OWN,
-        )
+    layout = plan.layout
     why = (
         "torchrun starts ranks; how they split the model is the script's, and the example program "
         "shares data and parameters only"

@@ -6,7 +6,7 @@ from paceline.catalog.price import price_day
 from paceline.parallel import Layout
 from paceline.plan import Plan
 from paceline.report.plan_text import format_amount
-from paceline.units import format_bytes, format_count, format_seconds
+from paceline.units import bytes_apart, format_bytes, format_count, format_seconds
 
 
 def plan_markdown(plan: Plan) -> str:
@@ -40,7 +40,8 @@ def _head(plan: Plan) -> Iterator[str]:
 def _memory(plan: Plan) -> str:
     memory = plan.estimate.memory
     more = "" if memory.total_bytes is not None else " + ?"
-    return f"{format_bytes(memory.known_bytes)}{more} of {format_bytes(plan.limit_bytes)}"
+    needs, limit = bytes_apart(memory.known_bytes, plan.limit_bytes)
+    return f"{needs}{more} of {limit}"
 
 
 def _tables(plan: Plan) -> Iterator[str]:

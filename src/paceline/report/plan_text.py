@@ -11,7 +11,13 @@ from paceline.plan.choose import SIMPLER
 from paceline.plan.host import host_limit_bytes, host_limit_source
 from paceline.report.table import wrapped
 from paceline.topology import Cluster, Level
-from paceline.units import format_bytes, format_count, format_flops_per_s, format_seconds
+from paceline.units import (
+    bytes_apart,
+    format_bytes,
+    format_count,
+    format_flops_per_s,
+    format_seconds,
+)
 
 _BAR_WIDTH = 30
 _WIDEST_NAME = 48
@@ -47,7 +53,8 @@ def plan_summary(plan: Plan) -> list[str]:
     cluster, price = plan.cluster, plan.estimate
     place = "this machine" if cluster.is_local else "declared, not this machine"
     memory = price.memory.total_bytes
-    needs = "unknown" if memory is None else f"{format_bytes(memory)} a rank, estimated"
+    needed, limit = bytes_apart(memory or 0, plan.limit_bytes)
+    needs = "unknown" if memory is None else f"{needed} a rank, estimated"
     pace = "unknown for this model or accelerator"
     if price.step_s is not None:
         pace = f"{format_seconds(price.step_s)} a step"
@@ -64,7 +71,7 @@ def plan_summary(plan: Plan) -> list[str]:
         _row("layout", plan.layout_name + _offloaded(plan)),
         _row("on", f"{cluster.name} ({place}, {cluster.backend})"),
         _row("batch", _batch_equation(plan)),
-        _row("memory", f"{needs}, of {format_bytes(plan.limit_bytes)} that may be used"),
+        _row("memory", f"{needs}, of {limit} that may be used"),
         _row("time", pace),
         *wrapped(_row("run", ""), "; ".join([*whole, "--verbose shows the whole plan"])),
         *_cautions(plan),
@@ -148,8 +155,8 @@ def _batch_equation(plan: Plan) -> str:
 
 def _memory(plan: Plan) -> Iterator[str]:
     memory, cluster = plan.estimate.memory, plan.cluster
-    limit, total = plan.limit_bytes, memory.total_bytes
-    amount = format_bytes(total) if total is not None else f"{format_bytes(memory.known_bytes)} + ?"
+    needed, limit = bytes_apart(memory.known_bytes, plan.limit_bytes)
+    amount = needed if memory.total_bytes is not None else f"{needed} + ?"
     source = cluster.known.get("usable_bytes", "cited")
     yield ""
     yield _row("memory", f"{amount} on the fullest rank, estimated")
@@ -165,15 +172,16 @@ def _memory(plan: Plan) -> Iterator[str]:
             bar = "#" * max(1, round(_BAR_WIDTH * size / largest))
             yield f"  {name:<14}{format_bytes(size):>10}  {bar}"
     yield (
-        f"  {'may be used':<14}{format_bytes(limit):>10}  "
+        f"  {'may be used':<14}{limit:>10}  "
         f"{1 - plan.head_room:.0%} of {format_bytes(cluster.usable_bytes)} a rank ({source})"
     )
     if plan.layout.offload != "none":
-        limit = host_limit_bytes(cluster, plan.layout.offload)
+        most = host_limit_bytes(cluster, plan.layout.offload)
+        needed, limit = bytes_apart(plan.host_bytes, most)
         place = "on disk" if plan.layout.offload == "nvme" else "on the host"
         yield (
-            f"  {place:<14}{format_bytes(plan.host_bytes):>10}  the ranks of a node, of "
-            f"{format_bytes(limit)} ({host_limit_source(cluster, plan.layout.offload)})"
+            f"  {place:<14}{needed:>10}  the ranks of a node, of "
+            f"{limit} ({host_limit_source(cluster, plan.layout.offload)})"
         )
     if len(plan.stages) > 1:
         sizes = [stage.known_bytes for stage in plan.stages]

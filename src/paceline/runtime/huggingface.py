@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import JobError, PlanError, reason_of
+from paceline.units import with_article
 
 _DROPPED = (
     "_attn_implementation",
@@ -136,7 +137,8 @@ def blocks_of(model: nn.Module) -> nn.ModuleList:
 def _on_meta(
     config: Mapping[str, Any], source: str, where: str, classifies: bool = False
 ) -> nn.Module:
-    need = f"a {config.get('model_type')} model needs transformers, which cannot be imported"
+    model = with_article(f"{config.get('model_type')} model")
+    need = f"{model} needs transformers, which cannot be imported"
     transformers = import_transformers("transformers", need)
     kind = str(config.get("model_type")).lower()
     fields = {name: value for name, value in config.items() if name not in _DROPPED}

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.contracts.phases.case import Case, Gate, Phase
-from paceline.units import format_bytes, format_count, format_seconds
+from paceline.units import bytes_apart, format_bytes, format_count, format_seconds
 
 PROCESS_ID = "distributed-training-orchestration"
 VERSION = "1.0.0"
@@ -51,12 +51,12 @@ def summary(case: Case) -> str:
     )
     cost = next((each for each in view.costs if each.way == "on demand"), None)
     dollars = "" if cost is None else f", for ${cost.usd:,.0f} at {cost.provider} ({cost.as_of})"
+    sizes = bytes_apart(plan.estimate.memory.known_bytes, plan.limit_bytes)
     return (
         f"Train {plan.profile.name} ({format_count(plan.profile.num_parameters)} parameters) on "
         f"{plan.cluster.name} as {plan.layout_name}: {plan.layout.global_batch} samples a step, "
         f"{view.num_steps} steps {time}{dollars}. The fullest rank holds "
-        f"{format_bytes(plan.estimate.memory.known_bytes)} of "
-        f"{format_bytes(plan.limit_bytes)}. All of it is estimated."
+        f"{' of '.join(sizes)}. All of it is estimated."
     )
 
 

@@ -10,7 +10,13 @@ from paceline.parallel.recomputes import WHOLE_BLOCKS
 from paceline.parallel.stages import is_v_shaped, stages_of_rank
 from paceline.plan import Plan
 from paceline.prepare.checked import checked_text
-from paceline.units import format_bytes, format_count, format_flops_per_s, format_seconds
+from paceline.units import (
+    bytes_apart,
+    format_bytes,
+    format_count,
+    format_flops_per_s,
+    format_seconds,
+)
 
 _NARROW = 0.1
 """Share of the usable memory below which what is left counts as scarce."""
@@ -88,7 +94,7 @@ def bottlenecks_of(case: Case) -> list[dict[str, Any]]:
             {
                 "resource": "accelerator memory",
                 "severity": "critical" if over else "medium",
-                "impact": f"{format_bytes(memory)} needed of {format_bytes(usable)} a rank",
+                "impact": f"{' needed of '.join(bytes_apart(memory, usable))} a rank",
                 "mitigation": "phase 7 lists what needs less",
             }
         )

@@ -14,7 +14,7 @@ from paceline.check.lint.configs.marked import Marked
 from paceline.check.lint.configs.say import ERROR, INFO, WARNING, found
 from paceline.errors import PacelineError, Problem
 from paceline.plan import Plan, plan_from_json
-from paceline.units import format_bytes
+from paceline.units import bytes_apart
 
 Planned = Plan | PacelineError | None
 """What a job is planned as, or the refusal; None where it was not planned."""
@@ -119,7 +119,7 @@ def _contradictions(plan: Plan) -> Iterator[tuple[tuple[str, ...], str, str]]:
         yield ("layout",), what, _AGAIN
     needed, limit = plan.estimate.memory.known_bytes, plan.limit_bytes
     if needed > limit:
-        sizes = f"{format_bytes(needed)}, and {format_bytes(limit)} may be used"
+        sizes = f"{', and '.join(bytes_apart(needed, limit))} may be used"
         what = f"a rank needs {sizes} of {cluster.accelerator}"
         yield ("estimate", "memory"), what, _AGAIN
     blocks = sum(plan.stage_blocks)

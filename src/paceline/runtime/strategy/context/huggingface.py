@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from paceline.errors import JobError
 from paceline.runtime.strategy.context.split import Context, cannot
+from paceline.units import with_article
 
 NAME = "paceline_context"
 
@@ -64,7 +65,7 @@ def split_huggingface(
 def _check_model(model: nn.Module, cannot: Callable[[str, str], JobError]) -> None:
     config: Any = model.config
     whole = "set layout.context to 1, or data.pack to windows where samples are packed"
-    kind = f"a {config.model_type} model"
+    kind = f"{with_article(config.model_type)} model"
     can_set = getattr(type(model), "_can_set_attn_implementation", None)
     if can_set is None or not can_set():
         raise cannot(f"{kind}: transformers has one fixed attention for it", whole)
