@@ -54,7 +54,7 @@ def names_data(job: "Job") -> bool:
 def check_names_data(job: "Job") -> Iterator[Problem]:
     """`J007` where the built-in trainer would have nothing to train on.
 
-    A run needs data; a plan for a cluster that is not this machine does not. A program has data of
+    A run needs data; a plan does not. A program has data of
     its own, and another engine is asked when it is started (`check_has_data`).
     """
     if job.spec.engine == "paceline":
@@ -70,8 +70,7 @@ def check_has_data(job: "Job") -> Iterator[Problem]:
             "is given",
             where=job.where("data"),
             fix="add data.path: your files, such as corpus/*.txt; to try the job out, data.corpus: "
-            "python-stdlib (30 MB of text) will do; plan, prove and simulate need none for a "
-            "cluster that is not this machine",
+            "python-stdlib (30 MB of text) will do; plan, prove and simulate need none",
         )
 
 

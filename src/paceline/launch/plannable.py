@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.control.alerts import check_names
 from paceline.errors import JobError, PacelineError, Problem
 from paceline.job import Job, load_job
-from paceline.job.data_fields import check_names_data, is_prepared
+from paceline.job.data_fields import is_prepared
 from paceline.job.evaluate import check_measured
 from paceline.job.length import uncounted
 from paceline.job.pretrained import find_pretrained, loads_weights
@@ -35,7 +35,8 @@ _NOT_INSTALLED = "R010"
 
 def check_plannable(job: Job) -> list[Problem]:
     """What `paceline run` could not do, and a plan is of use all the same: the model is for another
-    engine, the data are not on this machine, the first rows look broken.
+    engine, the data are not on this machine, the first rows look broken. A job that names no data
+    is planned: only a run needs them.
 
     Raises:
         JobError: Everything else that a run refuses of the job file and the files that it names.
@@ -44,11 +45,9 @@ def check_plannable(job: Job) -> list[Problem]:
         return []
     refused, named = [*check_asked(job), *check_files(job)], [*check_model(job)]
     found, doubts = _look_at_data(job)
-    unnamed = list(check_names_data(job))
-    if unnamed or any(each.code in ABSENT for each in found):
-        is_elsewhere = not find_cluster(job.spec.cluster, job).is_local
-        named += [each for each in found if is_elsewhere and each.code in ABSENT]
-        refused += [] if is_elsewhere else unnamed
+    absent = [each for each in found if each.code in ABSENT]
+    if absent and not find_cluster(job.spec.cluster, job).is_local:
+        named += absent
     refused += [each for each in found if each not in named and each not in refused]
     JobError.raise_for(refused)
     return [*named, *doubts]
