@@ -164,3 +164,26 @@ def test_a_newer_patch_is_planned_with_a_warning(job_file):
     assert done.exit_code == 0
     assert "version: torchtitan 0.3.4 is planned as 0.3.0 is" in done.stdout
     assert "version:" not in plan(job_file, "torchtitan 0.3.0", *LLAMA).stdout
+
+
+NOWHERE = """\
+name: big
+model: {preset: llama-2-13b}
+engine: torchtitan
+cluster: {accelerator: L4, per_node: 1}
+train: {global_batch: 8, steps: 10}
+data: {seq_len: 2048}
+"""
+
+
+@pytest.mark.parametrize("verb", [("advise", "batch"), ("prove",), ("verify",), ("simulate",)])
+def test_every_verb_that_plans_names_the_engine_that_plan_names(tmp_path, verb):
+    """Only plan, render, run and cost did."""
+    path = tmp_path / "big.yaml"
+    path.write_text(NOWHERE)
+    fixes = [
+        CliRunner().invoke(cli, [*words, str(path)]).exception.problems[-1].fix
+        for words in (("plan",), verb)
+    ]
+    assert fixes[0].startswith("set engine to deepspeed: ")
+    assert fixes[0] == fixes[1]

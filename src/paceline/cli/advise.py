@@ -206,12 +206,12 @@ def batch(
     """
     from paceline.cli.job_input import read_job
     from paceline.launch.factory import measure_factory
-    from paceline.plan import plan_job
+    from paceline.launch.plannable import planned
     from paceline.plan.advice import find_batch, scale_learning_rate
 
     job = read_job(job_file, overrides)
     facts = measure_factory(job)
-    plan = plan_job(job, facts)
+    plan = planned(job, facts)
     ask: Callable[[int], bool] = lambda size: _fits(job, plan, facts, size)  # noqa: E731
     if measure:
         from paceline.launch.try_batch import check_measurable, try_batch
@@ -300,7 +300,7 @@ def _fits(job: "Job", plan: "Plan", facts: Any, micro_batch: int) -> bool:
         ),
     )
     try:
-        plan_job(replace(job, spec=spec), facts)
+        plan_job(replace(job, spec=spec), facts, advise=False)
     except PlanError as error:
         if all(problem.code == "P001" for problem in error.problems):
             return False

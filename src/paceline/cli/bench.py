@@ -415,9 +415,9 @@ def _print_compared(one: Path, other: Path, *, as_json: bool) -> None:
 
 def _planned(job_file: Path, overrides: tuple[str, ...]) -> "Plan":
     from paceline.cli.job_input import read_job
-    from paceline.plan import plan_job
+    from paceline.launch.plannable import planned
 
-    return plan_job(read_job(job_file, overrides))
+    return planned(read_job(job_file, overrides))
 
 
 def _read_size(text: str) -> int:

@@ -182,13 +182,11 @@ def _of_job(
 ) -> "Bill":
     from paceline.catalog import find_catalog_file, load_catalog
     from paceline.cli.job_input import read_plannable
-    from paceline.launch.factory import measure_factory
-    from paceline.launch.plannable import can_run
-    from paceline.plan import plan_job
+    from paceline.launch.plannable import planned
     from paceline.plan.bill import bill_of_plan
 
     job = read_plannable(job_file, overrides)
-    plan = plan_job(job, measure_factory(job), can_run=can_run)
+    plan = planned(job)
     catalog = load_catalog(find_catalog_file(job.folder, job.spec.cluster.catalog))
     return bill_of_plan(
         plan,

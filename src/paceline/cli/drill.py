@@ -319,11 +319,10 @@ def plan_of(job: "Job") -> "Plan":
         JobError, PlanError: It cannot be run.
     """
     from paceline.launch.drill import raise_problems
-    from paceline.launch.factory import measure_factory
+    from paceline.launch.plannable import planned
     from paceline.launch.ready import check_can_run
-    from paceline.plan import plan_job
 
-    plan = plan_job(job, measure_factory(job))
+    plan = planned(job)
     raise_problems(check_can_run(job, plan))
     return plan
 

@@ -13,7 +13,7 @@ from paceline.contracts.phases import Goals, PhasePlan, exit_code, format_gates,
 from paceline.contracts.phases.make import INDEX, PHASES
 from paceline.errors import JobError
 from paceline.job import Job
-from paceline.plan import plan_job
+from paceline.launch.plannable import planned
 from paceline.profile import ModuleFacts
 
 _SCRIPT_MODE = 0o755
@@ -34,7 +34,7 @@ def show_phases(
 
     Args:
         job: What is asked.
-        facts: Of a model of one's own, as `plan_job` takes them.
+        facts: Of a model of one's own, as `planned` takes them.
         out: Folder for the files. What was made there from the same input stays as it is.
         only: Number of the one phase that is wanted.
         goals: Budget and deadline, in place of the job's.
@@ -51,7 +51,7 @@ def show_phases(
     index = _index_of(out) if out is not None else None
     made = make_phases(
         job,
-        partial(plan_job, facts=facts),
+        partial(planned, facts=facts),
         goals=goals,
         only=only,
         index=index,

@@ -150,10 +150,9 @@ def command(
         )
         limits = [name for name in fail_on if name != "gate"]
         if limits and not code:
-            from paceline.launch.plannable import can_run
-            from paceline.plan import plan_job
+            from paceline.launch.plannable import planned
 
-            _check_limits(job, plan_job(job, facts, can_run=can_run), limits)
+            _check_limits(job, planned(job, facts), limits)
         raise click.exceptions.Exit(code)
     if "gate" in fail_on:
         raise click.UsageError("--fail-on gate goes with --phases.")
@@ -161,12 +160,11 @@ def command(
     if only is not None or out is not None:
         raise click.UsageError("--only and --out go with --phases.")
     from paceline.errors import PlanError
-    from paceline.launch.plannable import can_run, check_planned
-    from paceline.plan import plan_job
+    from paceline.launch.plannable import check_planned, planned
     from paceline.prepare.checked import checked_text
 
     try:
-        plan = plan_job(job, facts, can_run=can_run)
+        plan = planned(job, facts)
     except PlanError as error:
         # No change of the cluster or the layout would help a model that the files do not describe.
         raise PlanError(*_foreign_model(job, facts), *error.problems) from None

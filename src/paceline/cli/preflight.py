@@ -144,14 +144,13 @@ def _job_and_plan(
     job_file: Path, overrides: tuple[str, ...], hosts: str | None
 ) -> "tuple[Job, Plan]":
     from paceline.cli.job_input import read_job
-    from paceline.launch.factory import measure_factory
     from paceline.launch.handover import with_hosts
-    from paceline.plan import plan_job
+    from paceline.launch.plannable import planned
 
     job = read_job(job_file, overrides)
     if hosts is not None:
         job = with_hosts(job, hosts)
-    return job, plan_job(job, measure_factory(job))
+    return job, planned(job)
 
 
 def _write_nodes(path: Path, verdict: "Preflight") -> None:

@@ -53,13 +53,11 @@ def command(
     if job_file is None:
         raise click.UsageError("Name the job file: paceline render job.yaml --for " + engine)
     from paceline.cli.job_input import read_plannable
-    from paceline.launch.factory import measure_factory
-    from paceline.launch.plannable import can_run, check_planned
-    from paceline.plan import plan_job
+    from paceline.launch.plannable import check_planned, planned
     from paceline.render.example import needs_own_program
 
     job = read_plannable(job_file, overrides)
-    plan = plan_job(job, measure_factory(job), can_run=can_run)
+    plan = planned(job)
     rendered = render_job(engine, plan, _with_hosts(job, plan.cluster.ranks_per_node))
     notes = check_planned(job, plan) if renderer_of(plan.engine) == engine else []
     for note in notes:

@@ -155,11 +155,10 @@ def _of_foreign(
 
 def _planned(job_file: Path, overrides: tuple[str, ...]) -> "tuple[Job, Plan]":
     from paceline.cli.job_input import read_job
-    from paceline.launch.factory import measure_factory
-    from paceline.plan import plan_job
+    from paceline.launch.plannable import planned
 
     job = read_job(job_file, overrides)
-    return job, plan_job(job, measure_factory(job))
+    return job, planned(job)
 
 
 def _readable(path: Path, find: Any) -> "ForeignCheckpoint | None":

@@ -83,14 +83,12 @@ def plan_with(
     from paceline.cli.run_job import with_hosts_of
     from paceline.errors import JobError
     from paceline.launch.engine_run import OwnScript, check
-    from paceline.launch.factory import measure_factory
-    from paceline.launch.plannable import can_run
-    from paceline.plan import plan_job
+    from paceline.launch.plannable import planned
 
     if job_file is None:
         raise click.UsageError("--with plans the ranks: name a job file as well.")
     job = with_hosts_of(read_job(job_file, overrides), hosts, place)
-    plan = plan_job(job, measure_factory(job), can_run=can_run)
+    plan = planned(job)
     own = OwnScript(path=script, arguments=arguments)
     JobError.raise_for(check(engine, job, plan, place=place, own=own))
     return job, plan, own

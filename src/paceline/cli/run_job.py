@@ -237,11 +237,9 @@ def check_and_plan(job: "Job", place: str, *, dry_run: bool = False) -> "Plan":
     Raises:
         PacelineError: It cannot, with every reason.
     """
-    from paceline.launch.factory import measure_factory
-    from paceline.launch.plannable import can_run
-    from paceline.plan import plan_job
+    from paceline.launch.plannable import planned
 
-    plan = plan_job(job, measure_factory(job), can_run=can_run)
+    plan = planned(job)
     _check(job, plan, place, dry_run=dry_run)
     return plan
 

@@ -143,6 +143,7 @@ def command(
     from paceline.job.failures import read_failures
     from paceline.job.yaml_text import Given
     from paceline.launch.factory import measure_factory
+    from paceline.launch.plannable import can_run
 
     study = _study_module()
     failures = read_failures(failures_text)
@@ -174,6 +175,7 @@ def command(
             num_spares=spares,
             step_s=step_s,
             facts=facts,
+            can_run=can_run,
         )
         case = study.with_phases(case, dict(changed))
         cases.append(case)

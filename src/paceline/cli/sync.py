@@ -57,11 +57,10 @@ def command(
       paceline sync job.yaml --delete && paceline run job.yaml --on ssh
     """
     from paceline.cli.job_input import read_job
-    from paceline.launch.factory import measure_factory
     from paceline.launch.handover import with_hosts
+    from paceline.launch.plannable import planned
     from paceline.launch.preflight import find_nodes
     from paceline.launch.sync import sync
-    from paceline.plan import plan_job
 
     if hosts is not None and place != "ssh":
         raise click.UsageError("--hosts goes with --on ssh.")
@@ -70,7 +69,7 @@ def command(
     job = read_job(job_file, overrides)
     if hosts is not None:
         job = with_hosts(job, hosts)
-    nodes = find_nodes(job, plan_job(job, measure_factory(job)), place)
+    nodes = find_nodes(job, planned(job), place)
     synced = sync(
         job.folder,
         nodes,

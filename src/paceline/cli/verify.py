@@ -99,10 +99,9 @@ def command(
 
 
 def _plan(job: "Job") -> "Plan":
-    from paceline.launch.factory import measure_factory
-    from paceline.plan import plan_job
+    from paceline.launch.plannable import planned
 
-    return plan_job(job, measure_factory(job))
+    return planned(job)
 
 
 def _on_device(case: "Case") -> "Case":

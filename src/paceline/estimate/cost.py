@@ -123,8 +123,8 @@ def cannot_run(price: Price, needs: Needs) -> str | None:
     nodes = min(needs.num_nodes, price.num_accelerators // needs.accelerators_per_node)
     host = price.host_memory_bytes
     if host is not None and host < needs.host_memory_bytes * nodes:
-        has, wanted = bytes_apart(host, needs.host_memory_bytes)
-        return f"{has} of host memory, the run needs {wanted} a node"
+        there, needed = bytes_apart(host, needs.host_memory_bytes)
+        return f"{there} of host memory, the run needs {needed} a node"
     fabric = _provider(price).fabrics.get(price.instance)
     if needs.num_nodes <= nodes or fabric is None:
         return None

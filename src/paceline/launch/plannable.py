@@ -19,9 +19,10 @@ from paceline.job.safetensors import stored_tensors
 from paceline.job.tasks import read_tasks
 from paceline.job.yaml_text import where_in
 from paceline.launch.engine_run import check_anywhere
+from paceline.launch.factory import measure_factory
 from paceline.parallel.layout_laws import check_all_reduce, check_compression
 from paceline.plan import Plan, plan_job
-from paceline.profile import check_asked, check_model, resolve_decoder
+from paceline.profile import ModuleFacts, check_asked, check_model, resolve_decoder
 from paceline.profile.fitting import check_decoder_tensors
 from paceline.render import RenderError, check_release, writes
 from paceline.render import check_files as check_written
@@ -141,6 +142,22 @@ def can_run(plan: Plan, job: Job) -> bool:
     return writes(plan, job) and not any(
         each.code not in _NOTED for each in check_anywhere(plan.engine, job)
     )
+
+
+def planned(job: Job, facts: ModuleFacts | None = None, *, must_fit: bool = True) -> Plan:
+    """The plan of a job as every verb makes it: where nothing fits, engines that do are named.
+
+    Args:
+        job: As read.
+        facts: Of its own module, counted before; left out, they are counted here.
+        must_fit: As `plan_job` takes it.
+
+    Raises:
+        PacelineError: As `plan_job` raises it, or the module cannot be counted.
+    """
+    if facts is None:
+        facts = measure_factory(job)
+    return plan_job(job, facts, must_fit=must_fit, can_run=can_run)
 
 
 def _look_at_data(job: Job) -> tuple[list[Problem], list[Problem]]:

@@ -16,8 +16,7 @@ import msgspec
 from paceline.errors import JobError, PacelineError, PlanError, Problem, RunError
 from paceline.job import Job
 from paceline.job.packages import need_package
-from paceline.launch.factory import measure_factory
-from paceline.plan import plan_job
+from paceline.launch.plannable import planned
 from paceline.prove.compare import Compared, compare
 from paceline.prove.proof import Proof, Request
 from paceline.prove.request import request_of
@@ -44,7 +43,7 @@ def prove_job(
     """
     with Prover(on_progress=on_progress) as prover:
         job = read()
-        plan = plan_job(job, measure_factory(job), must_fit=must_fit)
+        plan = planned(job, must_fit=must_fit)
         proof = prover.prove(request_of(job, plan, whole=whole, wants_trace=wants_trace))
     needed = plan.estimate.memory.known_bytes
     if needed > plan.limit_bytes:

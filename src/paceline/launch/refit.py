@@ -11,8 +11,8 @@ from pathlib import Path
 from paceline.control.state import Failure, State
 from paceline.errors import PacelineError
 from paceline.job import Job
-from paceline.launch.factory import measure_factory
-from paceline.plan import Plan, plan_job
+from paceline.launch.plannable import planned
+from paceline.plan import Plan
 from paceline.plan.refit import Refit, next_fit, settings_of
 from paceline.record.events import (
     AnyEvent,
@@ -108,7 +108,7 @@ def advice_of_run(name: str, runs: Path) -> str | None:
         job, plan = run.job(), run.plan()
     except PacelineError:
         return None
-    return _advice(job, plan, run, lambda other: plan_job(other, measure_factory(other)))
+    return _advice(job, plan, run, planned)
 
 
 def _advice(job: Job, plan: Plan, run: RunFolder, make_plan: Callable[[Job], Plan]) -> str:

@@ -49,11 +49,11 @@ class Answers:
         Give the job file's path, or its text. `changes` are assignments such as
         `train.global_batch=64`. Nothing is started.
         """
-        from paceline.launch.plannable import can_run
-        from paceline.plan import plan_job, plan_to_json
+        from paceline.launch.plannable import planned
+        from paceline.plan import plan_to_json
 
         job = self.job(path, text, changes)
-        made = plan_job(job, self.facts(job), can_run=can_run)
+        made = planned(job, self.facts(job))
         plan = json.loads(plan_to_json(made))
         return bounded(plan, most_rows=_MOST_LAYOUTS)
 

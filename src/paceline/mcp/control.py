@@ -29,12 +29,12 @@ class Control:
         Show them to the person; call again with that digest to start exactly this plan.
         """
         from paceline.launch.background import start_in_background
-        from paceline.plan import plan_job
+        from paceline.launch.plannable import planned
         from paceline.report.plan_text import plan_summary
 
         answers = self.answers
         job = answers.job(path, None, changes)
-        plan = plan_job(job, answers.facts(job))
+        plan = planned(job, answers.facts(job))
         lines, now = plan_summary(plan), plan_digest(job, plan)
         usd = plan.cost.usd if plan.cost is not None else None
         shown = {"plan": lines, "usd": usd, "digest": now, "started": None}

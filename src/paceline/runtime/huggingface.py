@@ -137,8 +137,8 @@ def blocks_of(model: nn.Module) -> nn.ModuleList:
 def _on_meta(
     config: Mapping[str, Any], source: str, where: str, classifies: bool = False
 ) -> nn.Module:
-    model = with_article(f"{config.get('model_type')} model")
-    need = f"{model} needs transformers, which cannot be imported"
+    named = with_article(f"{config.get('model_type')} model")
+    need = f"{named} needs transformers, which cannot be imported"
     transformers = import_transformers("transformers", need)
     kind = str(config.get("model_type")).lower()
     fields = {name: value for name, value in config.items() if name not in _DROPPED}

@@ -15,6 +15,7 @@ from paceline.job import Job
 from paceline.job.failures import FailuresSpec
 from paceline.plan import Plan, plan_job
 from paceline.plan.outlook import DEFAULTS, outlook
+from paceline.plan.plan import CanRun
 from paceline.plan.recover import plan_state
 from paceline.profile import ModuleFacts
 from paceline.simulation.costs import Costs, Phase, System, costs_on_gloo, costs_on_nccl
@@ -115,6 +116,7 @@ def make_case(
     num_spares: int | None = None,
     step_s: float | None = None,
     facts: ModuleFacts | None = None,
+    can_run: CanRun | None = None,
 ) -> Case:
     """A job planned on so many nodes, with the phases of its recoveries.
 
@@ -126,12 +128,13 @@ def make_case(
         num_spares: Nodes besides; None is a hundredth.
         step_s: Seconds of a step, measured; None is the planner's estimate.
         facts: Of a module of the person's own, as `plan_job` takes them.
+        can_run: As `plan_job` takes it.
 
     Raises:
         PlanError: No layout fits, or the time of a step is unknown.
     """
     job = _on(job, num_nodes, job_nodes)
-    plan = plan_job(job, facts)
+    plan = plan_job(job, facts, can_run=can_run)
     known: Literal["estimated", "given"] = "estimated" if step_s is None else "given"
     step_s = plan.estimate.step_s if step_s is None else step_s
     if step_s is None:
