@@ -20,6 +20,7 @@ from paceline.report.plan_text import plan_summary
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+LINK = re.compile(r"\]\(([^)\s]+)[^)]*\)")
 
 
 def generator():
@@ -56,7 +57,7 @@ def test_every_local_link_leads_to_a_page_and_a_heading_on_it():
     links = [
         (page, target)
         for page in PAGES
-        for target in re.findall(r"\]\(([^)\s]+)[^)]*\)", page.read_text())
+        for target in LINK.findall(page.read_text())
         if not target.startswith(("http://", "https://"))
     ]
     assert links
@@ -91,7 +92,20 @@ def test_every_python_example_of_a_page_parses():
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_every_command_has_a_page_and_is_in_the_readme(command):
     assert f"## paceline {command}\n" in (ROOT / "docs/reference/cli.md").read_text()
-    assert f"paceline {command}" in (ROOT / "README.md").read_text()
+    assert re.search(rf"`(paceline )?{command}\b", (ROOT / "README.md").read_text())
+
+
+def test_every_page_can_be_reached_from_the_index():
+    index = ROOT / "docs/README.md"
+    links = LINK.findall(index.read_text())
+    linked = {(index.parent / link.split("#")[0]).resolve() for link in links}
+    sets = ROOT / "docs/reference/failures"  # reached from failures.md
+    pages = {page for page in PAGES if page.is_relative_to(ROOT / "docs") and page.parent != sets}
+    assert pages - {index, *linked} == set()
+
+
+def test_the_readmes_first_screen_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
 def test_the_readme_names_the_two_commands_that_exist():
