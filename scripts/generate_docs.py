@@ -207,7 +207,7 @@ def command_line() -> str:
     lines = [
         "# The command line\n",
         "Answers go to standard output, messages to standard error; `run` prints its progress",
-        "there too, unless `--json` is given. `paceline help VERB` is `paceline VERB --help`.",
+        "there too, unless `--json` is given. `paceline help run` is `paceline run --help`.",
         "This page is generated from `--help`.\n",
         "| exit code | meaning |",
         "| --- | --- |",

@@ -1,8 +1,8 @@
 """docs/tutorials: each page is followed from top to bottom, and shows what it says one sees.
 
 A block whose first line is `# NAME` is a file to write; a `sh` block is run as it stands; a `text`
-block behind it is what it prints. Lines of it are found in that order; digits, bars and folders differ
-from run to run, and a line `...` stands for any others.
+block behind it is what it prints. Its lines are found in that order; digits, bars and folders
+differ from run to run, and a line `...` stands for any others.
 """
 
 import os
