@@ -21,6 +21,7 @@ MAX_LINES = 120
 
 
 @pytest.mark.ranks
+@pytest.mark.repeat  # what a page does is tested where it is built
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_tutorial_works_from_top_to_bottom(page: Path, tmp_path: Path):
     output = ""
