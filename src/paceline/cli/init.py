@@ -1,4 +1,4 @@
-"""`paceline init`: a commented job file to start from, or an example project."""
+"""`paceline init`: a job file for what is in a folder, or an example project."""
 
 import shutil
 from importlib.resources import as_file, files
@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from paceline.cli.options import PathName
+from paceline.cli.screen import say
 from paceline.errors import JobError
 
 
@@ -15,10 +16,13 @@ from paceline.errors import JobError
 @click.option("--template", metavar="NAME", help="Write an example project to the folder PATH.")
 @click.option("--force", is_flag=True, help="Write over files that are there.")
 def command(path: Path | None, template: str | None, force: bool) -> None:
-    """Write a commented job file to PATH (job.yaml when left out).
+    """Write a job file to PATH (job.yaml when left out) for what is in its folder.
 
-    It trains a small language model on your own text files, on two ranks of this machine.
-    `paceline schema` and docs/reference/job-file.md list every field.
+    A folder with config.json and safetensors, or a GGUF file, becomes the model that is trained
+    further; jsonl, parquet, arrow, csv and txt files become the data; a script that trains is
+    started as it is; GPUs of this machine are used. What was found and chosen is printed. Where
+    there is nothing, the job trains a small language model on two CPU ranks. `paceline schema` and
+    docs/reference/job-file.md list every field.
 
     With --template, PATH is a new folder (named like the template when left out) with a job file,
     data and a README, trained in under a minute on two ranks of this machine: sentiment,
@@ -30,6 +34,8 @@ def command(path: Path | None, template: str | None, force: bool) -> None:
       paceline init my-job.yaml && paceline plan my-job.yaml
       paceline init --template sentiment && paceline run sentiment/job.yaml
     """
+    from paceline.cli.init_found import found_lines, job_for, look_around
+
     path = path or Path(template or "job.yaml")
     with as_file(files("paceline") / "templates") as templates:
         names = sorted(found.parent.name for found in templates.glob("*/job.yaml"))
@@ -49,7 +55,9 @@ def command(path: Path | None, template: str | None, force: bool) -> None:
             )
         try:
             if template is None:
-                shutil.copyfile(templates / "job.yaml", path)
+                found = look_around(path.parent)
+                text = (templates / "job.yaml").read_text(encoding="utf-8")
+                path.write_text(job_for(found, text), encoding="utf-8")
             else:
                 shutil.copytree(templates / template, path, dirs_exist_ok=True)
                 shutil.copytree(templates / "tokenizer", path / "tokenizer", dirs_exist_ok=True)
@@ -62,7 +70,11 @@ def command(path: Path | None, template: str | None, force: bool) -> None:
                 fix="give a name in a folder that exists and that you may write to",
             ) from None
     if template is None:
-        click.echo(f"wrote {path}; edit data.path, then: paceline plan {path}", err=True)
+        for line in found_lines(found, path.parent):
+            say(line)
+        edit = f"set {' and '.join(found.to_set)} in it, " if found.to_set else ""
+        verb = "run" if found.is_script_alone else "plan"
+        say(f"wrote {path}; {edit}then: paceline {verb} {path}")
     else:
         click.echo(
             f"wrote {path}; read {path}/README.md, then: paceline run {path}/job.yaml", err=True

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from itertools import chain
+from itertools import chain, islice
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -107,6 +107,35 @@ def find_kind(job: Job, source: Source, *, has_template: bool) -> Rows:
             has_messages = kind == "preference" and isinstance(row[columns["chosen"]], list)
             return Rows("chat preference" if has_messages else kind, columns, unread)
     raise _unknown(job, source, names, kind)
+
+
+def guess_kind(source: Source) -> str:
+    """What the rows of a source most likely are, before there is a job: a `data.kind`.
+
+    Raises:
+        JobError: D013 or D018, no row can be read.
+    """
+    form, row = _first_row(source)
+    if form in _TOKEN_FILES:
+        return "tokens"
+    if not isinstance(row, Mapping):
+        return "text"
+    known = _known_columns({}, set(row))
+    asked = (kind for kind in ("preference", "classification") if {*_OF_KIND[kind][0]} <= {*known})
+    return next(asked, _kind_of(known, has_template=True))
+
+
+def labels_of(source: Source, *, most: int) -> list[str]:
+    """The names of the classes in the first rows of a source, in their order."""
+    found: set[str] = set()
+    for file in source.files:
+        form = form_of(file)
+        with closing(read_rows(file, form)) as rows:
+            for row in islice(rows, most):
+                if not isinstance(row, Broken):
+                    value = decode_line(row.value) if isinstance(row.value, bytes) else row.value
+                    found.add(str(value.get(_known_columns({}, set(value)).get("label"))))
+    return sorted(found)
 
 
 def _one_value(source: Source) -> JobError:
