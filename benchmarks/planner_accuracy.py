@@ -27,6 +27,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from planner_fit import (
@@ -40,6 +41,7 @@ from published import Run, read
 from published_columns import Columns, cluster_of, columns_of, is_adapter, why_out_of_scope
 
 from paceline.catalog.efficiencies import load_efficiencies
+from paceline.estimate.given import Holdings
 from paceline.estimate.step import fast_end, slow_end
 
 LOW_MFU = 0.2
@@ -101,18 +103,28 @@ def step_errors(columns: Columns, constants: object) -> Errors:
     return Errors(runs=columns.runs, values=np.log(sum(terms.values()) / measured), inside=inside)
 
 
-GENERIC: Mapping[str, float] = {
-    "step_bytes": 4.0,
-    "buffer_bytes": 0.0,
-    "reserved_share": 1.1,
-    "gathered_inputs": 0.0,
-}
-"""Facts of an engine that only its source or its runs tell, each at one usual value."""
+GENERIC = ("step_bytes", "buffer_bytes", "reserved_share", "gathered_inputs")
+"""Facts of an engine that only its source or its runs tell."""
+
+
+def usual_facts(holdings: Holdings) -> dict[str, Any]:
+    """Each of `GENERIC` as it is taken where nobody has read the engine: no buffers, a tenth of
+    slack, and in the step what torch's AdamW takes, a root of the second moment (torch 2.13,
+    optim/adam.py, `_multi_tensor_adam`), with a gradient in float32 where a float32 copy is updated
+    from narrower ones (a parameter's gradient has the parameter's type)."""
+    is_cast = (np.asarray(holdings.master_bytes) > 0) & (np.asarray(holdings.gradient_bytes) < 4)
+    return {
+        "step_bytes": holdings.moment_bytes / 2 + 4 * is_cast,
+        "buffer_bytes": 0.0,
+        "reserved_share": 1.1,
+        "gathered_inputs": 0.0,
+    }
 
 
 def memory_errors(columns: Columns, forgotten: Iterable[str] = ()) -> Errors:
     """Errors of the peak, with some facts of the engines forgotten."""
-    usual = {name: GENERIC[name] for name in forgotten}
+    facts = usual_facts(columns.holdings)
+    usual = {name: facts[name] for name in forgotten}
     columns = replace(columns, holdings=replace(columns.holdings, **usual))
     measured = np.array([run.peak_bytes for run in columns.runs])
     predicted = columns.peak_bytes()

@@ -354,7 +354,8 @@ def _engine(run: Run) -> Any:
         changes["recompute_modules"] = tuple(re.findall(r"\w+", run.recompute_modules))
         changes["selective_attention"] = "core_attn" in run.recompute_modules
     if "fp32 grad accumulation" in run.notes and run.engine.passing_bytes == 0:
-        changes["passing_bytes"] = 2
+        # DeepSpeed's BF16_Optimizer: float32 gradients lie flat, and need no copy in the step.
+        changes |= {"gradient_bytes": 4, "passing_bytes": 2, "reduce_bytes": 4, "step_bytes": 0}
     types = ("weight_bytes", "sharded_bytes", "gradient_bytes")
     if stated.parameter_bytes == 2:
         changes |= dict.fromkeys((*types, "reduce_bytes"), 2)
@@ -433,6 +434,7 @@ def _holdings(run: Run, row: int) -> Holdings:
         optimizer=run.stated.optimizer,
         profile=profile,
     )
+    held = replace(held, overhead_bytes=run.stated.context_bytes or held.overhead_bytes)
     if not is_adapter(run):
         return held
     frozen = {None: 2.0, 4: 0.53, 8: 1.0}[run.quantized_bits]

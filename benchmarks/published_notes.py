@@ -54,6 +54,9 @@ class Stated:
     """Of the trained parameters themselves: 2 without a float32 copy, 4."""
 
     reduce_bytes: int | None = None
+    context_bytes: float | None = None
+    """What the driver takes of the device before any tensor."""
+
     row_scales: bool = False
     """fp8 with a scale for each row."""
 
@@ -87,6 +90,7 @@ def stated_in(row: Mapping[str, str]) -> Stated:
         unknown_schedule=unknown,
         parameter_bytes=_parameter_bytes(row["precision"], notes),
         reduce_bytes=_reduce_bytes(notes),
+        context_bytes=_context_bytes(notes),
         row_scales="row" in _recipe(notes),
         wide_weight_gradients="gw_hp" in _recipe(notes),
         overlaps_tensor=bool(
@@ -137,6 +141,11 @@ def _parameter_bytes(precision: str, notes: str) -> int | None:
     if re.search(r"(bf|fp)16-true|pure[ _-]?bf16", f"{precision} {notes}", re.IGNORECASE):
         return 2
     return 4 if re.search(r"(bf|fp)16-mixed", f"{precision} {notes}") else None
+
+
+def _context_bytes(notes: str) -> float | None:
+    stated = re.search(r"CUDA context \(~?([\d.]+) ?GB\)", notes)
+    return float(stated[1]) * 1e9 if stated else None
 
 
 def _recipe(notes: str) -> str:

@@ -30,6 +30,7 @@ Way = Literal[
     "splits_loss",
     "gathers_again",
     "gathers_at_end",
+    "flat_step",
 ]
 ROUTED_SPLITS: tuple[RoutedSplit, ...] = get_args(RoutedSplit)
 """What tensor ranks divide of the routed experts: nothing, the width of each expert where no expert
@@ -74,6 +75,7 @@ class Engine:
     narrow_routed_moments: bool
     reserved_share: float
     source: str
+    step_unit: float = 0
     unfused_bytes: float = 2
     routed_split: RoutedSplit = "whole"
     folds_experts: bool = False

@@ -114,6 +114,9 @@ class Holdings:
     step_bytes: Value
     """Of temporaries while the optimizer steps, for each parameter of its shard."""
 
+    step_unit: Value
+    """Parameters of a shard that full sharding updates at once; infinite is all."""
+
     buffer_bytes: Value
     """Of buckets and the like, whatever the model."""
 

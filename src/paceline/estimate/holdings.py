@@ -83,6 +83,7 @@ def holdings_of(
         root_moment_bytes=_root_moment_bytes(engine, optimizer, profile) * moment_share,
         gathered_bytes=narrow,
         step_bytes=engine.step_bytes * wider * has_temporaries,
+        step_unit=engine.step_unit or np.inf,
         buffer_bytes=engine.buffer_bytes,
         cast_bytes=0.0 if wide else engine.cast_bytes,
         reduce_bytes=4.0 if wide else engine.reduce_bytes,

@@ -85,7 +85,7 @@ def _parts_of(
     dense, routed = here.dense, here.routed
     states = _states(model, t, h, here)
     stepping = _stepping_bytes(here, model, t, h)
-    then = _fullest_moment(model, t, h, everywhere, here, (states["gradients"], stepping))
+    then, cached = _fullest_moment(model, t, h, everywhere, here, (states["gradients"], stepping))
     parts = states | then._asdict()
     activations, gathered = then.activations, then.gathered
     parts["buffers"] = everywhere.dummies + h.buffer_bytes
@@ -93,7 +93,7 @@ def _parts_of(
     saved = saved * here.trained_share
     parts["saving"] = np.asarray(h.saving_share * saved / t.num_ranks())
     slack = (h.reserved_share - 1) * (activations + gathered)
-    parts["slack"] = np.asarray(slack + _on_side_streams(t, h, here, then.gradients))
+    parts["slack"] = np.asarray(slack + cached + _on_side_streams(t, h, here, then.gradients))
     parts["overhead"] = np.broadcast_to(np.asarray(h.overhead_bytes, float), np.shape(dense))
     return {name: np.asarray(parts[name]) for name in PARTS}
 
@@ -142,7 +142,8 @@ def _states(model: Model, t: Layouts, h: Holdings, here: OnRank) -> dict[str, Co
     frozen_weights = frozen_weights + h.frozen_bytes * root + weights * trained
     gradients = np.where(shared.whole_gradients, whole, split) * h.gradient_bytes
     gradients = gradients * np.where(shared.has_buckets, 2, 1)
-    passing = np.where(is_full, 0.0, h.passing_bytes * whole)
+    # ZeRO-2 adds each to its shard as it comes.
+    passing = np.where(s >= _ZERO2, 0.0, h.passing_bytes * whole)
     held = np.where(s == 0, whole, split)
     outside = np.where(s == 0, here.root, here.root / shard)
     moments = h.moment_bytes * held + (h.root_moment_bytes - h.moment_bytes) * outside
@@ -166,6 +167,7 @@ def _stepping_bytes(here: OnRank, model: Model, t: Layouts, h: Holdings) -> Colu
     dense, routed = here.dense, here.routed
     split = dense / t.shard + routed / routed_shard(t, here)
     split = np.where(t.sharding == 0, dense + routed, split)
+    split = np.where(t.sharding >= _FULL, np.minimum(split, h.step_unit), split)
     return np.asarray(h.step_bytes * split * here.trained_share * _on_device(t, h))
 
 
@@ -176,8 +178,13 @@ def _fullest_moment(
     everywhere: EveryRank,
     here: OnRank,
     at_end: tuple[Column, Column],
-) -> _Moment:
-    """The fullest of the moments.
+) -> tuple[_Moment, Column]:
+    """The fullest of the moments, and what the allocator keeps besides for the optimizer's step.
+
+    CUDA's allocator asks the driver for every tensor that no block freed before is large enough
+    for, and never joins what it got for two (torch 2.13, c10/cuda/CUDACachingAllocator.cpp: above
+    10 MB each is a segment of its size, until memory runs out). What activations have left is no
+    place for one flat tensor of a shard, and it is too large to be shared by them after.
 
     Args:
         model: Its sizes.
@@ -249,6 +256,7 @@ def _fullest_moment(
         at_last = [_Moment(last, gathered_block, gradients)]
     fullest_of = _Moment(at_loss, gathered_loss, early)
     most = total_of(fullest_of)
+    cached: Column = none
     for then in (
         _Moment(blocks, gathered_head, early),
         _Moment(at_block, gathered_block, first),
@@ -256,13 +264,15 @@ def _fullest_moment(
         _Moment(none, np.maximum(gathered_root, stepping), gradients),
     ):
         held_then = total_of(then)
+        if then.activations is none and np.any(h.ways.flat_step):
+            cached = h.ways.flat_step * (stepping + most - np.maximum(most, held_then))
         is_more = held_then > most
         most = np.maximum(most, held_then)
         pairs = zip(then, fullest_of, strict=True)
         fullest_of = _Moment(
             *(less if more is less else np.where(is_more, more, less) for more, less in pairs)
         )
-    return fullest_of
+    return fullest_of, cached
 
 
 def _chunked_loss_bytes(model: Model, t: Layouts, h: Holdings, tokens: Column) -> Column:

@@ -1,0 +1,77 @@
+"""What ZeRO's optimizer holds beside a shard, as its source has it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.catalog.engines import find_engine
+from paceline.estimate import Case, case_of, price_one
+from paceline.job import parse_job
+from paceline.parallel import Layout
+from paceline.parallel.abilities import planned_engine
+from paceline.profile import resolve_profile
+from paceline.topology import find_cluster
+
+JOB = """\
+model: {preset: llama-3-8b}
+data: {path: x, seq_len: 4096}
+cluster: {accelerator: H100-SXM, nodes: 4, per_node: 8}
+train: {global_batch: 64, steps: 100}
+"""
+ZERO1 = Layout(data=8, sharding="zero1", micro_batch=1, accumulation=8, recompute="full")
+
+
+def case(engine: str, *overrides: str, is_planned: bool = False) -> Case:
+    job = parse_job(JOB, source="job.yaml", folder=Path("/nowhere"), overrides=overrides)
+    found = find_engine(engine)
+    return case_of(
+        resolve_profile(job),
+        find_cluster(job.spec.cluster, job),
+        precision="bf16",
+        engine=planned_engine(found) if is_planned else found,
+    )
+
+
+DEFAULT, PLANNED = case("deepspeed"), case("deepspeed", is_planned=True)
+N = DEFAULT.profile.num_parameters
+
+
+def test_zero1_as_written_holds_bf16_gradients_until_they_are_added_to_those_in_float32():
+    """runtime/bf16_optimizer.py, `update_hp_grads`: after the backward pass. 16 GB of an 8B model
+    were not counted."""
+    parts = price_one(ZERO1, PLANNED).memory.parts
+    assert parts["gradients"] == pytest.approx((4 + 2) * N)
+
+
+def test_zero2_as_written_adds_each_gradient_to_its_shard_as_it_comes():
+    parts = price_one(replace(ZERO1, sharding="zero2"), PLANNED).memory.parts
+    assert parts["gradients"] == pytest.approx(4 * N / 8)
+
+
+def test_zero1_with_deepspeeds_own_settings_adds_gradients_in_bf16():
+    assert price_one(ZERO1, DEFAULT).memory.parts["gradients"] == pytest.approx(2 * N)
+
+
+@pytest.mark.parametrize(("seq_len", "is_step_fullest"), [(64, True), (4096, False)])
+def test_a_flat_gradient_of_the_step_gets_no_memory_that_activations_have_left(
+    seq_len: int, is_step_fullest: bool
+):
+    """Activations and the step's 6 bytes a parameter of the shard lie side by side in what is
+    reserved, whichever of them is the fullest moment."""
+    priced = case("deepspeed", f"data.seq_len={seq_len}")
+    memory = price_one(ZERO1, priced).memory
+    smaller = replace(priced, engine=replace(priced.engine, step_bytes=0.0))
+    without = price_one(ZERO1, smaller).memory
+    step = 6 * N / 8
+    assert memory.reserved_bytes - without.reserved_bytes == pytest.approx(step, rel=0.1)
+    assert (memory.parts["gathered"] == pytest.approx(step)) == is_step_fullest
+
+
+def test_zero3_updates_a_billion_parameters_at_a_time():
+    """`sub_group_size`: the shard of 70B on 8 ranks has 8.8 billion, 53 GB of temporaries."""
+    large = case("deepspeed", "model.preset=llama-3-70b", "data.seq_len=64")
+    layout = replace(ZERO1, sharding="full")
+    whole = replace(large, engine=replace(large.engine, step_unit=0))
+    most, at_once = (price_one(layout, each).memory.reserved_bytes for each in (whole, large))
+    assert most - at_once == pytest.approx(6 * (large.profile.num_parameters / 8 - 1e9), rel=0.1)
