@@ -128,14 +128,14 @@ _WHOLE = {"JobSpec": "a job", "ScriptSpec": "a job", "AlertsSpec": "a file of al
 def _unknown_key(name: str, parent: Place, where: str, root: Any) -> Problem:
     section = _section_at(parent, root)
     known = [field.name for field in fields(section)] if section is not None else []
-    meant = did_you_mean(name, known, cutoff=0.5)
     whole = _WHOLE.get(root.__name__, "the contract")
     inside = f"section `{dotted(parent)}`" if parent else whole
     elsewhere = [path for path in _all_fields(root, ()) if path[-1] == name]
-    if elsewhere:
-        fix = meant or f"it belongs under `{dotted(elsewhere[0][:-1]) or 'the top level'}`"
-    else:
-        fix = meant or f"known keys are {', '.join(known)}"
+    # A key of another section is a better guess than one that is merely spelled a little alike.
+    fix = did_you_mean(name, known, cutoff=0.8 if elsewhere else 0.6)
+    if not fix and elsewhere:
+        fix = f"it belongs under `{dotted(elsewhere[0][:-1]) or 'the top level'}`"
+    fix = fix or f"known keys are {', '.join(known)}"
     return Problem(code="J004", what=f"{inside} has no key `{name}`", where=where, fix=fix)
 
 
