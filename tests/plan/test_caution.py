@@ -169,6 +169,12 @@ def test_s1_4_the_units_of_full_sharding_are_listed_and_a_large_one_is_warned_of
     assert "gather" not in [each.about for each in split.cautions]
 
 
+def test_s1_4_blocks_of_two_kinds_of_attention_and_one_size_are_one_row_of_units():
+    asked = ("layout.sharding=full", "layout.tensor=1", "layout.pipeline=1")
+    plan = plan_of(JOB, "model.preset=gemma-2-9b", *asked)
+    assert [(unit.name, unit.count) for unit in plan.units][1:] == [("decoder", 42)]
+
+
 def test_s3_5_the_gathered_unit_of_an_offloaded_model_is_priced_and_named():
     fixed = ("layout.sharding=full", "layout.offload=cpu", "layout.tensor=1", "layout.pipeline=1")
     plan = plan_of(JOB, *fixed, "engine=accelerate", "train.global_batch=8")

@@ -4,6 +4,7 @@ gathers.
 Leaves out: what is refused (`refuse.py`), and what was chosen and why (`choose.py`).
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -301,18 +302,17 @@ def units_of(case: Case, layout: Layout) -> tuple[Unit, ...]:
     if not gathers or not wraps or not profile.num_blocks:
         return ()
     size = float(case_holdings(table_of([layout]), case).gathered_bytes) / layout.tensor
-    units = [
-        Unit(
-            name=block.name,
-            count=int(block.count),
-            num_bytes=round(size * dense_parameters(block)),
-            apart_bytes=round(size * layout.tensor / layout.expert * expert_parameters(block)),
-        )
-        for block in profile.blocks
-        if block.measured is None
-    ]
+    counts: Counter[tuple[str, int, int]] = Counter()
+    for block in profile.blocks:
+        if block.measured is None:
+            apart = round(size * layout.tensor / layout.expert * expert_parameters(block))
+            counts[block.name, round(size * dense_parameters(block)), apart] += int(block.count)
     for name, number in _ends(profile, wraps):
-        units.append(Unit(name=name, count=1, num_bytes=round(size * number)))
+        counts[name, round(size * number), 0] += 1
+    units = [
+        Unit(name=name, count=count, num_bytes=num_bytes, apart_bytes=apart)
+        for (name, num_bytes, apart), count in counts.items()
+    ]
     return tuple(sorted(units, key=lambda unit: -unit.num_bytes))
 
 
