@@ -181,6 +181,15 @@ def test_s1_10_nccl_on_sockets_though_rdma_ports_are_there_is_the_cause_of_slown
     assert "though 2 RDMA ports are there: mlx5_0, mlx5_1" in diagnosis.facts["network"]
 
 
+def test_s1_10_variables_in_the_log_that_are_better_unset_are_named_with_the_reason():
+    text = NCCL.format(devices=DEVICES, network="IB", way="IB/0/GDRDMA")
+    told = "node1:11:11 [0] NCCL INFO {} set by environment to {}.\n"
+    text += told.format("NCCL_ALGO", "Ring") + told.format("NCCL_SOCKET_IFNAME", "eth0")
+    unset = diagnose_text(text).facts["unset"]
+    assert unset.startswith("NCCL_ALGO=Ring: for debugging")
+    assert "IFNAME" not in unset
+
+
 def test_nccl_without_gpudirect_is_named_and_with_it_nothing_is_wrong():
     slow = diagnose_text(NCCL.format(devices=DEVICES, network="IB", way="IB/0"))
     assert slow.causes[0].id == "gdr-peermem-missing"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from paceline.check.diagnose.line import Line
 from paceline.check.diagnose.seen import Found
+from paceline.check.lint.configs.variables import REMOVED
 
 _VIRTUAL = re.compile(r"^(lo|docker|br-|virbr|veth|cni|flannel|cali|tun|tap|kube|podman|wg)")
 """Interfaces that lead to no other machine: loopback, bridges and tunnels of containers."""
@@ -135,6 +136,13 @@ def network_facts(seen: Network) -> Mapping[str, str]:
     if seen.settings:
         parts.append(", ".join(f"{name}={value}" for name, value in sorted(seen.settings.items())))
     facts["nccl"] = "; ".join(parts)
+    unset = [
+        f"{name}={value}: {REMOVED[name]}"
+        for name, value in sorted(seen.settings.items())
+        if name in REMOVED
+    ]
+    if unset:
+        facts["unset"] = "; ".join(unset)
     return facts
 
 

@@ -435,16 +435,17 @@ _BY_HAND: Mapping[str, tuple[Severity, str, str]] = {
 }
 """Setting of NCCL -> how bad, the failure it becomes, and the values that do harm."""
 
-_REASONS: Mapping[str, str] = {
+REMOVED: Mapping[str, str] = {
     name: reason
     for table in ("removed_nccl", "removed_rdma")
     for name, reason in read_shipped("software.toml")["environment"][table].items()
 }
+"""Variables of NCCL that are better left unset, with the reason."""
 
 
 def _check_by_hand(each: Variable) -> Iterator[Finding]:
     """Numbers given to NCCL that it finds itself, and better."""
     severity, failure, values = _BY_HAND.get(each.name, (INFO, "", "$.^"))
     if re.fullmatch(values, each.value.strip()):
-        what = f"{each.name}={each.value.strip()}: {_REASONS[each.name]}"
+        what = f"{each.name}={each.value.strip()}: {REMOVED[each.name]}"
         yield _say(each, failure, severity, what, f"remove {each.name}")
