@@ -2,7 +2,7 @@
 
     python scripts/engine_table.py            print what `.engines/runs.jsonl` says
     python scripts/engine_table.py --write    keep it in docs/engine-runs.jsonl, and write the table
-                                              of docs/engines.md from that file
+                                              of docs/reference/engines-tested.md from that file
 
 Tests of engines write what they did into `.engines/runs.jsonl` (tests/engines/conftest.py). Of a
 test that ran several times the last counts; one that was skipped or failed never counts as run.
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / ".engines" / "runs.jsonl"
 KEPT = ROOT / "docs" / "engine-runs.jsonl"
 PINS = ROOT / "constraints-engines.txt"
-PAGE = ROOT / "docs" / "engines.md"
+PAGE = ROOT / "docs" / "reference" / "engines-tested.md"
 GOLDEN = ROOT / "tests" / "render" / "golden"
 BEGIN, END = "<!-- engines -->\n", "<!-- end of engines -->\n"
 HEADER = ("engine", "version", "rendered", "validated by", "really run, seconds", "last run")

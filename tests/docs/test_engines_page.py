@@ -1,4 +1,4 @@
-"""docs/engines.md is written from what the tests of engines recorded."""
+"""docs/reference/engines-tested.md is written from what the tests of engines recorded."""
 
 import importlib.util
 from pathlib import Path

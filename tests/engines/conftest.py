@@ -2,7 +2,8 @@
 
 A test of an engine is marked `engine("accelerate", ran="FSDP2 on 2 ranks")`: what a passing test
 says goes into `.engines/runs.jsonl`, from which `scripts/engine_table.py` makes the table of
-`docs/engines.md`. `validated="..."` instead of `ran` is for what the engine's own code has read.
+`docs/reference/engines-tested.md`. `validated="..."` instead of `ran` is for what the engine's own
+code has read.
 """
 
 import json

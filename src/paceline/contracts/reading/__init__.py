@@ -5,7 +5,7 @@ a plan. The *coordinator's* training plan (`strategy`, `batch_configuration`, ..
 plan of somebody; its cluster and batch are taken over, and what contradicts itself in it is said.
 
 What a contract does not say and a plan needs is assumed, and every assumption is a note.
-docs/guides/contracts.md has both contracts field by field.
+docs/reference/contracts.md has both contracts field by field.
 """
 
 import json

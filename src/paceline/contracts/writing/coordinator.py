@@ -1,7 +1,7 @@
 """A plan as the coordinator's training plan, in its twelve sections, true for the plan's target.
 
 The sections and their keys are the contract's; where it asks for what does not exist (a flag of
-`mlx.launch`, a message of NCCL), the key holds what does. docs/guides/contracts.md lists each
+`mlx.launch`, a message of NCCL), the key holds what does. docs/reference/contracts.md lists each
 difference. Targets: CUDA (and every other accelerator with NCCL or gloo) through torchrun, and
 Macs through MLX.
 """
