@@ -55,6 +55,9 @@ _ALL_ALONE: Mapping[str, Any] = {
     **_ALONE,
 }
 
+_WITHIN: Mapping[str, Any] = {"tensor": "auto", "data": "auto"}
+_ALL_WITHIN: Mapping[str, Any] = {**_ALL_ALONE, **dict.fromkeys(_ALONE, "auto")}
+
 
 def cautions_of(
     job: Job, space: Space, case: Case, layout: Layout, price: Estimate, *, limit_bytes: int
@@ -73,7 +76,7 @@ def cautions_of(
     yield from _newer_patch(case)
     yield from _assumed_length(job)
     yield from _bubble(job, space, case, layout, price, limit_bytes)
-    yield from _tensor_across_nodes(job, space, layout, price)
+    yield from _tensor_across_nodes(job, space, case, layout, price, limit_bytes)
     yield from _data_parallel_alone(job, space, case, layout, price, limit_bytes)
     yield from _large_units(job, space, case, layout, limit_bytes)
 
@@ -219,9 +222,10 @@ def _planned(
 
 
 def _tensor_across_nodes(
-    job: Job, space: Space, layout: Layout, price: Estimate
+    job: Job, space: Space, case: Case, layout: Layout, price: Estimate, limit_bytes: int
 ) -> Iterator[Caution]:
-    """Only where the job fixes it: the search never leaves the domain."""
+    """Only where the job fixes it: the search never leaves the domain. Names the fastest layout
+    that does not, with the rest of what the job fixes where one fits so."""
     if job.spec.layout.tensor == "auto" or space.domain % layout.tensor == 0:
         return
     seconds = price.terms.get("tensor")
@@ -232,12 +236,23 @@ def _tensor_across_nodes(
             f", which takes {format_seconds(seconds)} of a step of {format_seconds(price.step_s)}"
         )
     )
+    tried = (_planned(job, space, case, limit_bytes, **opened) for opened in (_WITHIN, _ALL_WITHIN))
+    other = next(filter(None, tried), None)
+    fix = (
+        f"no layout with tensor ranks inside {space.domain} fits: take more or larger accelerators"
+    )
+    if other is not None:
+        is_slower = (other[1].step_s or 0) > (price.step_s or 0)
+        fix = (
+            f"leave {_listed(_in_the_way(job, other[0]))} at auto: {case.named(other[0])}, "
+            f"{format_seconds(other[1].step_s or 0)} a step"
+            f"{', is the fastest that does not' if is_slower else ''}"
+        )
     yield Caution(
         about="tensor",
         what=f"the {layout.tensor} tensor ranks are on several nodes of {space.domain}: every "
         f"block is summed over the network{takes}",
-        fix=f"set layout.tensor to a divisor of {space.domain}, and split the rest over "
-        "layout.pipeline or data ranks",
+        fix=fix,
     )
 
 
