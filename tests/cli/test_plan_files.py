@@ -166,6 +166,18 @@ def test_a_newer_patch_is_planned_with_a_warning(job_file):
     assert "version:" not in plan(job_file, "torchtitan 0.3.0", *LLAMA).stdout
 
 
+def test_what_the_files_do_not_use_of_the_jobs_training_is_printed_beside_the_plan(job_file):
+    """A DeepSpeed plan with a bucket printed nothing of it until `render`."""
+    bucket = ("--set", "train.bucket=50MB")
+    done = plan(job_file, "deepspeed", *bucket)
+    assert (done.exit_code, done.stdout[:6]) == (0, "layout")
+    assert done.stderr.startswith("left out: train.bucket: 50000000: nothing in these files sets")
+    assert "fix: leave train.bucket out" in done.stderr
+    assert plan(job_file, "deepspeed").stderr == ""
+    whole = ("--set", "layout.sharding=none", "--set", "model.preset=llama-3.2-1b")
+    assert plan(job_file, "accelerate", *bucket, *whole).stderr == ""
+
+
 NOWHERE = """\
 name: big
 model: {preset: llama-2-13b}

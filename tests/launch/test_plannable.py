@@ -14,7 +14,7 @@ from paceline.cli.run_job import find_data_there
 from paceline.errors import JobError, PacelineError, Problem
 from paceline.job import parse_job
 from paceline.launch import engine_run
-from paceline.launch.plannable import check_plannable
+from paceline.launch.plannable import check_plannable, check_reduction
 from paceline.launch.ready import check_can_run
 from paceline.plan import plan_job
 from paceline.render import render_job, renderer_of
@@ -438,6 +438,40 @@ def test_what_only_an_all_reduce_uses_is_refused_where_there_is_none(tmp_path, f
     whole = SHARDED | {"train": train, "layout": {"sharding": "none", "micro_batch": 2}}
     file.write_text(yaml.safe_dump(whole))
     assert CliRunner().invoke(plan.command, [str(file)]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"bucket": "25MiB"}, {"gradient_compression": "bf16"}, {"gradient_compression": "powersgd"}],
+    ids=str,
+)
+def test_an_open_layout_is_one_that_uses_what_the_job_sets_of_the_all_reduce(tmp_path, given):
+    """The fastest was planned, sharded, and then refused."""
+    cluster = {**ELSEWHERE, "accelerator": "H100-SXM"}
+    model = {"preset": "llama-3.2-1b"}
+    train = {"global_batch": 64, "steps": 5}
+    data = {"seq_len": 4096}
+    plain = plan_job(job_of(tmp_path, cluster=cluster, model=model, train=train, data=data))
+    assert plain.layout.keeps_shards
+    job = job_of(tmp_path, cluster=cluster, model=model, train=train | given, data=data)
+    made = plan_job(job)
+    assert made.layout.sharding == "none"
+    assert list(check_reduction(job, made)) == []
+    (reason,) = (each.reason for each in made.decisions if each.field == "layout.sharding")
+    assert reason.startswith(f"train.{next(iter(given))} is of the all-reduce")
+
+
+def test_where_no_layout_with_an_all_reduce_fits_the_refusal_says_so(tmp_path):
+    cluster = {**ELSEWHERE, "accelerator": "L4", "nodes": 4, "per_node": 8}
+    train = {"global_batch": 32, "steps": 5, "bucket": "25MiB"}
+    layout = {"tensor": 1, "pipeline": 1}
+    model = {"preset": "llama-3.2-3b"}
+    job = job_of(
+        tmp_path, cluster=cluster, model=model, train=train, layout=layout, data={"seq_len": 4096}
+    )
+    (problem,) = check_reduction(job, plan_job(job))
+    assert problem.what.endswith("; no layout with an all-reduce fits in memory")
+    assert problem.fix == "leave train.bucket out"
 
 
 @pytest.mark.parametrize("to", ["accelerate", "torchrun", "deepspeed"])

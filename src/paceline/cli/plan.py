@@ -159,9 +159,11 @@ def command(
     _check_given(job, fail_on)
     if only is not None or out is not None:
         raise click.UsageError("--only and --out go with --phases.")
+    from paceline.cli.render import say_left_out
     from paceline.errors import PlanError
     from paceline.launch.plannable import check_planned, planned
     from paceline.prepare.checked import checked_text
+    from paceline.render import leaves_out
 
     try:
         plan = planned(job, facts)
@@ -188,6 +190,8 @@ def command(
         say(f"data        {plan.data_checked}")
     for note in notes:
         show(f"note: {note}", err=True)
+    for gap in leaves_out(plan, job):
+        say_left_out(gap)
     _check_limits(job, plan, fail_on)
 
 

@@ -10,6 +10,7 @@ from paceline.cli.options import PathName, json_option, set_option
 
 if TYPE_CHECKING:
     from paceline.job import Job
+    from paceline.render import Gap
 
 
 @click.command()
@@ -92,11 +93,16 @@ def command(
     for gap in rendered.gaps:
         if notes and needs_own_program(gap):  # said above
             continue
-        click.echo(f"left out: {gap.what}: {gap.why}\n  instead: {gap.nearest}", err=True)
-        if gap.fix:
-            click.echo(f"  fix: {gap.fix}", err=True)
+        say_left_out(gap)
     for path, text in sorted(rendered.files.items()):
         click.echo(f"{out / path}" if out is not None else f"==> {path} <==\n{text}")
+
+
+def say_left_out(gap: "Gap") -> None:
+    """Print what files leave out, what they have instead and the fix, on standard error."""
+    click.echo(f"left out: {gap.what}: {gap.why}\n  instead: {gap.nearest}", err=True)
+    if gap.fix:
+        click.echo(f"  fix: {gap.fix}", err=True)
 
 
 def _with_hosts(job: "Job", ranks_per_node: int) -> "Job":

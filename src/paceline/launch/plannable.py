@@ -89,7 +89,14 @@ def check_reduction(job: Job, plan: Plan) -> Iterator[Problem]:
             static_graph=train.static_graph,
         ),
     ):
-        yield replace(problem, where=job.where(problem.where))
+        problem = replace(problem, where=job.where(problem.where))
+        if layout.keeps_shards and job.spec.layout.sharding == "auto":  # those with one come first
+            problem = replace(
+                problem,
+                what=f"{problem.what}; no layout with an all-reduce fits in memory",
+                fix=problem.fix.replace("set layout.sharding to none, or ", ""),
+            )
+        yield problem
 
 
 def plan_of_file(path: Path) -> Plan | PacelineError | None:
@@ -144,20 +151,23 @@ def can_run(plan: Plan, job: Job) -> bool:
     )
 
 
-def planned(job: Job, facts: ModuleFacts | None = None, *, must_fit: bool = True) -> Plan:
+def planned(
+    job: Job, facts: ModuleFacts | None = None, *, must_fit: bool = True, advise: bool = True
+) -> Plan:
     """The plan of a job as every verb makes it: where nothing fits, engines that do are named.
 
     Args:
         job: As read.
         facts: Of its own module, counted before; left out, they are counted here.
         must_fit: As `plan_job` takes it.
+        advise: As `plan_job` takes it.
 
     Raises:
         PacelineError: As `plan_job` raises it, or the module cannot be counted.
     """
     if facts is None:
         facts = measure_factory(job)
-    return plan_job(job, facts, must_fit=must_fit, can_run=can_run)
+    return plan_job(job, facts, must_fit=must_fit, advise=advise, can_run=can_run)
 
 
 def _look_at_data(job: Job) -> tuple[list[Problem], list[Problem]]:

@@ -1,13 +1,35 @@
 """What a layout must obey because of the software that runs it."""
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from operator import attrgetter
+from typing import Any
 
 from paceline.errors import Problem
-from paceline.job import Job
+from paceline.job import Job, LayoutSpec, TrainSpec
 from paceline.job.data_fields import objective_of
 from paceline.parallel.abilities import ABILITIES, Abilities, Excluded
 from paceline.parallel.candidates import Space, asks_for_pipeline, with_implied
+
+
+def asked_of_all_reduce(train: TrainSpec) -> list[str]:
+    """Fields of `train` that only an all-reduce of whole gradients uses, as the job has them."""
+    usual = {"bucket": "auto", "static_graph": False, "gradient_compression": "none"}
+    return [f"train.{name}" for name, value in usual.items() if getattr(train, name) != value]
+
+
+def all_reduced(train: TrainSpec, fixed: LayoutSpec) -> LayoutSpec:
+    """What a job fixes of its layout, and an all-reduce of whole gradients where its `train` asks
+    for one: no sharding, and for DDP's promises and PowerSGD whole matrices on every rank.
+
+    >>> all_reduced(TrainSpec(global_batch=8, static_graph=True), LayoutSpec(tensor=2)).pipeline
+    1
+    """
+    whole: dict[str, Any] = {"sharding": "none"} if asked_of_all_reduce(train) else {}
+    if train.static_graph or train.gradient_compression == "powersgd":
+        whole |= {"tensor": 1, "pipeline": 1, "expert": 1}
+    opened = {name: value for name, value in whole.items() if getattr(fixed, name) == "auto"}
+    return replace(fixed, **opened)
 
 
 def check_engine(job: Job, space: Space) -> Iterator[Problem]:

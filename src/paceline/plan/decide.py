@@ -6,6 +6,7 @@ from paceline.catalog import load_accelerators
 from paceline.job import Job, JobSpec, LayoutSpec, Length
 from paceline.job.faults import parse_fault
 from paceline.parallel.candidates import asks_for_pipeline, with_implied
+from paceline.parallel.engine_laws import asked_of_all_reduce
 from paceline.plan.choose import Choice, reasons_of
 from paceline.plan.decision import Decision
 from paceline.plan.loss import router_loss_of
@@ -190,7 +191,7 @@ def _layout_decisions(job: Job, cluster: Cluster, choice: Choice) -> Iterator[De
     fixed, layout = job.spec.layout, choice.layout
     for name, value, reason in reasons_of(choice):
         if getattr(fixed, name) == "auto":
-            reason = _asked_by(fixed, name) or reason
+            reason = _asked_by(fixed, name) or _asked_of_all_reduce(job, name, value) or reason
             yield Decision(field=f"layout.{name}", value=value, reason=reason)
     if layout.recompute_every > 1 and fixed.recompute_every == "auto" != fixed.recompute:
         yield Decision(
@@ -215,6 +216,14 @@ def _layout_decisions(job: Job, cluster: Cluster, choice: Choice) -> Iterator[De
                 + " a rank fit"
             ),
         )
+
+
+def _asked_of_all_reduce(job: Job, name: str, value: str) -> str | None:
+    """The field of `train` that no sharding would use; None where none asks for an all-reduce."""
+    asked = asked_of_all_reduce(job.spec.train)
+    if name != "sharding" or value != "none" or not asked or job.spec.engine != "paceline":
+        return None
+    return f"{asked[0]} is of the all-reduce of whole gradients"
 
 
 def _asked_by(fixed: LayoutSpec, name: str) -> str | None:

@@ -22,7 +22,7 @@ from paceline.job.data_fields import objective_of
 from paceline.job.engine import ENGINE_NAMES
 from paceline.parallel import Layout, Space, abilities_of, check_layout_choices
 from paceline.parallel.abilities import OURS, Abilities, check_accelerator, planned_engine
-from paceline.parallel.engine_laws import check_training
+from paceline.parallel.engine_laws import all_reduced, check_training
 from paceline.plan.caution import (
     assumed_efficiency,
     assumed_shape,
@@ -217,8 +217,14 @@ def _plan_on(asked: _Asked) -> Plan:
 
 def _search(job: Job, space: Space, case: Case, limit_bytes: float) -> tuple[Space, Found]:
     """Every layout that the job leaves open, and what was found there. Offloaded ones are among
-    them where none fits without, or the fastest sends for more than half of its step."""
+    them where none fits without, or the fastest sends for more than half of its step. Where
+    the job sets what only an all-reduce uses, those that have one come first."""
     margin = job.spec.plan.simpler_margin
+    whole = replace(space, fixed=all_reduced(job.spec.train, space.fixed))
+    if case.engine.name == "paceline" and whole.fixed != space.fixed:
+        found = search(whole, case, limit_bytes=limit_bytes, margin=margin)
+        if found.near is not None:
+            return whole, found
     found = search(space, case, limit_bytes=limit_bytes, margin=margin)
     offloads = offloads_of(job, case.cluster)
     if job.spec.layout.offload != "auto" or not set(offloads) & set(space.abilities.offloads):

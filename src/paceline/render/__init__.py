@@ -26,7 +26,7 @@ from paceline.profile import (
 )
 from paceline.render.carried import left_out
 from paceline.render.engine import Engine, EngineModule, Files, Gap, RenderError
-from paceline.render.example import without_own_program
+from paceline.render.example import needs_own_program, without_own_program
 from paceline.render.model import config_of
 from paceline.topology import find_cluster
 
@@ -41,6 +41,7 @@ __all__ = [
     "check_model",
     "check_release",
     "find",
+    "leaves_out",
     "render_job",
     "renderer_of",
     "writes",
@@ -146,6 +147,17 @@ def check_files(plan: Plan, job: Job, *, own_program: bool = True) -> Iterator[P
     found = _gaps_of(plan, job, own_program=own_program)
     name = renderer_of(plan.engine) or ""
     yield from _refusals(name, found, job, plan.profile, plan.decoder)
+
+
+def leaves_out(plan: Plan, job: Job) -> list[Gap]:
+    """What the job sets in `train` and the files of the plan's own engine leave out, where no
+    program of one's own would do it."""
+    return [
+        gap
+        for gap in _gaps_of(plan, job, own_program=True)
+        if gap.where.startswith("train.") and tuple(gap.where.split(".")) in job.lines
+        if gap.nearest is not None and not needs_own_program(gap)
+    ]
 
 
 def writes(plan: Plan, job: Job) -> bool:

@@ -268,7 +268,8 @@ def _ssh_gaps(ssh: SshSpec, nodes: int) -> Iterator[Gap]:
 
 
 def _example(plan: Plan, job: Job) -> list[Gap]:
-    found = example_gaps(plan, job)
+    # A bucket is none of the program's: no file sets it, however gradients are reduced.
+    found = [gap for gap in example_gaps(plan, job) if gap.where != "train.bucket"]
     field = "train.optimizer"
     if job.spec.train.optimizer in OPTIMIZERS:  # the program takes what ds_config.json says
         return [gap for gap in found if gap.where != field]
