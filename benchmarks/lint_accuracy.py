@@ -133,8 +133,6 @@ def configurations(folder: str) -> Count:
 CONFIG_PLANTS: tuple[tuple[str, str, str, str, dict[str, object]], ...] = (
     ("shm-too-small", r"mountPath: /dev/shm", "mountPath: /x", r"\A(?!.*rayVersion).*gpu: 8", {}),
     ("nccl-version-mismatch", r"(image: \S*reg\S*):\d+", r"\1:latest", "Worker:", {}),
-    ("k8s-master-dns-not-ready", r"Policy: OnFailure", "Policy: Never", "Worker:", {}),
-    ("memlock-limit", "IPC_LOCK", "SYS_NICE", "kind: PyTorchJob.*rdma/", {}),
     ("invalid-device-ordinal", r"(nprocPerNode: ['\"])8", r"\g<1>16", "gpu: 8", {}),
     (
         "rendezvous-c10d-timeout",
@@ -177,8 +175,6 @@ CONFIG_PLANTS: tuple[tuple[str, str, str, str, dict[str, object]], ...] = (
         {},
     ),
     ("divisibility", r"num_processes: 16", "num_processes: 15", "num_machines: 2", {}),
-    ("tf-config-mismatch", r'"index": \d', '"index": 7', "cluster", {}),
-    ("mlx-ring-connect", r"192\.0\.2\.2|10\.0\.0\.2", "127.0.0.1", '"ssh"', {}),
     (
         "tp-across-nodes",
         r"(tensor\S*(?:size|degree))(:? ?=? )\d+",
@@ -263,11 +259,6 @@ RANK_ZERO = r"\1if int(os.environ['RANK']) == 0:\n\1    \2"
 TRAINS = r"\.backward\(\)"
 PLANTS: Mapping[str, Callable[[str], Iterator[str]]] = {
     "set-epoch-missing": drop_line(r"[\w.]*sampler\.set_epoch\("),
-    "missing-set-device": all_at_once(
-        r"^( *)torch\.cuda\.set_device\(.*$",
-        r"\1pass",
-        r"init_process_group\(\"nccl\"\)[\s\S]*\.cuda\(",
-    ),
     "sampler-and-shuffle": change(
         r"sampler=(sampler|train_sampler|self\.sampler)\b", r"sampler=\1, shuffle=True"
     ),
@@ -297,9 +288,6 @@ PLANTS: Mapping[str, Callable[[str], Iterator[str]]] = {
     ),
     "dataparallel-not-ddp": change(r"\bDDP\((?=torch|model|net)", "torch.nn.DataParallel("),
     "mixed-precision-loss-scaling": drop_line(r"scaler\.unscale_\("),
-    "default-pg-not-initialised": change(
-        r"^( *)(dist\.init_process_group\(\"(?:nccl|gloo)\"\))$", r"\1print(dist.get_rank())\n\1\2"
-    ),
     "ddp-moved-after-wrap": change(
         r"^( *)((?:model) = DDP\(.*\))$", r"\1\2\n\1model.to('cuda')", TRAINS
     ),

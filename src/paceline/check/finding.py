@@ -68,6 +68,8 @@ class Finding:
     """The change that mends it here; the failure's own fix where nothing nearer is known."""
 
     evidence: Sequence[Evidence] = ()
+    renames: tuple[str, str] | None = None
+    """The word on this line that nothing reads, and the one to write there."""
 
     def __post_init__(self) -> None:
         if self.id not in load_failures():

@@ -80,11 +80,11 @@ def command(
     """Find faults in training programs and their configurations, before they run.
 
     PATH is a file or a folder. Read are Python programs (PyTorch, Accelerate, Trainer, Lightning,
-    DeepSpeed, Ray, TensorFlow, MLX), shell and batch scripts, Accelerate's YAML, DeepSpeed's JSON,
-    Kubernetes manifests, torchtitan's TOML, environment files, Dockerfiles, TF_CONFIG, hostfiles
-    and Paceline's job file and plan: each by itself, and what they say together. A job for declared
-    accelerators is planned; nothing is run. In all of these and in notebooks, keys and passwords
-    are found, unless git ignores the file.
+    DeepSpeed), shell and batch scripts, Accelerate's YAML, DeepSpeed's JSON, Kubernetes manifests,
+    NeMo's YAML, Megatron's argument files, environment files, Dockerfiles, and Paceline's job file
+    and plan: each by itself, and what they say together. A job for declared accelerators is
+    planned; nothing is run. In all of these and in notebooks, keys and passwords are found, unless
+    git ignores the file.
 
     A comment `# paceline: ignore[id] reason` on the line answers a finding; `paceline explain ID`
     says why it matters.

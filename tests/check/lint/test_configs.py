@@ -77,37 +77,3 @@ def test_what_paceline_renders_gives_no_warning():
         assert linted.unread == []
         loud = [one for one in linted.findings if one.severity is not Severity.INFO]
         assert [(one.id, str(one.where), one.what) for one in loud] == []
-
-
-def ids_of(path, text):
-    from paceline.check.lint.context import Context
-    from paceline.check.lint.lint import lint
-
-    return {one.id for one in lint({path: text.encode()}, Context())}
-
-
-START = "  torchrun --nproc_per_node=4 --master_port=29501 train.py $1 &\n"
-
-
-@pytest.mark.parametrize(
-    ("script", "is_found"),
-    [
-        (f"run() {{\n{START}}}\nrun a\nrun b\nwait\n", True),
-        (f"run() {{\n{START.replace(' &', '')}}}\nrun a &\nrun b &\nwait\n", True),
-        (f"run() {{\n{START}}}\nrun a\nwait\nrun b\nwait\n", False),
-        (f"run() {{\n{START}  wait\n}}\nrun a\nrun b\n", False),
-        (f"run() {{\n{START.replace('29501', '$2')}}}\nrun a 1\nrun b 2\nwait\n", False),
-        (f"run() {{\n{START}}}\nrun a\nwait\n", False),
-    ],
-)
-def test_a_function_called_again_wants_its_port_again(script, is_found):
-    assert ("port-in-use" in ids_of("run.sh", f"#!/bin/bash\n{script}")) is is_found
-
-
-@pytest.mark.parametrize(("degree", "is_found"), [(3, True), (16, True), (8, False), (1, False)])
-def test_torchtitans_tensor_degree_divides_the_heads_of_a_known_flavour(degree, is_found):
-    text = (
-        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 6144\n'
-        f"[parallelism]\ntensor_parallel_degree = {degree}\n"
-    )
-    assert ("divisibility" in ids_of("train.toml", text)) is is_found

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 from paceline.check.finding import Finding
 from paceline.check.lint.configs import Config
-from paceline.check.lint.configs.deepspeed_file import check_deepspeed_file
 from paceline.check.lint.configs.kubernetes import read_jobs
 from paceline.check.lint.configs.launch_line import Launch, file_name, launches_in
 from paceline.check.lint.configs.launch_rules import check_launch
@@ -126,13 +125,9 @@ def check_across(
             `check_beside`.
     """
     starts = starts_in(configs, context)
-    deepspeed, accelerates = _named(configs, "deepspeed"), _named(configs, "accelerate")
+    deepspeed = _named(configs, "deepspeed")
     for start in starts:
         yield from _check_arguments(start.launch, deepspeed)
-        if _target(start) not in programs:
-            yield from _check_recomputed_twice(start.launch, accelerates, None)
-    for config in accelerates.values():
-        yield from check_deepspeed_file(config, [one.launch for one in starts], configs)
     yield from _check_handed_on(configs, context)
 
 
@@ -140,16 +135,11 @@ def check_beside(
     program: Program, starts: Sequence[Start], configs: Sequence[Config], context: Context
 ) -> Iterator[Finding]:
     """What a program shows beside the configurations, and the launch lines that start it."""
-    accelerates = _named(configs, "accelerate")
     for start in starts:
         if _target(start) == file_name(program.path):
             yield from _check_start(start, program, configs, context)
             yield from check_local_rank_argument(start.launch, program.path, program.text)
-            yield from _check_recomputed_twice(start.launch, accelerates, program)
     yield from check_variables(variables_in(program), surroundings(context))
-    yield from _check_ray_workers(program, configs)
-    yield from _check_training_arguments(program, _named(configs, "deepspeed"))
-    yield from _check_accumulation(program, configs)
 
 
 def _named(configs: Sequence[Config], kind: str) -> dict[str, Config]:
@@ -198,70 +188,6 @@ def variables_in(program: Program) -> list[Variable]:
                 )
             )
     return given
-
-
-def _check_recomputed_twice(
-    launch: Launch, accelerates: Mapping[str, Config], program: Program | None
-) -> Iterator[Finding]:
-    """Activations recomputed by FSDP and by the model as well."""
-    named = launch.option("config_file")
-    config = accelerates.get(file_name(named.text)) if named is not None else None
-    key = (
-        config.document.at("fsdp_config", "fsdp_activation_checkpointing")
-        if config is not None
-        else None
-    )
-    if config is None or key is None or not key.true() or launch.target is None:
-        return
-    word = launch.argument("gradient_checkpointing")
-    where = (launch.path, word.line) if word is not None else None
-    if word is not None and word.text.lower() in {"false", "0", "no"}:
-        return
-    if where is None and program is not None:
-        for call in program.all_calls:
-            value = call.argument(None, "gradient_checkpointing")
-            if value is not None and value.known() is True:
-                where = (program.path, call.line)
-    if where is not None:
-        yield found(
-            "activation-ckpt-recompute-mismatch",
-            ERROR,
-            config.path,
-            key.line,
-            "FSDP recomputes activations, and gradient_checkpointing in "
-            f"{where[0]} line {where[1]} does so, too",
-            fix="keep fsdp_activation_checkpointing, and take gradient_checkpointing out",
-            evidence=[(where[0], where[1], "gradient_checkpointing")],
-        )
-
-
-def _check_ray_workers(program: Program, configs: Sequence[Config]) -> Iterator[Finding]:
-    """ScalingConfig against the one Ray cluster of the manifests."""
-    jobs = [
-        job
-        for config in configs
-        if config.kind == "manifest"
-        for job in read_jobs(config.path, config.documents)
-        if job.kind in {"RayJob", "RayCluster"}
-    ]
-    if len(jobs) != 1 or not jobs[0].num_gpus:
-        return
-    for call in program.all_calls:
-        if call.name is None or not call.name.endswith(".ScalingConfig"):
-            continue
-        workers, gpu = call.argument(0, "num_workers"), call.argument(None, "use_gpu")
-        number = _number(workers.known() if workers is not None else None)
-        if number is None or gpu is None or gpu.known() is not True:
-            continue
-        if number > jobs[0].num_gpus and not call.has_argument(None, "resources_per_worker"):
-            yield found(
-                "ray-unsatisfiable-resources",
-                ERROR,
-                program.path,
-                call.line,
-                f"{number} workers with a GPU each, and {jobs[0].path} has {jobs[0].num_gpus} GPUs",
-                fix=f"num_workers={jobs[0].num_gpus}, or more nodes in {jobs[0].path}",
-            )
 
 
 INIT = "torch.distributed.init_process_group"
@@ -392,79 +318,6 @@ def _differ(
         fix=f'"{name}": "auto"',
         evidence=[(path, line, f"{argument}={given}")],
     )
-
-
-def _check_training_arguments(
-    program: Program, deepspeed: Mapping[str, Config]
-) -> Iterator[Finding]:
-    """TrainingArguments against the DeepSpeed file that they name."""
-    for call in program.all_calls:
-        name = call.argument(None, "deepspeed")
-        text = name.known() if name is not None else None
-        config = deepspeed.get(file_name(text)) if isinstance(text, str) else None
-        if config is None:
-            continue
-        for argument, path in _SAME:
-            value, key = call.argument(None, argument), config.document.at(*path)
-            if value is not None and key is not None:
-                yield from _differ(
-                    config, key, path[-1], _number(value.known()), program.path, call.line, argument
-                )
-        for argument, other in (("bf16", "fp16"), ("fp16", "bf16")):
-            value, key = call.argument(None, argument), config.document.at(other)
-            if (
-                value is not None
-                and value.known() is True
-                and key is not None
-                and (key.true("enabled"))
-            ):
-                yield found(
-                    "ds-fp16-bf16-both",
-                    ERROR,
-                    config.path,
-                    key.line,
-                    f"{other} is enabled, and {program.path} says {argument}=True in line "
-                    f"{call.line}",
-                    fix='"enabled": "auto" in both',
-                    evidence=[(program.path, call.line, f"{argument}=True")],
-                )
-
-
-def _check_accumulation(program: Program, configs: Sequence[Config]) -> Iterator[Finding]:
-    """Accelerator(gradient_accumulation_steps=...) against its own and DeepSpeed's file."""
-    accelerates = [one for one in configs if one.kind == "accelerate"]
-    if len(accelerates) != 1:
-        return
-    config = accelerates[0].document
-    named = config.text("deepspeed_config", "deepspeed_config_file")
-    inside = next(
-        (
-            one
-            for one in configs
-            if one.kind == "deepspeed" and named and file_name(one.path) == file_name(named)
-        ),
-        None,
-    )
-    for call in program.calls("accelerate.Accelerator"):
-        value = call.argument(None, "gradient_accumulation_steps")
-        steps = _number(value.known() if value is not None else None)
-        for holder, key in (
-            (accelerates[0], config.at("deepspeed_config", "gradient_accumulation_steps")),
-            (inside, inside.document.at("gradient_accumulation_steps") if inside else None),
-        ):
-            number = key.number() if key is not None else None
-            if holder is None or key is None or steps is None or number in {None, steps}:
-                continue
-            yield found(
-                "ds-batch-size-mismatch",
-                ERROR,
-                holder.path,
-                key.line,
-                f"gradient_accumulation_steps is {number} here, and {steps} in {program.path} "
-                f"line {call.line}",
-                fix="say it in one place",
-                evidence=[(program.path, call.line, f"gradient_accumulation_steps={steps}")],
-            )
 
 
 def _check_handed_on(configs: Sequence[Config], context: Context) -> Iterator[Finding]:

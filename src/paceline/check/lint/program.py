@@ -356,8 +356,3 @@ def of_processes(events: list[Event]) -> list[Event]:
             for each in event.frames
         )
     ]
-
-
-def until(events: Iterable[Event], order: int) -> Iterator[Event]:
-    """Events that come before one."""
-    return (one for one in events if one.order < order)

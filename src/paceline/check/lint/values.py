@@ -145,10 +145,6 @@ class Value:
         for option in self.options:
             yield from option.any()
 
-    def may_be(self, *instances: str) -> bool:
-        """Whether it may be an instance of one of these qualified names."""
-        return any(one.instance in instances for one in self.any())
-
     def has_kind(self, *kinds: str) -> bool:
         return any(one.kind in kinds for one in self.any())
 

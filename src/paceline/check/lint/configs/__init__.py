@@ -16,7 +16,6 @@ from paceline.check.lint.configs.marked import (
     NoParser,
     Unreadable,
     read_json,
-    read_toml,
     read_yaml,
 )
 from paceline.check.lint.configs.parallel_yaml import check_parallel, is_parallel
@@ -25,22 +24,12 @@ from paceline.check.lint.configs.script_rules import check_script
 from paceline.check.lint.configs.shell import Script, read_shell
 from paceline.check.lint.configs.small_kinds import (
     check_arguments,
-    check_compose,
     check_dockerfile,
     check_environment,
-    check_hostfile,
-    check_mlx_hosts,
-    check_ray_cluster,
-    check_tf_config,
     is_arguments,
-    is_compose,
     is_dockerfile,
     is_environment,
-    is_hostfile,
-    is_tf_config,
-    mlx_hosts,
 )
-from paceline.check.lint.configs.torchtitan import check_torchtitan, is_torchtitan
 from paceline.check.lint.context import Context
 
 __all__ = ["Config", "Planned", "Unreadable", "check_config", "check_planned", "read_config"]
@@ -86,8 +75,6 @@ def read_config(path: str, text: str) -> Config | None:
             return None if _TEMPLATE.search(text) else _of_yaml(path, text)
         if ending == "json":
             return _of_json(path, text)
-        if ending == "toml":
-            return _of_toml(path, text)
         return _of_text(path, name, ending, text)
     except (NoParser, Bomb):
         raise
@@ -105,8 +92,6 @@ def _of_yaml(path: str, text: str) -> Config | None:
     kinds: tuple[tuple[str, bool], ...] = (
         ("manifest", is_manifest(documents)),
         ("accelerate", is_accelerate(first)),
-        ("compose", is_compose(first)),
-        ("ray_cluster", first.at("available_node_types") is not None),
         ("job", is_job(first)),
         ("parallel", is_parallel(first)),
     )
@@ -117,18 +102,11 @@ def _of_json(path: str, text: str) -> Config | None:
     value = read_json(text)
     kinds = (
         ("deepspeed", isinstance(value.value, dict) and is_deepspeed(value)),
-        ("tf_config", is_tf_config(value)),
-        ("mlx_hosts", mlx_hosts(value) is not None),
         ("accelerate", is_accelerate(value)),
         ("manifest", is_manifest([value])),
         ("plan", is_plan(value)),
     )
     return _first(path, text, (value,), kinds)
-
-
-def _of_toml(path: str, text: str) -> Config | None:
-    value = read_toml(text)
-    return _first(path, text, (value,), (("torchtitan", is_torchtitan(value)),))
 
 
 def _first(
@@ -159,7 +137,6 @@ def _of_text(path: str, name: str, ending: str, text: str) -> Config | None:
             "dockerfile",
             is_dockerfile(text) and ("docker" in name or ending in {"", "containerfile"}),
         ),
-        ("hostfile", is_hostfile(text)),
         ("arguments", is_arguments(text)),
         (
             "environment",
@@ -173,18 +150,12 @@ def _of_text(path: str, name: str, ending: str, text: str) -> Config | None:
 _CHECKS: dict[str, Callable[[Config, Context], Iterator[Finding]]] = {
     "manifest": lambda one, context: check_manifest(one.path, one.documents, context),
     "accelerate": lambda one, context: check_accelerate(one.path, one.document, context),
-    "compose": lambda one, context: check_compose(one.path, one.document, context),
-    "ray_cluster": lambda one, context: check_ray_cluster(one.path, one.document),
     "parallel": lambda one, context: check_parallel(one.path, one.document, context),
     "plan": lambda one, context: check_plan(one.path, one.document, one.text),
     "job": lambda one, context: check_job(one.path, one.text),
     "deepspeed": lambda one, context: check_deepspeed(one.path, one.document, context),
-    "tf_config": lambda one, context: check_tf_config(one.path, one.document),
-    "mlx_hosts": lambda one, context: check_mlx_hosts(one.path, mlx_hosts(one.document) or []),
-    "torchtitan": lambda one, context: check_torchtitan(one.path, one.document, context),
     "dockerfile": lambda one, context: check_dockerfile(one.path, one.text, context),
     "arguments": lambda one, context: check_arguments(one.path, one.text, context),
-    "hostfile": lambda one, context: check_hostfile(one.path, one.text),
     "environment": lambda one, context: check_environment(one.path, one.text, context),
 }
 """Kind -> what is wrong in a file of it."""

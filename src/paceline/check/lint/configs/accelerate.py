@@ -36,15 +36,6 @@ stands beside a DeepSpeed file; mixed_precision, the other one, is in `deepspeed
 
 FSDP = words_of("accelerate", "fsdp")
 
-_VERSION_1 = {
-    "sharding_strategy": "fsdp_reshard_after_forward: true shards fully, false keeps the weights",
-    "backward_prefetch": "leave it out: FSDP2 prefetches by itself",
-    "backward_prefetch_policy": "leave it out: FSDP2 prefetches by itself",
-    "forward_prefetch": "leave it out: FSDP2 prefetches by itself",
-    "use_orig_params": "leave it out: FSDP2 always does",
-    "sync_module_states": "leave it out: FSDP2 does it where it loads on rank 0",
-}
-
 
 def is_accelerate(document: Marked) -> bool:
     """Whether a YAML mapping is Accelerate's: these words are nobody else's."""
@@ -66,17 +57,7 @@ def check_accelerate(path: str, config: Marked, context: Context) -> Iterator[Fi
     yield from _check_meeting(path, config)
     yield from _check_precision(path, config, context)
     yield from _check_fsdp(path, config)
-    yield from _check_deepspeed(path, config, context)
-    affinity = config.at("enable_cpu_affinity")
-    if affinity is not None and affinity.false() and (config.number("num_processes") or 1) > 1:
-        yield found(
-            "numa-misbinding",
-            INFO,
-            path,
-            affinity.line,
-            "processes may run on the other socket than their GPU",
-            fix="enable_cpu_affinity: true",
-        )
+    yield from _check_deepspeed(path, config)
 
 
 def _check_numbers(path: str, config: Marked) -> Iterator[Finding]:
@@ -225,25 +206,15 @@ def _check_meeting(path: str, config: Marked) -> Iterator[Finding]:
     address, port = config.at("main_process_ip"), config.at("main_process_port")
     nodes = config.number("num_machines") or 1
     text = address.text() if address is not None else None
-    if address is not None and text is not None:
-        if text.startswith("["):
-            yield found(
-                "ipv6-bracket-master-addr",
-                ERROR,
-                path,
-                address.line,
-                f"main_process_ip {text}: brackets are not part of the address",
-                fix=f"main_process_ip: '{text.strip('[]')}'",
-            )
-        elif nodes > 1 and LOOPBACK.match(text):
-            yield found(
-                "rendezvous-c10d-timeout",
-                ERROR,
-                path,
-                address.line,
-                f"main_process_ip {text} is another machine on each of {nodes}",
-                fix="an address of the first machine that the others reach",
-            )
+    if address is not None and text is not None and nodes > 1 and LOOPBACK.match(text):
+        yield found(
+            "rendezvous-c10d-timeout",
+            ERROR,
+            path,
+            address.line,
+            f"main_process_ip {text} is another machine on each of {nodes}",
+            fix="an address of the first machine that the others reach",
+        )
     number = port.number() if port is not None else None
     if port is not None and number is not None:
         yield from check_port(path, port.line, "main_process_port", number)
@@ -262,43 +233,6 @@ def _check_fsdp(path: str, config: Marked) -> Iterator[Finding]:
     if inside is None or (config.text("distributed_type") or "").upper() != "FSDP":
         return
     keys = {name.removeprefix("fsdp_"): value for name, value in inside.entries()}
-    version = keys["version"].number() if "version" in keys else 1
-    loads, sync = keys.get("cpu_ram_efficient_loading"), keys.get("sync_module_states")
-    if version == 1 and loads is not None and loads.true():
-        if sync is not None and sync.false():
-            yield found(
-                "fsdp-ram-efficient-needs-sync",
-                ERROR,
-                path,
-                sync.line,
-                "rank 0 alone loads the weights, and fsdp_sync_module_states: false keeps them "
-                "from the other ranks",
-                fix="fsdp_sync_module_states: true",
-            )
-        elif sync is None:
-            yield found(
-                "fsdp-ram-efficient-needs-sync",
-                INFO,
-                path,
-                loads.line,
-                "rank 0 alone loads the weights, and only fsdp_sync_module_states: true, the "
-                "launcher's default, gives them to the others",
-                fix="fsdp_sync_module_states: true",
-            )
-    yield from _check_version(path, keys, version)
-    kind = keys.get("state_dict_type")
-    nodes = config.number("num_machines") or 1
-    if kind is not None and kind.text() == "FULL_STATE_DICT":
-        yield found(
-            "fsdp-full-state-dict-gather",
-            WARNING if nodes > 1 else INFO,
-            path,
-            kind.line,
-            "every save gathers the whole model and its optimizer state on rank 0"
-            + (f", over {nodes} machines" if nodes > 1 else ""),
-            fix="fsdp_state_dict_type: SHARDED_STATE_DICT, merged afterwards with "
-            "`accelerate merge-weights`",
-        )
     offload, wrap = keys.get("offload_params"), keys.get("auto_wrap_policy")
     if offload is not None and offload.true() and (wrap is None or wrap.text() == "NO_WRAP"):
         yield found(
@@ -312,48 +246,7 @@ def _check_fsdp(path: str, config: Marked) -> Iterator[Finding]:
         )
 
 
-def _check_version(path: str, keys: dict[str, Marked], version: int | None) -> Iterator[Finding]:
-    for name, value in keys.items():
-        if version == 2 and name in _VERSION_1:
-            loses = name == "sharding_strategy" and value.text() not in {"FULL_SHARD", "1"}
-            yield found(
-                "fsdp-version-words",
-                WARNING if loses else INFO,
-                path,
-                value.line,
-                f"fsdp_{name} is of FSDP version 1, and version 2 passes it over"
-                + (f": {value.text()} becomes full sharding" if loses else ""),
-                fix=_VERSION_1[name],
-            )
-        if (
-            name == "reshard_after_forward"
-            and version == 2
-            and not re.fullmatch(
-                r"(?i)true|false|0|1|yes|no|on|off|t|f|y|n", value.text() or "true"
-            )
-        ):
-            yield found(
-                "fsdp-version-words",
-                ERROR,
-                path,
-                value.line,
-                f"fsdp_reshard_after_forward: {value.text()} is a word of version 1; version 2 "
-                "takes true or false",
-                fix="fsdp_reshard_after_forward: true",
-            )
-    kind = keys.get("state_dict_type")
-    if version == 2 and kind is not None and kind.text() == "LOCAL_STATE_DICT":
-        yield found(
-            "fsdp-version-words",
-            ERROR,
-            path,
-            kind.line,
-            "LOCAL_STATE_DICT is of FSDP version 1; version 2 saves sharded or full",
-            fix="fsdp_state_dict_type: SHARDED_STATE_DICT",
-        )
-
-
-def _check_deepspeed(path: str, config: Marked, context: Context) -> Iterator[Finding]:
+def _check_deepspeed(path: str, config: Marked) -> Iterator[Finding]:
     inside = config.at("deepspeed_config")
     if inside is None or (config.text("distributed_type") or "").upper() != "DEEPSPEED":
         return
@@ -372,18 +265,3 @@ def _check_deepspeed(path: str, config: Marked, context: Context) -> Iterator[Fi
                     fix=f"take it out here, and set it in {named.text()}",
                     evidence=[(path, named.line, f"deepspeed_config_file: {named.text()}")],
                 )
-    launcher = inside.at("deepspeed_multinode_launcher")
-    nodes = config.number("num_machines") or 1
-    if nodes > 1 and (launcher is None or launcher.text() == "pdsh"):
-        scheduled = (context.launcher or "") in {"srun", "slurm", "kubernetes"}
-        no_hosts = launcher is not None and inside.at("deepspeed_hostfile") is None
-        place = launcher or config.at("num_machines") or inside
-        yield found(
-            "ds-ssh-not-passwordless",
-            WARNING if scheduled or no_hosts else INFO,
-            path,
-            place.line,
-            f"pdsh{'' if launcher is not None else ', the default launcher,'} logs in to all "
-            f"{nodes} machines by ssh without a password",
-            fix="deepspeed_multinode_launcher: standard, started on every machine",
-        )

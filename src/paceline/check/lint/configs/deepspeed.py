@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from paceline.check.finding import Finding
 from paceline.check.lint.configs.bf16 import bf16_finding
 from paceline.check.lint.configs.marked import Marked
-from paceline.check.lint.configs.say import ERROR, INFO, WARNING, found
+from paceline.check.lint.configs.say import ERROR, WARNING, found
 from paceline.check.lint.context import Context
 from paceline.check.lint.gpus import lacks_bf16
 from paceline.check.lint.words import words_by_section, words_of
@@ -221,17 +221,6 @@ def _check_zero(path: str, config: Marked) -> Iterator[Finding]:
             "zero_optimization without a stage is stage 0: nothing is sharded",
             fix='"stage": 2',
         )
-    if stage < 3:
-        for name, value in zero.entries():
-            if name.startswith("stage3_"):
-                yield found(
-                    "ds-config-silent-keys",
-                    INFO,
-                    path,
-                    value.line,
-                    f"{name} means nothing in stage {stage}",
-                    fix="take it out",
-                )
 
 
 def _check_precision(path: str, config: Marked, context: Context) -> Iterator[Finding]:

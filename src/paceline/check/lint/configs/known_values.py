@@ -65,10 +65,6 @@ def _choices(software: str) -> tuple[Choice, ...]:
     )
 
 
-TORCHTITAN = _choices("torchtitan")
-"""`Literal` fields of torchtitan 0.2.0's job_config.py, and the schedules of
-`torch.distributed.pipelining.schedules.get_schedule_class`."""
-
 ACCELERATE = _choices("accelerate")
 """Constants and enumerations of accelerate 1.15, `utils/constants.py` and `dataclasses.py`, and
 words that older ones wrote."""

@@ -23,6 +23,11 @@ STILL_READ = frozenset(
 )
 """Old names that work as before."""
 
+OTHER_VALUES = frozenset(
+    {"NCCL_TREE_THRESHOLD", "NCCL_LL_THRESHOLD", "NCCL_RINGS", "NCCL_IB_CUDA_SUPPORT"}
+)
+"""Old names whose values mean something else under the new one."""
+
 NCCL = words_of("environment", "nccl")
 """Variables of NCCL's user guide 2.28 and `NCCL_PARAM` in its sources, and what images name its
 folders."""
@@ -45,6 +50,3 @@ PLUGINS = (
     "NCCL_TESTS_",
 )
 """Beginnings of the names that network and profiler plugins read."""
-
-ALLOCATOR = words_of("environment", "allocator")
-"""Words of PYTORCH_ALLOC_CONF (docs.pytorch.org/docs/stable/notes/cuda.html, torch 2.13)."""

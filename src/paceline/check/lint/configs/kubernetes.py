@@ -77,15 +77,6 @@ class Pods:
             if seen:
                 return
 
-    def gpu_requests(self) -> Iterator[tuple[str, Marked, Marked | None]]:
-        """Each accelerator of the requests: its name, the place, and that of its limit."""
-        for resources in self._resources():
-            asked = resources.at("requests")
-            for name, value in asked.entries() if asked is not None else ():
-                if _GPU.match(name):
-                    yield name, value, resources.at("limits", name)
-            return
-
     def variables(self, path: str) -> dict[str, Variable]:
         """The container's environment; what comes from a secret has an empty text."""
         found = {}

@@ -130,16 +130,6 @@ def launches_in(script: Script) -> list[Launch]:
     return found
 
 
-def launches_in_words(
-    path: str, words: Sequence[Word], environment: Mapping[str, Variable]
-) -> Launch | None:
-    """The launch that a list of words is: a container's command and arguments."""
-    if not words:
-        return None
-    command = Command(words=tuple(words), line=words[0].line)
-    return read_launch(path, command, environment)
-
-
 def read_launch(path: str, command: Command, environment: Mapping[str, Variable]) -> Launch | None:
     """The launch that one command is; None when it starts no training that is known."""
     words = (*command.outer, *command.words)

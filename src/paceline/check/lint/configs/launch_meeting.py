@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from paceline.check.finding import Finding
 from paceline.check.lint.configs.launch_line import Launch, shown, whole
-from paceline.check.lint.configs.say import ERROR, WARNING, found
+from paceline.check.lint.configs.say import ERROR, found
 from paceline.check.lint.configs.scene import Scene, started
 from paceline.check.lint.configs.shell import ESCAPED, Word
 from paceline.check.lint.configs.variables import FIRST_NODE, LOOPBACK, check_port, wrong_host
@@ -110,15 +110,6 @@ def check_meeting(launch: Launch, scene: Scene) -> Iterator[Finding]:
     if address is not None:
         is_endpoint = "rdzv_endpoint" in launch.options
         host = address.text.rpartition(":")[0] or address.text if is_endpoint else address.text
-        if not is_endpoint and address.text.startswith("["):
-            yield found(
-                "ipv6-bracket-master-addr",
-                ERROR,
-                launch.path,
-                address.line,
-                f"{address.text}: brackets are not part of an address",
-                fix=f"write {address.text.strip('[]')}",
-            )
         if nodes and (wrong := wrong_host(host)) is not None and "SLURM_" in address.source:
             yield found(
                 wrong[0],
@@ -155,53 +146,6 @@ def check_meeting(launch: Launch, scene: Scene) -> Iterator[Finding]:
         port = whole(word.text) if word is not None else None
         if word is not None and port is not None:
             yield from check_port(launch.path, word.line, "the port", port)
-    yield from _check_rendezvous_name(launch, scene, nodes)
-
-
-def _check_rendezvous_name(launch: Launch, scene: Scene, nodes: int | None) -> Iterator[Finding]:
-    name = launch.option("rdzv_id")
-    if name is None:
-        return
-    differs = re.search(
-        r"\$\{?RANDOM|\$\(hostname|`hostname|\$\{?HOSTNAME|\$\(date|\$\(uuidgen|\$\$", name.text
-    )
-    everywhere = (
-        launch.on_node
-        or ESCAPED in name.text
-        or (
-            "srun" not in launch.wrappers
-            and scene.scheduler != "slurm"
-            and "ssh" not in launch.wrappers
-        )
-    )
-    if differs and nodes and everywhere:
-        yield found(
-            "rendezvous-timeout-few-nodes",
-            ERROR,
-            launch.path,
-            name.line,
-            f"--rdzv-id {shown(name.text)} is another name on each of {nodes} nodes: "
-            "they never meet",
-            fix="give all nodes one name: $SLURM_JOB_ID, or a fixed one for each run",
-        )
-    backend = launch.option("rdzv_backend")
-    restarts = launch.number("max_restarts")
-    if (
-        backend is not None
-        and backend.text.startswith("etcd")
-        and "$" not in name.text
-        and restarts != 0
-        and "max_restarts" in launch.options
-    ):
-        yield found(
-            "rendezvous-closed",
-            WARNING,
-            launch.path,
-            name.line,
-            f"--rdzv-id {name.text} is the same in every attempt, and {backend.text} remembers "
-            "that it was closed",
-            fix="put the attempt into the name: $SLURM_JOB_ID-$SLURM_RESTART_COUNT",
-        )
 
 
 def check_nodes(launch: Launch, scene: Scene) -> Iterator[Finding]:
@@ -221,25 +165,6 @@ def check_nodes(launch: Launch, scene: Scene) -> Iterator[Finding]:
                 fix=f"say {given}"
                 + (", or take it from $SLURM_NNODES" if scene.scheduler == "slurm" else ""),
             )
-    told = {"PET_NNODES", "TORCHELASTIC_MIN_NODES"} & set(launch.environment)
-    if (
-        launch.program == "torchrun"
-        and word is None
-        and scene.scheduler == "slurm"
-        and scene.nodes is not None
-        and scene.nodes > 1
-        and "srun" in launch.wrappers
-        and not told
-        and launch.wrapper("srun", "nodes", "N") is None
-    ):
-        yield found(
-            "slurm-world-size-copies",
-            WARNING,
-            launch.path,
-            launch.line,
-            f"without --nnodes each of {scene.nodes} nodes trains by itself",
-            fix=f"--nnodes={scene.nodes} with --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT",
-        )
     text = word.text if word is not None else ""
     backend = launch.option("rdzv_backend")
     if (

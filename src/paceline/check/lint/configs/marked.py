@@ -2,7 +2,6 @@
 
 import json
 import re
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from json import decoder
@@ -249,48 +248,3 @@ class _Json:
         line = bisect_left(self.ends, offset)
         start = self.ends[line - 1] + 1 if line else 0
         return line + 1, offset - start + 1
-
-
-_SECTION = re.compile(r"^\s*\[{1,2}\s*([^\]]+?)\s*\]{1,2}")
-_KEY = re.compile(r"^(\s*)([A-Za-z0-9_.\"'-]+)\s*=")
-
-
-def read_toml(text: str) -> Marked:
-    """The tables of a TOML text. Values of tables in lists all have the list's place."""
-    try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        place = re.search(r"line (\d+)", str(error))
-        raise Unreadable(int(place[1]) if place else 1, str(error)) from None
-    except RecursionError:
-        raise Unreadable(1, "nested too deep") from None
-    places: dict[tuple[str, ...], tuple[int, int]] = {}
-    section: tuple[str, ...] = ()
-    for number, line in enumerate(text.splitlines(), start=1):
-        if (match := _SECTION.match(line)) is not None:
-            section = _dotted(match[1])
-            places.setdefault(section, (number, 1))
-        elif (match := _KEY.match(line)) is not None:
-            places.setdefault((*section, *_dotted(match[2])), (number, len(match[1]) + 1))
-    return _from_toml(values, (), places, (1, 1))
-
-
-def _dotted(name: str) -> tuple[str, ...]:
-    return tuple(part.strip().strip("\"'") for part in name.split("."))
-
-
-def _from_toml(
-    value: Any,
-    path: tuple[str, ...],
-    places: dict[tuple[str, ...], tuple[int, int]],
-    above: tuple[int, int],
-) -> Marked:
-    place = places.get(path, above)
-    if isinstance(value, dict):
-        return Marked(
-            {key: _from_toml(each, (*path, key), places, place) for key, each in value.items()},
-            *place,
-        )
-    if isinstance(value, list):
-        return Marked([_from_toml(each, path, places, place) for each in value], *place)
-    return Marked(value, *place)

@@ -1,6 +1,5 @@
 """Megatron-LM's arguments: what has to divide what, and the settings that its overlap needs."""
 
-import re
 from collections.abc import Iterator
 
 from paceline.check.finding import Finding
@@ -12,9 +11,6 @@ from paceline.check.lint.configs.shell import Word
 BUBBLE = 0.2
 """The share of a step spent waiting above which a pipeline is called wasteful (the catalog's)."""
 
-_NEWER = re.compile(r"(?i)\b(GB|B)\d00\b")
-"""Blackwell, which launches by priority and needs no CUDA_DEVICE_MAX_CONNECTIONS."""
-
 
 def check_megatron(launch: Launch, scene: Scene) -> Iterator[Finding]:
     """What the degrees in a launch of Megatron-LM, or of a script with its words, contradict."""
@@ -25,17 +21,6 @@ def check_megatron(launch: Launch, scene: Scene) -> Iterator[Finding]:
     yield from _check_world(launch, scene, sizes)
     yield from _check_model(launch, sizes)
     yield from _check_bubble(launch, scene, sizes)
-    yield from _check_connections(launch, scene, sizes)
-    unchecked = launch.argument("no_check_for_nan_in_loss_and_grad")
-    if unchecked is not None:
-        yield found(
-            "nan-loss-undetected",
-            WARNING,
-            launch.path,
-            unchecked.line,
-            "a loss that is not a number goes on into the weights without a word",
-            fix="take --no-check-for-nan-in-loss-and-grad out",
-        )
 
 
 class _Sizes:
@@ -175,42 +160,4 @@ def bubble(path: str, line: int, stages: int, batches: int, chunks: int) -> Iter
             line,
             f"{stages} stages with {batches} micro-batches wait {share:.0%} of each step",
             fix=f"{enough} micro-batches or more, fewer stages, or interleaved chunks",
-        )
-
-
-def _check_connections(launch: Launch, scene: Scene, sizes: _Sizes) -> Iterator[Finding]:
-    value = launch.variable("CUDA_DEVICE_MAX_CONNECTIONS")
-    is_megatron = launch.argument("tensor_model_parallel_size", "pipeline_model_parallel_size")
-    fsdp = launch.argument("use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp")
-    if launch.program == "arguments":  # what is exported beside them is not known
-        return
-    if is_megatron is None or (scene.context.gpu and _NEWER.search(scene.context.gpu)):
-        return
-    if fsdp is not None:
-        if value == "1":
-            place = launch.environment["CUDA_DEVICE_MAX_CONNECTIONS"]
-            yield found(
-                "cuda-device-max-connections",
-                ERROR,
-                launch.path,
-                place.line,
-                "CUDA_DEVICE_MAX_CONNECTIONS=1 keeps FSDP's gathers from overlapping compute",
-                fix="unset it: it is for tensor parallelism without FSDP",
-            )
-        return
-    overlaps = (sizes.tensor or 1) > 1 or launch.argument("sequence_parallel") is not None
-    is_overridden = (
-        not is_megatron.source.lstrip("\"'").startswith("-") and "=" in is_megatron.source
-    )
-    if launch.argument("deepspeed") is not None or is_overridden:  # another engine's arguments
-        return
-    if overlaps and value != "1":
-        yield found(
-            "cuda-device-max-connections",
-            WARNING,
-            launch.path,
-            launch.line,
-            "tensor parallelism of Megatron before Blackwell needs CUDA_DEVICE_MAX_CONNECTIONS=1"
-            + (f"; it is {value}" if value else ""),
-            fix="export CUDA_DEVICE_MAX_CONNECTIONS=1 above the launch",
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from paceline.check.finding import Finding
 from paceline.check.lint.configs.launch_line import Launch, whole
 from paceline.check.lint.configs.launch_rules import TRAINS
-from paceline.check.lint.configs.say import ERROR, INFO, WARNING, found
+from paceline.check.lint.configs.say import ERROR, WARNING, found
 from paceline.check.lint.configs.scene import Scene
 from paceline.check.lint.configs.shell import ESCAPED, Script
 
@@ -21,12 +21,8 @@ def check_slurm(script: Script, launches: Sequence[Launch], scene: Scene) -> Ite
     for launch in trains:
         yield from _check_tasks(script, launch, scene)
         yield from _check_without_srun(script, launch, scene)
-        yield from _check_copies(script, launch, scene)
         yield from _check_ports(launch, scene)
     yield from _check_expanded(script, trains)
-    yield from _check_world(script, scene)
-    if trains:
-        yield from _check_habits(script, trains, scene)
 
 
 def _trains(launch: Launch) -> bool:
@@ -93,19 +89,14 @@ def _check_trainer(
         devices = scene.context.devices
     gpus = scene.gpus_per_node
     wanted = devices if devices is not None else gpus
-    if wanted is not None and wanted > 1 and tasks != wanted:
-        sure = lightning
+    if lightning and wanted is not None and wanted > 1 and tasks != wanted:
         yield found(
             "slurm-ntasks-mismatch",
-            ERROR if sure else INFO,
+            ERROR,
             script.path,
             place,
-            f"{tasks} task{'s' if tasks > 1 else ''} a node, and "
-            + (
-                f"the trainer wants one for each of {wanted} devices"
-                if sure
-                else f"{wanted} GPUs: a program with one process for each GPU never sees the others"
-            ),
+            f"{tasks} task{'s' if tasks > 1 else ''} a node, and the trainer wants one for each of "
+            f"{wanted} devices",
             fix=f"#SBATCH --ntasks-per-node={wanted}",
         )
     nodes_word = launch.argument("num_nodes", "nnodes")
@@ -160,24 +151,6 @@ def _check_without_srun(script: Script, launch: Launch, scene: Scene) -> Iterato
     )
 
 
-def _check_copies(script: Script, launch: Launch, scene: Scene) -> Iterator[Finding]:
-    """Tasks of srun that are told no rank."""
-    if launch.program != "python" or "srun" not in launch.wrappers:
-        return
-    if _is_lightning(script, launch, scene) or {"RANK", "WORLD_SIZE"} & set(launch.environment):
-        return
-    tasks = (scene.tasks_per_node or 1) * (scene.nodes or 1)
-    if tasks > 1 and not re.search(r"\b(RANK|SLURM_PROCID|WORLD_SIZE)\b", script.text):
-        yield found(
-            "slurm-world-size-copies",
-            INFO,
-            script.path,
-            launch.line,
-            f"{tasks} tasks are told no RANK: unless the program reads SLURM_PROCID, they are "
-            f"{tasks} trainings of one rank each",
-        )
-
-
 def _check_ports(launch: Launch, scene: Scene) -> Iterator[Finding]:
     """One port for all tasks of an array, which may share a node."""
     if "array" not in scene.sbatch or "exclusive" in scene.sbatch or "standalone" in launch.options:
@@ -227,87 +200,3 @@ def _check_expanded(script: Script, launches: Sequence[Launch]) -> Iterator[Find
                 fix=f"srun bash -c 'export {each.name}={each.value}; ...' in single quotes",
                 column=each.column,
             )
-
-
-def _check_world(script: Script, scene: Scene) -> Iterator[Finding]:
-    """A world size that is written out and is another than the job's."""
-    if scene.nodes is None or scene.tasks_per_node is None:
-        return
-    sizes = {scene.nodes * scene.tasks_per_node, scene.nodes * (scene.gpus_per_node or 0)}
-    for each in script.variables:
-        number = scene.number(each.value) if each.name == "WORLD_SIZE" else None
-        if number is not None and number not in sizes and each.name in script.exported:
-            yield found(
-                "store-clients-timeout",
-                ERROR,
-                each.path,
-                each.line,
-                f"WORLD_SIZE={number} ranks are waited for, and the job starts "
-                f"{scene.nodes * scene.tasks_per_node}",
-                fix="export WORLD_SIZE=$SLURM_NTASKS",
-                column=each.column,
-            )
-
-
-def _check_habits(script: Script, launches: Sequence[Launch], scene: Scene) -> Iterator[Finding]:
-    """What a long job is better off with."""
-    options, launch = script.sbatch, launches[0]
-    time = options.get("time")
-    handles = re.search(r"\btrap\b", script.text) is not None
-    if time is not None and not handles and not {"signal", "requeue"} & set(options):
-        yield found(
-            "sigterm-preempted",
-            INFO,
-            script.path,
-            time.line,
-            f"after {time.value} the job is ended without a warning to save",
-            fix="#SBATCH --signal=B:USR1@120 with a handler that saves, and #SBATCH --requeue",
-        )
-    memory = {"mem", "mem-per-cpu", "mem-per-gpu", "exclusive"}
-    if scene.gpus_per_node and not memory & set(options):
-        place = _place(script, "gpus-per-node", "gres", "gpus") or 1
-        yield found(
-            "slurm-oom-kill",
-            INFO,
-            script.path,
-            place,
-            "no memory is asked for: clusters then give a few GB a core",
-            fix="#SBATCH --mem=0 for a whole node",
-        )
-    if "OMP_NUM_THREADS" not in launch.environment and scene.cpus_per_task:
-        yield found(
-            "omp-threads-default",
-            INFO,
-            script.path,
-            launch.line,
-            f"OMP_NUM_THREADS is not set, and a task has {scene.cpus_per_task} cores",
-            fix="export OMP_NUM_THREADS=$((cores / ranks of the node))",
-        )
-    omp = launch.environment.get("OMP_NUM_THREADS")
-    threads = scene.number(omp.value) if omp is not None else None
-    tasks = scene.tasks_per_node or 1
-    if (
-        omp is not None
-        and threads
-        and scene.cpus_per_task
-        and launch.program == "python"
-        and (tasks > 1 and threads > scene.cpus_per_task)
-    ):
-        yield found(
-            "omp-threads-default",
-            WARNING,
-            script.path,
-            omp.line,
-            f"{threads} threads for each of {tasks} tasks, which have {scene.cpus_per_task} cores",
-            fix=f"export OMP_NUM_THREADS={scene.cpus_per_task}",
-        )
-    bind = launch.wrapper("srun", "cpu-bind", "cpu_bind")
-    if bind is not None and bind.text == "none" and tasks > 1:
-        yield found(
-            "numa-misbinding",
-            WARNING,
-            script.path,
-            bind.line,
-            "--cpu-bind=none lets a rank run on the other socket than its GPU",
-            fix="--cpu-bind=cores, or leave it out",
-        )

@@ -3,14 +3,14 @@
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.catalog.generation import has_nvlink
 from paceline.catalog.load import read_shipped
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.configs.known_variables import (
-    ALLOCATOR,
     NCCL,
+    OTHER_VALUES,
     OTHERS,
     PLUGINS,
     PREFIXES,
@@ -67,16 +67,21 @@ def check_variables(variables: Sequence[Variable], around: Surroundings) -> Iter
         yield from _check_interface(each, around)
         yield from _check_network(each, around, names)
         yield from _check_libraries(each)
-        yield from _check_allocator(each)
         yield from _check_master(each, around)
-        yield from _check_values(each)
         yield from _check_by_hand(each)
 
 
 def _say(
-    each: Variable, failure: str, severity: Severity, what: str, fix: str | None = None
+    each: Variable,
+    failure: str,
+    severity: Severity,
+    what: str,
+    fix: str | None = None,
+    *,
+    becomes: str | None = None,
 ) -> Finding:
-    return found(failure, severity, each.path, each.line, what, fix=fix, column=each.column)
+    said = found(failure, severity, each.path, each.line, what, fix=fix, column=each.column)
+    return replace(said, renames=(each.name, becomes)) if becomes else said
 
 
 _OF_A_BUILD = re.compile(r"_(LIBS?|LIBDIR|INC|INCLUDE|ROOT|PATH|DIR|HOME|VERSION|PREFIX|URL)S?$")
@@ -93,6 +98,7 @@ def _check_name(each: Variable) -> Iterator[Finding]:
             INFO if each.name in STILL_READ or f"TORCH_{each.name}" == new else WARNING,
             f"{each.name} has been {new} since {since}",
             f"set {new} instead",
+            becomes=None if each.name in OTHER_VALUES else new,
         )
         return
     known = NCCL | TORCH_NCCL | OTHERS
@@ -112,6 +118,7 @@ def _check_name(each: Variable) -> Iterator[Finding]:
             WARNING,
             f"nothing reads {each.name}: the name is {near[0]}",
             f"write {near[0]}",
+            becomes=near[0],
         )
     elif each.name.startswith("NCCL_") and f"TORCH_{each.name}" in TORCH_NCCL:
         yield _say(
@@ -120,6 +127,7 @@ def _check_name(each: Variable) -> Iterator[Finding]:
             WARNING,
             f"NCCL does not read {each.name}; PyTorch reads TORCH_{each.name}",
             f"set TORCH_{each.name} instead",
+            becomes=f"TORCH_{each.name}",
         )
 
 
@@ -190,13 +198,6 @@ def _check_interface(each: Variable, around: Surroundings) -> Iterator[Finding]:
             f"{each.name}={value} is an address; it takes the name of an interface",
             "write the interface that has this address: `ip -br addr` lists them",
         )
-    elif is_gloo and around.many_nodes and first == "eth0":
-        yield _say(
-            each,
-            "gloo-ifname-missing",
-            INFO,
-            f"every node must have an interface that is called {first}",
-        )
 
 
 _LINKED_FORMS = re.compile(r"(?i)SXM|HGX|DGX|NVL")
@@ -263,21 +264,6 @@ def _check_network(each: Variable, around: Surroundings, names: set[str]) -> Ite
             f"NCCL_IB_TIMEOUT={value} gives up on a busy network; 20 is the default",
             "remove it, or set 22",
         )
-    if (
-        each.name in {"NCCL_ALGO", "NCCL_PROTO", "NCCL_BUFFSIZE", "NCCL_MIN_CTAS"}
-        and each.condition is not None
-        and _PER_NODE.search(each.condition)
-    ):
-        yield _say(
-            each,
-            "nccl-size-mismatch",
-            ERROR,
-            f"{each.name} is set only where `{each.condition}`: the others use another algorithm",
-            f"set {each.name} to one value on every node, or nowhere",
-        )
-
-
-_PER_NODE = re.compile(r"(?i)\b(SLURM_PROCID|SLURM_NODEID|RANK|NODE_RANK|HOSTNAME|hostname)\b")
 
 
 def _check_libraries(each: Variable) -> Iterator[Finding]:
@@ -289,43 +275,6 @@ def _check_libraries(each: Variable) -> Iterator[Finding]:
             WARNING,
             f"LD_PRELOAD puts {each.value} in the place of the NCCL that torch came with",
             "unset it, or be sure that every node has the same file",
-        )
-    first = each.value.split(":")[0]
-    if each.name == "LD_LIBRARY_PATH" and re.search(r"/cuda[^/]*/compat", first):
-        yield _say(
-            each,
-            "driver-library-mismatch",
-            WARNING,
-            f"{first} comes first: its libcuda takes the place of the node's driver library",
-            "take the compat folder out, unless the node's driver is older than the image's CUDA",
-        )
-
-
-def _check_allocator(each: Variable) -> Iterator[Finding]:
-    """Words of the allocator's settings that torch refuses."""
-    if not each.name.startswith("PYTORCH_") or not each.name.endswith("ALLOC_CONF"):
-        return
-    if "$" in each.value:
-        return
-    for part in re.split(r",(?![^\[]*\])", each.value):
-        name = part.split(":")[0].strip()
-        if not name or name in ALLOCATOR:
-            continue
-        near = difflib.get_close_matches(name, ALLOCATOR, n=1)
-        yield _say(
-            each,
-            "cuda-oom-fragmentation",
-            ERROR,
-            f"{each.name} has no option `{name}`: the first CUDA allocation fails",
-            f"write {near[0]}" if near else f"take `{name}` out",
-        )
-    if re.search(r"(?i)expandable_segments\s*:\s*(?!true|false)", each.value):
-        yield _say(
-            each,
-            "cuda-oom-fragmentation",
-            ERROR,
-            f"{each.name}: expandable_segments is True or False",
-            "write expandable_segments:True",
         )
 
 
@@ -348,15 +297,7 @@ def _check_master(each: Variable, around: Surroundings) -> Iterator[Finding]:
     """Where the ranks are told to meet."""
     value = each.value.strip()
     if each.name in {"MASTER_ADDR", "PET_MASTER_ADDR"}:
-        if value.startswith("["):
-            yield _say(
-                each,
-                "ipv6-bracket-master-addr",
-                ERROR,
-                f"{each.name}={value}: brackets are not part of the address",
-                f"write {each.name}={value.strip('[]')}",
-            )
-        elif around.nodes != 1 and (wrong := wrong_host(value)) is not None:
+        if around.nodes != 1 and (wrong := wrong_host(value)) is not None:
             yield _say(each, wrong[0], ERROR, f"{each.name}={value}: {wrong[1]}", FIRST_NODE)
         elif LOOPBACK.match(value) and around.many_nodes:
             yield _say(
@@ -366,15 +307,6 @@ def _check_master(each: Variable, around: Surroundings) -> Iterator[Finding]:
                 f"{each.name}={value} is another machine on each of {around.nodes} nodes",
                 "set it to an address of the first node that the others reach",
             )
-    host = value.rpartition(":")[0] or value
-    if each.name == "JAX_COORDINATOR_ADDRESS" and around.many_nodes and LOOPBACK.match(host):
-        yield _say(
-            each,
-            "jax-coordination-timeout",
-            ERROR,
-            f"{each.name}={value} is another machine on each of {around.nodes} nodes",
-            "set it to an address of the first node that the others reach",
-        )
     if each.name in {"MASTER_PORT", "PET_MASTER_PORT"} and value.isdigit():
         yield from check_port(each.path, each.line, each.name, int(value), column=each.column)
 
@@ -402,27 +334,6 @@ def check_port(
             f"{name} {port} is no port: the highest is 65535",
             fix="take one between 20000 and 32767",
             column=column,
-        )
-
-
-def _check_values(each: Variable) -> Iterator[Finding]:
-    value = each.value.strip().lower()
-    if each.name == "TOKENIZERS_PARALLELISM" and value in {"true", "1", "on", "yes"}:
-        yield _say(
-            each,
-            "tokenizers-fork",
-            INFO,
-            "TOKENIZERS_PARALLELISM=true keeps the tokenizer's threads across the fork of "
-            "DataLoader workers, which may then never answer",
-            "set it to false, or tokenize before training",
-        )
-    if each.name == "TORCH_NCCL_ASYNC_ERROR_HANDLING" and value == "0":
-        yield _say(
-            each,
-            "watchdog-thread-stuck",
-            INFO,
-            "TORCH_NCCL_ASYNC_ERROR_HANDLING=0: a collective that hangs never ends",
-            "remove it",
         )
 
 

@@ -10,44 +10,6 @@ from paceline.check.lint.program import Program
 from paceline.check.lint.values import DATA, UNKNOWN, Value, at_iteration
 
 
-def check_flag_late(program: Program, context: Context) -> Iterator[Finding]:
-    """`require_backward_grad_sync` or `no_sync` after the forward pass has been prepared."""
-    for assign in program.assigns:
-        if assign.attribute != "require_backward_grad_sync" or not assign.loops:
-            continue
-        loop = assign.loops[-1]
-        before = [c for c in forwards_in(program, loop) if c.order < assign.order]
-        after = [c for c in forwards_in(program, loop) if c.order > assign.order]
-        backward = [c for c in program.backwards if loop in c.loops and c.order > assign.order]
-        if before and backward and not after:
-            yield late(program, assign, before[-1])
-    for call in program.calls(method="no_sync"):
-        covered = [one for one in program.backwards if entered(call, one)]
-        if not covered or not call.loops:
-            continue
-        loop = call.loops[-1]
-        forwards = forwards_in(program, loop)
-        if forwards and not any(entered(call, one) for one in forwards):
-            before = [one for one in forwards if one.order < covered[0].order]
-            if before:
-                yield late(program, call, before[-1])
-
-
-def forwards_in(program: Program, loop: Loop) -> list[Call]:
-    return [
-        one
-        for one in program.forwards
-        if loop in one.loops and one.forward_of is not None and one.forward_of.wrapped_by("ddp")
-    ]
-
-
-def entered(call: Call, event: Event) -> bool:
-    """Whether an event stands in a `with` on what the call gave."""
-    return any(
-        one.call is call or any(part.call is call for part in one.any()) for one in event.withs
-    )
-
-
 def late(program: Program, event: Event, forward: Call) -> Finding:
     return program.finding(
         "ddp-sync-flag-late",
@@ -307,7 +269,6 @@ def leaves(test: Value) -> Iterator[Value]:
 
 
 RULES = (
-    check_flag_late,
     check_no_sync_missing,
     check_loss_not_divided,
     check_no_sync_off_by_one,

@@ -338,7 +338,7 @@ def whole_model(call: Call) -> bool:
 
 
 def check_rank_branches(program: Program, context: Context) -> Iterator[Finding]:
-    """collective-mismatch, rank0-only-collective-save, rank0-only-validation, horovod-stalled."""
+    """collective-mismatch, rank0-only-collective-save, rank0-only-validation."""
     joints = [*joint_calls(program), *conditional_calls(program)]
     order = {"save": 0, "forward": 1, "collective": 2, "backward": 3}
     reported: set[int] = set()
@@ -474,9 +474,8 @@ def rank_finding(program: Program, joint: Joint, guard: Guard) -> Finding:
     if guard.main is not None:
         only = "only the main process" if guard.main else "every process but the main one"
     deeper = f" (through line {call.line})" if at is not call.node else ""
-    horovod = call.name.startswith("horovod.")
     id = {
-        "collective": "horovod-stalled" if horovod else "collective-mismatch",
+        "collective": "collective-mismatch",
         "save": "rank0-only-collective-save",
         "forward": "rank0-only-validation",
         "backward": "collective-mismatch",

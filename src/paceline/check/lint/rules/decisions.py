@@ -57,17 +57,6 @@ def check_filesystem_branches(program: Program, context: Context) -> Iterator[Fi
             break
 
 
-LOADS = frozenset(
-    {
-        "torch.distributed.checkpoint.load",
-        "torch.distributed.checkpoint.load_state_dict",
-        "accelerate.Accelerator.load_state",
-        "lightning.fabric.Fabric.load",
-        "deepspeed.DeepSpeedEngine.load_checkpoint",
-    }
-)
-"""Calls in which every rank takes part to read one checkpoint."""
-
 OF_ONE_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/local", "/scratch/local", "/mnt/local", "/raid")
 """Folders that each machine has for itself."""
 
@@ -81,38 +70,6 @@ def how_bad(guard: Guard, context: Context) -> Severity:
         for folder in OF_ONE_NODE
     )
     return Severity.WARNING if alone and context.nodes != 1 else Severity.INFO
-
-
-def check_loads(program: Program, context: Context) -> Iterator[Finding]:
-    """A checkpoint that all ranks read where `os.path.exists` said yes.
-
-    On one shared file system that is mostly right: it is a warning where the path is a machine's
-    own, and a hint elsewhere.
-    """
-    reported: set[int] = set()
-    for call in program.all_calls:
-        if call.name not in LOADS or rank_guard(call) is not None:
-            continue
-        for guard in call.guards:
-            if FILES not in guard.divergent or RANK in guard.test.taints:
-                continue
-            if id(guard.node) in reported:
-                break
-            reported.add(id(guard.node))
-            level = how_bad(guard, context)
-            where = "its file system" if level is Severity.INFO else "its own machine's disk"
-            yield program.finding(
-                "divergent-filesystem-branch",
-                level,
-                guard,
-                what=(
-                    f"each rank asks {where}, and {call.name.rpartition('.')[2]} in line "
-                    f"{call.line} waits for all of them: a rank that sees no file goes on alone"
-                ),
-                fix="let rank 0 look, broadcast the answer, and branch on that",
-                seen=(call,),
-            )
-            break
 
 
 def whole_run(program: Program, guard: Guard) -> bool:
@@ -458,7 +415,6 @@ COMPARISONS = frozenset(
 
 RULES = (
     check_filesystem_branches,
-    check_loads,
     check_divergent_exits,
     check_divergent_branches,
     check_agreement_of_a_bool,

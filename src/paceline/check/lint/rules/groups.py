@@ -2,19 +2,17 @@
 
 import ast
 from collections.abc import Iterator
-from itertools import pairwise
 
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
-from paceline.check.lint.events import Call, Event
+from paceline.check.lint.events import Call
 from paceline.check.lint.names import (
-    COLLECTIVES,
     DDP,
     DISTRIBUTED_SAMPLER,
     INIT_GROUP,
 )
 from paceline.check.lint.program import Program
-from paceline.check.lint.values import RANK, Value
+from paceline.check.lint.values import Value
 
 OWN_DEVICES = frozenset({"accelerate", "fabric", "lightning", "transformers", "deepspeed", "ray"})
 """Frameworks that set each process's device."""
@@ -32,74 +30,6 @@ def backend_of(init: Call) -> set[str] | None:
             return None
         found.add(text.lower())
     return found
-
-
-NEEDS_GROUP = frozenset({"torch.distributed.get_rank", "torch.distributed.get_world_size"})
-
-
-def check_group_first(program: Program, context: Context) -> Iterator[Finding]:
-    """A collective, DDP or a DistributedSampler before init_process_group."""
-    inits = program.calls(INIT_GROUP)
-    for root in {one.root for one in inits}:
-        first = min(one.order for one in inits if one.root == root)
-        for call in program.all_calls:
-            if call.root != root or call.order > first or not needs_group(call):
-                continue
-            start = next(one for one in inits if one.order == first)
-            if asks_whether_initialised(call, start):
-                continue
-            yield program.finding(
-                "default-pg-not-initialised",
-                Severity.ERROR,
-                call,
-                what=(
-                    f"{call.name.rpartition('.')[2]} needs the process group, which line "
-                    f"{start.line} makes later"
-                ),
-                fix="call dist.init_process_group before it",
-            )
-            break
-
-
-def needs_group(call: Call) -> bool:
-    if call.name in NEEDS_GROUP or call.name in (DDP,):
-        return True
-    if call.name == DISTRIBUTED_SAMPLER:
-        return not (call.has_argument(1, "num_replicas") and call.has_argument(2, "rank"))
-    return call.name in COLLECTIVES and call.name.startswith("torch.distributed.")
-
-
-def asks_whether_initialised(event: Event, other: Event) -> bool:
-    """Whether a condition leads to one of the two and not to the other."""
-    shared = {(id(one.test), one.holds) for one in other.guards}
-    return any(
-        (id(one.test), one.holds) not in shared and one.exits != "raise" for one in event.guards
-    )
-
-
-def check_group_twice(program: Program, context: Context) -> Iterator[Finding]:
-    """init_process_group after something has made the process group."""
-    makers = [
-        one
-        for one in program.all_calls
-        if one.name in {INIT_GROUP, "accelerate.Accelerator", "accelerate.PartialState"}
-    ]
-    for earlier, later in pairwise(makers):
-        if later.name != INIT_GROUP or earlier.root != later.root or earlier.node is later.node:
-            continue
-        if asks_whether_initialised(later, earlier) or asks_whether_initialised(earlier, later):
-            continue
-        between = program.calls("torch.distributed.destroy_process_group")
-        if any(earlier.order < one.order < later.order for one in between):
-            continue
-        yield program.finding(
-            "init-twice",
-            Severity.ERROR,
-            later,
-            what=f"line {earlier.line} has made the process group already: this raises",
-            fix="leave one of the two out, or ask `dist.is_initialized()` first",
-            seen=(earlier,),
-        )
 
 
 def check_fixed_world(program: Program, context: Context) -> Iterator[Finding]:
@@ -155,24 +85,6 @@ def check_fixed_world(program: Program, context: Context) -> Iterator[Finding]:
 def world_of_one(call: Call) -> bool:
     size = call.argument(None, "world_size", "num_replicas")
     return size is not None and size.const == 1
-
-
-def check_plain_python(program: Program, context: Context) -> Iterator[Finding]:
-    """Started by `python` although the process group comes from the launcher's environment."""
-    if context.launcher != "python":
-        return
-    if program.has_call("torch.multiprocessing.spawn", "torch.multiprocessing.Process"):
-        return
-    for init in program.calls(INIT_GROUP):
-        if init.argument(None, "rank", "init_method") is None and not init.open_ended:
-            yield program.finding(
-                "launcher-plain-python",
-                Severity.ERROR,
-                init,
-                what="the process group reads RANK and WORLD_SIZE, which `python` does not set",
-                fix="start it with `torchrun --nproc-per-node=N`",
-            )
-            return
 
 
 def check_gloo_for_gpu(program: Program, context: Context) -> Iterator[Finding]:
@@ -279,78 +191,8 @@ def on_cpu(tensor: Value, depth: int = 8) -> bool:
 SAME_DEVICE = frozenset({"clone", "detach", "float", "double", "long", "int", "view", "reshape"})
 
 
-def check_contiguous(program: Program, context: Context) -> Iterator[Finding]:
-    """A transposed or column view as the buffer of a collective."""
-    for call in program.collectives:
-        tensor = call.argument(0, "tensor")
-        if tensor is None or not call.name.startswith("torch.distributed."):
-            continue
-        made = tensor.call
-        view = isinstance(made, Call) and made.method in {"t", "permute", "transpose", "T"}
-        if view or (tensor.attribute == "T" and tensor.receiver is not None):
-            yield program.finding(
-                "tensors-not-contiguous",
-                Severity.ERROR,
-                call,
-                what="the buffer is a transposed view, and collectives need contiguous tensors",
-                fix="pass `.contiguous()` of it in a name of its own, and copy the result back",
-            )
-
-
-def check_send_order(program: Program, context: Context) -> Iterator[Finding]:
-    """All ranks send first and receive afterwards: nobody is there to receive."""
-    sends = program.calls("torch.distributed.send")
-    receives = program.calls("torch.distributed.recv")
-    for send in sends:
-        later = [one for one in receives if one.order > send.order and one.frames == send.frames]
-        if not later or any(one.by_rank for one in send.guards):
-            continue
-        if any(one.by_rank for one in later[0].guards):
-            continue
-        target = send.argument(1, "dst")
-        if target is not None and RANK in target.taints:
-            yield order_finding(program, send, later[0])
-            return
-    for send in sends:
-        guard = next((one for one in send.guards if one.by_rank and one.how == "if"), None)
-        if guard is None:
-            continue
-        mine = [one for one in (*sends, *receives) if under(one, guard, True)]
-        theirs = [one for one in (*sends, *receives) if under(one, guard, False)]
-        if not mine or not theirs:
-            continue
-        firsts = [min(side, key=lambda one: one.order) for side in (mine, theirs)]
-        both = all(any(one in receives for one in side) for side in (mine, theirs))
-        if both and all(one in sends for one in firsts):
-            yield order_finding(program, firsts[0], firsts[1])
-            return
-
-
-def under(call: Call, guard: object, same: bool) -> bool:
-    from paceline.check.lint.events import Guard
-
-    assert isinstance(guard, Guard)
-    return any(one.test is guard.test and (one.holds is guard.holds) is same for one in call.guards)
-
-
-def order_finding(program: Program, send: Call, other: Call) -> Finding:
-    return program.finding(
-        "pp-p2p-order",
-        Severity.ERROR,
-        send,
-        what="both neighbours send before either receives: with NCCL each waits for the other",
-        fix="let one side receive first, or use dist.batch_isend_irecv",
-        seen=(other,),
-    )
-
-
 RULES = (
-    check_group_first,
-    check_group_twice,
     check_fixed_world,
-    check_plain_python,
     check_gloo_for_gpu,
     check_cpu_tensor_in_nccl,
-    check_contiguous,
-    check_send_order,
 )

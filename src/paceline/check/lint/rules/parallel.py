@@ -1,6 +1,7 @@
 """Ways to split a model that cannot work, or cost more than they give: by sizes that are known."""
 
 import builtins
+import re
 import sys
 from collections.abc import Iterator
 
@@ -12,7 +13,6 @@ from paceline.check.lint.events import Call
 from paceline.check.lint.names import INIT_GROUP, KNOWN_LIBRARIES
 from paceline.check.lint.program import Program
 from paceline.check.lint.rules.ddp import wrapped_models
-from paceline.check.lint.rules.host_memory import named_parameters, names_narrow
 from paceline.check.lint.rules.samplers import training_loops
 from paceline.check.lint.values import Value
 from paceline.units import format_bytes
@@ -263,6 +263,27 @@ def _is_unread(call: Call) -> bool:
 
 def _given(call: Call) -> Iterator[Value]:
     yield from (*call.args, *call.kwargs.values())
+
+
+SIZE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)b(?![a-z])", re.IGNORECASE)
+"""The number of parameters in a checkpoint's name: `Llama-2-70b-hf`."""
+
+
+NARROW = frozenset({"torch.float16", "torch.bfloat16", "torch.half"})
+
+
+def named_parameters(call: Call) -> float | None:
+    """Parameters of the checkpoint that `from_pretrained` is given, by its name; else None."""
+    named = call.argument(0, "pretrained_model_name_or_path")
+    text = named.likely() if named is not None and call.method == "from_pretrained" else None
+    found = SIZE.search(text) if isinstance(text, str) else None
+    return None if found is None else float(found[1]) * 1e9
+
+
+def names_narrow(call: Call) -> bool:
+    """Whether a model is asked for in 16 bits."""
+    dtype = call.argument(None, "torch_dtype", "dtype")
+    return dtype is not None and (dtype.name in NARROW or dtype.const == "auto")
 
 
 RULES = (

@@ -175,38 +175,6 @@ def clipped_scaled(program: Program, scaled: list[Call]) -> Iterator[Finding]:
         )
 
 
-def check_half_parameters(program: Program, context: Context) -> Iterator[Finding]:
-    """A GradScaler and parameters in float16: unscaling raises."""
-    if not scalers(program) and not program.has_call(method="unscale_"):
-        return
-    if any(scaler_off(one) for one in scalers(program)):
-        return
-    for call in program.all_calls:
-        model = call.result if call.method != "half" else call.receiver
-        if model is None or not model.has_kind("model"):
-            continue
-        dtype = call.argument(None, "torch_dtype", "dtype")
-        cast = call.argument(0, "dtype") if call.method == "to" else None
-        half = (
-            call.method == "half"
-            or (dtype is not None and is_half(dtype))
-            or (cast is not None and is_half(cast))
-        )
-        if half and trains(program, model):
-            yield program.finding(
-                "unscale-fp16-gradients",
-                Severity.ERROR,
-                call,
-                what=(
-                    "the parameters themselves are float16, and a GradScaler unscales their "
-                    "gradients: it raises `Attempting to unscale FP16 gradients`"
-                ),
-                fix="keep the parameters in float32 and let autocast do the rest",
-                seen=scalers(program)[:1],
-            )
-            return
-
-
 def scaler_off(call: Call) -> bool:
     enabled = call.argument(None, "enabled")
     return enabled is not None and enabled.const is not True
@@ -263,92 +231,37 @@ def bfloat16_finding(program: Program, call: Call, context: Context) -> Finding:
     )
 
 
-def check_accumulated_mean(program: Program, context: Context) -> Iterator[Finding]:
-    """Means over unequal numbers of tokens, averaged as if they were equal."""
-    for backward in program.backwards:
-        if backward.receiver is None:
+WATCHES_ITSELF = frozenset({"lightning", "transformers", "deepspeed", "tensorflow", "mlx", "ray"})
+"""Frameworks that watch the loss, or whose loop is not in the program."""
+
+
+def check_never_scaled(program: Program, context: Context) -> Iterator[Finding]:
+    """`scaler.step(optimizer)` after a backward pass of a loss that nothing scaled."""
+    used = [one for one in scalers(program) if not scaler_off(one) and not one.open_ended]
+    if not used or program.has_call(method="scale") or program.framework in WATCHES_ITSELF:
+        return
+    for step in program.steps:
+        if step.receiver is None or not step.receiver.has_kind("scaler"):
             continue
-        origins = list(backward.receiver.origins())
-        divided = next((one for one in origins if is_divided(one)), None)
-        token_mean = next((one for one in origins if ignores_tokens(one)), None)
-        if divided is not None and token_mean is not None and divided.node is not None:
+        behind = [one for one in program.backwards if set(one.loops) & set(step.loops)]
+        if behind:
             yield program.finding(
-                "ga-loss-normalisation",
-                Severity.INFO,
-                divided.node,
+                "mixed-precision-loss-scaling",
+                Severity.ERROR,
+                step,
                 what=(
-                    "the loss is a mean over the tokens of one micro-batch that count, divided by "
-                    "the number of micro-batches: tokens of short micro-batches weigh more"
+                    f"the loss of line {behind[0].line} was not scaled: scaler.step raises, for it "
+                    "has no scale to divide by"
                 ),
-                fix="sum the losses, and divide by the number of tokens of the whole batch",
-                seen=[token_mean.node] if token_mean.node is not None else [],
+                fix="scaler.scale(loss).backward()",
+                seen=behind[:1],
             )
             return
 
 
-def is_divided(value: Value) -> bool:
-    if value.operation is None or value.operation[0] != "Div":
-        return False
-    by = value.operation[2]
-    return "accum" in by.label.lower() or any("accum" in one.label.lower() for one in by.origins())
-
-
-def ignores_tokens(value: Value) -> bool:
-    call = value.call
-    if not isinstance(call, Call):
-        return False
-    losses = {"torch.nn.functional.cross_entropy", "torch.nn.CrossEntropyLoss"}
-    if call.name not in losses:
-        return False
-    reduction = call.argument(None, "reduction")
-    return call.argument(None, "ignore_index") is not None and (
-        reduction is None or reduction.const == "mean"
-    )
-
-
-def check_scaled_rate(program: Program, context: Context) -> Iterator[Finding]:
-    """A learning rate multiplied by the number of ranks, and no warm-up."""
-    if not program.is_distributed or warms_up(program):
-        return
-    for call in program.all_calls:
-        if call.result.kind != "optimizer":
-            continue
-        rate = call.argument(1, "lr")
-        if rate is None:
-            continue
-        for one in rate.origins():
-            if one.operation is not None and one.operation[0] == "Mult" and has_world_size(one):
-                yield program.finding(
-                    "lr-scaled-no-warmup",
-                    Severity.WARNING,
-                    one.node if one.node is not None else call,
-                    what="the learning rate grows with the number of ranks, from the first step on",
-                    fix="warm it up over the first few hundred steps (lr_scheduler.LinearLR)",
-                    seen=(call,),
-                )
-                return
-
-
-def has_world_size(value: Value) -> bool:
-    return any(
-        one.instance == "torch.distributed.get_world_size"
-        or (one.instance == "os.environ" and one.attribute == "WORLD_SIZE")
-        for one in value.origins()
-    )
-
-
-def warms_up(program: Program) -> bool:
-    if program.mentions("warm"):
-        return True
-    names = ("LinearLR", "OneCycleLR", "LambdaLR", "SequentialLR", "CyclicLR")
-    return any(one.name.endswith(names) for one in program.all_calls)
-
-
 RULES = (
     check_loss_scaling,
-    check_half_parameters,
+    check_never_scaled,
     check_mixed_precision,
     check_bfloat16,
-    check_accumulated_mean,
-    check_scaled_rate,
 )

@@ -10,8 +10,6 @@ from paceline.check.lint.names import FSDP, FULLY_SHARD
 from paceline.check.lint.program import Program
 from paceline.check.lint.values import Value
 
-FULL_TYPE = "torch.distributed.fsdp.StateDictType.FULL_STATE_DICT"
-
 
 def check_clip(program: Program, context: Context) -> Iterator[Finding]:
     """torch's clip_grad_norm_ sees only this rank's shards of FSDP1's parameters."""
@@ -155,38 +153,6 @@ def rebinds_loop_name(call: Call, loops: list[ast.For]) -> bool:
     return False
 
 
-def check_full_state(program: Program, context: Context) -> Iterator[Finding]:
-    """A full state dict gathered on the GPU of every rank."""
-    for call in program.all_calls:
-        full = [one for one in call.args if one.name == FULL_TYPE]
-        if full and gathered_inside(program, call):
-            configs = [*call.args, *call.kwargs.values()]
-            config = next((one for one in configs if one.may_be(f"{FSDP_CONFIG}")), None)
-            if config is not None and isinstance(config.call, Call):
-                yield from gathers(program, config.call, "offload_to_cpu", "rank0_only")
-            elif len(configs) < 3 and not call.open_ended:
-                yield full_finding(program, call)
-        if call.name == "torch.distributed.checkpoint.state_dict.StateDictOptions":
-            wanted = call.argument(0, "full_state_dict")
-            offload = call.argument(1, "cpu_offload")
-            if call.argument(None, "broadcast_from_rank0") is not None:
-                continue
-            if wanted is not None and wanted.const is True and offload is None:
-                yield full_finding(program, call)
-
-
-def gathered_inside(program: Program, call: Call) -> bool:
-    """Whether a state dict is taken under this setting: loading one gathers nothing."""
-    takes = program.calls(method=("state_dict", "optim_state_dict", "full_optim_state_dict"))
-    entered = [one for one in program.events if any(part.call is call for part in one.withs)]
-    if not entered:
-        return bool(takes)
-    return any(one in entered for one in takes)
-
-
-FSDP_CONFIG = "torch.distributed.fsdp.FullStateDictConfig"
-
-
 def gathers(program: Program, config: Call, *names: str) -> Iterator[Finding]:
     given = [config.argument(position, name) for position, name in enumerate(names)]
     if config.open_ended or all(one is not None and one.const is not False for one in given):
@@ -276,144 +242,10 @@ def check_recomputation(program: Program, context: Context) -> Iterator[Finding]
     )
 
 
-NARROW = frozenset({"torch.float16", "torch.bfloat16", "torch.half"})
-
-
-def check_mixed_dtypes(program: Program, context: Context) -> Iterator[Finding]:
-    """Adapters in float32 on a model in 16 bits, flattened into one of FSDP1's units."""
-    for adapted in program.calls("peft.get_peft_model"):
-        base, cast = adapted.argument(0, "model"), adapted.argument(None, "autocast_adapter_dtype")
-        narrow = [
-            one.call
-            for one in (base.any() if base is not None else ())
-            if isinstance(one.call, Call)
-            and any(dtype.name in NARROW for dtype in one.call.kwargs.values())
-        ]
-        if not narrow or (cast is not None and cast.const is not True) or adapted.open_ended:
-            continue
-        for wrap in program.calls(FSDP):
-            policy = wrap.argument(None, "auto_wrap_policy")
-            if policy is not None and policy.const is not None:
-                continue  # it may part the adapters from the rest
-            given = wrap.argument(0, "module")
-            if given is None or "dtype" in given.fields or adapted.order > wrap.order:
-                continue
-            if adapted.result in given.any() and not cast_again(program, given):
-                yield program.finding(
-                    "fsdp-mixed-dtype-flatten",
-                    Severity.WARNING,
-                    wrap,
-                    what=(
-                        f"line {adapted.line} adds adapters in float32 to weights of 16 bits, and "
-                        "FSDP flattens both into one tensor: it raises"
-                    ),
-                    fix="get_peft_model(..., autocast_adapter_dtype=False), or fully_shard",
-                    seen=(adapted, narrow[0]),
-                )
-
-
-def cast_again(program: Program, model: Value) -> bool:
-    """Whether the whole model is given one number format."""
-    return any(
-        call.receiver is model and any(one.name in NARROW for one in call.args)
-        for call in program.calls(method="to")
-    )
-
-
-def check_added_after(program: Program, context: Context) -> Iterator[Finding]:
-    """Parameters or adapters added to a model that is sharded already."""
-    sharded = program.calls(FULLY_SHARD)
-    if not sharded:
-        return
-    for assign in program.assigns:
-        if assign.owner is None or assign.attribute is None:
-            continue
-        owners = list(assign.owner.any())
-        made_first = [
-            one
-            for one in sharded
-            if one.order < assign.order and any(part in owners for part in (one.result.any()))
-        ]
-        if not made_first:
-            continue
-        if assign.value.instance in {"torch.nn.Parameter", "torch.nn.Linear", "torch.nn.Embedding"}:
-            yield added(program, assign.node, made_first[0])
-    for call in program.calls(method=("register_buffer", "register_parameter", "add_adapter")):
-        made_first = [
-            one for one in sharded if one.order < call.order and one.result is call.receiver
-        ]
-        if made_first:
-            yield added(program, call.node, made_first[0])
-
-
-def added(program: Program, node: ast.AST, sharded: Call) -> Finding:
-    return program.finding(
-        "dtensor-mixed",
-        Severity.ERROR,
-        node,
-        what=(
-            f"line {sharded.line} has made the model's parameters DTensors, and this adds a plain "
-            "tensor beside them: operations on both raise"
-        ),
-        fix="add it before fully_shard",
-        seen=(sharded,),
-    )
-
-
-def check_tied(program: Program, context: Context) -> Iterator[Finding]:
-    """Weights that two modules share, and a wrapper or file that takes them apart."""
-    ties = [
-        one
-        for one in program.assigns
-        if one.attribute == "weight"
-        and one.value.attribute == "weight"
-        and one.value.receiver is not None
-    ]
-    if not ties:
-        return
-    for call in program.calls("safetensors.torch.save_file"):
-        given = call.argument(0, "tensors")
-        made = given.call if given is not None else None
-        if not isinstance(made, Call) or made.method != "state_dict" or made.receiver is None:
-            continue  # shared tensors may be taken out between the model and the file
-        saved = [one.of_class for one in made.receiver.any() if one.of_class is not None]
-        within = [node for one in saved for node in ast.walk(one.node)]
-        inside = [one for one in ties if one.node in within]
-        if inside:
-            yield program.finding(
-                "tied-weights",
-                Severity.ERROR,
-                call,
-                what=f"line {inside[0].line} ties two weights: save_file refuses shared tensors",
-                fix="safetensors.torch.save_model(model, path)",
-                seen=inside[:1],
-            )
-    tied = [value for tie in ties for value in (tie.owner, tie.value.receiver) if value is not None]
-    for call in program.calls(FSDP, FULLY_SHARD):
-        given = call.argument(0, "module")
-        if given is not None and given in tied:
-            yield program.finding(
-                "tied-weights",
-                Severity.ERROR,
-                call,
-                what=(
-                    f"this module shares its weight (line {ties[0].line}) and becomes a unit of "
-                    "its own: the two copies drift apart"
-                ),
-                fix="leave both tied modules to the root unit",
-                seen=ties[:1],
-            )
-            return
-
-
 RULES = (
     check_clip,
     check_optimizer_first,
     check_wrapper_discarded,
-    check_full_state,
     check_cpu_offload,
     check_recomputation,
-    check_mixed_dtypes,
-    check_added_after,
-    check_tied,
 )

@@ -1,9 +1,7 @@
 """Streams and hand-made shares: read twice, or of unequal length."""
 
 import ast
-import re
 from collections.abc import Iterator
-from math import prod
 
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
@@ -99,107 +97,6 @@ def splits_by_worker(own: Class) -> bool:
     )
 
 
-def check_streaming(program: Program, context: Context) -> Iterator[Finding]:
-    """A streamed Hugging Face data set that no rank takes its part of."""
-    if program.framework in PREPARES or not program.wraps:
-        return
-    if program.has_call("datasets.distributed.split_dataset_by_node", method=("shard", "split")):
-        return
-    for call in program.calls("datasets.load_dataset"):
-        streaming = call.argument(None, "streaming")
-        if streaming is None or streaming.const is not True:
-            continue
-        if any(RANK in one.taints for one in call.args) or RANK in expression_taints(call):
-            continue
-        yield program.finding(
-            "iterable-dataset-duplicates",
-            Severity.ERROR,
-            call,
-            what="every rank streams the whole data set: nothing splits it by rank",
-            fix=(
-                "pass it through datasets.distributed.split_dataset_by_node(dataset, rank=rank, "
-                "world_size=world_size)"
-            ),
-        )
-
-
-def expression_taints(call: Call) -> frozenset[str]:
-    found: frozenset[str] = frozenset()
-    for one in call.kwargs.values():
-        found |= one.taints
-    return found
-
-
-def check_webdataset(program: Program, context: Context) -> Iterator[Finding]:
-    """A WebDataset that no node splitter divides among the ranks."""
-    if not (program.wraps or program.has_call("torch.distributed.init_process_group")):
-        return
-    if program.has_call("webdataset.split_by_node", "webdataset.ResampledShards"):
-        return
-    if program.mentions("split_by_node"):
-        return
-    for call in program.calls("webdataset.WebDataset", "webdataset.DataPipeline"):
-        if call.open_ended or call.argument(None, "nodesplitter", "resampled") is not None:
-            continue
-        if any(one.divergent for one in call.args):
-            continue
-        if call.name.endswith("DataPipeline") and not any(
-            one.instance == "webdataset.SimpleShardList" for one in call.args
-        ):
-            continue
-        yield program.finding(
-            "webdataset-nodesplitter",
-            Severity.ERROR,
-            call,
-            what=(
-                "no nodesplitter divides these shards among the ranks: WebDataset raises, or "
-                "every rank reads all of them"
-            ),
-            fix="pass nodesplitter=wds.split_by_node (or resampled=True and .with_epoch(n))",
-        )
-
-
-BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
-
-
-def check_shard_counts(program: Program, context: Context) -> Iterator[Finding]:
-    """Shards that do not go round: fewer than readers, or no multiple of the ranks."""
-    world = context.num_processes
-    if world is None or world < 2:
-        return
-    for call in program.calls("webdataset.WebDataset"):
-        urls = call.argument(0, "urls")
-        text = urls.likely() if urls is not None else None
-        resampled = call.argument(None, "resampled")
-        if not isinstance(text, str) or (resampled is not None and resampled.const is not False):
-            continue
-        number = prod(int(last) - int(first) + 1 for first, last in BRACES.findall(text))
-        if BRACES.search(text) and number < world:
-            yield program.finding(
-                "webdataset-nodesplitter",
-                Severity.ERROR,
-                call,
-                what=f"{number} shards for {world} ranks: some ranks get none",
-                fix=f"write the data set in {world} shards or more, or pass resampled=True",
-            )
-    if not program.has_call("datasets.distributed.split_dataset_by_node"):
-        return
-    for call in program.calls(method="to_iterable_dataset"):
-        shards = call.argument(0, "num_shards")
-        count = shards.likely() if shards is not None else None
-        if isinstance(count, int) and count % world:
-            yield program.finding(
-                "streaming-shards-not-factor",
-                Severity.WARNING,
-                call,
-                what=(
-                    f"{count} shards are no multiple of {world} ranks: every rank reads all of the "
-                    "data and throws most of it away"
-                ),
-                fix=f"num_shards={-(-count // world) * world}",
-            )
-
-
 def check_uneven_parts(program: Program, context: Context) -> Iterator[Finding]:
     """Ranks train on parts of the data of unequal length, and the longest part waits."""
     if not program.is_distributed or joined(program) or program.framework in PREPARES:
@@ -240,33 +137,6 @@ def sources_of(over: Value) -> Iterator[Value]:
         yield from over.fields["*"].origins()
 
 
-def check_uneven_streams(program: Program, context: Context) -> Iterator[Finding]:
-    """An IterableDataset that deals out samples in turn: some ranks get one more."""
-    if not program.wraps or joined(program) or program.framework in PREPARES:
-        return
-    looped = [one for loop in training_loops(program) for one in (loop.over or Value()).any()]
-    for own in program.classes:
-        iterate = own.method("__iter__")
-        if iterate is None or "torch.utils.data.IterableDataset" not in own.library_bases():
-            continue
-        loaders = [one for one in loaders_over(program, own) if one.result in looped]
-        if not loaders or endless(iterate.node):
-            continue
-        turn = next((one for one in ast.walk(iterate.node) if deals_in_turn(one)), None)
-        if turn is not None:
-            yield program.finding(
-                "uneven-inputs-hang",
-                Severity.INFO,
-                turn,
-                what=(
-                    "samples are dealt out in turn: where their number is no multiple of the "
-                    "number of ranks, some ranks have a batch more and wait in it"
-                ),
-                fix="give every rank n // world_size samples, or stop all ranks after a fixed step",
-                seen=(loaders[0],),
-            )
-
-
 def endless(node: ast.AST) -> bool:
     """Whether a stream starts again at its end: `while True`, `itertools.cycle`."""
     for one in ast.walk(node):
@@ -274,21 +144,6 @@ def endless(node: ast.AST) -> bool:
             return True
         if isinstance(one, ast.Call) and ast.unparse(one.func).endswith("cycle"):
             return True
-    return False
-
-
-def deals_in_turn(node: ast.AST) -> bool:
-    """`range(rank, n, world)`, `islice(it, rank, None, world)`, `xs[rank::world]`, `i % world`."""
-    if isinstance(node, ast.Slice):
-        return node.step is not None and not isinstance(node.step, ast.Constant)
-    if isinstance(node, ast.Call):
-        called = ast.unparse(node.func)
-        step = 2 if called == "range" else 3
-        if called == "range" or called.endswith("islice"):
-            return len(node.args) > step and not isinstance(node.args[step], ast.Constant)
-        return False
-    if isinstance(node, ast.Compare) and isinstance(node.left, ast.BinOp):
-        return isinstance(node.left.op, ast.Mod) and isinstance(node.ops[0], ast.Eq | ast.NotEq)
     return False
 
 
@@ -351,9 +206,5 @@ def sizes_by_rank(value: Value) -> bool:
 
 RULES = (
     check_iterable_dataset,
-    check_streaming,
-    check_webdataset,
-    check_shard_counts,
     check_uneven_parts,
-    check_uneven_streams,
 )

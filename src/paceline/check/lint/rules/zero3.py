@@ -1,6 +1,5 @@
-"""What ZeRO's third stage, which gathers each layer when it is called, does not survive."""
+"""Generation whose steps gather weights from every rank: ZeRO's third stage, FSDP."""
 
-import re
 from collections.abc import Iterator
 
 from paceline.check.finding import Finding, Severity
@@ -9,38 +8,21 @@ from paceline.check.lint.events import Call
 from paceline.check.lint.names import DEEPSPEED_INIT
 from paceline.check.lint.program import Program
 from paceline.check.lint.rules.agreement import SHARDED, zero_stage
-from paceline.check.lint.rules.partitioned import WATCHED
-from paceline.check.lint.values import Value
 
-EXPERTS = re.compile(
-    r"mixtral|moe|dbrx|deepseek|gpt.?oss|jamba|arctic|grok|phi-?3\.5-moe|olmoe|granite.*moe|switch",
-    re.IGNORECASE,
+WATCHED = (
+    "transformers.integrations.HfDeepSpeedConfig",
+    "transformers.deepspeed.HfDeepSpeedConfig",
+    "transformers.integrations.deepspeed.HfDeepSpeedConfig",
+    "transformers.TrainingArguments",
+    "transformers.Seq2SeqTrainingArguments",
+    "trl.SFTConfig",
 )
-"""In the name of a class or checkpoint: its feed-forward layers are experts, of which a token takes
-some. DeepSeek's are so since V2; names with a dense model's size are taken out below."""
-
-DENSE = re.compile(r"deepseek-(llm|coder-(1\.3|6\.7|33)b|r1-distill)", re.IGNORECASE)
+"""What transformers learns of ZeRO's stage from: its `generate` is then synchronised by itself."""
 
 
 def check_zero3(program: Program, context: Context) -> Iterator[Finding]:
-    """Experts that ranks call differently, and sequences that end at different lengths."""
+    """Sequences that end at different lengths, where every step gathers weights."""
     engines = [call for call in program.calls(DEEPSPEED_INIT) if is_stage_3(call)]
-    for engine in engines:
-        model = engine.argument(1, "model")
-        if (
-            model is not None
-            and _names_experts(model)
-            and not program.mentions("set_z3_leaf", "leaf_module", "z3_leaf")
-        ):
-            yield program.finding(
-                "zero3-moe-hang",
-                Severity.ERROR,
-                engine,
-                what="ZeRO stage 3 gathers an expert's weights when it is called, and ranks call "
-                "different experts: their all-gathers do not match",
-                fix="deepspeed.utils.set_z3_leaf_modules(model, [TheSparseMoeBlock]) before "
-                "deepspeed.initialize, or stage 2",
-            )
     if engines or _is_zero3_elsewhere(program):
         yield from _generation(program, program.calls(method="generate"), "ZeRO stage 3")
     else:
@@ -50,19 +32,6 @@ def check_zero3(program: Program, context: Context) -> Iterator[Finding]:
 
 def is_stage_3(call: Call) -> bool:
     return zero_stage(call.argument(None, "config", "config_params")) == 3
-
-
-def _names_experts(model: Value) -> bool:
-    for one in model.origins():
-        names = [one.instance or "", one.name or ""]
-        call = one.call
-        if isinstance(call, Call):
-            names.append(call.name)
-            names += [str(arg.likely()) for arg in call.args[:1] if isinstance(arg.likely(), str)]
-        for name in names:
-            if EXPERTS.search(name.rpartition("transformers.")[2]) and not DENSE.search(name):
-                return True
-    return False
 
 
 def _is_zero3_elsewhere(program: Program) -> bool:
@@ -114,46 +83,4 @@ def _ends_alike(call: Call) -> bool:
 HALVES = ("GatheredParameters", "summon_full_params")
 
 
-def check_empty_weights(program: Program, context: Context) -> Iterator[Finding]:
-    """Weights written or read past the engine, where each rank holds none or a part of them."""
-    engines = [call for call in program.calls(DEEPSPEED_INIT) if is_stage_3(call)]
-    for call in program.calls(method=("state_dict", "load_state_dict", "save_pretrained")):
-        model = call.receiver
-        if model is None or any(one.call is not None and _gathers(one.call) for one in call.withs):
-            continue
-        inside = [one for one in engines if one.order < call.order and _is_plain(one, model)]
-        if not inside:
-            continue
-        if call.method != "load_state_dict" and program.mentions("gather_16bit", "zero_to_fp32"):
-            continue
-        reads = call.method == "load_state_dict"
-        yield program.finding(
-            "zero3-zero-size-params",
-            Severity.ERROR,
-            call,
-            what=(
-                f"since line {inside[0].line} each rank holds a part of every weight, and the "
-                "plain model's are empty (`torch.Size([0])`): "
-                + ("they cannot be filled here" if reads else "that is what is saved")
-            ),
-            fix="engine.load_checkpoint, or load before deepspeed.initialize"
-            if reads
-            else "engine.save_checkpoint, or engine.save_16bit_model, on every rank",
-            seen=inside[:1],
-        )
-
-
-def _gathers(call: object) -> bool:
-    return isinstance(call, Call) and call.name.endswith(HALVES)
-
-
-def _is_plain(engine: Call, model: Value) -> bool:
-    given = engine.argument(1, "model")
-    plain = set(given.any()) if given is not None else set()
-    return any(one in plain and one.wrapper is None for one in model.any())
-
-
-RULES = (
-    check_zero3,
-    check_empty_weights,
-)
+RULES = (check_zero3,)

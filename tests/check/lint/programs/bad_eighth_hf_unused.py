@@ -1,2 +1,0 @@
-from transformers import TrainingArguments
-a = TrainingArguments("o", ddp_find_unused_parameters=True)  # expect: ddp-find-unused-overhead
