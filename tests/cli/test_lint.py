@@ -44,8 +44,11 @@ def lint(*arguments, expect=None):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    return work
 
 
 def test_an_error_ends_with_1_and_shows_the_line_with_a_caret(folder):
@@ -188,6 +191,21 @@ def test_an_empty_package_file_is_no_trouble_as_a_hook_names_it(folder):
 def test_a_path_that_is_not_there_is_refused(folder):
     with pytest.raises(Exception, match="there is no nowhere"):
         lint("nowhere")
+
+
+def test_a_file_that_links_lead_to_is_read_once_and_by_its_own_name(folder):
+    (folder / "z" / "deep").mkdir(parents=True)
+    (folder / "z" / "deep" / "train.py").write_text(BAD)
+    (folder / "a").symlink_to(folder / "z")
+    (folder / "m").mkdir()
+    (folder / "m" / "again").symlink_to(folder / "z" / "deep")
+    (folder / "b.py").symlink_to(folder / "z" / "deep" / "train.py")
+    outside = folder.parent / "outside"
+    outside.mkdir()
+    (outside / "other.py").write_text(BAD)
+    (folder / "c").symlink_to(outside)
+    (folder / "d.py").symlink_to(outside / "other.py")
+    assert set(json.loads(lint(".", "--json").stdout)["files"]) == {"z/deep/train.py", "c/other.py"}
 
 
 def test_loops_of_links_end_and_folders_of_tools_are_passed_over(folder):
@@ -789,3 +807,34 @@ def test_s3_2_a_plan_is_judged_by_what_it_warned_of_and_what_contradicts_in_it(f
     (folder / "plan.json").write_text(text.replace('"precision": "bf16"', '"precision": 16', 1))
     assert by_id("plan.json")["plan-file"]["severity"] == "warning"
     assert lint("plan.json", expect=0).stderr == ""
+
+
+def test_a_folder_is_remembered_in_the_users_cache_and_not_where_that_cannot_be(folder):
+    (folder / "train.py").write_text(BAD)
+    first = lint(".", "--json")
+    (kept,) = (folder.parent / "cache" / "paceline").glob("lint-*.json")
+    data = kept.read_bytes()
+    assert lint(".", "--json").stdout == first.stdout
+    assert kept.read_bytes() == data
+    kept.write_bytes(data.replace(b"DataLoader", b"DataLodger"))
+    assert lint(".", "--json").stdout == first.stdout
+    assert kept.read_bytes() == data
+    kept.unlink()
+    kept.mkdir()  # it can be neither read nor replaced
+    assert lint(".", "--json").stdout == first.stdout
+    assert sorted(kept.parent.iterdir()) == [kept]
+
+
+def test_nothing_is_remembered_of_named_files_or_without_cache(folder):
+    (folder / "train.py").write_text(BAD)
+    lint("train.py")
+    lint(".", "--no-cache")
+    assert not list(folder.parent.glob("cache/paceline/lint-*"))
+
+
+def test_a_secret_that_git_ignores_by_now_is_no_finding_though_the_file_is_remembered(folder):
+    subprocess.run(["git", "init", "-q"], check=True, cwd=folder)
+    (folder / "settings.json").write_text('{"password": "hunter2hunter2"}')
+    assert "secret-in-file" in lint(".").stdout
+    (folder / ".gitignore").write_text("settings.json\n")
+    assert "secret-in-file" not in lint(".").stdout

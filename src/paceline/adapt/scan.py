@@ -17,7 +17,8 @@ from paceline.check.lint.configs import Config, read_config
 from paceline.check.lint.configs import Unreadable as UnreadableConfig
 from paceline.check.lint.context import Context
 from paceline.check.lint.imports import Files
-from paceline.check.lint.lint import Unread, is_python
+from paceline.check.lint.judged import Unread
+from paceline.check.lint.lint import is_python
 from paceline.check.lint.program import read_program
 from paceline.check.lint.source import Unreadable
 

@@ -1,6 +1,6 @@
 """What a check concludes: which failure, where, how surely it is seen, and what to change."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -67,7 +67,7 @@ class Finding:
     fix: str
     """The change that mends it here; the failure's own fix where nothing nearer is known."""
 
-    evidence: Sequence[Evidence] = ()
+    evidence: tuple[Evidence, ...] = ()
     renames: tuple[str, str] | None = None
     """The word on this line that nothing reads, and the one to write there."""
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from paceline.check.finding import Finding
     from paceline.check.lint.context import Context
     from paceline.check.lint.fix import Fixed
-    from paceline.check.lint.lint import Linted, Unread
+    from paceline.check.lint.judged import Unread
+    from paceline.check.lint.lint import Linted
     from paceline.record.source_files import Sources
 
 
@@ -62,6 +63,12 @@ if TYPE_CHECKING:
     is_flag=True,
     help="With --fix: write them into the files; FILE.orig keeps what it was.",
 )
+@click.option(
+    "--no-cache",
+    "without_cache",
+    is_flag=True,
+    help="Judge every file anew; what was found in unchanged files of a folder is kept otherwise.",
+)
 @json_option
 def command(
     paths: tuple[Path, ...],
@@ -75,6 +82,7 @@ def command(
     as_sarif: bool,
     shows_fix: bool,
     writes: bool,
+    without_cache: bool,
     as_json: bool,
 ) -> int:
     """Find faults in training programs and their configurations, before they run.
@@ -104,10 +112,18 @@ def command(
       2  a path does not exist, or a file cannot be parsed
     """
     from paceline.check.finding import Severity
-    from paceline.check.lint.lint import Unread, lint_files
+    from paceline.check.lint.judged import Unread
+    from paceline.check.lint.lint import lint_files
+    from paceline.check.lint.memory import Memory, memory_as_bytes, memory_of_bytes
     from paceline.cli.standard_streams import reader_may_leave
     from paceline.launch.in_processes import map_in_processes
     from paceline.launch.plannable import plan_of_file
+    from paceline.record.lint_memory import (
+        memory_file,
+        read_memory,
+        rules_version,
+        write_memory,
+    )
     from paceline.record.source_files import is_git_ignored, read_sources
     from paceline.units import counted
 
@@ -115,13 +131,20 @@ def command(
     gc.set_threshold(200_000, 20, 100)  # trees are few, large and short-lived: a third of the time
     left_out = _left_out(ignored)
     sources = read_sources(paths)
+    context = _context(gpu, nodes, gpus_per_node, context_file)
+    file = None if without_cache else memory_file(paths, repr(context))
+    version = rules_version() if file is not None else ""
+    memory = memory_of_bytes(read_memory(file), version) if file is not None else Memory()
     linted = lint_files(
         sources.files,
-        _context(gpu, nodes, gpus_per_node, context_file),
+        context,
         may_hold_secrets=lambda name: is_git_ignored(sources.paths[name]),
         planned=lambda name: plan_of_file(sources.paths[name]),
         judge_all=map_in_processes,
+        memory=memory,
     )
+    if file is not None and memory.has_changed:
+        write_memory(file, memory_as_bytes(memory, version))
     unread = [Unread(path=path, line=None, what=what) for path, what in sources.troubles]
     named = set(sources.named)
     unread += [*linted.unread, *(one for one in linted.without_parser if one.path in named)]

@@ -54,7 +54,7 @@ def command(paths: tuple[Path, ...], shows_all: bool, timeout: float, as_json: b
       2  a path does not exist, or a file cannot be read (the others are listed)
     """
     from paceline.adapt.scan import scan_files, scanned_data
-    from paceline.check.lint.lint import Unread
+    from paceline.check.lint.judged import Unread
     from paceline.cli.standard_streams import reader_may_leave
     from paceline.record.source_files import read_sources
     from paceline.report.scan_text import format_scan

@@ -104,6 +104,9 @@ def _is_issued(match: re.Match[str]) -> bool:
     return not match[0].endswith("EXAMPLE") and (value is None or not is_harmless(value))
 
 
+_NAMED_SO = re.compile("pass|secret|pwd|token|key|login", re.IGNORECASE)
+"""In every name that `find_under_name` takes for a secret's, and in every call that takes one."""
+
 _LONGEST_LINE = 20_000
 """Characters. Longer lines (pictures in notebooks, minified JSON) are searched for issued forms."""
 
@@ -130,7 +133,10 @@ def find_in_lines(text: str, form: Form = "text") -> Iterator[Secret]:
     """
     issued = {name: _FORMS[name] for name in find_issued(text)}
     entries = {text.count("\n", 0, place) + 1: named for place, named in find_entries(text, form)}
+    may_be_named = _NAMED_SO.search if form != "text" else bool  # commands take some without a name
     for number, line in enumerate(text.split("\n"), start=1):
+        if not issued and number not in entries and not may_be_named(line):
+            continue
         forms = (name for name, form in issued.items() if any(map(_is_issued, form.finditer(line))))
         kind = next(forms, None)
         if kind is not None:

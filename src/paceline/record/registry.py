@@ -22,15 +22,13 @@ from paceline.errors import JobError
 from paceline.record import history, run_files, run_row
 from paceline.record.run_files import NAMES
 from paceline.record.run_row import RunRow, read_files, standing_now
+from paceline.record.user_cache import sweep, user_cache
 
 if TYPE_CHECKING:
     import sqlite3
 
 _WAIT_S = 1.0
 """For another process that writes the index; then this one goes without. A guess."""
-
-_KEEP_S = 30 * 86400.0
-"""An index that nobody has written to for so long is removed with the next new one. A guess."""
 
 _TABLE = "create table if not exists run(folder text primary key, stamp text, row text, job text)"
 
@@ -224,25 +222,15 @@ def _place(runs: Path, cache: Path | None) -> Path:
         OSError: The cache folder cannot be made.
         RuntimeError: The user has no home.
     """
-    if cache is None:
-        home = os.environ.get("XDG_CACHE_HOME")
-        cache = (Path(home) if home else Path.home() / ".cache") / "paceline"
+    cache = cache or user_cache()
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
     digest = hashlib.sha256(os.fsencode(runs))
     for module in (history, run_files, run_row):
         digest.update(Path(module.__file__ or "").read_bytes())
     path = cache / f"runs-{digest.hexdigest()[:24]}.sqlite"
     if not path.exists():
-        _sweep(cache)
+        sweep(cache, "runs-*.sqlite")
     return path
-
-
-def _sweep(cache: Path) -> None:
-    """Remove indexes of folders and versions that nobody has asked about for long."""
-    with contextlib.suppress(OSError):
-        for path in cache.glob("runs-*.sqlite"):
-            if time.time() - path.stat().st_mtime > _KEEP_S:
-                path.unlink()
 
 
 _ROW = msgspec.json.Decoder(RunRow)

@@ -82,6 +82,7 @@ def read_sources(paths: Sequence[Path], *, verb: str = "lint") -> Sources:
     """
     sources = Sources()
     seen: set[tuple[int, int]] = set()
+    links: list[Path] = []
     for path in paths:
         try:
             is_folder = path.is_dir()
@@ -96,8 +97,15 @@ def read_sources(paths: Sequence[Path], *, verb: str = "lint") -> Sources:
                 where=f"paceline {verb}",
                 fix="name files or folders that exist",
             )
-        for each in _below(path, seen, sources) if is_folder else [path]:
+        for each in _below(path, seen, links, sources) if is_folder else [path]:
             _read(each, sources, is_named=not is_folder)
+    own = {path.resolve() for path in sources.paths.values()} if links else set()
+    for link in links:  # grows while what links lead to is walked through
+        for each in _below(link, seen, links, sources) if link.is_dir() else [link]:
+            target = each.resolve()
+            if target not in own:
+                own.add(target)
+                _read(each, sources, is_named=False)
     return sources
 
 
@@ -114,8 +122,11 @@ def is_git_ignored(path: Path) -> bool:
     return done.returncode == 0
 
 
-def _below(folder: Path, seen: set[tuple[int, int]], sources: Sources) -> Iterator[Path]:
-    """Files of a folder in order; a folder that links lead to twice is walked through once."""
+def _below(
+    folder: Path, seen: set[tuple[int, int]], links: list[Path], sources: Sources
+) -> Iterator[Path]:
+    """Files of a folder in order. Links go to `links`, so that a file is read by its own name
+    where it has one here; a folder that several lead to is walked through once."""
     try:
         status = folder.stat()
         key = (status.st_dev, status.st_ino)
@@ -135,9 +146,15 @@ def _below(folder: Path, seen: set[tuple[int, int]], sources: Sources) -> Iterat
             continue
         if is_folder:
             if entry.name not in PASSED_OVER and not os.path.exists(path / "pyvenv.cfg"):
-                yield from _below(path, seen, sources)  # says so where it may not be opened
+                if entry.is_symlink():
+                    links.append(path)
+                else:
+                    yield from _below(path, seen, links, sources)  # says where it may not be opened
         elif is_file and _may_be_source(path):
-            yield path
+            if entry.is_symlink():
+                links.append(path)
+            else:
+                yield path
 
 
 def _may_be_source(path: Path) -> bool:

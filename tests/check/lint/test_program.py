@@ -4,7 +4,6 @@ from textwrap import dedent
 
 import pytest
 
-from paceline.check.lint.across import variables_in
 from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call
 from paceline.check.lint.lint import lint_program
@@ -247,10 +246,3 @@ def test_recursion_and_star_imports_end():
 
 def test_a_file_without_python_content_has_no_findings():
     assert lint_program("empty.py", b"", Context()) == []
-
-
-def test_a_tokenizers_threads_matter_where_a_loader_forks_alone():
-    setting = 'import os\nos.environ["TOKENIZERS_PARALLELISM"] = "true"\n'
-    loader = "from torch.utils.data import DataLoader\nDataLoader(data, num_workers=4)\n"
-    assert variables_in(read(setting)) == []
-    assert [one.name for one in variables_in(read(setting + loader))] == ["TOKENIZERS_PARALLELISM"]

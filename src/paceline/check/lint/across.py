@@ -156,27 +156,25 @@ def variables_in(program: Program) -> list[Variable]:
     given: list[Variable] = []
     if "environ" not in program.text and "putenv" not in program.text:
         return given
-    forks = program.mentions("dataloader", "num_workers")
     for node in program.source.nodes:
         key: ast.AST | None = None
         value: ast.AST | None = None
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
-            target = node.targets[0]
-            if ast.unparse(target.value).endswith("environ"):
-                key, value = target.slice, node.value
-        elif (
-            isinstance(node, ast.Call)
-            and len(node.args) == 2
-            and (ast.unparse(node.func).endswith(("environ.setdefault", "os.putenv")))
-        ):
-            key, value = node.args
+            if _names_environment(node.targets[0].value):
+                key, value = node.targets[0].slice, node.value
+        elif isinstance(node, ast.Call) and len(node.args) == 2:
+            called = node.func
+            if isinstance(called, ast.Attribute) and (
+                called.attr == "putenv"
+                or (called.attr == "setdefault" and _names_environment(called.value))
+            ):
+                key, value = node.args
         if (
             isinstance(key, ast.Constant)
             and isinstance(key.value, str)
             and isinstance(value, ast.Constant)
             and isinstance(value.value, str)
             and isinstance(node, ast.stmt | ast.expr)
-            and (key.value != "TOKENIZERS_PARALLELISM" or forks)
         ):
             given.append(
                 Variable(
@@ -188,6 +186,11 @@ def variables_in(program: Program) -> list[Variable]:
                 )
             )
     return given
+
+
+def _names_environment(node: ast.AST) -> bool:
+    """`os.environ`, or `environ` alone."""
+    return getattr(node, "attr", getattr(node, "id", None)) == "environ"
 
 
 INIT = "torch.distributed.init_process_group"

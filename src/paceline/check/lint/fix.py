@@ -52,7 +52,10 @@ class Fixed:
 def fix_files(findings: Sequence[Finding], texts: Mapping[str, str]) -> list[Fixed]:
     """Every file that changes."""
     fixed = []
+    fixable = {one.where.path for one in findings if one.id in _FIXES}
     for path, whole in texts.items():
+        if path not in fixable:
+            continue
         text = whole.replace("\r\n", "\n")
         ends = "\r\n" if text != whole else "\n"
         if text.replace("\n", ends) != whole or "\r" in text:

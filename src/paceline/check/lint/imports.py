@@ -35,9 +35,12 @@ class Files:
         self.texts = texts
         self.parsed: dict[str, Source | None] = {}
         self.held_bytes = 0
+        self.asked: set[str] = set()
+        """Files that `source` was asked for; whoever wants to know of a while clears it before."""
 
     def source(self, path: str) -> Source | None:
         """A file that can be read; None for one that is broken, which is reported by itself."""
+        self.asked.add(path)
         if path in self.parsed:
             self.parsed[path] = found = self.parsed.pop(path)  # the last that was asked for
             return found

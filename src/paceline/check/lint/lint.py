@@ -3,7 +3,7 @@
 import ast
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -29,11 +29,19 @@ from paceline.check.lint.configs.launch_line import file_name
 from paceline.check.lint.configs.marked import NoParser
 from paceline.check.lint.context import Context, context_from_launch, merged
 from paceline.check.lint.imports import Files
+from paceline.check.lint.judged import Judged, Unread
+from paceline.check.lint.memory import Memory
 from paceline.check.lint.program import Program, read_program
 from paceline.check.lint.rules import RULES
-from paceline.check.lint.secrets import check_secrets_in
-from paceline.check.lint.source import Unreadable, decoded, is_about_training, is_test, tree_of
-from paceline.check.lint.suppress import Suppression, apply_suppressions, suppressions_in
+from paceline.check.lint.secrets import SECRET, check_secrets_in
+from paceline.check.lint.source import (
+    Unreadable,
+    check_syntax,
+    decoded,
+    is_about_training,
+    is_test,
+)
+from paceline.check.lint.suppress import apply_suppressions, suppressions_in
 
 
 def lint_program(path: str, source: bytes | str, context: Context) -> list[Finding]:
@@ -59,18 +67,6 @@ def once_a_line(findings: Iterator[Finding]) -> list[Finding]:
     for one in findings:
         kept.setdefault((one.id, one.where.line), one)
     return list(kept.values())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unread:
-    """A file that could not be read as what it is."""
-
-    path: str
-    line: int | None
-    what: str
-
-    def __str__(self) -> str:
-        return f"{self.path}{f':{self.line}' if self.line else ''}: {self.what}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,40 +108,6 @@ def lint(sources: Mapping[str, bytes], context: Context) -> list[Finding]:
     return lint_files(sources, context).findings
 
 
-@dataclass(slots=True)
-class Judged:
-    """What reading one file, or some together, gave."""
-
-    findings: list[Finding] = field(default_factory=list)
-    unread: list[Unread] = field(default_factory=list)
-    without_parser: list[Unread] = field(default_factory=list)
-    answers: list[Suppression] = field(default_factory=list)
-    """Comments that answer findings."""
-
-    broken: list[str] = field(default_factory=list)
-    """Programs that are none."""
-
-    def take(self, other: "Judged") -> None:
-        """Add what another file gave."""
-        self.findings += other.findings
-        self.unread += other.unread
-        self.without_parser += other.without_parser
-        self.answers += other.answers
-        self.broken += other.broken
-
-    def over(self, path: str, rule: str, findings: Callable[[], Iterable[Finding]]) -> bool:
-        """Add what a rule finds; whether that is anything. A rule that fails ends no other."""
-        before = len(self.findings)
-        try:
-            self.findings += findings()
-        except NoParser as error:
-            self.without_parser.append(Unread(path=path, line=error.line, what=error.what))
-        except Exception as error:  # noqa: BLE001, a mistake of ours: the other rules still answer
-            what = f"the rule {rule} failed with {type(error).__name__}: {error}; please report it"
-            self.unread.append(Unread(path=path, line=None, what=what))
-        return len(self.findings) > before
-
-
 @dataclass(frozen=True, slots=True)
 class Reading:
     """What the files of one call share, and how each of its programs is judged."""
@@ -159,12 +121,21 @@ class Reading:
 
     def judge(self, path: str) -> Judged:
         """Findings in one Python program, by itself and beside the configurations."""
+        self.files.asked.clear()
+        judged = self._judged(path)
+        judged.path, judged.read = path, sorted(self.files.asked | {path})
+        return judged
+
+    def _judged(self, path: str) -> Judged:
         judged = Judged()
         source = self.files.texts[path]
+        text = source.decode(errors="replace") if isinstance(source, bytes) else source
+        secrets = partial(check_secrets_in, path, text.removeprefix("\ufeff"), in_code=True)
+        judged.over(path, "check_secrets_in", secrets)
         is_started = any(names_file(one.launch, path) for one in self.starts)
         try:
             if not is_started and not is_about_training(source):
-                tree_of(decoded(source) if isinstance(source, bytes) else source)
+                check_syntax(decoded(source) if isinstance(source, bytes) else source)
                 return judged
             program = read_program(path, source, self.files)
         except Unreadable as error:
@@ -180,7 +151,7 @@ class Reading:
             judged.over(path, rule.__name__, partial(rule, program, own))
         starts = self.starts if file_name(path) in self.targets else ()
         if is_test(path) and not is_started:
-            judged.findings = [replace(one, severity=Severity.INFO) for one in judged.findings]
+            judged.findings = [_in_test(one) for one in judged.findings]
         beside = partial(check_beside, program, starts, self.configs, self.context)
         judged.over(path, "check_beside", beside)
         if "paceline:" in program.text.lower():
@@ -198,6 +169,7 @@ def lint_files(
     may_hold_secrets: Callable[[str], bool] = lambda path: False,
     planned: Callable[[str], Planned] = lambda path: None,
     judge_all: Judge = map,
+    memory: Memory | None = None,
 ) -> Linted:
     """What lint finds, and what else reading the files gave. Nothing is raised for a broken file.
 
@@ -205,47 +177,46 @@ def lint_files(
         may_hold_secrets: Whether a path is of a file that git ignores. Asked where one is found.
         planned: Plans the job file at a path, which has no mistake by itself.
         judge_all: Calls a function with each path, as `map` does; in several processes, perhaps.
+        memory: What was found in the same files before. It holds what is found now afterwards.
     """
     judged = Judged()
     kinds: dict[str, str] = {}
     configs: list[Config] = []
     programs: list[str] = []
+    memory = memory or Memory()
+    memory.begin(sources)
     for path, source in sources.items():
         if not source.strip():
             continue
         if b"\0" in source[:8192]:
             judged.unread.append(Unread(path=path, line=None, what="a binary file"))
-            continue
-        text = source.decode(errors="replace").removeprefix("\ufeff")
-        in_code = path.endswith(".ipynb") or is_python(path, source)
-        secrets = list(check_secrets_in(path, text, in_code=in_code))
-        if path.endswith(".ipynb"):  # its cells are no program: searched for secrets alone
-            kinds[path] = "notebook"
-        elif in_code:
+        elif is_python(path, source):
             kinds[path] = "python"
             programs.append(path)
+        elif (kept := memory.of_text(path)) is not None:
+            judged.take(kept)
         else:
-            try:
-                config = read_config(path, text)
-            except UnreadableConfig as error:
-                missing = isinstance(error, NoParser)
-                kept = judged.without_parser if missing else judged.unread
-                kept.append(Unread(path=path, line=error.line, what=error.what))
-                config = None
+            seen, config = _look(path, source)
+            judged.take(seen)
             if config is not None:
                 configs.append(config)
-                kinds[path] = config.kind
-                secrets = [] if config.kind == "job" else secrets  # J013, which knows its `secrets`
-        if kinds.get(path) != "python":  # its comments are read with it
-            judged.answers += suppressions_in(path, text)
-        judged.findings += secrets if secrets and not may_hold_secrets(path) else []
+            else:
+                memory.keep_text(seen)
+            if path.endswith(".ipynb"):  # its cells are no program: searched for secrets alone
+                kinds[path] = "notebook"
+    kinds |= {config.path: config.kind for config in configs}
     starts = starts_in(configs, context)
     names = Counter(map(file_name, programs))
     once = frozenset(name for name, number in names.items() if number == 1)
     files = Files({path: sources[path] for path in programs})
     reading = Reading(files, configs, starts, context, once)
-    for one in judge_all(reading.judge, programs):
+    memory.surround(context, programs, [config.path for config in configs])
+    kept_ones = {path: kept for path in programs if (kept := memory.of_program(path)) is not None}
+    for one in kept_ones.values():
         judged.take(one)
+    for one in judge_all(reading.judge, [path for path in programs if path not in kept_ones]):
+        judged.take(one)
+        memory.keep_program(one)
     for config in configs:
         path = config.path
         own = context_for(path, context, starts, configs)
@@ -255,14 +226,48 @@ def lint_files(
     if configs:
         across = partial(check_across, configs, once, context)
         judged.over(configs[0].path, "check_across", across)
-    stay, answered = apply_suppressions(_worst(judged.findings), judged.answers)
+    broken = set(judged.broken)
+    findings = _shown_secrets(_worst(judged.findings), may_hold_secrets)
+    stay, answered = apply_suppressions(findings, judged.answers)
     return Linted(
         findings=in_reading_order(stay),
         answered=in_reading_order(answered),
         unread=judged.unread,
         without_parser=judged.without_parser,
-        kinds={path: kind for path, kind in kinds.items() if path not in judged.broken},
+        kinds={path: kinds[path] for path in sources if path in kinds and path not in broken},
     )
+
+
+def _look(path: str, source: bytes) -> tuple[Judged, Config | None]:
+    """What a text shows that is no program, and the configuration that it is, if it is one."""
+    text = source.decode(errors="replace").removeprefix("\ufeff")
+    seen, config = Judged(path=path, read=[path]), None
+    is_notebook = path.endswith(".ipynb")
+    if not is_notebook:
+        try:
+            config = read_config(path, text)
+        except UnreadableConfig as error:
+            kept = seen.without_parser if isinstance(error, NoParser) else seen.unread
+            kept.append(Unread(path=path, line=error.line, what=error.what))
+    if config is None or config.kind != "job":  # J013, which knows its `secrets`
+        seen.findings += check_secrets_in(path, text, in_code=is_notebook)
+    seen.answers += suppressions_in(path, text)
+    return seen, config
+
+
+def _in_test(finding: Finding) -> Finding:
+    """A finding in a test, which calls things as training does not. A secret is one anywhere."""
+    return finding if finding.id == SECRET else replace(finding, severity=Severity.INFO)
+
+
+def _shown_secrets(
+    findings: Iterable[Finding], may_hold_secrets: Callable[[str], bool]
+) -> list[Finding]:
+    """Without the secrets of files that may hold some."""
+    findings = list(findings)
+    holders = dict.fromkeys(one.where.path for one in findings if one.id == SECRET)
+    passed = {path for path in holders if may_hold_secrets(path)}
+    return [one for one in findings if one.id != SECRET or one.where.path not in passed]
 
 
 def _statements(tree: ast.Module) -> Iterator[tuple[int, int]]:

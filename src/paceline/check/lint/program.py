@@ -220,7 +220,10 @@ class Program:
 
     def mentions(self, *parts: str) -> bool:
         """Whether one of its words holds one of these."""
-        return any(part in word for word in self.words for part in parts)
+        files = (self.source, *self.helpers.values())
+        wanted = [part.lower() for part in parts]
+        there = [part for part in wanted if any(part in one.lower_text for one in files)]
+        return bool(there) and any(part in word for word in self.words for part in there)
 
     @cached_property
     def comments(self) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 from paceline import __version__
 from paceline.catalog.failure import load_failures
 from paceline.check.finding import Finding, Severity
-from paceline.check.lint.lint import Unread
+from paceline.check.lint.judged import Unread
 
 SCHEMA = (
     "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"

@@ -8,6 +8,8 @@ from paceline.check.lint.configs.say import ERROR, INFO, found
 from paceline.check.lint.source import is_test
 from paceline.job.secrets import find_in_lines
 
+SECRET = "secret-in-file"
+
 _TESTS = re.compile(r"(^|/)(tests?|testdata|fixtures)/")
 
 
@@ -24,4 +26,4 @@ def check_secrets_in(path: str, text: str, *, in_code: bool) -> Iterator[Finding
         is_made = secret.certainty == "made" and not is_test(path) and not _TESTS.search(path)
         level = ERROR if is_made or secret.certainty == "issued" else INFO
         what = f"the line holds {secret.kind} (not shown)"
-        yield found("secret-in-file", level, path, secret.line, what)
+        yield found(SECRET, level, path, secret.line, what)

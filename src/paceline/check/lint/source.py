@@ -6,6 +6,7 @@ import tokenize
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 
 class Unreadable(ValueError):
@@ -31,6 +32,10 @@ class Source:
     @cached_property
     def nodes(self) -> list[ast.AST]:
         return list(ast.walk(self.tree))
+
+    @cached_property
+    def lower_text(self) -> str:
+        return self.text.lower()
 
     @cached_property
     def words(self) -> frozenset[str]:
@@ -138,16 +143,30 @@ def parse(path: str, source: bytes | str) -> Source:
     return made
 
 
+def check_syntax(text: str) -> None:
+    """Compile a program without making a tree of it, which takes several times as long.
+
+    Raises:
+        Unreadable: It is no Python 3.
+    """
+    _compiled(text, 0)
+
+
 def tree_of(text: str) -> ast.Module:
     """A program's tree.
 
     Raises:
         Unreadable: It is no Python 3.
     """
+    tree: ast.Module = _compiled(text, ast.PyCF_ONLY_AST)
+    return tree
+
+
+def _compiled(text: str, flags: int) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the file's own escapes and literals
-            return ast.parse(text)
+            return compile(text, "<unknown>", "exec", flags, dont_inherit=True)
     except SyntaxError as error:
         raise Unreadable(error.msg, error.lineno) from error
     except (ValueError, RecursionError, MemoryError) as error:

@@ -7,7 +7,7 @@ commas; published names count as well. Without a reason nothing is suppressed.
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from paceline.catalog.failure import failures_named, load_failures
 from paceline.check.finding import Finding, Place, Severity
@@ -16,7 +16,7 @@ _COMMENT = re.compile(r"(?i)(?:#|//)\s*paceline:\s*ignore\b(?:\[([^\]]*)\])?[ \t
 _ALONE = re.compile(r"^\s*(#|//)")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Suppression:
     """One comment."""
 
@@ -32,7 +32,6 @@ class Suppression:
     reason: str
     ids: frozenset[str] = frozenset()
     unknown: tuple[str, ...] = ()
-    used: bool = field(default=False)
 
 
 def suppressions_in(
@@ -100,20 +99,21 @@ def apply_suppressions(
             by_place.setdefault((one.path, line), []).append(one)
     stay: list[Finding] = []
     answered: list[Finding] = []
+    used: set[int] = set()
     for finding in findings:
         for one in by_place.get((finding.where.path, finding.where.line or 0), ()):
             if finding.id in one.ids and one.reason:
-                one.used = True
+                used.add(id(one))
                 answered.append(finding)
                 break
         else:
             stay.append(finding)
     for one in given:
-        stay += _complaint(one)
+        stay += _complaint(one, is_used=id(one) in used)
     return stay, answered
 
 
-def _complaint(one: Suppression) -> list[Finding]:
+def _complaint(one: Suppression, *, is_used: bool) -> list[Finding]:
     severity = Severity.WARNING  # somebody counts on it, and it does nothing
     if not one.names:
         what, fix = "it names no finding", "# paceline: ignore[id] reason"
@@ -123,7 +123,7 @@ def _complaint(one: Suppression) -> list[Finding]:
     elif not one.reason:
         what = "it says no reason, and suppresses nothing"
         fix = f"# paceline: ignore[{', '.join(one.names)}] why it is right here"
-    elif not one.used:
+    elif not is_used:
         what = f"nothing is found here that {', '.join(one.names)} would answer"
         fix = "take the comment out"
         severity = Severity.INFO

@@ -111,10 +111,13 @@ def shards_any(wrap: Call, models: list[Value]) -> bool:
 
 def check_wrapper_discarded(program: Program, context: Context) -> Iterator[Finding]:
     """`for layer in model.layers: FSDP(layer)` throws the wrappers away."""
+    wraps = program.calls(FSDP)
+    if not wraps:
+        return
     dropped = {id(node.value) for node in program.nodes() if isinstance(node, ast.Expr)}
     reported: set[int] = set()
     loops = [node for node in program.nodes() if isinstance(node, ast.For)]
-    for call in program.calls(FSDP):
+    for call in wraps:
         if id(call.node) in reported:
             continue
         if id(call.node) in dropped or rebinds_loop_name(call, loops):

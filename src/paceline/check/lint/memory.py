@@ -1,0 +1,121 @@
+"""What lint found before, taken again where nothing that it depends on has changed.
+
+A text that is no program depends on itself. A program depends on itself, on the programs that were
+read for it, on the names of all programs (an import may mean another file), on the configurations
+and on what is known of the run. Configurations are few and are judged anew.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from paceline.check.lint.context import Context
+from paceline.check.lint.judged import Judged
+
+
+@dataclass(slots=True, kw_only=True)
+class Kept:
+    """What one file gave, and what that depends on."""
+
+    judged: Judged
+    digests: dict[str, str]
+    """File -> digest of its content, of each that was read for it."""
+
+    around: str = ""
+    """Digest of what all programs depend on; empty for a text."""
+
+
+class Memory:
+    """What each file gave in the run before, and in this one.
+
+    Args:
+        kept: What was found before, by file.
+        is_on: Whether anything is kept.
+    """
+
+    def __init__(self, kept: Mapping[str, Kept] | None = None, *, is_on: bool = False) -> None:
+        self.before = dict(kept or {})
+        self.now: dict[str, Kept] = {}
+        self.is_on = is_on
+        self.digests: dict[str, str] = {}
+        self.around = ""
+
+    def begin(self, sources: Mapping[str, bytes]) -> None:
+        """Take the digest of every file of this run."""
+        self.now = {}
+        if self.is_on:
+            self.digests = {path: digest(data) for path, data in sources.items()}
+
+    def surround(self, context: Context, programs: Iterable[str], configs: Iterable[str]) -> None:
+        """Note what the result of every program depends on."""
+        if self.is_on:
+            parts = [repr(context), *sorted(programs)]
+            parts += [f"{path} {self.digests[path]}" for path in sorted(configs)]
+            self.around = digest("\n".join(parts).encode(errors="surrogateescape"))
+
+    def of_text(self, path: str) -> Judged | None:
+        """What a text gave before that is no program and no configuration; None where it changed
+        or was not seen."""
+        return self._same(path, "")
+
+    def of_program(self, path: str) -> Judged | None:
+        """What a program gave before; None where something that it depends on changed."""
+        return self._same(path, self.around)
+
+    def _same(self, path: str, around: str) -> Judged | None:
+        kept = self.before.get(path)
+        if not self.is_on or kept is None or kept.around != around:
+            return None
+        if any(self.digests.get(each) != was for each, was in kept.digests.items()):
+            return None
+        self.now[path] = kept
+        return kept.judged
+
+    def keep_text(self, judged: Judged) -> None:
+        """Keep what a text gave."""
+        self._keep(judged, "")
+
+    def keep_program(self, judged: Judged) -> None:
+        """Keep what a program gave."""
+        self._keep(judged, self.around)
+
+    def _keep(self, judged: Judged, around: str) -> None:
+        if self.is_on:
+            digests = {path: self.digests[path] for path in judged.read}
+            self.now[judged.path] = Kept(judged=judged, digests=digests, around=around)
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether this run found anything that the run before did not leave."""
+        return self.now.keys() != self.before.keys() or any(
+            kept is not self.before[path] for path, kept in self.now.items()
+        )
+
+
+def digest(data: bytes) -> str:
+    """Which content it is."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def memory_as_bytes(memory: Memory, version: str) -> bytes:
+    """What this run left, for `memory_of_bytes`.
+
+    Args:
+        version: Of the rules, and of all else that is the same for every file.
+    """
+    body = msgspec.json.encode(memory.now)
+    return f"{version} {digest(body)}\n".encode() + body
+
+
+def memory_of_bytes(data: bytes, version: str) -> Memory:
+    """What a run left; nothing where it is of another version, damaged or cut short."""
+    head, _, body = data.partition(b"\n")
+    kept: dict[str, Kept] = {}
+    if head.decode(errors="replace") == f"{version} {digest(body)}":
+        try:
+            kept = msgspec.json.decode(body, type=dict[str, Kept])
+        except (msgspec.MsgspecError, ValueError):
+            kept = {}
+    return Memory(kept, is_on=True)
