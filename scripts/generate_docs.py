@@ -5,7 +5,6 @@ python scripts/generate_docs.py --check    exit 1 when one is out of date
 """
 
 import ast
-import copy
 import json
 import re
 import sys
@@ -18,6 +17,7 @@ from typing import Any, get_args
 
 import click
 import yaml
+from click.testing import CliRunner
 
 from paceline import cli
 from paceline.catalog.code import page
@@ -219,30 +219,49 @@ def command_line() -> str:
         *(f"| `{command}` | {meaning} |" for command, meaning in EXIT_1.items()),
         "",
     ]
-    group = _fresh(cli.cli)
-    context = click.Context(group, info_name="paceline", terminal_width=80)
-    lines += ["## paceline\n", "```text", group.get_help(context), "```\n"]
-    for name in cli.COMMANDS:
-        command = cli.cli.get_command(context, name)
-        assert command is not None
-        command = _fresh(command)
-        inner = click.Context(command, info_name=name, parent=context, terminal_width=80)
-        lines += [f"## paceline {name}\n", "```text", command.get_help(inner), "```\n"]
-        if isinstance(command, click.Group):
-            for part in command.list_commands(inner):
-                each = _fresh(command.commands[part])
-                place = click.Context(each, info_name=part, parent=inner, terminal_width=80)
-                text = each.get_help(place)
-                lines += [f"### paceline {name} {part}\n", "```text", text, "```\n"]
+    for words, text in _helps():
+        heading = "###" if len(words) > 1 else "##"
+        lines += [f"{heading} {' '.join(('paceline', *words))}\n", "```text", text, "```\n"]
     return "\n".join(line.rstrip() for line in "\n".join(lines).splitlines()) + "\n"
 
 
-def _fresh(command: click.Command) -> click.Command:
-    """The command without the help option that click keeps from an earlier call, which may have
-    been made without its group and so without `-h`."""
-    copied = copy.copy(command)
-    vars(copied)["_help_option"] = None
-    return copied
+def man_page() -> str:
+    """`man paceline`: the same help, in man's own language."""
+    lines = [
+        '.TH PACELINE 1 "" "" "User commands"',
+        ".SH NAME",
+        "paceline \\- plan, prove and run distributed training",
+        ".SH SYNOPSIS",
+        ".B paceline\n[OPTIONS] COMMAND [ARGS]...",
+    ]
+    for words, text in _helps():
+        title = " ".join(words) or "description"
+        lines += [f'.SH "{title.upper()}"', ".in 0", ".nf", *map(_roff, text.splitlines()), ".fi"]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _roff(line: str) -> str:
+    """A line that is shown as it is: no command of roff's, and hyphens that can be copied.
+
+    >>> _roff(".x a-b"), _roff("a\\\\b")
+    ('\\\\&.x a\\\\-b', 'a\\\\eb')
+    """
+    escaped = line.replace("\\", "\\e").replace("-", "\\-")
+    return f"\\&{escaped}" if escaped.startswith((".", "'")) else escaped
+
+
+def _helps(
+    command: click.Command = cli.cli, words: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The words of every command, and its help as a terminal of 80 columns shows it."""
+    runner = CliRunner(env={"COLUMNS": "80"})
+    yield words, runner.invoke(cli.cli, [*words, "--help"], prog_name="paceline").stdout.rstrip()
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for part in command.list_commands(context):
+            inner = command.get_command(context, part)
+            assert inner is not None
+            yield from _helps(inner, (*words, part))
 
 
 def failure_index() -> str:
@@ -348,6 +367,7 @@ PAGES = {
     "metrics.md": metric_schema,
     "run-fields.md": run_fields,
     "cli.md": command_line,
+    "paceline.1": man_page,
     "codes.md": partial(page, "codes.md"),
     "topics.md": partial(page, "topics.md"),
     "failures.md": failure_index,

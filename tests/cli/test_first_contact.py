@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,13 +17,13 @@ from paceline.cli.verbs import _TRIED, GROUPS, START
 
 
 def shown(*words: str) -> str:
-    result = CliRunner().invoke(cli, words)
+    result = CliRunner().invoke(cli, words, prog_name="paceline")
     assert result.exit_code == 0, result.output
     return result.output
 
 
 def refused(*words: str) -> str:
-    result = CliRunner().invoke(cli, words)
+    result = CliRunner().invoke(cli, words, prog_name="paceline")
     assert result.exit_code == 2
     return result.output
 
@@ -167,7 +168,7 @@ def test_shells_complete_verbs_without_importing_them(shell):
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_completion_line_that_the_help_gives_makes_a_shells_completion(shell):
-    assert "_PACELINE_COMPLETE=" in shown("--help")
+    assert f"_PACELINE_COMPLETE={shell}_source paceline" in shown("--help")
     environment = {**os.environ, "_PACELINE_COMPLETE": f"{shell}_source"}
     done = subprocess.run(
         [str(Path(sys.executable).with_name("paceline"))],
@@ -176,3 +177,24 @@ def test_the_completion_line_that_the_help_gives_makes_a_shells_completion(shell
         env=environment,
     )
     assert f"_PACELINE_COMPLETE={shell}_complete" in done.stdout
+
+
+REFERENCE = Path(__file__).parents[2] / "docs/reference"
+
+
+def test_the_man_page_shows_every_help_without_a_warning():
+    page = (REFERENCE / "paceline.1").read_text()
+    for words in filter(None, ALL):
+        assert f'\n.SH "{words.upper()}"\n' in page
+    if shutil.which("groff") is None:
+        pytest.skip("NOT TESTED: groff is not installed")
+    done = subprocess.run(
+        ["groff", "-man", "-Tascii", "-ww", "-P-c", "-P-b", "-P-u", str(REFERENCE / "paceline.1")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == ""
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    lines = [line.strip() for line in shown("run", "--help").splitlines() if line.strip()]
+    assert [line for line in lines if line not in done.stdout] == []

@@ -84,8 +84,9 @@ With --json an error is JSON on standard output too:
 
 \b
 Completion, a line for your shell's start file:
-  bash, zsh  eval "$(_PACELINE_COMPLETE=bash_source paceline)"   (zsh_source)
-  fish       _PACELINE_COMPLETE=fish_source paceline | source
+  ~/.bashrc    eval "$(_PACELINE_COMPLETE=bash_source paceline)"
+  ~/.zshrc     eval "$(_PACELINE_COMPLETE=zsh_source paceline)"
+  config.fish  _PACELINE_COMPLETE=fish_source paceline | source
 """.format(exits="\n".join(f"  {code:>3}  {what}" for code, what in EXIT_CODES.items()))
 
 
