@@ -1,12 +1,17 @@
 """How fast `paceline diagnose` reads, and in how much memory.
 
     python benchmarks/diagnose_speed.py [--gb 1] [--ranks 64] [--runs 3] [--json]
+    python benchmarks/diagnose_speed.py --gb 0.2 --mixed [--unique]
     python benchmarks/diagnose_speed.py --gb 10 --file /tmp/big.log
 
 The log is made, not kept: progress lines of all ranks between each other, progress bars, warnings
 that each rank repeats, saves, and at the end a traceback of one rank between those of its victims.
-It is generated block by block while it is read; the time that takes is measured alone and left out.
+It is generated block by block while it is read; the time that takes is measured and left out.
 Processor time of one thread, so that other work on the machine does not count.
+
+With --mixed it has nine kinds of line between each other, none of them a failure: progress with
+short and with long numbers, bars, warnings, retries that hold the words of errors, NCCL's report,
+and paths with an id that never comes again. With --unique it is reduced to its kinds of line.
 
 With --file the log is written first, and then read by the command itself in a process of its own:
 its processor time and peak are those of everything, start of Python included. The file is removed.
@@ -23,6 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.check.diagnose.diagnose import diagnose
+from paceline.check.diagnose.unique import unique_events
 from paceline.record.log_files import Log
 
 _WARNING = (
@@ -69,6 +75,59 @@ def _page(chance: random.Random, ranks: int, first: int) -> str:
     return "".join(lines)
 
 
+def mixed_blocks(num_bytes: int, ranks: int) -> Iterator[bytes]:
+    """A log of nine kinds of line, in pieces of about 1 MiB, none of which comes twice."""
+    chance = random.Random(0)
+    written = step = 0
+    while written < num_bytes:
+        page = "".join(_mixed_line(chance, ranks, step + at // 100) for at in range(8000)).encode()
+        step += 80
+        yield page
+        written += len(page)
+
+
+def _mixed_line(chance: random.Random, ranks: int, step: int) -> str:
+    rank, value = chance.randrange(ranks), chance.random()
+    clock = f"2026-05-01 12:{step // 60 % 60:02d}:{step % 60:02d},{chance.randrange(1000):03d}"
+    lines = {
+        0.35: lambda: (
+            f"[rank{rank}]: {clock} INFO step={step} loss={value:.4f} lr=3.0e-04 "
+            f"tokens/s={chance.randint(1000, 9999)} memory={80 * value:.1f}GiB\n"
+        ),
+        0.45: lambda: f"\r{step % 100:3d}%|{'#' * (step % 40):<40}| {step}/3200 [00:10<01:00]",
+        0.55: lambda: (
+            f"node{rank // 8}:{1000 + rank}:{2000 + rank} [{rank % 8}] NCCL INFO Channel "
+            f"{chance.randrange(16):02d}/0 : {rank}[{rank % 8}] -> {rank + 1}[{(rank + 1) % 8}] "
+            "via P2P/CUMEM/read\n"
+        ),
+        0.65: lambda: (
+            f"[default{rank % 8}]:{{'loss': {value}, 'grad_norm': {3 * chance.random()}, "
+            f"'learning_rate': {chance.random() * 1e-4}, 'epoch': {value:.2f}}}\n"
+        ),
+        0.75: lambda: (
+            f"[{clock}] [INFO] [logging.py:96:log_dist] [Rank {rank}] step={step}, skipped=0, "
+            "lr=[3e-04], mom=[(0.9, 0.95)]\n"
+        ),
+        0.82: lambda: _WARNING.format(rank=rank),
+        0.88: lambda: (
+            f"[rank{rank}]: {clock} WARNING Retrying (Retry(total={chance.randrange(5)})) after "
+            "connection broken by 'ReadTimeoutError(\"Read timed out. (read timeout=10)\")': "
+            f"/datasets/c4/{chance.randbytes(8).hex()}\n"
+        ),
+        0.96: lambda: (
+            f" iteration {step:8d}/ 1000000 | consumed samples: {256 * step:12d} | elapsed time "
+            f"per iteration (ms): {1000 * value:.1f} | lm loss: {value:.6E} | loss scale: 1.0 | "
+            "number of skipped iterations: 0 | number of nan iterations: 0 |\n"
+        ),
+        1.0: lambda: (
+            f"[rank{rank}]: {clock} INFO Saving model checkpoint to /checkpoints/step-{step}/"
+            f"shard-{rank}-{chance.randbytes(4).hex()}.safetensors\n"
+        ),
+    }
+    share = chance.random()
+    return next(line for until, line in lines.items() if share < until)()
+
+
 def _end(ranks: int) -> str:
     texts = [_CULPRIT if rank == 17 % ranks else _VICTIM for rank in range(ranks)]
     parts = [text.splitlines() for text in texts]
@@ -85,7 +144,8 @@ def main() -> None:
     parser.add_argument("--gb", type=float, default=1.0)
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--without-hyperscan", action="store_true")
+    parser.add_argument("--mixed", action="store_true")
+    parser.add_argument("--unique", action="store_true")
     parser.add_argument("--file", type=Path, metavar="PATH")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -93,24 +153,24 @@ def main() -> None:
     if arguments.file is not None:
         _measure_command(arguments.file, size, arguments.ranks)
         return
+    make = mixed_blocks if arguments.mixed else blocks
     rows = []
     for _ in range(arguments.runs):
+        log = Log(name="-", blocks=_timed(make(size, arguments.ranks), making := [0.0, 0.0]))
         started = time.process_time()
-        total = sum(map(len, blocks(size, arguments.ranks)))
-        making_s = time.process_time() - started
-        started = time.process_time()
-        log = Log(name="-", blocks=blocks(size, arguments.ranks))
-        diagnosis = diagnose([log], hyperscan=not arguments.without_hyperscan)
-        reading_s = time.process_time() - started - making_s
-        cause = diagnosis.causes[0]
+        if arguments.unique:
+            answer = (
+                f"{len(unique_events([(log.name, log.blocks, None, None)]).kinds)} kinds of line"
+            )
+        else:
+            answer = ", ".join(f"{c.id}, rank {c.rank}" for c in diagnose([log]).causes[:1])
+        seconds = time.process_time() - started - making[1]
         rows.append(
             {
-                "bytes": total,
-                "seconds": reading_s,
-                "mb_per_s": total / 1e6 / reading_s,
-                "matcher": diagnosis.matcher,
-                "cause": cause.id,
-                "rank": cause.rank,
+                "bytes": making[0],
+                "seconds": seconds,
+                "mb_per_s": making[0] / 1e6 / seconds,
+                "answer": answer,
             }
         )
     rates = sorted(row["mb_per_s"] for row in rows)
@@ -118,12 +178,23 @@ def main() -> None:
     if arguments.json:
         print(json.dumps({"runs": rows, "peak_bytes": peak}, indent=2))
         return
-    row = rows[0]
     print(
-        f"{row['bytes'] / 1e9:.2f} GB, {arguments.ranks} ranks, {row['matcher']}: "
+        f"{rows[0]['bytes'] / 1e9:.2f} GB, {arguments.ranks} ranks: "
         f"{rates[len(rates) // 2]:.0f} MB/s of processor time ({rates[0]:.0f} to {rates[-1]:.0f}, "
-        f"n {len(rates)}), peak {peak / 1e6:.0f} MB; {row['cause']}, rank {row['rank']}"
+        f"n {len(rates)}), peak {peak / 1e6:.0f} MB; {rows[0]['answer']}"
     )
+
+
+def _timed(pieces: Iterator[bytes], totals: list[float]) -> Iterator[bytes]:
+    """The pieces; their bytes and the processor time to make them are added to the totals."""
+    while True:
+        started = time.process_time()
+        piece = next(pieces, None)
+        totals[1] += time.process_time() - started
+        if piece is None:
+            return
+        totals[0] += len(piece)
+        yield piece
 
 
 def _measure_command(path: Path, size: int, ranks: int) -> None:

@@ -191,10 +191,6 @@ def _read(diagnosis: Diagnosis) -> str:
     parts = [logs, f"{diagnosis.num_lines:,} lines", units.format_bytes(diagnosis.num_bytes)]
     if diagnosis.num_ranks:
         parts.append(f"ranks up to {diagnosis.num_ranks - 1} heard of")
-    if diagnosis.matcher == "re":
-        parts.append(
-            "without hyperscan, which is many times faster: pip install 'paceline[diagnose]'"
-        )
     if diagnosis.saturated:
         parts.append(f"too frequent to count: {', '.join(diagnosis.saturated[:3])}")
     return "; ".join(parts)

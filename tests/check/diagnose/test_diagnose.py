@@ -1,6 +1,8 @@
 """The root cause first: what wins over what, which rank was first, and what stays unknown."""
 
+import random
 import re
+from collections.abc import Iterator
 
 import pytest
 
@@ -8,7 +10,8 @@ from paceline.catalog.failure import load_failures
 from paceline.catalog.load import read_shipped
 from paceline.check.diagnose.conclusion import Confidence
 from paceline.check.diagnose.diagnose import diagnose, diagnose_text
-from paceline.check.diagnose.patterns import all_patterns, make_matcher
+from paceline.check.diagnose.matcher import Matcher
+from paceline.check.diagnose.patterns import all_patterns
 from paceline.record.log_files import Log
 
 INTERLEAVED = """\
@@ -52,34 +55,58 @@ def test_an_exception_wins_over_its_victims_also_when_torchrun_names_a_victim():
     assert "gloo-peer-closed" in {each.id for each in diagnosis.consequences}
 
 
-def test_the_same_without_hyperscan_and_it_is_said():
-    with_it = diagnose([Log(name="-", blocks=[INTERLEAVED.encode()])])
-    without = diagnose([Log(name="-", blocks=[INTERLEAVED.encode()])], hyperscan=False)
-    assert without.matcher == "re"
-    assert [(c.id, c.rank, c.what) for c in without.causes] == [
-        (c.id, c.rank, c.what) for c in with_it.causes
-    ]
-
-
 def test_blocks_may_be_cut_anywhere():
     text = INTERLEAVED.encode()
     pieces = [text[start : start + 7] for start in range(0, len(text), 7)]
     assert diagnose([Log(name="-", blocks=pieces)]) == diagnose([Log(name="-", blocks=[text])])
 
 
-def test_a_search_by_words_finds_every_line_that_its_pattern_matches():
-    known, tried, missed = load_failures(), 0, []
+def _matching_examples() -> Iterator[tuple[int, str]]:
+    """(number of a pattern, line of its failure's examples that it matches)."""
+    known = load_failures()
     for number, pattern in enumerate(all_patterns()):
         failure = known.get(pattern.name)
-        shown = [line for text in (failure.shows if failure else ()) for line in text.split("\n")]
-        matching = [line for line in shown if pattern.text.search(line)]
-        if not matching:
-            continue
-        find = make_matcher([number], hyperscan=False).find
-        tried += 1
-        missed += [(pattern.name, line) for line in matching if not find(line.encode() + b"\n")]
-    assert tried > len(all_patterns()) // 2
+        for text in failure.shows if failure else ():
+            yield from ((number, line) for line in text.split("\n") if pattern.text.search(line))
+
+
+def test_every_line_is_found_that_a_pattern_matches_also_with_other_digits():
+    chance, examples, missed = random.Random(0), list(_matching_examples()), []
+    matcher = Matcher(range(len(all_patterns())))
+    for number, line in examples:
+        others = ["".join(chance.choice("0123456789") for _ in range(len(line))) for _ in range(8)]
+        variants = [re.sub(r"\d", lambda at, o=other: o[at.start()], line) for other in others]
+        matching = [each for each in (line, *variants) if all_patterns()[number].text.search(each)]
+        block = "\n".join((*variants, line)).encode() + b"\n"
+        hits = {
+            block[hit.start : hit.end].decode()
+            for hit in matcher.find(block)
+            if number in hit.numbers
+        }
+        missed += [each for each in matching if each not in hits]
+    assert len({number for number, _ in examples}) > len(all_patterns()) // 2
     assert missed == []
+
+
+def test_a_line_is_found_by_its_digits_among_a_thousand_that_differ_in_them_alone():
+    [number] = [
+        at for at, each in enumerate(all_patterns()) if each.text.pattern == r"Error 1\d\d\b"
+    ]
+    lines = [
+        f"{step} id {step * 0x9E3779B97F4A7C15 % 2**64:016x}: Error 0{step:02}"
+        for step in range(1000)
+    ]
+    lines[700] = "700 id 0123456789abcdef: Error 137"
+    block = "\n".join(lines).encode()
+    hits = Matcher([number]).find(block)
+    assert [block[hit.start : hit.end].decode() for hit in hits] == [
+        line for line in lines if re.search(r"Error 1\d\d\b", line)
+    ]
+
+
+def test_a_fatal_line_behind_many_usual_errors_is_shown():
+    text = "retry: error 5\n" * 30_000 + "frobnicator: fatal: cannot open gate 7\n"
+    assert any("gate 7" in each.text for each in diagnose_text(text).unknown)
 
 
 def test_a_log_of_a_healthy_run_has_nothing_wrong():

@@ -106,7 +106,6 @@ class Diagnosis:
     has_failed: bool = False
     """Whether anything in the logs says that the run failed."""
 
-    matcher: str = ""
     saturated: Sequence[str] = ()
     is_words: bool = False
     """Whether a person's words are all that was given, and no log."""

@@ -46,18 +46,14 @@ _STACKS_BYTES = 64 << 20
 """Bytes of stacks that are read whole: some 100,000 threads."""
 
 
-def diagnose(logs: Iterable[Log], *, hyperscan: bool = True) -> Diagnosis:
-    """Read logs, stacks and flight-recorder dumps, and say what went wrong.
-
-    Args:
-        hyperscan: Look for patterns with Hyperscan, where it is installed.
-    """
+def diagnose(logs: Iterable[Log]) -> Diagnosis:
+    """Read logs, stacks and flight-recorder dumps, and say what went wrong."""
     given = list(logs)
     spoken = b". ".join(piece for log in given if log.is_words for piece in log.blocks)
     read = [log for log in given if not log.is_words]
     if not read:
         read = [Log(name="words", blocks=[spoken], is_words=True)] if given else []
-    scan = Scan(hyperscan=hyperscan)
+    scan = Scan()
     dumps: list[Dump] = []
     stacks: list[Stack] = []
     starts: list[tuple[str, Log]] = []

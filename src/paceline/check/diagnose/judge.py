@@ -82,7 +82,6 @@ def judge(seen: Seen) -> Diagnosis:
         num_lines=sum(source.num_lines for source in seen.sources),
         num_sources=len(seen.sources),
         has_failed=failed,
-        matcher=seen.matcher,
         saturated=tuple(dict.fromkeys(seen.saturated)),
         troubles=[f"{s.trouble}: {s.name}" for s in seen.sources if s.trouble],
     )

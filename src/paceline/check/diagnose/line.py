@@ -7,6 +7,7 @@ TensorFlow, Kubernetes and syslog; NCCL `host:pid:tid [device]`. They are taken 
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from paceline.catalog.load import read_shipped
@@ -57,10 +58,23 @@ _MONTHS = {
     for number, name in enumerate(re.findall("...", "JanFebMarAprMayJunJulAugSepOctNovDec"))
 }
 _FORMS = [
-    re.compile(re.sub("<[A-Z_]+>", lambda token: _TOKENS[token[0]], form))
+    re.sub("<[A-Z_]+>", lambda token: _TOKENS[token[0]], form)
     for row in read_shipped("line_forms.toml").values()
     for form in row["forms"]
 ]
+_NAME = re.compile(r"\(\?P<(\w+)>")
+_ANY_FORM = re.compile(
+    "|".join(
+        _NAME.sub(rf"(?P<\1_{at}>", form) + f"(?P<form_{at}>)" for at, form in enumerate(_FORMS)
+    )
+)
+"""All forms in one expression: names of groups end in the form's number; `form_7` is of form 7."""
+
+_GROUPS = [
+    {name: _ANY_FORM.groupindex[f"{name}_{at}"] for name in _NAME.findall(form)}
+    for at, form in enumerate(_FORMS)
+]
+"""Of each form, the numbers of its groups by their names."""
 _RAY_NODE = re.compile(r"\bnode \((?:ID: \w+, )?IP: (?P<host>[\w.:]+?)[,)]")
 _PODS = re.compile(r"-(?:master|launcher|head)-\d+")
 _ANYWHERE = re.compile(
@@ -83,15 +97,14 @@ def read_line(raw: str, *, source: str, number: int) -> Line:
     raw = raw[:MAX_LINE]
     rest, seen, writer = raw, _Seen(), ""
     for _ in range(8):
-        for form in _FORMS:
-            match = form.match(rest)
-            if match and match.end():
-                writer += seen.take(match)
-                rest = rest[match.end() :]
-                break
-        else:
+        match = _ANY_FORM.match(rest)
+        if match is None or match.lastgroup is None:
             break
-    if seen.rank is None and (named := _ANYWHERE.search(raw)):
+        form = int(match.lastgroup.removeprefix("form_"))
+        writer += seen.take({name: match[group] or "" for name, group in _GROUPS[form].items()})
+        rest = rest[match.end() :]
+    is_named = seen.rank is None and any(word in raw for word in ("Rank ", "[rank", "[RANK"))
+    if is_named and (named := _ANYWHERE.search(raw)):
         seen.rank = int(next(group for group in named.groups() if group))
     if seen.host is None and "IP: " in raw and (node := _RAY_NODE.search(raw)):
         seen.host = node["host"]
@@ -132,9 +145,8 @@ class _Seen:
         self.time_s: float | None = None
         self.level: str | None = None
 
-    def take(self, match: re.Match[str]) -> str:
+    def take(self, said: Mapping[str, str]) -> str:
         """Note what a prefix says; what of it tells writers apart."""
-        said = match.groupdict()
         who = ""
         if said.get("rank") and self.rank is None:
             self.rank = int(said["rank"])
@@ -159,7 +171,7 @@ class _Seen:
         return who
 
 
-def _seconds(said: dict[str, str | None]) -> float:
+def _seconds(said: Mapping[str, str]) -> float:
     month = _MONTHS.get(said.get("mon") or "", 0) or int(said.get("mo") or 0)
     day = int(said.get("d") or 0)
     clock = int(said["h"] or 0) * 3600 + int(said["m"] or 0) * 60

@@ -14,7 +14,8 @@ from paceline.check.diagnose.exits import ExitTable, exits_of
 from paceline.check.diagnose.gpus import gpu_of_rank
 from paceline.check.diagnose.line import MAX_LINE, Line, read_line, with_rank, without_colours
 from paceline.check.diagnose.local_ranks import note_first_rank
-from paceline.check.diagnose.patterns import Kind, Matcher, all_patterns, benign, make_matcher
+from paceline.check.diagnose.matcher import Hit, Matcher
+from paceline.check.diagnose.patterns import Kind, all_patterns, benign
 from paceline.check.diagnose.seen import (
     KEEP_DISTINCT,
     KEEP_NCCL,
@@ -27,7 +28,7 @@ from paceline.check.diagnose.seen import (
 from paceline.check.diagnose.tracebacks import Tracebacks
 
 BLOCK_BYTES = 1 << 20
-"""What is read at once. 1 MiB: Hyperscan's rate grows no more beyond it."""
+"""What is read at once. 1 MiB: the rate grows no more beyond it."""
 
 KEEP_AROUND = 48 * 1024
 """Bytes kept whole at the head, before the first failure, behind it, and at the end of a source."""
@@ -54,15 +55,13 @@ _DROPPED = {"user-exception"}
 class Scan:
     """The state of one reading of all sources."""
 
-    def __init__(self, *, hyperscan: bool = True) -> None:
+    def __init__(self) -> None:
         self.seen = Seen()
-        self._hyperscan = hyperscan
         self._wanted = {
             number for number, each in enumerate(all_patterns()) if each.name not in _DROPPED
         }
         self._counts = [0] * len(all_patterns())
-        self._matcher = self._make()
-        self.seen.matcher = self._matcher.how
+        self._matcher = Matcher(sorted(self._wanted))
 
     def read(
         self,
@@ -83,24 +82,17 @@ class Scan:
         for block in whole_lines(readable(blocks, source)):
             source.num_bytes += len(block)
             clean = without_colours(block)
-            reading.block(clean, self._hits(clean))
+            reading.block(clean, self._matcher.find(clean.replace(b"\r", b"\n")))
             self._leave_out_the_frequent()
         reading.end()
         return source
-
-    def _hits(self, clean: bytes) -> Sequence[tuple[int, int]]:
-        text = clean.replace(b"\r", b"\n") if b"\r" in clean else clean
-        return self._matcher.find(text)
-
-    def _make(self) -> Matcher:
-        return make_matcher(sorted(self._wanted), hyperscan=self._hyperscan)
 
     def _leave_out_the_frequent(self) -> None:
         frequent = {number for number in self._wanted if self._counts[number] > ENOUGH}
         if frequent:
             self._wanted -= frequent
             self.seen.saturated += [all_patterns()[number].name for number in sorted(frequent)]
-            self._matcher = self._make()
+            self._matcher.forget(frequent)
 
 
 def readable(blocks: Iterable[bytes], source: Source) -> Iterator[bytes]:
@@ -188,15 +180,15 @@ class _Reading:
         self._after: list[bytes] = []
         self._after_size = 0
 
-    def block(self, block: bytes, hits: Sequence[tuple[int, int]]) -> None:
-        """Read one block of whole lines and the offsets where patterns were found."""
+    def block(self, block: bytes, hits: Sequence[Hit]) -> None:
+        """Read one block of whole lines, of which patterns match some."""
         source, keep = self.source, self._keep
         if len(source.head) < keep:
             source.head += _text(block[: keep - len(source.head)])
         self._ends = np.frombuffer(block, np.uint8) == _LINE_FEED
         self._numbered = 0
         position = 0
-        for start, end, numbers in _lines_with_hits(block, hits):
+        for start, end, numbers in hits:
             if self._is_walking:
                 self._walk(block, position, start)
             if self._is_wanted(numbers):
@@ -243,7 +235,7 @@ class _Reading:
         line = read_line(_text(raw), source=self.source.name, number=self._number)
         return with_rank(line, self.source.rank, self.source.host)
 
-    def _is_wanted(self, numbers: set[int]) -> bool:
+    def _is_wanted(self, numbers: Sequence[int]) -> bool:
         """Whether a line is taken apart: of what comes very often, only now and then."""
         counts = self._counts
         for number in numbers:
@@ -254,7 +246,7 @@ class _Reading:
             or not counts[min(numbers)] % 16
         )
 
-    def _line(self, raw: bytes, numbers: set[int], where: tuple[bytes, int]) -> None:
+    def _line(self, raw: bytes, numbers: Sequence[int], where: tuple[bytes, int]) -> None:
         patterns = all_patterns()
         if len(raw) > 2 * _ENDS_OF_LINE:
             raw = raw[:_ENDS_OF_LINE] + b" ... " + raw[-_ENDS_OF_LINE:]
@@ -347,26 +339,6 @@ _NOT_AN_ERROR = re.compile(
     r"(?i)\b(0 (errors|failed|failures)|no errors?|errors?[=: ]+(0\b|none|false|[\d.]+(e-?\d+)?$)"
     r"|error_(file|handler)|(train|val|eval|test|mean|squared|absolute|percentage)[_ ]\w*error)"
 )
-
-
-def _lines_with_hits(
-    block: bytes, hits: Sequence[tuple[int, int]]
-) -> Iterator[tuple[int, int, set[int]]]:
-    """(start, end, patterns) of every line that was hit, in order; end is before the line end."""
-    start, end = -1, -1
-    numbers: set[int] = set()
-    for offset, number in sorted(hits):
-        if offset <= end:
-            numbers.add(number)
-            continue
-        if numbers:
-            yield start, end, numbers
-        start = block.rfind(b"\n", 0, offset) + 1
-        start = block.rfind(b"\r", start, offset) + 1 or start
-        end = _line_end(block, offset, len(block))
-        numbers = {number}
-    if numbers:
-        yield start, end, numbers
 
 
 def _line_end(block: bytes, start: int, limit: int) -> int:

@@ -217,7 +217,6 @@ class Seen:
     has_finished: bool = False
     """Whether a run's own events say that it trained to its end."""
 
-    matcher: str = ""
     saturated: list[str] = field(default_factory=list)
     """Patterns that matched so often that they were no longer looked for."""
 

@@ -1,22 +1,30 @@
 """Reduces logs to their kinds of lines: each once, how often, and on which ranks.
 
-Numbers, addresses and times make no new kind. Bounded in memory: beyond KEEP_KINDS kinds, lines of
-new kinds are only counted.
+Numbers, addresses, ids and times make no new kind. A line that differs in its digits alone from one
+that was read is of its kind, and only its rank is read. Bounded in memory: beyond KEEP_KINDS kinds,
+lines of new kinds are only counted.
 """
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from paceline.check.diagnose.line import Line, read_line, with_rank, without_colours
+from paceline.check.diagnose.line import MAX_LINE, Line, read_line, with_rank, without_colours
+from paceline.check.diagnose.matcher import with_zeros, without_ids
 from paceline.check.diagnose.scan import readable, whole_lines
 from paceline.check.diagnose.seen import Source
 
 KEEP_KINDS = 50_000
 
+_KEEP_SHAPES = 100_000
+"""Shapes of one log that are remembered. A guess: some 30 MB."""
+
 _VARIES = re.compile(
-    r"0x[0-9a-fA-F]+|\b[0-9a-f]{8,}\b|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|[█▏▎▍▌▋▊▉#=>-]{2,}|\bnan\b|\binf\b"
+    r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b|\b[0-9a-f]{8,}\b"
+    r"|\b(?=[A-F]*\d)[0-9A-F]{8,}\b|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|[█▏▎▍▌▋▊▉#=>-]{2,}"
+    r"|\bnan\b|\binf\b"
 )
+_DIGITS = re.compile(r"\d+")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,39 +48,88 @@ class Events:
     troubles: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What lines have in common that differ in their digits alone."""
+
+    event: Event | None
+    """None: of a kind beyond KEEP_KINDS."""
+
+    rank_at: slice | None
+    """Where the digits of the rank stand; None where the line does not say it."""
+
+
 def unique_events(
     logs: Iterable[tuple[str, Iterable[bytes], int | None, str | None]],
 ) -> Events:
     """The kinds of lines of (name, blocks, rank, host) of each log."""
+    found = Events(kinds=[], num_lines=0, left_out=0)
     kinds: dict[str, Event] = {}
-    num_lines = left_out = 0
-    troubles = []
     for name, blocks, rank, host in logs:
-        number = 0
-        source = Source(name)
-        for block in whole_lines(readable(blocks, source)):
-            for raw in without_colours(block).splitlines():
-                number += 1
-                if not raw.strip():
-                    continue
-                num_lines += 1
-                line = with_rank(
-                    read_line(raw[:4096].decode("utf-8", "replace"), source=name, number=number),
-                    rank,
-                    host,
-                )
-                kind = _VARIES.sub("#", line.message)
-                event = kinds.get(kind)
-                if event is None:
-                    if len(kinds) >= KEEP_KINDS:
-                        left_out += 1
-                        continue
-                    event = kinds[kind] = Event(first=line)
-                event.count += 1
-                if line.rank is not None:
-                    event.ranks.add(line.rank)
+        source = Source(name, rank, host)
+        _read(source, blocks, kinds, found)
         if source.trouble:
-            troubles.append(f"{source.trouble}: {name}")
-    return Events(
-        kinds=list(kinds.values()), num_lines=num_lines, left_out=left_out, troubles=troubles
-    )
+            found.troubles.append(f"{source.trouble}: {name}")
+    found.kinds += kinds.values()
+    return found
+
+
+def _read(source: Source, blocks: Iterable[bytes], kinds: dict[str, Event], found: Events) -> None:
+    shapes: dict[bytes, _Shape] = {}
+    number = 0
+    for block in whole_lines(readable(blocks, source)):
+        clean = without_colours(block)
+        for raw, zeros in zip(clean.splitlines(), with_zeros(clean).splitlines(), strict=True):
+            number += 1
+            if not zeros.strip():
+                continue
+            found.num_lines += 1
+            shape = shapes.get(zeros)
+            if shape is None:
+                form = without_ids(zeros)
+                shape = shapes.get(form)
+                if shape is None or not _is_before_ids(shape, zeros, form):
+                    shape = _shape(source, raw, number, kinds)
+                if len(shapes) < _KEEP_SHAPES and _is_before_ids(shape, zeros, form):
+                    shapes[zeros] = shapes[form] = shape
+            if shape.event is None:
+                found.left_out += 1
+                continue
+            shape.event.count += 1
+            if shape.rank_at is not None:
+                shape.event.ranks.add(int(raw[shape.rank_at]))
+
+
+def _is_before_ids(shape: _Shape, zeros: bytes, form: bytes) -> bool:
+    """Whether the rank stands where it does however long the ids and fractions behind it are."""
+    return shape.rank_at is None or zeros.startswith(form[: shape.rank_at.stop])
+
+
+def _shape(source: Source, raw: bytes, number: int, kinds: dict[str, Event]) -> _Shape:
+    text = raw[:MAX_LINE].decode("utf-8", "replace")
+    line = with_rank(read_line(text, source=source.name, number=number), source.rank, source.host)
+    kind = _VARIES.sub("#", line.message)
+    if kind not in kinds and len(kinds) >= KEEP_KINDS:
+        return _Shape(None, None)
+    event = kinds.setdefault(kind, Event(first=line))
+    rank_at = _rank_at(source, text, line.rank) if line.rank is not None else None
+    if line.rank is not None:
+        event.ranks.add(line.rank)
+    return _Shape(event, rank_at)
+
+
+def _rank_at(source: Source, text: str, rank: int) -> slice | None:
+    """The digits that the rank is read from: with others in their place it is another."""
+    for digits in _DIGITS.finditer(text):
+        if int(digits[0]) != rank:
+            continue
+        other = digits[0].translate(_NEXT_DIGIT)
+        changed = text[: digits.start()] + other + text[digits.end() :]
+        read = read_line(changed, source=source.name, number=0)
+        if read.rank == int(other):
+            start = len(text[: digits.start()].encode())
+            return slice(start, start + len(other))
+    return None
+
+
+_NEXT_DIGIT = str.maketrans("0123456789", "1234567890")

@@ -1,0 +1,343 @@
+"""Finds the lines of a block that patterns match, looking at each kind of line once.
+
+Logs repeat themselves: with every digit read as 0, some hundred kinds of line are most of a log. A
+new kind is searched for words that the patterns need (all words in one pass of numpy), then for
+those patterns with their digits left open. A line of a kind that none of them can match is known
+by its kind alone.
+"""
+
+import re
+import re._parser as parser  # type: ignore[import-not-found]
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import compress
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paceline.check.diagnose.patterns import all_patterns
+
+_GRAM = 4
+"""Bytes of a word that are looked up in the table: as many as a 32-bit number holds."""
+
+_TABLE_BITS = 18
+"""2^18 flags of one byte stay in a core's cache, and 600 words are sparse in them."""
+
+_SPREAD = np.uint32(0x9E3779B1)
+"""2^32 over the golden ratio: Fibonacci hashing, Knuth, The Art of Computer Programming 3, 6.4."""
+
+_KEEP_BYTES = 16 << 20
+"""Bytes of kinds that are remembered. A guess: a hundred thousand kinds of usual lines."""
+
+_ENDS_OF_LINE = 16 * 1024
+"""Bytes at the beginning and at the end of a very long line that are searched."""
+
+_ZEROS = bytes.maketrans(b"0123456789", b"0" * 10)
+_IDS = re.compile(rb"[0a-fA-F]{8,}(?:(?:-[0a-fA-F]{4}){3}-[0a-fA-F]{12})?")
+"""UUIDs, hashes, addresses and long fractions: a kind for each would be a kind for each line.
+Shorter names that are hexadecimal numbers too (a100, bf16) are words of patterns."""
+
+_ID = b"0" * 8
+_BEFORE_ID, _AFTER_ID = re.compile(rb"[\w.]"), re.compile(rb"\w|[-+]0")
+_TOKENS = re.compile(
+    r"\(\?<?![^()]*\)|\\x..|\\.|\{\d+(?:,\d*)?\}|\[\^?\]?(?:\\.|[^\]])*\]|\(\?P<\w+>|\d"
+)
+
+
+class Hit(NamedTuple):
+    """A line of a block, without its line end, and the numbers of the patterns that match it."""
+
+    start: int
+    end: int
+    numbers: Sequence[int]
+
+
+class _Kind(NamedTuple):
+    sure: Sequence[int]
+    """Patterns that match every line of the kind."""
+
+    open: Sequence[int]
+    """Patterns that match some of its lines, as their digits are."""
+
+
+class Matcher:
+    """Looks for patterns, by their numbers in `all_patterns`, in blocks of whole lines."""
+
+    def __init__(self, numbers: Iterable[int]) -> None:
+        self._numbers = set(numbers)
+        self._words, self._numbers_of = _words()
+        self._likely: dict[frozenset[str], Sequence[int]] = {}
+        self._kinds: dict[bytes, _Kind | None] = {}
+        self._forms: dict[bytes, _Kind | None] = {}
+        self._num_bytes = 0
+
+    def find(self, block: bytes) -> list[Hit]:
+        """The lines that patterns match, in order."""
+        texts = with_zeros(block).split(b"\n")
+        kinds = self._kinds
+        if self._num_bytes > _KEEP_BYTES:
+            kinds.clear()
+            self._forms.clear()
+            self._num_bytes = 0
+        if new := set(texts).difference(kinds):
+            self._learn(list(new))
+        found = list(map(kinds.__getitem__, texts))
+        if not any(found):
+            return []
+        ends = np.append(np.flatnonzero(np.frombuffer(block, np.uint8) == 10), len(block))
+        hits = []
+        for at, kind in compress(enumerate(found), found):
+            assert kind is not None
+            start, end = int(ends[at - 1]) + 1 if at else 0, int(ends[at])
+            numbers = kind.sure
+            if kind.open:
+                text = _readable(block[start:end])
+                matching = [each for each in kind.open if _exact(each).search(text)]
+                numbers = [*numbers, *matching]
+            if numbers:
+                hits.append(Hit(start, end, numbers))
+        return hits
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Look for these no longer."""
+        gone = set(numbers)
+        self._numbers -= gone
+        self._likely.clear()
+        for known in (self._kinds, self._forms):
+            for text, kind in known.items():
+                if kind is not None:
+                    still = _Kind(*([n for n in numbers if n not in gone] for numbers in kind))
+                    known[text] = still if any(still) else None
+
+    def _learn(self, texts: Sequence[bytes]) -> None:
+        joined = b"\n".join(texts)
+        forms = without_ids(joined).split(b"\n")
+        self._judge(list(set(forms).difference(self._forms)))
+        self._num_bytes += 2 * len(joined)
+        for text, form in zip(texts, forms, strict=True):
+            kind = self._forms[form]
+            if kind is not None and form != text:
+                kind = _Kind((), [*kind.sure, *kind.open])
+            self._kinds[text] = kind
+
+    def _judge(self, forms: Sequence[bytes]) -> None:
+        self._forms.update(dict.fromkeys(forms))
+        joined = b"\n".join(forms).lower()
+        found = self._words.find(joined)
+        ends = np.flatnonzero(np.frombuffer(joined, np.uint8) == 10)
+        lines = np.searchsorted(ends, [at for at, _ in found]).tolist()
+        words_of: dict[int, set[str]] = {}
+        for line, (_, word) in zip(lines, found, strict=True):
+            words_of.setdefault(line, set()).add(word)
+        for line, words in words_of.items():
+            text = _readable(forms[line])
+            small = text.lower()
+            matching = [
+                number
+                for number in self._with_words(frozenset(words))
+                if need_of(number).holds(small) and _open(number).search(text)
+            ]
+            if matching:
+                sure = [each for each in matching if _open(each) is _exact(each)]
+                still = [each for each in matching if each not in sure]
+                self._forms[forms[line]] = _Kind(sure, still)
+
+    def _with_words(self, words: frozenset[str]) -> Sequence[int]:
+        if words not in self._likely:
+            numbers = {number for word in words for number in self._numbers_of[word]}
+            self._likely[words] = sorted(numbers & self._numbers)
+        return self._likely[words]
+
+
+@cache
+def _exact(number: int) -> re.Pattern[str]:
+    """A pattern without ^ and $: they are of the message, behind what loggers write in front."""
+    text = all_patterns()[number].text
+    bare = text.pattern.removeprefix("^").removesuffix("$")
+    return text if bare == text.pattern else re.compile(bare, text.flags)
+
+
+@cache
+def _open(number: int) -> re.Pattern[str]:
+    exact = _exact(number)
+    opened = with_open_digits(exact.pattern)
+    return exact if opened == exact.pattern else re.compile(opened, exact.flags)
+
+
+@cache
+def _words() -> "tuple[_Words, dict[str, set[int]]]":
+    """The words that patterns need, and of which each is."""
+    numbers_of: dict[str, set[int]] = {}
+    for number in range(len(all_patterns())):
+        for word in need_of(number).rarest():
+            numbers_of.setdefault(word, set()).add(number)
+    return _Words(numbers_of), numbers_of
+
+
+def with_zeros(text: bytes) -> bytes:
+    """The text with each digit as 0."""
+    return text.translate(_ZEROS)
+
+
+def without_ids(zeros: bytes) -> bytes:
+    """A text whose digits are 0, with 8 of them for each id and for each long fraction.
+
+    >>> without_ids(with_zeros(b"shard-3f2a9c81 loss 0.123456789012 a100 1.25e-05"))
+    b'shard-00000000 loss 0.00000000 a000 0.00e-00'
+    """
+    return _IDS.sub(_alike, zeros)
+
+
+def _alike(match: re.Match[bytes]) -> bytes:
+    text, (start, end) = match.string, match.span()
+    is_number = match[0].count(b"0") == len(match[0])
+    is_id = b"0" in match[0] and not (
+        _BEFORE_ID.match(text, max(0, start - 1), start) or _AFTER_ID.match(text, end)
+    )
+    return _ID if is_number or is_id else match[0]
+
+
+def _readable(line: bytes) -> str:
+    if len(line) > 2 * _ENDS_OF_LINE:
+        line = line[:_ENDS_OF_LINE] + b" ... " + line[-_ENDS_OF_LINE:]
+    return line.decode("utf-8", "replace")
+
+
+def with_open_digits(pattern: str) -> str:
+    r"""A pattern that matches wherever the given one does, and with any digits in place of any.
+
+    >>> with_open_digits(r"exit code 13[79]\b(?! 0)")
+    'exit code \\d\\d[79\\d]\\b'
+    """
+    return _TOKENS.sub(lambda token: _opened(token[0]), pattern)
+
+
+def _opened(token: str) -> str:
+    if token.isdigit():
+        return r"\d"
+    if token.startswith(("(?!", "(?<!")):  # what must not stand there: other digits might
+        return ""
+    if not token.startswith("["):
+        return token
+    inside = re.sub(r"0-9|\\d|\\x..", "", token)
+    if not re.search(r"\d", inside):
+        return token
+    return "." if token.startswith("[^") else rf"{token[:-1]}\d]"
+
+
+class _Words:
+    """Where words stand in a text: a table of four bytes of each, looked up at every place."""
+
+    def __init__(self, words: Iterable[str]) -> None:
+        texts = {word.encode(): word for word in sorted(words)}
+        grams = Counter(text[at : at + _GRAM] for text in texts for at in _places(text))
+        self._flags = np.zeros(1 << _TABLE_BITS, np.bool_)
+        self._of: dict[int, list[tuple[bytes, int, str]]] = {}
+        for text, word in texts.items():
+            at = min(_places(text), key=lambda at: grams[text[at : at + _GRAM]])
+            [key] = _keys(text[at : at + _GRAM], 0).tolist()
+            self._flags[key] = True
+            self._of.setdefault(key, []).append((text, at, word))
+
+    def find(self, text: bytes) -> list[tuple[int, str]]:
+        """(offset within the word, word), in no order."""
+        found = []
+        for shift in range(min(_GRAM, len(_places(text)))):
+            keys = _keys(text, shift)
+            marked = np.flatnonzero(self._flags[keys])
+            for at, key in zip(
+                (marked * _GRAM + shift).tolist(), keys[marked].tolist(), strict=True
+            ):
+                for spelled, before, word in self._of[key]:
+                    if at >= before and text.startswith(spelled, at - before):
+                        found.append((at, word))
+        return found
+
+
+def _places(text: bytes) -> range:
+    return range(len(text) - _GRAM + 1)
+
+
+def _keys(text: bytes, shift: int) -> "np.ndarray[Any, np.dtype[np.uint32]]":
+    """The table's places of every fourth four bytes, from an offset on."""
+    count = (len(text) - shift) // _GRAM
+    numbers = np.frombuffer(text, "<u4", count=count, offset=shift)
+    return numbers * _SPREAD >> np.uint32(32 - _TABLE_BITS)
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Words that a line must hold for a pattern to match it."""
+
+    parts: tuple["Need | str", ...]
+    is_any: bool
+    """Whether one of them is enough."""
+
+    def holds(self, text: str) -> bool:
+        """Whether a text in small letters, each digit as 0, has what is needed."""
+        for part in self.parts:
+            held = part in text if isinstance(part, str) else part.holds(text)
+            if held is self.is_any:
+                return held
+        return not self.is_any
+
+    def rarest(self) -> tuple[str, ...]:
+        """Words of which every matching line holds one: of those sets the one of longest words."""
+        sets = [(part,) if isinstance(part, str) else part.rarest() for part in self.parts]
+        if self.is_any:
+            return tuple(word for words in sets for word in words) if all(sets) else ()
+        return max(sets, key=lambda words: min(map(len, words), default=0), default=())
+
+
+@cache
+def need_of(number: int) -> Need:
+    """What a pattern needs, in small letters and with each digit as 0.
+
+    Raises:
+        ValueError: A line can match without any.
+    """
+    pattern = all_patterns()[number].text
+    need = _need(parser.parse(pattern.pattern, pattern.flags & ~re.UNICODE))
+    if min(map(len, need.rarest()), default=0) < _GRAM:
+        raise ValueError(f"no text of {_GRAM} letters is needed by {pattern.pattern}")
+    return need
+
+
+def _need(tree: Any) -> Need:
+    parts: list[Need | str] = []
+    run = ""
+    for operation, argument in [*tree, ("END", None)]:
+        name = str(operation)
+        letter = _one_letter(name, argument)
+        run += letter
+        if letter and name != "MAX_REPEAT":
+            continue
+        if run:
+            parts.append(run)
+        run = letter
+        if name == "SUBPATTERN":
+            parts.append(_need(argument[-1]))
+        elif name == "BRANCH":
+            parts.append(Need(tuple(_need(branch) for branch in argument[1]), is_any=True))
+        elif name == "MAX_REPEAT" and argument[0] > 0:
+            parts.append(_need(argument[2]))
+    return Need(tuple(parts), is_any=False)
+
+
+def _one_letter(name: str, argument: Any) -> str:
+    """The letter that stands here in small, 0 for a digit; of a repetition, the one at its ends."""
+    if name == "LITERAL":
+        return "0" if chr(argument).isdigit() else chr(argument).lower()
+    if name == "IN":
+        letters = {
+            _one_letter(str(kind), code) if str(kind) == "LITERAL" else str(code)
+            for kind, code in argument
+        }
+        letter = letters.pop()
+        return "" if letters else "0" if letter == "CATEGORY_DIGIT" else letter[: len(letter) == 1]
+    if name == "MAX_REPEAT" and argument[0] > 0 and len(argument[2]) == 1:
+        [(inner, code)] = argument[2]
+        return _one_letter(str(inner), code) if str(inner) in {"LITERAL", "IN"} else ""
+    return ""

@@ -1,0 +1,45 @@
+"""Every kind of line once: counted, with its ranks, also where only digits of a line are read."""
+
+from paceline.check.diagnose.unique import KEEP_KINDS, unique_events
+
+
+def _events(text: str, rank: int | None = None):
+    return unique_events([("-", [text.encode()], rank, None)])
+
+
+def test_lines_that_differ_in_numbers_and_ids_are_one_kind_with_all_its_ranks():
+    text = "".join(
+        f"[rank{rank}]: 2026-05-01 12:00:{rank:02},{step:03} step={step} loss={1 / (step + 3)} "
+        f"to s3://b/{step * 2654435761 % 2**32:08x}\n"
+        for step in range(40)
+        for rank in (3, 11, 12)
+    )
+    [event] = _events(text).kinds
+    assert (event.count, event.ranks, event.first.number) == (120, {3, 11, 12}, 1)
+
+
+def test_a_rank_behind_a_fraction_of_changing_length_is_read():
+    text = "".join(
+        f"2026-05-01T12:00:00.{'7' * width}Z [rank{width}]: hello\n" for width in range(1, 13)
+    )
+    [event] = _events(text).kinds
+    assert event.ranks == set(range(1, 13))
+
+
+def test_a_number_that_is_no_rank_is_none():
+    [event] = _events("attempt 3 of 5\nattempt 4 of 5\n").kinds
+    assert event.ranks == set()
+    [event] = _events("attempt 3 of 5\nattempt 4 of 5\n", rank=7).kinds
+    assert event.ranks == {7}
+
+
+def test_kinds_beyond_the_limit_are_counted_and_the_known_ones_still_are():
+    letters = "abcdefghij"
+    names = ("".join(letters[int(digit)] for digit in str(n)) for n in range(KEEP_KINDS + 5))
+    events = _events("".join(f"name {name}\n" for name in names) + "name a\n\n")
+    assert (len(events.kinds), events.left_out, events.num_lines) == (
+        KEEP_KINDS,
+        5,
+        KEEP_KINDS + 6,
+    )
+    assert events.kinds[0].count == 2
