@@ -34,8 +34,9 @@ from paceline.estimate.on_rank import (
     routed_shard,
     whole_share,
 )
+from paceline.estimate.on_stage import head_in_blocks, may_be_bare
 from paceline.estimate.schedule import deferred_micro_batches, held_micro_batches
-from paceline.estimate.step import head_in_blocks, may_be_bare, total_of
+from paceline.estimate.step import total_of
 from paceline.parallel.recomputes import share_untouched
 from paceline.parallel.schedules import stages_each
 from paceline.parallel.stages import blocks_of_slowest

@@ -1,7 +1,7 @@
 """Which blocks are on which stage, for one layout of one case: what is priced, rendered and run."""
 
 from paceline.estimate.estimate import Case
-from paceline.estimate.step import head_in_blocks, may_be_bare
+from paceline.estimate.on_stage import head_in_blocks, may_be_bare
 from paceline.parallel.layout import Layout
 from paceline.parallel.stages import blocks_of_stages, num_stages
 

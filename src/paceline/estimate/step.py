@@ -16,7 +16,7 @@ Every function takes columns: one row a layout, or one row a published run.
 Leaves out: reading the data, evaluation and checkpoints, which `goodput.py` counts.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -37,18 +37,19 @@ from paceline.estimate.compute import (
     launch_times,
     unit_times,
 )
-from paceline.estimate.copies import autocasts, copied_parameters_s, host_copies, own_loss_s
+from paceline.estimate.copies import autocasts, copied_parameters_s, own_loss_s
 from paceline.estimate.crossings import crossing_of
+from paceline.estimate.data_ranks import data_s, gathered_s
 from paceline.estimate.given import Model, Traffic
 from paceline.estimate.muon import muon_s
+from paceline.estimate.on_stage import stage_blocks, stage_parameters
 from paceline.estimate.rates import Rates
 from paceline.estimate.recompute import Pass, done_again
 from paceline.estimate.schedule import Launches, bubble_s, idle_share
-from paceline.estimate.sharing import RoutedSplit, Ways, routed_split, shared_of
+from paceline.estimate.sharing import Ways, routed_split
 from paceline.parallel.schedules import stages_each
-from paceline.parallel.stages import blocks_of_slowest, rank_of_head
 from paceline.parallel.table import Layouts, code_of, distinct
-from paceline.profile.block import Block, Value, dense_parameters, expert_parameters
+from paceline.profile.block import Block, dense_parameters, expert_parameters
 
 Column = Any
 """An array with one entry a row, as it broadcasts; numpy's types cannot say it."""
@@ -134,7 +135,7 @@ def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -
     hop = hop * (t.pipeline > 1)
     hops = 2 * m * chunks * hop * (1 - rates.pipeline_overlap) + 2 * (t.pipeline - 1) * hop
     terms["pipeline"] = idle + hops
-    terms["data"] = _data_s(model, mean, t, rates, traffic, on_stage)
+    terms["data"] = data_s(model, mean, t, rates, traffic, on_stage)
     terms["optimizer"] = _optimizer_s(model, t, rates, traffic)
     terms["fixed"] = np.broadcast_to(np.asarray(rates.step_s, float), np.shape(idle))
     total = sum(terms.values())
@@ -159,7 +160,7 @@ def fast_end(terms: Mapping[str, Column]) -> Column:
 
 
 def _work(model: Model, t: Layouts, traffic: Traffic) -> Work:
-    experts = _experts(t, traffic)
+    experts = routed_split(t, traffic.ways)
     stream = np.where(t.sequence_parallel, t.tensor, 1)
     return Work(
         tokens=t.micro_batch * model.seq_len / t.context,
@@ -174,10 +175,6 @@ def _work(model: Model, t: Layouts, traffic: Traffic) -> Work:
         ring=np.where(t.context_kind == _ULYSSES, 1, t.context),
         element_bytes=traffic.element_bytes,
     )
-
-
-def _experts(t: Layouts, traffic: Traffic) -> RoutedSplit:
-    return routed_split(t, traffic.ways)
 
 
 def _head_s(model: Model, t: Layouts, rates: Rates, traffic: Traffic) -> tuple[Column, Column]:
@@ -247,7 +244,7 @@ def _block_seconds(
     backward = times.backward + again.compute
     device = forward._replace(compute=times.device_forward)
     device_backward = times.device_backward + done_again(device, times, t, rates).compute
-    exposed, hidden = _gathered_s(block, model, (times.forward, backward), t, rates, traffic)
+    exposed, hidden = gathered_s(block, model, (times.forward, backward), t, rates, traffic)
     return {
         "compute": compute + rates.contention * hidden + 2 * restored,
         "recompute": again.compute + again.restored + copied_again,
@@ -344,193 +341,21 @@ def _expert_sums_s(block: Block, t: Layouts, rates: Rates, traffic: Traffic) -> 
     return np.where(is_summed, traffic.ways.sums_experts * seconds, 0.0)
 
 
-def _gathered_s(
-    block: Block,
-    model: Model,
-    passes: tuple[Column, Column],
-    t: Layouts,
-    rates: Rates,
-    traffic: Traffic,
-) -> tuple[Column, Column]:
-    """Full sharding, one block and micro-batch: seconds that its passes, forward and backward, do
-    not hide, and seconds that they do."""
-    gathers = shared_of(t, traffic.ways, 0.0).gathers_blocks
-    experts = _experts(t, traffic)
-    dense = dense_parameters(block) / t.tensor
-    routed = expert_parameters(block) / experts.holders
-    routed_shard = np.maximum(t.shard * experts.replicas // t.expert, 1)
-    routed_stride = t.tensor * t.expert // experts.replicas
-
-    def over(num_bytes: Value) -> Column:
-        seconds = all_gather_s(num_bytes * dense, t.shard, t.tensor, rates)
-        if not np.any(routed):
-            return seconds
-        apart = all_gather_s(num_bytes * routed, routed_shard, routed_stride, rates)
-        return seconds + np.where(np.asarray(routed) > 0, apart, 0.0)
-
-    moved = host_copies(model, dense / t.shard + routed / routed_shard, t, traffic)
-    gather = over(traffic.weight_bytes) + moved.to_device_s
-    reduce = over(traffic.reduce_bytes) + moved.to_host_s
-    reduces = np.where(t.reduce_every_micro_batch, 1.0, 1.0 / t.accumulation)
-    back = gather + reduce * reduces
-    exposed = np.asarray(0.0)
-    hidden = np.asarray(0.0)
-    for needed, window in zip((gather, back), passes, strict=True):
-        behind = np.minimum(needed, window) * rates.gather_overlap
-        exposed, hidden = exposed + needed - behind, hidden + behind
-    return np.where(gathers, exposed, 0.0), np.where(gathers, hidden, 0.0)
-
-
-def _data_s(
-    model: Model,
-    mean: dict[str, Column],
-    t: Layouts,
-    rates: Rates,
-    traffic: Traffic,
-    on_stage: Column,
-) -> Column:
-    """Gradients and parameters between data ranks that nothing hides."""
-    dense, routed = stage_parameters(model, t, traffic)
-    experts = _experts(t, traffic)
-    shared = shared_of(t, traffic.ways, 0.0)
-    trained = model.trained_share
-    group = t.data * t.context
-    in_group = np.where(t.sharding == _HYBRID, t.shard, group)
-    routed_group = np.maximum(in_group * experts.replicas // t.expert, 1)
-    routed_stride = t.tensor * t.expert // experts.replicas
-
-    def over(collective: Callable[..., Column], num_bytes: Value) -> Column:
-        seconds = collective(num_bytes * dense, in_group, t.tensor, rates)
-        if not np.any(routed):
-            return seconds
-        apart = collective(num_bytes * routed, routed_group, routed_stride, rates)
-        return seconds + np.where(np.asarray(routed) > 0, apart, 0.0)
-
-    mine = dense / t.shard + routed / np.maximum(t.shard * experts.replicas // t.expert, 1)
-    moved = host_copies(model, mine, t, traffic)
-    reduces_each = (t.sharding == _ZERO2) | (t.reduce_every_micro_batch > 0)
-    reductions = np.where(reduces_each & ~np.asarray(shared.reduces_late), t.accumulation, 1)
-    reduce = over(all_gather_s, traffic.reduce_bytes * trained) + moved.to_host_s
-    gather = over(all_gather_s, traffic.weight_bytes * trained) + moved.to_device_s
-    overlap = np.where(shared.reduces_late, 0.0, rates.gradient_overlap)
-    back_window = on_stage * mean["backward"] * overlap
-    hides_gather = 1 - traffic.ways.gathers_at_end
-    ahead = rates.gradient_overlap * hides_gather
-    forward_window = on_stage * mean["forward"] * ahead
-    tail = 1 - overlap
-    scattered = np.maximum(reduce - back_window, tail * reduce)
-    gathered = np.maximum(gather - forward_window, (1 - ahead) * gather)
-    all_reduce = over(all_reduce_s, traffic.reduce_bytes * trained) * traffic.replica_share
-    replicated = np.maximum(all_reduce - back_window, tail * all_reduce)
-    # Full sharding: blocks were counted one by one; the root begins and ends the step. Between the
-    # groups of a hybrid, the shards are reduced once more.
-    root = (model.num_embedding_parameters + model.num_head_parameters) / t.tensor
-    ends = all_gather_s(traffic.weight_bytes * root, t.shard, t.tensor, rates) + all_gather_s(
-        traffic.reduce_bytes * root * trained, t.shard, t.tensor, rates
-    )
-    copies = np.maximum(group // np.maximum(t.shard, 1), 1)
-    between = all_reduce_s(
-        traffic.reduce_bytes * trained * (dense + routed) / t.shard,
-        copies,
-        t.tensor * t.shard,
-        rates,
-    )
-    between = np.where(
-        t.sharding == _HYBRID, np.maximum(between - back_window, tail * between), 0.0
-    )
-    moved_root = host_copies(model, root / t.shard, t, traffic)
-    ends = ends + t.accumulation * moved_root.to_device_s + reductions * moved_root.to_host_s
-    full = t.accumulation * on_stage * mean["gathered"] + ends + between
-    s = t.sharding
-    zero2 = _zero2_s(reduce, gather, t, mean, on_stage, rates, hides_gather)
-    sharded = np.where(s == _ZERO2, zero2, full)
-    # A pipeline of our own runtime gathers and reduces once, whatever the sharding.
-    sharded = np.where(shared.reduces_late, scattered + gathered + between, sharded)
-    seconds = np.where(s == _ZERO1, scattered + gathered, np.where(s == 0, replicated, sharded))
-    seconds = seconds + (reductions - 1) * moved.added_s
-    # One rank sends nothing, but parameters in host memory are copied for every pass.
-    return np.where((group > 1) | t.offload_parameters, seconds, 0.0)
-
-
-def _zero2_s(
-    reduce: Column,
-    gather: Column,
-    t: Layouts,
-    mean: dict[str, Column],
-    on_stage: Column,
-    rates: Rates,
-    hides_gather: Value,
-) -> Column:
-    """Gradients reduced after every micro-batch, parameters gathered once a step."""
-    back = on_stage * mean["backward"] * rates.gather_overlap
-    share = rates.gather_overlap * hides_gather
-    ahead = on_stage * mean["forward"] * share
-    tail = 1 - rates.gather_overlap
-    each = np.maximum(reduce - back, tail * reduce)
-    return t.accumulation * each + np.maximum(gather - ahead, (1 - share) * gather)
-
-
-def stage_blocks(model: Model, t: Layouts) -> tuple[Column, Column]:
-    """Blocks of the fullest stage and of the last one; the head weighs as much as its matrix."""
-    count = sum(np.asarray(block.count, float) for block in model.blocks)
-    if not np.any(t.pipeline > 1):
-        return count, count
-    head = head_in_blocks(model)
-    # Of several stages on a rank only the one with the head may be bare (`parallel.stages`).
-    least = stages_each(t.schedule, t.chunks) - may_be_bare(model)
-    return blocks_of_slowest(count, t.pipeline, head, is_balanced=model.is_balanced, least=least)
-
-
-def may_be_bare(model: Model) -> Column:
-    """Whether the stage with the head may have no block: beside adapters the head is not trained,
-    and an optimizer of nothing is an error."""
-    return np.asarray(np.asarray(model.trained_share) == 1)
-
-
-def head_in_blocks(model: Model) -> Value:
-    """Time of the output matrix, in blocks, by the parameters that a token goes through."""
-    count = sum(np.asarray(block.count, float) for block in model.blocks)
-    in_blocks = sum(
-        block.count * (dense_parameters(block) + _used_parameters(block)) for block in model.blocks
-    )
-    mean = np.maximum(in_blocks / np.maximum(count, 1), 1)
-    return model.head_inputs * model.head_outputs / mean
-
-
-def _used_parameters(block: Block) -> Value:
-    """Of the routed experts, those that a token goes through."""
-    share = block.experts_per_token / np.maximum(block.experts, 1)
-    return expert_parameters(block) * share
-
-
-def stage_parameters(model: Model, t: Layouts, traffic: Traffic) -> tuple[Column, Column]:
-    """Parameters of a typical stage on one rank, before sharding: dense ones and routed ones."""
-    dense = sum(block.count * dense_parameters(block) for block in model.blocks)
-    routed = sum(block.count * expert_parameters(block) for block in model.blocks)
-    root = model.num_embedding_parameters + model.num_head_parameters
-    # A pipeline keeps embedding and head on different stages; the larger one sets the pace.
-    last = model.num_head_parameters + model.num_tied_parameters
-    ends = np.maximum(model.num_embedding_parameters, last)
-    is_apart = rank_of_head(t.pipeline, t.schedule, t.chunks) > 0
-    outside = np.where(is_apart, ends, root)
-    routed = routed / t.pipeline / _experts(t, traffic).holders
-    return (dense / t.pipeline + outside) / t.tensor, routed
-
-
 def _optimizer_s(model: Model, t: Layouts, rates: Rates, traffic: Traffic) -> Column:
     dense, routed = stage_parameters(model, t, traffic)
-    replicas = _experts(t, traffic).replicas
-    routed_shard = np.where(t.sharding == 0, 1, np.maximum(t.shard * replicas // t.expert, 1))
+    experts = routed_split(t, traffic.ways)
+    routed_shard = np.maximum(t.shard * experts.replicas // t.expert, 1)
+    routed_shard = np.where(t.sharding == 0, 1, routed_shard)
     shard = np.where(t.sharding == 0, 1, t.shard)
     mine = (dense / shard + routed / routed_shard) * model.trained_share
     moved = traffic.optimizer_bytes * mine
     here = moved / rates.memory_bytes_per_s
-    # Offloaded parameters and their gradients cross when they are gathered and reduced: `_data_s`.
+    # Offloaded parameters and their gradients cross when they are gathered and reduced: `data_s`.
     crosses = np.logical_not(t.offload_parameters) * traffic.crossing_bytes * mine
     crosses = crosses / traffic.host_bytes_per_s
     cpu = crosses + moved / traffic.host_memory_bytes_per_s
     disk = moved / traffic.disk_bytes_per_s
     seconds = np.choose(np.broadcast_to(t.offload, np.shape(here)), (here, cpu, disk))
     if np.any(traffic.is_muon):
-        seconds = seconds + traffic.is_muon * muon_s(model.blocks, t, rates, _experts(t, traffic))
+        seconds = seconds + traffic.is_muon * muon_s(model.blocks, t, rates, experts)
     return np.asarray(seconds)

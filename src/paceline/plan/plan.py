@@ -2,27 +2,32 @@
 against the rest.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from math import ceil, inf
 
 import numpy as np
 
-from paceline.catalog import Catalog, find_catalog_file, find_prices, load_catalog
-from paceline.catalog.efficiencies import Efficiencies, load_efficiencies, with_measured
-from paceline.catalog.engines import Engine, as_asked, find_engine
+from paceline.catalog import find_catalog_file, find_prices, load_catalog
 from paceline.choices import Precision
 from paceline.errors import PlanError, Problem
-from paceline.estimate import Case, Estimate, case_of, price, price_one, stage_memory
+from paceline.estimate import Case, Estimate, price, price_one, stage_memory
 from paceline.estimate.cost import RunCost, why_no_cost, why_none
-from paceline.estimate.holdings import compressed_share
 from paceline.estimate.stages import stage_sizes
 from paceline.job import Job, LayoutSpec
 from paceline.job.data_fields import objective_of
-from paceline.job.engine import ENGINE_NAMES
-from paceline.parallel import Layout, Space, abilities_of, check_layout_choices
-from paceline.parallel.abilities import OURS, Abilities, check_accelerator, planned_engine
-from paceline.parallel.engine_laws import all_reduced, check_training
+from paceline.parallel import Layout, Space
+from paceline.parallel.abilities import check_accelerator
+from paceline.parallel.engine_laws import all_reduced
+from paceline.plan.asked import (
+    Asked,
+    CanRun,
+    case_of_asked,
+    clashes,
+    efficiencies_of,
+    engine_of,
+    space_of,
+)
 from paceline.plan.caution import (
     assumed_efficiency,
     assumed_shape,
@@ -44,10 +49,8 @@ from paceline.profile import (
     DecoderShape,
     ModelProfile,
     ModuleFacts,
-    resolve_config,
     resolve_decoder,
     resolve_profile,
-    splits_of,
 )
 from paceline.topology import Cluster, find_cluster
 from paceline.units import format_seconds
@@ -64,10 +67,6 @@ link and memory, which are assumed, decide more than what is saved."""
 
 _MOST_COUNTS = 48
 """Numbers of ranks that are tried for the objectives `ranks` and `cost`."""
-
-
-CanRun = Callable[[Plan, Job], bool]
-"""Whether what the plan's engine writes for the job runs it: rendering is above this package."""
 
 
 def plan_job(
@@ -119,7 +118,7 @@ def make_plan(
     Raises:
         PlanError: Choices contradict each other, or no layout fits in memory.
     """
-    asked = _Asked(
+    asked = Asked(
         job=job,
         cluster=cluster,
         profile=profile,
@@ -135,28 +134,12 @@ def make_plan(
     return _on_fewer_ranks(asked)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """All that a plan is made of."""
-
-    job: Job
-    cluster: Cluster
-    profile: ModelProfile
-    decoder: DecoderShape | None
-    catalog: Catalog
-    must_fit: bool = True
-    advises: bool = True
-    """Whether changes that make it fit are looked for where nothing does."""
-
-    can_run: CanRun | None = None
-
-
-def _plan_on(asked: _Asked) -> Plan:
+def _plan_on(asked: Asked) -> Plan:
     """The plan on all ranks of the cluster."""
     job, cluster, wanted = asked.job, asked.cluster, asked.job.spec.plan
     space = space_of(job, cluster, asked.profile)
-    PlanError.raise_for(_clashes(job, cluster, space))
-    case = _case_of(asked)
+    PlanError.raise_for(clashes(job, cluster, space))
+    case = case_of_asked(asked)
     limit = int(cluster.usable_bytes * (1 - wanted.head_room))
     space, found = _search(job, space, case, limit)
     choice = choose(found, case, limit_bytes=limit, margin=wanted.simpler_margin)
@@ -207,7 +190,7 @@ def _plan_on(asked: _Asked) -> Plan:
         cautions=(
             *cautions_of(job, space, case, choice.layout, choice.estimate, limit_bytes=limit),
             *assumed_shape(job, asked.catalog, cluster, choice.layout),
-            *assumed_efficiency(_efficiencies(asked), case),
+            *assumed_efficiency(efficiencies_of(asked), case),
         ),
         units=units_of(case, choice.layout),
         parallelize=parallelize_plan(job, choice.layout, asked.profile),
@@ -237,7 +220,7 @@ def _search(job: Job, space: Space, case: Case, limit_bytes: float) -> tuple[Spa
     return wider, replace(found, fastest_alone=alone)
 
 
-def _fitting_engines(asked: _Asked) -> Iterator[str]:
+def _fitting_engines(asked: Asked) -> Iterator[str]:
     """The fastest plan of the same job with another engine, with nothing fixed; none for a model or
     a method that only Paceline's own runtime trains."""
     spec = asked.job.spec
@@ -263,7 +246,7 @@ def _fitting_engines(asked: _Asked) -> Iterator[str]:
         )
 
 
-def _plans_on(asked: _Asked, engine: str) -> Iterator[Plan]:
+def _plans_on(asked: Asked, engine: str) -> Iterator[Plan]:
     """The plan with an engine; with a disk only where nothing fits without."""
     if check_accelerator(engine, asked.cluster) is not None:
         return
@@ -291,7 +274,7 @@ def fastest_layouts(
 ) -> list[tuple[Layout, Estimate]]:
     """The fastest layouts of a job that fit, however alike they are."""
     cluster = find_cluster(job.spec.cluster, job)
-    asked = _Asked(
+    asked = Asked(
         job=job,
         cluster=cluster,
         profile=resolve_profile(job, facts),
@@ -299,115 +282,10 @@ def fastest_layouts(
         catalog=load_catalog(find_catalog_file(job.folder, job.spec.cluster.catalog)),
     )
     space = space_of(job, cluster, asked.profile)
-    PlanError.raise_for(_clashes(job, cluster, space))
-    case, limit = _case_of(asked), cluster.usable_bytes * (1 - job.spec.plan.head_room)
+    PlanError.raise_for(clashes(job, cluster, space))
+    case, limit = case_of_asked(asked), cluster.usable_bytes * (1 - job.spec.plan.head_room)
     space, _ = _search(job, space, case, limit)
     return fastest(space, case, limit_bytes=limit, count=count)
-
-
-def _clashes(job: Job, cluster: Cluster, space: Space) -> list[Problem]:
-    """What of the job's own choices does not go together."""
-    return [
-        *check_layout_choices(job, space),
-        *check_training(job, space.abilities),
-        *_check_precision(job, cluster),
-        *_check_recipe(job, cluster),
-    ]
-
-
-def space_of(job: Job, cluster: Cluster, profile: ModelProfile) -> Space:
-    """Where layouts for a job are looked for: on this machine, what `paceline run` can do."""
-    engine = engine_of(job, cluster).name
-    runs_here = cluster.is_local and engine == "paceline"
-    abilities = _abilities_here(job) if runs_here else abilities_of(engine)
-    if engine == "paceline" and (objective := objective_of(job.spec)) != "next_token":
-        abilities = replace(abilities, context_kinds=())  # a pair is compared whole
-        if objective == "classification":  # nobody has split the new head
-            abilities = replace(abilities, tensor=False, schedules=(), expert=False)
-    if engine == "paceline" and profile.lacks_adapters:  # which stage has which is not known
-        abilities = replace(abilities, schedules=())
-    return Space(
-        num_ranks=cluster.num_ranks,
-        global_batch=job.spec.train.global_batch,
-        profile=profile,
-        domain=cluster.domain,
-        ranks_per_node=cluster.ranks_per_node,
-        fixed=job.spec.layout,
-        abilities=abilities,
-    )
-
-
-def engine_of(job: Job, cluster: Cluster) -> Engine:
-    """The engine that runs the job's steps. Our own runs on no Mac's GPU: there it is MLX."""
-    spec = job.spec
-    if cluster.backend == "mlx" and spec.engine == "paceline":
-        return find_engine("mlx", ENGINE_NAMES["mlx"].planned)
-    return find_engine(spec.engine, spec.engine_version or ENGINE_NAMES[spec.engine].planned)
-
-
-def _abilities_here(job: Job) -> Abilities:
-    """What `paceline run` can do with the job's model. A module of the person's own is split over
-    data ranks alone, as nothing is known of its inside, unless the job says otherwise."""
-    asked = resolve_config(job)
-    if asked is None:
-        return OURS
-    built_in = resolve_decoder(job) is not None
-    splits = splits_of(asked.config, job.spec.data.seq_len, built_in=built_in)
-    return replace(
-        OURS,
-        tensor=splits.tensor,
-        schedules=OURS.schedules if splits.pipeline else (),
-        context_kinds=splits.context_kinds,
-        expert=splits.expert,
-    )
-
-
-def _case_of(asked: _Asked) -> Case:
-    spec = asked.job.spec
-    kind, rank = spec.train.gradient_compression, spec.train.powersgd_rank
-    engine = planned_engine(engine_of(asked.job, asked.cluster))
-    engine = as_asked(
-        engine,
-        states=spec.train.states,
-        attention=spec.train.attention,
-        fp8_recipe=spec.train.fp8_recipe,
-        async_tensor=spec.train.async_tensor,
-        is_compiled=spec.train.compile,
-    )
-    return case_of(
-        asked.profile,
-        asked.cluster,
-        precision=decide_precision(asked.job, asked.cluster),
-        optimizer=spec.train.optimizer,
-        engine=engine,
-        efficiencies=_efficiencies(asked),
-        replica_share=compressed_share(asked.profile, kind, rank),
-        error_bytes=4.0 if kind == "powersgd" else 0.0,
-        loss_chunk=spec.train.loss_chunk if engine.name == "paceline" else 0,
-    )
-
-
-def _efficiencies(asked: _Asked) -> Efficiencies:
-    rows = asked.catalog.efficiencies
-    return with_measured(load_efficiencies(), rows, accelerator=asked.cluster.accelerator)
-
-
-def decide_precision(job: Job, cluster: Cluster) -> Precision:
-    """As asked; left open, bf16 on an accelerator that is known to have it, else fp16 on one that
-    has that; fp32 elsewhere."""
-    asked = job.spec.train.precision
-    if asked != "auto":
-        return asked
-    if job.spec.train.states != "auto":
-        return job.spec.train.states
-    if cluster.backend == "gloo":
-        return "fp32"
-    engine = engine_of(job, cluster).name
-    has = abilities_of(engine).precisions
-    known = [name for name in cluster.peak_flops_per_s if has is None or name in has]
-    if "bf16" in known:
-        return "bf16"
-    return "fp16" if "fp16" in known else "fp32"
 
 
 def is_deterministic(job: Job, plan: Plan) -> bool:
@@ -416,34 +294,7 @@ def is_deterministic(job: Job, plan: Plan) -> bool:
     return plan.cluster.accelerator == "cpu" if asked == "auto" else asked
 
 
-def _check_precision(job: Job, cluster: Cluster) -> Iterator[Problem]:
-    """A precision that the accelerator is known to lack; an unknown accelerator may have it."""
-    asked, known = job.spec.train.precision, cluster.peak_flops_per_s
-    if asked == "auto" or asked == "fp32" or not known or asked in known:
-        return
-    yield Problem(
-        code="L003",
-        what=f"train.precision is {asked}, and {cluster.accelerator} has no {asked}",
-        where=job.where("train.precision"),
-        fix=f"set train.precision to {' or '.join(kind for kind in known if kind != 'fp4')}, "
-        "or leave it at auto",
-    )
-
-
-def _check_recipe(job: Job, cluster: Cluster) -> Iterator[Problem]:
-    """Accelerators that scale blocks of 32 numbers in their matrices have fp4 as well."""
-    known = cluster.peak_flops_per_s
-    if job.spec.train.fp8_recipe != "mxfp8" or not known or "fp4" in known:
-        return
-    yield Problem(
-        code="L003",
-        what=f"train.fp8_recipe is mxfp8, which {cluster.accelerator} has not; B200 has",
-        where=job.where("train.fp8_recipe"),
-        fix="leave train.fp8_recipe out: the engine's own scaling is planned",
-    )
-
-
-def _with_outlook(plan: Plan, asked: _Asked, found: Found) -> Plan:
+def _with_outlook(plan: Plan, asked: Asked, found: Found) -> Plan:
     """The plan with what its run costs and takes, and with its limits."""
     wanted, cluster = asked.job.spec.plan, asked.cluster
     prices = find_prices(cluster.accelerator, prices=asked.catalog.prices)
@@ -477,7 +328,7 @@ def _with_outlook(plan: Plan, asked: _Asked, found: Found) -> Plan:
         goodput=None if cluster.is_local else view.goodput,
         state=plan_state(plan, asked.job, view),
         wall_s=wall_s,
-        pareto=tuple(_points(found, plan, _case_of(asked), usd)),
+        pareto=tuple(_points(found, plan, case_of_asked(asked), usd)),
         decisions=(*plan.decisions, *_interval_advice(asked, view)),
     )
     return replace(plan, limits=tuple(limits_of(asked.job, plan)))
@@ -490,7 +341,7 @@ def _cheapest_providers(view: Outlook) -> tuple[RunCost, ...]:
     return tuple(sorted((cost for kind in kinds for cost in kind), key=lambda cost: cost.usd))
 
 
-def _no_such_provider(asked: _Asked, view: Outlook, why: str | None) -> Problem:
+def _no_such_provider(asked: Asked, view: Outlook, why: str | None) -> Problem:
     wanted = asked.job.spec.plan
     way = "spot" if wanted.spot else "on demand"
     known = sorted({cost.provider for cost in view.costs if cost.way == way})
@@ -528,7 +379,7 @@ def _points(found: Found, plan: Plan, case: Case, usd: float | None) -> Iterator
         )
 
 
-def _interval_advice(asked: _Asked, view: Outlook) -> Iterator[Decision]:
+def _interval_advice(asked: Asked, view: Outlook) -> Iterator[Decision]:
     """Daly's interval, where the run is long enough that failures count."""
     advice = view.checkpoints
     is_long = view.train_s is not None and advice and view.train_s > advice.interval_s
@@ -543,7 +394,7 @@ def _interval_advice(asked: _Asked, view: Outlook) -> Iterator[Decision]:
         )
 
 
-def _on_fewer_ranks(asked: _Asked) -> Plan:
+def _on_fewer_ranks(asked: Asked) -> Plan:
     """The fewest ranks that fit and keep every limit, or the cheapest run."""
     job, wanted = asked.job, asked.job.spec.plan
     best: Plan | None = None
@@ -587,11 +438,11 @@ def _usd(plan: Plan) -> float:
     return inf if plan.wall_s is None else plan.wall_s * plan.cluster.num_ranks
 
 
-def _most_ranks(asked: _Asked) -> int:
+def _most_ranks(asked: Asked) -> int:
     return asked.job.spec.plan.max_ranks or asked.cluster.num_ranks
 
 
-def _smaller_clusters(asked: _Asked) -> Iterator[Cluster]:
+def _smaller_clusters(asked: Asked) -> Iterator[Cluster]:
     """The same accelerators in other numbers, fewest first: parts of one node, then whole nodes.
 
     All numbers of nodes up to 16, then those whose only prime factors are 2, 3 and 5, and the most.
