@@ -282,6 +282,26 @@ def test_s0_18_a_table_of_dcp_that_would_run_code_is_refused_by_its_name(tmp_pat
     assert not (tmp_path / "went-off").exists()
 
 
+def test_a_tensor_of_dcp_that_the_table_calls_no_tensor_runs_no_code(tmp_path, monkeypatch):
+    import pickle
+    from dataclasses import replace
+
+    monkeypatch.setenv("BOMB", str(tmp_path / "went-off"))
+    other.as_dcp(tmp_path / "x", {"model": {"a": torch.ones(2)}})
+    table = pickle.loads((tmp_path / "x/.metadata").read_bytes())
+    ((index, place),) = ((i, p) for i, p in table.storage_data.items() if i.fqn == "model.a")
+    content = io.BytesIO()
+    torch.save(Bomb(), content)
+    with (tmp_path / "x" / place.relative_path).open("ab") as file:
+        place = replace(place, offset=file.tell(), length=len(content.getvalue()))
+        file.write(content.getvalue())
+    del table.storage_data[index]
+    table.storage_data[replace(index, offset=None, index=None)] = place
+    (tmp_path / "x/.metadata").write_bytes(pickle.dumps(table))
+    assert problems(tmp_path / "x")
+    assert not (tmp_path / "went-off").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [

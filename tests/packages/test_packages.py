@@ -14,6 +14,7 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 
 import paceline
@@ -109,3 +110,27 @@ def test_the_installed_command_plans_with_only_the_packages_it_declares(installe
     where, torch = run(installed / "python", "-c", asked, env=alone).split()
     assert Path(where).is_relative_to(installed.parent)
     assert torch == "None"
+
+
+def test_all_that_name_a_version_name_the_same_one():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == paceline.__version__
+    for page in ("CHANGELOG.md", "docs/release-notes.md"):
+        newest = re.search(r"(?m)^## (\d+\.\d+\.\d+)", (ROOT / page).read_text())
+        assert newest is not None
+        assert newest[1] == paceline.__version__
+
+
+def test_the_image_copies_only_what_its_context_has():
+    """`.dockerignore` leaves out all but a few; a COPY of anything else fails at the build."""
+    lines = (ROOT / ".dockerignore").read_text().split()
+    context = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    copied = [
+        word
+        for line in (ROOT / "Containerfile").read_text().splitlines()
+        if line.startswith("COPY") and "--from" not in line
+        for word in line.split()[1:-1]
+    ]
+    assert copied
+    assert set(copied) == context
+    assert all((ROOT / name).exists() for name in copied)

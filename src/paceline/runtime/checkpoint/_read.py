@@ -9,7 +9,6 @@ Leaves out: agreement between ranks (`restore.py`).
 
 import io
 import os
-import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from paceline.record.checkpoints import METADATA, Manifest
 from paceline.record.tensors import TENSORS, Place, TensorRecord, hashed_places
 from paceline.runtime.checkpoint._frames import frame_of
 from paceline.runtime.checkpoint._share import Part
+from paceline.runtime.checkpoint.pickles import decode_table
 from paceline.runtime.state import Box
 
 _CHUNK_BYTES = 512 << 10
@@ -108,15 +108,17 @@ class Tables:
 def open_tables(path: Path, manifest: Manifest | None) -> Tables:
     """Read the tables of a checkpoint, and trust no byte of them that is not the manifest's.
 
-    torch's is a pickle: whoever can write a manifest can have code run here. Checkpoints, and the
-    copies of them, belong to those who may start the run.
+    torch's is a pickle, of which only torch's own classes are made: no code in it runs. Values that
+    are no tensors (the extra state of modules, states of streams) are pickles of any kind: whoever
+    can write a manifest can have code run here.
 
     Raises:
         ValueError: A table is not what was written.
+        CheckpointError: `C015`, a table names code.
     """
     encoded = (path / METADATA).read_bytes()
     if manifest is None:
-        return Tables(pickle.loads(encoded), {})
+        return Tables(decode_table(encoded), {})
     _check_table(METADATA, encoded, manifest)
     table: dict[str, TensorRecord] = {}
     if TENSORS in manifest.files:
@@ -128,7 +130,7 @@ def open_tables(path: Path, manifest: Manifest | None) -> Tables:
         for name, record in manifest.files.items()
         if name not in (METADATA, TENSORS)
     }
-    return Tables(pickle.loads(encoded), hashed_places(table, files))
+    return Tables(decode_table(encoded), hashed_places(table, files))
 
 
 def _check_table(name: str, content: bytes, manifest: Manifest) -> None:

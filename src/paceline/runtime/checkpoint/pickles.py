@@ -92,10 +92,7 @@ def read_table(path: Path) -> dcp.Metadata:
     """
     file = path / ".metadata"
     try:
-        found = _Table(io.BytesIO(file.read_bytes())).load()
-        if not isinstance(found, dcp.Metadata):
-            raise pickle.UnpicklingError("it holds something else")
-        return found
+        return decode_table(file.read_bytes())
     except CheckpointError:
         raise
     except Exception as error:  # noqa: BLE001 - nor pickle
@@ -106,6 +103,19 @@ def read_table(path: Path) -> dcp.Metadata:
             where=str(file),
             fix="copy the folder again; without its table nothing in it can be found",
         ) from None
+
+
+def decode_table(content: bytes) -> dcp.Metadata:
+    """The table of contents in the bytes of a `.metadata`; only torch's own classes are made.
+
+    Raises:
+        CheckpointError: `C015`, it names code.
+        UnpicklingError: It is damaged, or something else.
+    """
+    found = _Table(io.BytesIO(content)).load()
+    if not isinstance(found, dcp.Metadata):
+        raise pickle.UnpicklingError("it holds something else")
+    return found
 
 
 class _Table(pickle.Unpickler):

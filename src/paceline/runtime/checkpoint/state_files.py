@@ -51,26 +51,25 @@ class StateFiles:
         return sorted(self.metadata.state_dict_metadata)
 
     def value(self, name: str) -> Any:
-        """A whole tensor, or another value."""
+        """A whole tensor; or another value, a pickle of any kind: of checkpoints of ours alone."""
         facts = self.metadata.state_dict_metadata[name]
         if not isinstance(facts, TensorStorageMetadata):
-            (record,) = self._records(name)
+            (record,) = self._records(name, weights_only=False)
             return record[1]
         whole = torch.empty(facts.size, dtype=facts.properties.dtype)
-        for offset, piece in self._records(name):
+        for offset, piece in self._records(name, weights_only=True):
             box = tuple(
                 slice(start, start + size) for start, size in zip(offset, piece.shape, strict=True)
             )
             whole[box] = piece
         return whole
 
-    def _records(self, name: str) -> Iterator[tuple[tuple[int, ...], Any]]:
+    def _records(self, name: str, *, weights_only: bool) -> Iterator[tuple[tuple[int, ...], Any]]:
         for index, place in self._places[name]:
             with (self.path / place.relative_path).open("rb") as file:
                 file.seek(place.offset)
                 content = file.read(place.length)
-            is_tensor = index.offset is not None
-            value = torch.load(io.BytesIO(content), map_location="cpu", weights_only=is_tensor)
+            value = torch.load(io.BytesIO(content), map_location="cpu", weights_only=weights_only)
             yield tuple(index.offset or ()), value
 
     @cached_property
