@@ -60,9 +60,17 @@ def test_a_correct_configuration_gives_no_warning(case):
         ("NCCL_P2P_LEVEL=NVL", None),
         ("NCCL_BUFFSIZE=4194304", None),
         ("NCCL_BUFFSIZE=$SIZE", None),
+        ("NCCL_ALGO=Rnig", "nccl-env-deprecated"),
+        ("NCCL_PROTO=LL,LL129", "nccl-env-deprecated"),
+        ("NCCL_DEBUG=INFOO", "nccl-env-deprecated"),
+        ("NCCL_ALGO='allreduce:tree,ring;broadcast:^NVLS'", None),
+        ("NCCL_PROTO=^LL128", None),
+        ("NCCL_DEBUG=info", None),
+        ("NCCL_DEBUG=OFF", None),
+        ("NCCL_ALGO=$ALGO", None),
     ],
 )
-def test_s4_5_a_number_that_nccl_finds_better_itself_is_named(setting, id):
+def test_s4_5_a_setting_that_nccl_finds_better_itself_or_does_not_know_is_named(setting, id):
     text = f"#!/bin/bash\nexport {setting}\nsrun torchrun --nproc-per-node 8 train.py\n"
     found = [one for one in findings("job.sh", text, Context()) if one.where.line == 2]
     assert [one.id for one in found] == ([id] if id else [])

@@ -17,6 +17,7 @@ from paceline.check.lint.configs.known_variables import (
     RENAMED,
     STILL_READ,
     TORCH_NCCL,
+    VALUES,
 )
 from paceline.check.lint.configs.say import ERROR, INFO, WARNING, found
 from paceline.check.lint.context import Context
@@ -64,6 +65,7 @@ def check_variables(variables: Sequence[Variable], around: Surroundings) -> Iter
     names = {each.name for each in variables}
     for each in variables:
         yield from _check_name(each)
+        yield from _check_words(each)
         yield from _check_interface(each, around)
         yield from _check_network(each, around, names)
         yield from _check_libraries(each)
@@ -128,6 +130,27 @@ def _check_name(each: Variable) -> Iterator[Finding]:
             f"NCCL does not read {each.name}; PyTorch reads TORCH_{each.name}",
             f"set TORCH_{each.name} instead",
             becomes=f"TORCH_{each.name}",
+        )
+
+
+def _check_words(each: Variable) -> Iterator[Finding]:
+    """A word that NCCL does not know: an algorithm ends the run since 2.24, a level logs nothing."""
+    known = VALUES.get(each.name)
+    if known is None or "$" in each.value:
+        return
+    for part in re.split("[,;:]", each.value):
+        word = part.strip().lstrip("^").lower()
+        near = difflib.get_close_matches(word, known, n=1)
+        logs = each.name == "NCCL_DEBUG"
+        if not word or word in known or word.isdigit() or (logs and not near):
+            continue
+        yield _say(
+            each,
+            "nccl-env-deprecated",
+            WARNING if logs else ERROR,
+            f"{each.name} has no value `{part.strip()}`: "
+            + ("nothing is logged" if logs else "NCCL ends the run with it (2.24 and later)"),
+            f"write {near[0].upper() if logs else near[0]}" if near else f"remove {each.name}",
         )
 
 
