@@ -93,6 +93,8 @@ def test_s4_10_a_layer_has_its_worst_result_and_the_fix():
     by_name = {each["name"]: each for each in found}
     assert by_name["Hardware Layer"]["status"] == "pass"
     assert by_name["Health Check"]["status"] == "fail"
-    assert "memlock" in by_name["Health Check"]["fix_command"]
+    assert "memlock" in by_name["Health Check"]["fix"]
+    assert by_name["Health Check"]["fix_command"] == "paceline doctor --fix"
+    assert by_name["Hardware Layer"]["fix_command"] is None
     assert by_name["Performance Layer"]["status"] == "warning"  # nothing was measured
     assert by_name["Performance Layer"]["fix_command"]

@@ -62,7 +62,8 @@ _WORST = (Status.FAIL, Status.WARNING, Status.PASS)
 
 
 def layers_of(results: Iterable[Result]) -> list[dict[str, str | None]]:
-    """Each layer's worst result: status, evidence and the command that repairs it.
+    """Each layer's worst result: status, evidence, how to repair it in words, and a command that
+    repairs it or shows what is wrong.
 
     A layer of which nothing was looked at is a warning.
     """
@@ -72,12 +73,14 @@ def layers_of(results: Iterable[Result]) -> list[dict[str, str | None]]:
         of = [each for each in found if each.name in layer.checks]
         worst = next((each for status in _WORST for each in of if each.status is status), None)
         unseen = "; ".join(f"{each.name}: {each.evidence}" for each in of) or "no check of it ran"
+        status = Status.WARNING if worst is None else worst.status
         told.append(
             {
                 "name": name,
-                "status": Status.WARNING if worst is None else worst.status,
+                "status": status,
                 "evidence": unseen if worst is None else f"{worst.node}: {worst.evidence}",
-                "fix_command": layer.fix if worst is None else worst.fix or None,
+                "fix": (worst and worst.fix) or None,
+                "fix_command": None if status is Status.PASS else layer.fix,
             }
         )
     return told
