@@ -134,7 +134,8 @@ def _check_name(each: Variable) -> Iterator[Finding]:
 
 
 def _check_words(each: Variable) -> Iterator[Finding]:
-    """A word that NCCL does not know: an algorithm ends the run since 2.24, a level logs nothing."""
+    """A word that NCCL does not know: an algorithm ends the run since 2.24, with a wrong level
+    nothing is logged."""
     known = VALUES.get(each.name)
     if known is None or "$" in each.value:
         return
