@@ -156,6 +156,26 @@ def test_other_accelerators_are_those_that_a_node_has_as_many_of():
         assert plan_of(JOB, *words, f"cluster.accelerator={other}").layout.num_ranks == 8
 
 
+def test_nodes_of_one_card_are_no_desktop_machines():
+    """13 nodes of an A100 were to be as many DGX Sparks."""
+    nodes = ("cluster.accelerator=A100-40", "cluster.per_node=1", "cluster.nodes=13")
+    job = ("model.preset=llama-2-70b", "train.global_batch=26", "engine=torchtitan")
+    fix = refused(*nodes, *job, "cluster.host_memory=10GiB").fix
+    assert "take as many" in fix
+    assert "GB10" not in fix
+
+
+def test_a_superchips_host_memory_is_its_own_and_not_a_share_of_a_dgx():
+    job = ("model.preset=llama-2-13b", "cluster.per_node=1", "train.global_batch=8")
+    plans = [
+        plan_of(JOB, *job, "layout.offload=cpu", "cluster.accelerator=GH200", *host)
+        for host in ((), ("cluster.host_memory=400GiB",))
+    ]
+    assert [plan.cluster.host_bytes for plan in plans] == [480 * 10**9, 400 * 2**30]
+    assert [plan.cluster.known["host_bytes"] for plan in plans] == ["cited", "declared"]
+    assert all(each.about != "host memory" for plan in plans for each in plan.cautions)
+
+
 def test_what_would_help_really_helps():
     problem = refused(*TOO_LARGE)
     nodes = problem.fix.partition("set cluster.nodes to ")[2].partition(",")[0]

@@ -68,6 +68,10 @@ class Accelerator:
     shares_host_memory: bool = False
     """Whether its memory is its host's."""
 
+    host_memory_bytes: int | None = None
+    """Of a superchip: the memory of the CPU that is part of it, for each accelerator. None: it is
+    as a node's maker has it."""
+
     num_multiprocessors: int | None = None
     """Streaming multiprocessors, compute units or GPU cores."""
 

@@ -223,6 +223,8 @@ def _numbers(known: "Accelerator", catalog: "Catalog") -> Iterator[tuple[str, st
     yield "link", f"{known.link or 'unknown'}, shared by {known.scale_up_size}"
     if known.host_link is not None:
         yield "host link", known.host_link
+    if known.host_memory_bytes is not None:
+        yield "host memory", f"{format_bytes(known.host_memory_bytes)} for each"
     yield "in a node", f"{_rate(node_bytes_per_s(known, catalog.links))} each direction"
     network = _bits(known.network_node_bytes_per_s)
     yield "network of a node", f"{known.network or 'unknown'}, {network} each direction"

@@ -34,6 +34,9 @@ _MOST_DOUBLINGS = 12
 _SEQ_LEN_STEP = 64
 """Shorter sequences are looked for in multiples of this."""
 
+_DESKTOPS = ("GB10",)
+"""Machines that stand on a desk, one or two together: not proposed in place of several nodes."""
+
 _LEANER_OPTIMIZERS = {
     "adamw-8bit": "which keeps two bytes for each parameter instead of eight",
     "sgd": "which keeps half the state",
@@ -293,7 +296,7 @@ def _shorter_samples(asked: _Asked) -> Iterator[str]:
 
 def _other_accelerators(asked: _Asked) -> Iterator[str]:
     """As many of the accelerator with the least memory in which it fits, of those that a node
-    has as many of: 256 desktop machines are no 32 nodes of 8."""
+    has as many of; desktop machines are no nodes."""
     cluster = asked.case.cluster
     if cluster.accelerator == "cpu" or cluster.is_local:
         return
@@ -302,6 +305,7 @@ def _other_accelerators(asked: _Asked) -> Iterator[str]:
         for name, known in load_accelerators().items()
         if known.backend == cluster.backend
         and known.num_per_node >= cluster.ranks_per_node
+        and (name not in _DESKTOPS or cluster.num_nodes == 1)
         and (known.memory_bytes or 0) > cluster.memory_bytes
     )
     clusters: list[tuple[str, Cluster]] = []

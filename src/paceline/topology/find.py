@@ -413,6 +413,9 @@ def _from_catalog(
     measured: dict[str, Known] = {"cores_per_rank": "measured"} if is_local else {}
     if in_node:
         measured["link_bytes_per_s"] = "measured"
+    if host_bytes is None and known.host_memory_bytes is not None:
+        host_bytes = known.host_memory_bytes * per_node
+        measured["host_bytes"] = "cited" if spec.host_memory == "auto" else "declared"
     around = [level.bytes_per_s for level in levels if level.name != "network"]
     link_bytes_per_s = around[-1] if around else node_bytes_per_s(known, catalog.links)
     return Cluster(
