@@ -276,7 +276,7 @@ _USUAL = {
     "context_kind": "ring",
     "recompute_every": 1,
 }
-"""Said only where they differ: a layout without a pipeline has no schedule to fix."""
+"""Shown only where they differ: a layout without a pipeline has no schedule to fix."""
 
 
 def _fits(job: "Job", plan: "Plan", facts: Any, micro_batch: int) -> bool:
@@ -385,7 +385,7 @@ def buckets(
     "--background",
     type=_SECONDS_OR_NONE,
     default="0s",
-    help="Time a checkpoint is written on while training goes on.",
+    help="Time a checkpoint is written on while training continues.",
 )
 @json_option
 def checkpoint(

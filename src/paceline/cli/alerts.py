@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def command(run: str, rules: Path | None, runs: Path, as_json: bool) -> None:
     """Test alert rules on a recorded RUN: how often each would have fired, and when.
 
-    Nothing is sent and nothing is recorded. RUN may still be going on. Without --rules, the rules
+    Nothing is sent and nothing is recorded. RUN may still be running. Without --rules, the rules
     are the run's own: its job's and the built-in ones.
 
     \b

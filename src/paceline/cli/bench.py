@@ -124,15 +124,16 @@ def command(
     For each number of ranks the job is planned and trained for a few steps by the same code as
     `paceline run`: throughput, scaling efficiency, time by phase, communication that holds a rank
     up and that is hidden behind computing, memory, and what would help in which order. A layout
-    that the job fixes is kept where it is possible on so many ranks; what is changed is said.
-    Nothing is evaluated or saved. Gains are measured, bounds, or the planner's estimate, as said.
+    that the job fixes is kept where it is possible on so many ranks; changes are listed.
+    Nothing is evaluated or saved. Gains are labelled measured, bound or
+    estimate.
 
     With --sweep one setting of the job is measured with several values, and --write puts the
     fastest into JOB: the size of DDP's buckets, or anything else that a job fixes.
 
     With --all-reduce no model is trained: sizes, seconds, and the bandwidth of all-reduce over the
     ranks, NCCL's on GPUs and gloo's on CPUs. JOB is then optional: with it, what its plan expects
-    is said beside what was measured. Several nodes: `paceline render JOB --for network`.
+    is shown beside what was measured. Several nodes: `paceline render JOB --for network`.
 
     \b
     Examples:

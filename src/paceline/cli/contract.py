@@ -27,7 +27,7 @@ def command(name: str, schema: Literal["request", "answer"] | None) -> None:
 
     NAME is a contract, or `list`. Paths in the request start from the current folder. What the work
     prints goes to standard error. A request that is wrong ends with exit code 2 and starts nothing;
-    work that fails ends with 4, and its answer has the status `error` and says why.
+    work that fails ends with 4, and its answer has the status `error` and the reason.
 
     \b
     Examples:

@@ -87,7 +87,7 @@ def check(
 
     Reads jsonl, json, csv, tsv, parquet, arrow, text and token files, also .gz and .zst, a folder
     of them, or a job's data. Ends with 1 where a check fails and with 2 where an input is wrong.
-    `paceline explain data-leakage` says more about a finding.
+    `paceline explain data-leakage` explains a finding.
 
     \b
     Examples:

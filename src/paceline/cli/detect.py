@@ -36,7 +36,7 @@ Section = dict[str, object]
     "write",
     metavar="FILE",
     type=PathName(path_type=Path),
-    help="Write the `cluster:` section of a job file that says the same.",
+    help="Write it as the `cluster:` section of a job file.",
 )
 @force_option
 @click.option(

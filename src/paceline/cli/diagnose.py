@@ -33,10 +33,10 @@ def command(logs: tuple[str, ...], is_unique: bool, runs: Path, as_json: bool) -
     faulthandler, dumps of PyTorch's flight recorder, NCCL_DEBUG=INFO output, dmesg, and what
     kubectl describe, squeue and ray status print.
 
-    Shown are the cause, the first rank that has it (the launcher often names a victim), the lines
+    It shows the cause, the first rank that has it (the launcher often names a victim), the lines
     that show it, why, the fix, and what it is not. Where what is seen has several well-known
-    causes they are said as possible, with the check that decides. What is not known is said to be
-    unknown, with the lines that matter and what they look like.
+    causes they are listed as possible, each with the check that decides. What is not known is shown
+    as unknown, with the lines that matter and what they look like.
 
     \b
     Examples:

@@ -97,10 +97,10 @@ def command(
 ) -> int:
     """Check whether this machine is ready to train. No job file is needed.
 
-    Looked at: Python, torch and its CUDA, NCCL and kernels against the driver and the cards,
+    It checks Python, torch and its CUDA, NCCL and kernels against the driver and the cards,
     installed packages against requirements, GPUs, memory, shared memory, limits, disks, network
-    interfaces, ports and harmful variables. Each line says what was seen and how to fix it;
-    `paceline explain ID` says more. Nothing is changed without --fix.
+    interfaces, ports and harmful variables. Each line shows what was found and how to fix it;
+    `paceline explain ID` has more. Nothing is changed without --fix.
 
     \b
     Examples:

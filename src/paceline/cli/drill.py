@@ -99,7 +99,7 @@ def command(
 
     A soak runs many schedules in one long run: the state's SHA-256 after each schedule's steps is
     compared with the undisturbed run's there. Processes really die; only the start of a whole run
-    is saved. `soak.jsonl` keeps what is done, and the same command goes on from it.
+    is saved. `soak.jsonl` keeps what is done; the same command resumes from it.
 
     \b
     Examples:

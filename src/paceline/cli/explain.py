@@ -88,7 +88,7 @@ def _symptom_lines(symptom: "Symptom") -> Iterator[str]:
 
     yield f"{symptom.id}: {symptom.title}"
     yield "  a symptom; it may have several causes"
-    yield from _part("what says no more than this", ", ".join(sorted(symptom.of)))
+    yield from _part("what shows no more than this", ", ".join(sorted(symptom.of)))
     for place, cause in enumerate(symptom.causes, start=1):
         told = " (where the log speaks for it)" if cause.only else ""
         yield ""

@@ -90,12 +90,12 @@ def command(
     PATH is a file or a folder. Read are Python programs (PyTorch, Accelerate, Trainer, Lightning,
     DeepSpeed), shell and batch scripts, Accelerate's YAML, DeepSpeed's JSON, Kubernetes manifests,
     NeMo's YAML, Megatron's argument files, environment files, Dockerfiles, and Paceline's job file
-    and plan: each by itself, and what they say together. A job for declared accelerators is
+    and plan: each by itself, and all of them together. A job for declared accelerators is
     planned; nothing is run. In all of these and in notebooks, keys and passwords are found, unless
     git ignores the file.
 
     A comment `# paceline: ignore[id] reason` on the line answers a finding; `paceline explain ID`
-    says why it matters.
+    explains why it matters.
 
     \b
     Examples:

@@ -14,7 +14,7 @@ from paceline.cli.options import runs_option
 @click.option(
     "--rank", type=click.IntRange(min=0), help="Only this rank. [default: every log of the run]"
 )
-@click.option("--follow", "-f", is_flag=True, help="Go on until the run is over, or Ctrl-C.")
+@click.option("--follow", "-f", is_flag=True, help="Print new lines until the run ends, or Ctrl-C.")
 @click.option(
     "--tail",
     type=click.IntRange(min=0),

@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 @click.option(
     "--record",
     type=PathName(path_type=Path),
-    help="Keep what the nodes said in this file, to be judged elsewhere or again; - prints it, and "
-    "nothing else.",
+    help="Write what the nodes answered to this file, to be judged elsewhere or later; - prints "
+    "it, and nothing else.",
 )
 @click.option(
     "--from",

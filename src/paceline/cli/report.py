@@ -39,8 +39,8 @@ def command(
 ) -> None:
     """Write the page of RUN: one HTML file with everything inside.
 
-    RUN is a run's folder, its name, or a queue's id of it. Works at any time, also while the run
-    goes on: it is the page of `paceline watch`, frozen.
+    RUN is a run's folder, its name, or a queue's id of it. Works at any time, also during the
+    run: it is the page of `paceline watch` as it is at that moment.
 
     With --md or --json it is a report without plots: throughput and MFU, where the time went, the
     memory of each rank, scaling (with --bench), and why the layout was chosen.

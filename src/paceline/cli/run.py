@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     "--check",
     "checks",
     is_flag=True,
-    help="With --resume: only say whether the job (JOB, or the run's own) goes on from there as it "
+    help="With --resume: only check whether the job (JOB, or the run's own) can resume there as it "
     "is, after a conversion, or not. PATH may also be one checkpoint, of DeepSpeed, Megatron-LM, "
     "Accelerate or Hugging Face too. Ends with 0, 1 or 5.",
 )

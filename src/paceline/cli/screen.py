@@ -52,7 +52,7 @@ class Screen:
             self.line(text)
             return
         self._has_live = True
-        self._print(f"\r\x1b[2K{text}", newline=False)
+        self._print(f"\r\x1b[2K{text[: COLUMNS.get() - 1]}", newline=False)
 
     def output(self, content: bytes) -> None:
         """Print what a program has printed, as it is; it may end in the middle of a line."""
@@ -135,7 +135,7 @@ _PAINTS: tuple[tuple[str, str], ...] = (
     (r" *(?:warning|caution|unknown|unsure|changed)(?=:?  )", _YELLOW),
     (r"(?:warning|note)(?=: )", _YELLOW),
     (r"[A-Z$][A-Z0-9$/ _?-]*(?:  +[A-Z$][^a-z]*)+$", _BOLD),
-    (r"(?=.{11} [^ ])[a-z](?:[a-z -]{0,9}[a-z])?(?= )", _BOLD),
+    (r"(?=.{11} [^ ])[A-Za-z](?:[A-Za-z -]{0,9}[A-Za-z])?(?= )", _BOLD),
     (r"  (?:fix|where)(?=: )", _BOLD),
 )
 """The beginning of a line -> its colour: failures, warnings, heads of tables, labels before the

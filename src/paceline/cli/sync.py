@@ -28,7 +28,7 @@ _MOST_NAMES = 5
     help="The folder on the hosts. Left out, the same path as here, which is what `paceline run` "
     "starts in.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be sent, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be sent, and change nothing.")
 @click.option("--delete", "removes", is_flag=True, help="Remove code there that is not here.")
 @timeout_option(60.0, "Seconds for a host to answer.")
 @set_option

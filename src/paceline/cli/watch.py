@@ -44,7 +44,7 @@ def command(
 
     RUN is a run's folder, its name, or a queue's id of it, 20 at most; without it the page lists
     every run in the folder of all runs.
-    The page is read from the run's files, while it goes on and afterwards, and asks nothing of the
+    The page is read from the run's files, during the run and afterwards, and asks nothing of the
     run. Start it where the folder is: on the login node of a Slurm cluster, on the head node of a
     Ray cluster, or here; the `ssh -L` line that it prints brings it to your own browser.
 

@@ -9,6 +9,7 @@ from typing import Any
 from paceline.record.compare import Bits, Comparison, Curve, Sameness, Values
 from paceline.record.plain import plain
 from paceline.record.run_row import RunRow
+from paceline.report.table import not_shown
 from paceline.units import counted, format_bytes, format_count, format_seconds
 
 COLUMNS = (
@@ -50,6 +51,8 @@ def list_lines(
         count -= 1
     for line in table:
         yield "  ".join(map(str.ljust, line[:count], widths)).rstrip()
+    if hidden := table[0][count:]:
+        yield not_shown(hidden)
     for row in rows:
         if row.damage is not None:
             yield f"{row.run}: {row.damage}"

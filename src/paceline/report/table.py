@@ -41,8 +41,13 @@ def format_table(rows: Sequence[Sequence[str]], *, keep: int | None = None) -> s
         widths[widths.index(max(widths))] -= 1
     lines = [line for row in rows for line in _row_lines(row[:count], widths)]
     if hidden:
-        lines.append(f"Not shown in {COLUMNS.get()} columns, but by --json: {', '.join(hidden)}")
+        lines.append(not_shown(hidden))
     return "\n".join(lines)
+
+
+def not_shown(hidden: Sequence[str]) -> str:
+    """The line below a table that is too wide for its terminal."""
+    return f"Not shown in {COLUMNS.get()} columns, but by --json: {', '.join(hidden)}"
 
 
 _LEAST_CELL = 10
