@@ -25,6 +25,15 @@ def test_what_was_written_is_read(tmp_path):
     assert read_journal(tmp_path / "journal") == [b"snapshot", b"one", b"two", b"three"]
 
 
+def test_only_its_owner_may_read_it_as_it_holds_the_secret_of_the_run(tmp_path):
+    before = os.umask(0)
+    try:
+        written(tmp_path / "journal")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "journal").stat().st_mode & 0o777 == 0o600
+
+
 def test_without_a_file_there_is_nothing(tmp_path):
     assert read_journal(tmp_path / "journal") == []
 

@@ -158,7 +158,7 @@ class Lambda(BaseHTTPRequestHandler):
 
     seen: ClassVar[list[tuple[str, Any, str | None]]] = []
     busy: ClassVar[dict[str, list[int]]] = {}
-    """Status codes that a path answers with first."""
+    """Status codes that a path answers with first; with 0 it hangs up without an answer."""
 
     def do_GET(self) -> None:
         self._answer(None)
@@ -169,8 +169,9 @@ class Lambda(BaseHTTPRequestHandler):
     def _answer(self, body: Any) -> None:
         self.seen.append((self.path, body, self.headers["Authorization"]))
         if codes := self.busy.get(self.path):
-            self.send_response(codes.pop(0))
-            self.end_headers()
+            if code := codes.pop(0):
+                self.send_response(code)
+                self.end_headers()
             return
         regions = {"regions_with_capacity_available": [{"name": "us-east-1"}]}
         answers = {
@@ -257,6 +258,17 @@ def test_lambdas_instance_is_terminated_though_the_api_is_busy(tmp_path, lambda_
     paths = [path for path, _, _ in Lambda.seen]
     assert paths.count("/instance-operations/terminate") == 5  # three refused, both heard at last
     assert "instance i-1 is terminated" in done.stdout
+
+
+def test_lambdas_instance_ends_itself_though_the_network_is_away_at_first(tmp_path, lambda_api):
+    folder = written("lambda", tmp_path, cloud={"secrets": ["HF_TOKEN"]})
+    Lambda.busy |= {"/instance-operations/terminate": [0, 0]}
+    done = run(folder, "lambda_submit.py", LAMBDA_API_URL=lambda_api, **trains(folder))
+    assert done.returncode == 0, done.stderr
+    paths = [path for path, _, _ in Lambda.seen]
+    assert paths.count("/instance-operations/terminate") == 4  # two unheard, both heard at last
+    assert "ConnectionResetError" not in done.stderr
+    assert "RemoteDisconnected" not in done.stderr
 
 
 def test_an_instance_that_lambda_does_not_terminate_is_named(tmp_path, lambda_api):
