@@ -209,7 +209,10 @@ def subscript(walk: "Walk", node: ast.Subscript) -> Value:
     if base.name is not None and index.name is not None:
         return base
     unseen = is_unseen(base) and isinstance(index.const, str)
-    taints = index.taints if unseen else base.taints | index.taints
+    held = base.taints
+    if base.entries is not None and isinstance(index.const, str):
+        held = all_taints(base.sources)  # of `{"a": x, **rest}["b"]`: what `rest` holds
+    taints = index.taints if unseen else held | index.taints
     if holds_groups(base):
         return Value(node=node, sources=(base,), taints=base.taints, receiver=base)
     if "shape" in base.taints:

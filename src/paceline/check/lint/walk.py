@@ -168,10 +168,11 @@ class Walk:
             owner, index = self.value(target.value), self.value(target.slice)
             self.note_assign(expressions.text(target), owner, None, value, node)
             for held in owner.any():
+                held.taints = held.taints | value.taints
                 if held.entries is not None and isinstance(index.const, str):
                     held.entries[index.const] = value
-                held.taints = held.taints | value.taints
-                held.sources = (*held.sources, value)[-20:]
+                else:
+                    held.sources = (*held.sources, value)[-20:]
 
     def or_as_before(self, old: Value | None, value: Value) -> Value:
         """A field that is assigned in a branch, or after an early exit, may keep what it held."""
