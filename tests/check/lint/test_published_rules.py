@@ -326,3 +326,10 @@ for batch in loader:
         ("def average(m):\n    for p in m.parameters(): dist.all_reduce(p.grad)", "average(model)"),
     ):
         assert found_in(text.format(head=head, sync=sync), "gradients-not-averaged") == []
+    split = 'AutoModelForCausalLM.from_pretrained("m", {how})'
+    for how, is_found in (("torch_dtype=d", True), ("tp_plan='auto'", False), ("**more", False)):
+        other = text.replace("torch.nn.Linear(8, 2)", split.format(how=how))
+        other = other.format(head="from transformers import AutoModelForCausalLM", sync="pass")
+        assert bool(found_in(other, "gradients-not-averaged")) == is_found
+    once = text.format(head="", sync="pass").replace("for batch in loader:", "if True:")
+    assert found_in(once, "gradients-not-averaged") == []

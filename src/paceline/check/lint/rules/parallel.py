@@ -217,9 +217,11 @@ def check_never_averaged(program: Program, context: Context) -> Iterator[Finding
     held = [one for call in program.all_calls if _is_unread(call) for one in _given(call)]
     if any(one.has_kind("model", "optimizer", "output") or _of_parameters(one) for one in held):
         return
-    for step in program.steps:
-        made = {one.instance or "" for one in (step.receiver or Value()).any()}
-        if made and all(name.startswith("torch.optim.") for name in made):
+    for step in (one for one in program.steps if one.loops):
+        made = list((step.receiver or Value()).any())
+        if made and all((one.instance or "").startswith("torch.optim.") for one in made):
+            if any(_may_be_split(model) for one in made for model in _models_of(one)):
+                continue
             yield program.finding(
                 "gradients-not-averaged",
                 Severity.WARNING,
@@ -231,6 +233,26 @@ def check_never_averaged(program: Program, context: Context) -> Iterator[Finding
                 seen=joins[:1],
             )
             return
+
+
+SPLITS = ("tp_plan", "tp_size", "device_mesh", "distributed_config", "parallel_config")
+"""Arguments by which `from_pretrained` gives each rank a part of a model, which it then serves."""
+
+
+def _models_of(optimizer: Value) -> Iterator[Value]:
+    """The models whose parameters an optimizer was given; an unknown one where none is seen."""
+    models = [one.receiver for one in optimizer.origins() if one.kind == "parameters"]
+    for model in models or [None]:
+        yield from (model or Value()).any()
+
+
+def _may_be_split(model: Value) -> bool:
+    """Whether a model may be one of which each rank holds a part: nobody sees how it was made, or
+    it was made so."""
+    made = model.call
+    if not isinstance(made, Call):
+        return True
+    return made.open_ended or made.has_argument(None, *SPLITS)
 
 
 def _is_aside(program: Program, call: Call) -> bool:
