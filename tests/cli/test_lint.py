@@ -396,7 +396,7 @@ def test_changes_are_offered_only_where_there_are_some(folder):
 def test_fixes_are_a_diff_and_written_only_when_asked(folder):
     (folder / "train.py").write_text(BAD)
     diff = lint("train.py", "--fix").stdout
-    assert "+        sampler.set_epoch(epoch)\n" in diff
+    assert "+        loader.sampler.set_epoch(epoch)\n" in diff
     assert "+    loader = DataLoader(dataset, sampler=sampler)\n" in diff
     assert (folder / "train.py").read_text() == BAD
     subprocess.run(["git", "apply"], input=diff.encode(), check=True, cwd=folder)
@@ -445,11 +445,24 @@ BUILD = (
     ("program", "wanted"),
     [
         (f"{BUILD}def main(data):\n    loader = build(data)\n{LOOP}", "loader.sampler"),
-        (f"{BUILD}def train(loader):\n{LOOP}def main(data):\n    train(build(data))\n", None),
+        (
+            f"{BUILD}def train(loader):\n{LOOP}def main(data):\n    train(build(data))\n",
+            "loader.sampler",
+        ),
+        (
+            f"{BUILD}def main(data):\n"
+            + LOOP.replace("for batch", "loader = build(data)\n        for batch"),
+            None,
+        ),
+        (
+            "def main(data, many):\n    sampler = DistributedSampler(data) if many else None\n"
+            "    loader = DataLoader(data, sampler=sampler)\n" + LOOP,
+            None,
+        ),
         (
             "def main(data):\n    sampler = DistributedSampler(data)\n"
             "    loader = DataLoader(data, sampler=sampler)\n    sampler = None\n" + LOOP,
-            None,
+            "loader.sampler",
         ),
         (
             "def main(data):\n    sampler = DistributedSampler(data)\n"
@@ -461,7 +474,7 @@ BUILD = (
             "class Run:\n  def __init__(self, data):\n    self.sampler = DistributedSampler(data)\n"
             "    self.loader = DataLoader(data, sampler=self.sampler)\n"
             "  def fit(self):\n" + LOOP.replace("loader", "self.loader"),
-            "self.sampler",
+            "self.loader.sampler",
         ),
     ],
 )

@@ -71,6 +71,9 @@ class Finding:
     renames: tuple[str, str] | None = None
     """The word on this line that nothing reads, and the one to write there."""
 
+    first: str | None = None
+    """A statement to write first in the loop of this line."""
+
     def __post_init__(self) -> None:
         if self.id not in load_failures():
             raise ValueError(f"no failure {self.id} in the catalog explains this finding")

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.check.finding import Finding
-from paceline.check.lint.epoch_fix import set_epoch_call
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +129,9 @@ def _tree(text: str) -> ast.Module | None:
         return None
 
 
-def _fix_set_epoch(text: str, line: int, _: Finding) -> list[Edit]:
-    """`sampler.set_epoch(epoch)` as the loop's first line, where both names can be seen there."""
+def _fix_first(text: str, line: int, finding: Finding) -> list[Edit]:
+    """The loop's new first line."""
     tree = _tree(text)
-    call = set_epoch_call(tree, line) if tree is not None else None
     loop = (
         next(
             (one for one in ast.walk(tree) if isinstance(one, ast.For) and one.lineno == line), None
@@ -141,7 +139,7 @@ def _fix_set_epoch(text: str, line: int, _: Finding) -> list[Edit]:
         if tree is not None
         else None
     )
-    if call is None or loop is None:
+    if finding.first is None or loop is None:
         return []
     decorators = getattr(loop.body[0], "decorator_list", [])
     first = min([loop.body[0].lineno, *(one.lineno for one in decorators)])
@@ -149,7 +147,7 @@ def _fix_set_epoch(text: str, line: int, _: Finding) -> list[Edit]:
     indent = re.match(r"[ \t]*", text[start:])
     if first == loop.lineno or indent is None:
         return []
-    return [Edit(start, start, f"{indent[0]}{call}\n")]
+    return [Edit(start, start, f"{indent[0]}{finding.first}\n")]
 
 
 def _fix_keyword(name: str, value: bool) -> _Fix:
@@ -213,7 +211,7 @@ def _fix_name(text: str, line: int, finding: Finding) -> list[Edit]:
 
 
 _FIXES: Mapping[str, _Fix] = {
-    "set-epoch-missing": _fix_set_epoch,
+    "set-epoch-missing": _fix_first,
     "sampler-and-shuffle": _fix_keyword("shuffle", True),
     "nccl-env-deprecated": _fix_name,
 }

@@ -258,6 +258,7 @@ class Program:
         what: str,
         fix: str,
         seen: "Iterable[ast.AST | Event | Guard | Loop]" = (),
+        first: str | None = None,
     ) -> Finding:
         """A finding at a node; `seen` are further lines that show it."""
         evidence = [Evidence(where=self.place(one), text=self.line_of(one)) for one in (at, *seen)]
@@ -269,6 +270,7 @@ class Program:
             what=what,
             fix=fix,
             evidence=tuple(dict.fromkeys(evidence)),
+            first=first,
         )
 
 

@@ -117,6 +117,7 @@ def epoch_findings(program: Program, sampler: Value, loop: Loop, epochs: Loop) -
             ),
             fix=f"call `{sampler.label or 'sampler'}.set_epoch(epoch)` first in this loop",
             seen=[sampler.call, loop] if sampler.call is not None else [loop],
+            first=set_epoch_call(loop, epochs),
         )
         return
     for one in inside:
@@ -134,6 +135,57 @@ def epoch_findings(program: Program, sampler: Value, loop: Loop, epochs: Loop) -
                 ),
                 fix="call set_epoch(epoch) with the loop's counter, on every rank",
             )
+
+
+COUNTERS = ("range", "trange", "tqdm.trange", "tqdm.auto.trange")
+AROUND = ("enumerate", "iter", "tqdm", "tqdm.tqdm", "track")
+"""Calls around a loader or a counter that hand on what they go over."""
+
+
+def set_epoch_call(loop: Loop, epochs: Loop) -> str | None:
+    """`loader.sampler.set_epoch(epoch)` for the start of a loop over epochs.
+
+    None where the loop counts no epochs, or its loader has no name there that surely means one
+    with a DistributedSampler.
+    """
+    if not isinstance(epochs.node, ast.For) or not isinstance(loop.node, ast.For):
+        return None
+    counter, loader = counter_of(epochs.node), handed_on(loop.node.iter)
+    root = loader
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    if counter is None or loop.depth != epochs.depth or not isinstance(root, ast.Name):
+        return None
+    inside = [node for one in epochs.node.body for node in ast.walk(one)]
+    if any(isinstance(one, ast.Name) and one.id == root.id and is_bound(one) for one in inside):
+        return None
+    for one in loop.over.any() if loop.over is not None else ():
+        given = one.fields.get("sampler")
+        if given is None or any(each.instance != DISTRIBUTED_SAMPLER for each in given.any()):
+            return None
+    return f"{ast.unparse(loader)}.sampler.set_epoch({counter})"
+
+
+def is_bound(name: ast.Name) -> bool:
+    return not isinstance(name.ctx, ast.Load)
+
+
+def handed_on(node: ast.expr) -> ast.expr:
+    """What is gone over, under `enumerate` and bars."""
+    while isinstance(node, ast.Call) and ast.unparse(node.func) in AROUND and node.args:
+        node = node.args[0]
+    return node
+
+
+def counter_of(loop: ast.For) -> str | None:
+    """The name that counts the turns of a loop, from a `range` or an `enumerate`."""
+    over, target = handed_on(loop.iter), loop.target
+    outer = ast.unparse(loop.iter.func) if isinstance(loop.iter, ast.Call) else ""
+    if outer == "enumerate":
+        target = target.elts[0] if isinstance(target, ast.Tuple) else loop.iter
+    elif not isinstance(over, ast.Call) or ast.unparse(over.func) not in COUNTERS:
+        return None
+    return target.id if isinstance(target, ast.Name) and target.id != "_" else None
 
 
 def may_set(call: Call, sampler: Value) -> bool:
