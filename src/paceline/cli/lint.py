@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     "context_file",
     metavar="FILE",
     type=PathName(path_type=Path, dir_okay=False),
-    help='JSON with more facts: {"launch": "torchrun ...", "home_fs": "nfs", "nodes": 8}.',
+    help='JSON with more facts: {"launch": "torchrun ...", "devices": 8, "nodes": 8}.',
 )
 @click.option(
     "--severity",
@@ -236,7 +236,7 @@ def _context(
                 code="V022",
                 what=f"{file} is no JSON object with facts: {error}",
                 where="--context",
-                fix='{"nodes": 2, "gpus_per_node": 8, "gpu": "H100-SXM", "home_fs": "nfs"}',
+                fix='{"nodes": 2, "gpus_per_node": 8, "gpu": "H100-SXM"}',
             ) from None
         facts.update(read)
     for what in unread_facts(facts):

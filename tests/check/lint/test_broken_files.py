@@ -33,7 +33,7 @@ def broken(text, generator):
 @pytest.mark.parametrize("seed", range(8))
 def test_texts_broken_at_random_are_read_or_named(seed):
     generator = random.Random(seed)
-    context = Context(gpu="V100", nodes=2, gpus_per_node=8, home_fs="nfs")
+    context = Context(gpu="V100", nodes=2, gpus_per_node=8)
     for path in FILES:
         text = broken(path.read_text(), generator)
         linted = lint_files({path.name: text.encode()}, context)

@@ -28,9 +28,6 @@ class Context:
     """Processes on each node, one for each device in use (`--nproc-per-node`, `devices=`)."""
 
     world_size: int | None = None
-    home_fs: str | None = None
-    """File system of the home folder: `nfs`, `lustre`, `gpfs`, `local`."""
-
     launcher: str | None = None
     """`torchrun`, `accelerate`, `deepspeed`, `lightning`, `mlx`, `srun`, `mpirun`, `python`."""
 

@@ -288,9 +288,6 @@ class Event:
         """Whether a condition stands in the function that the event stands in."""
         return guard.depth == len(self.frames)
 
-    def inside(self, loop: Loop) -> bool:
-        return loop in self.loops
-
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Call(Event):

@@ -106,7 +106,6 @@ class ClusterJob:
     document: Marked
     pods: Sequence[Pods]
     per_node: Marked | None = None
-    deadline: bool = False
     knows_volumes: bool = True
     """Whether the pods' volumes are in this file; a TrainJob's may be in a runtime elsewhere."""
 
@@ -146,7 +145,6 @@ class ClusterJob:
             gpus_per_node=gpus or None,
             tasks_per_node=self._processes(),
             scheduler="ray" if self.kind.startswith("Ray") else "kubernetes",
-            ends_by_itself=self.deadline,
             has_rdma=any(each.rdma is not None for each in self.pods) or None,
             context=context,
         )
@@ -177,13 +175,12 @@ def _read(path: str, kind: str, document: Marked, documents: Sequence[Marked]) -
     name = document.text("metadata", "name") or ""
     pods: list[Pods] = []
     per_node: Marked | None = None
-    deadline, knows = False, True
+    knows = True
     if kind in {"PyTorchJob", "TFJob", "MPIJob"}:
         key = {"PyTorchJob": "pytorch", "TFJob": "tf", "MPIJob": "mpi"}[kind] + "ReplicaSpecs"
         for role, replica in (document.at("spec", key) or Marked({}, 0)).entries():
             _add(pods, role, replica.number("replicas") or 1, replica, "template", "spec")
         per_node = document.at("spec", "nprocPerNode")
-        deadline = document.at("spec", "runPolicy", "activeDeadlineSeconds") is not None
     elif kind in {"TrainingRuntime", "ClusterTrainingRuntime", "JobSet"}:
         inside = ("spec",) if kind == "JobSet" else ("spec", "template", "spec")
         _add_replicated(pods, document.at(*inside, "replicatedJobs"))
@@ -191,7 +188,6 @@ def _read(path: str, kind: str, document: Marked, documents: Sequence[Marked]) -
             return None  # judged as the TrainJob that uses it
     elif kind == "TrainJob":
         per_node, knows = _read_train_job(pods, document, documents)
-        deadline = document.at("spec", "activeDeadlineSeconds") is not None
     elif kind == "Job" and document.at("spec", "tasks") is not None:  # Volcano's
         for task in (document.at("spec", "tasks") or Marked([], 0)).items():
             _add(
@@ -208,12 +204,10 @@ def _read(path: str, kind: str, document: Marked, documents: Sequence[Marked]) -
             return None
         count = spec.number("completions") or spec.number("parallelism") or spec.number("replicas")
         _add(pods, "pod", count or 1, spec, "template", "spec")
-        deadline = spec.at("activeDeadlineSeconds") is not None
     elif kind == "Pod":
         _add(pods, "pod", 1, document, "spec")
     else:
         _add_ray(pods, document)
-        deadline = document.at("spec", "activeDeadlineSeconds") is not None
     job = ClusterJob(
         path=path,
         kind=kind,
@@ -221,7 +215,6 @@ def _read(path: str, kind: str, document: Marked, documents: Sequence[Marked]) -
         document=document,
         pods=pods,
         per_node=per_node,
-        deadline=deadline,
         knows_volumes=knows,
     )
     launches = list(_launches(job))

@@ -21,9 +21,6 @@ class Scene:
     scheduler: str | None = None
     """`slurm` or `kubernetes`."""
 
-    ends_by_itself: bool = False
-    """Whether a time limit or a supervisor ends a job that hangs."""
-
     has_rdma: bool | None = None
     sbatch: dict[str, Option] = field(default_factory=dict)
     context: Context = field(default_factory=Context)
@@ -100,7 +97,6 @@ def scene_of(script: Script, context: Context) -> Scene:
         tasks_per_node=tasks,
         cpus_per_task=_count(options.get("cpus-per-task")),
         scheduler="slurm" if script.is_batch else None,
-        ends_by_itself="time" in options or re.search(r"\btimeout\s", script.text) is not None,
         has_rdma=True if rdma else None,
         sbatch=options,
         context=context,
