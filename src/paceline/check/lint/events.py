@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from paceline.check.lint.choices import implies_alone
 from paceline.check.lint.names import RANK_CALLS, RANK_NAMES
+from paceline.check.lint.source import path_of
 from paceline.check.lint.values import DATA, DIVERGENT, FILES, RANK, SHARD, UNKNOWN, Value
 
 
@@ -95,8 +96,37 @@ class Class:
         return None
 
 
+class Placed:
+    """What stands somewhere in a program."""
+
+    __slots__ = ()
+    node: ast.AST
+
+    @property
+    def line(self) -> int:
+        return int(getattr(self.node, "lineno", 1))
+
+    @property
+    def spot(self) -> str:
+        """`line 7`, and the file behind it, which a finding shows where it is another than its own:
+        `with_spots`."""
+        return f"line {self.line}{MARK}{path_of(self.node) or ''}{MARK}"
+
+
+MARK = "\x1f"
+"""Around the file of a spot. ASCII's unit separator, which no path and no sentence has."""
+
+
+def with_spots(text: str, path: str) -> str:
+    """A text whose spots name their file where it is not this one."""
+    parts = text.split(MARK)
+    for place in range(1, len(parts), 2):
+        parts[place] = f" of {parts[place]}" if parts[place] not in {"", path} else ""
+    return "".join(parts)
+
+
 @dataclass(eq=False, slots=True)
-class Guard:
+class Guard(Placed):
     """A condition under which a statement is reached."""
 
     test: Value
@@ -114,10 +144,6 @@ class Guard:
 
     exits: str | None = None
     """For `exit`: return, continue, break, raise."""
-
-    @property
-    def line(self) -> int:
-        return int(getattr(self.node, "lineno", 1))
 
     @property
     def main(self) -> bool | None:
@@ -207,7 +233,7 @@ RANK_SOURCES = RANK_NAMES | {
 
 
 @dataclass(eq=False, slots=True)
-class Loop:
+class Loop(Placed):
     """A `for` or `while` loop, or a comprehension."""
 
     node: ast.AST
@@ -218,10 +244,6 @@ class Loop:
     depth: int
     counter: bool = False
     """Whether it runs over `range(...)` or counts up."""
-
-    @property
-    def line(self) -> int:
-        return int(getattr(self.node, "lineno", 1))
 
     @property
     def over_batches(self) -> bool:
@@ -242,7 +264,7 @@ class Frame:
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class Event:
+class Event(Placed):
     """Something that happens at one place of the program, under these conditions."""
 
     node: ast.AST
@@ -257,10 +279,6 @@ class Event:
 
     root: int = 0
     """0 for what the module runs; each function that nobody calls is a root of its own."""
-
-    @property
-    def line(self) -> int:
-        return int(getattr(self.node, "lineno", 1))
 
     @property
     def column(self) -> int:

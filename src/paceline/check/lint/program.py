@@ -35,7 +35,6 @@ and its row in `rules/__init__.py`.
 """
 
 import ast
-import re
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -44,7 +43,17 @@ from io import StringIO
 
 from paceline.check.finding import Evidence, Finding, Place, Severity
 from paceline.check.lint.context import launch_in_text
-from paceline.check.lint.events import Assign, Call, Class, Event, Exit, Function, Guard, Loop
+from paceline.check.lint.events import (
+    Assign,
+    Call,
+    Class,
+    Event,
+    Exit,
+    Function,
+    Guard,
+    Loop,
+    with_spots,
+)
 from paceline.check.lint.imports import Files
 from paceline.check.lint.names import ACCELERATOR, COLLECTIVES
 from paceline.check.lint.source import Source, Unreadable, parse, path_of
@@ -262,25 +271,16 @@ class Program:
     ) -> Finding:
         """A finding at a node; `seen` are further lines that show it."""
         evidence = [Evidence(where=self.place(one), text=self.line_of(one)) for one in (at, *seen)]
-        what = with_files(what, [one.where for one in evidence])
+        where = self.place(at)
         return Finding(
             id=id,
             severity=severity,
-            where=self.place(at),
-            what=what,
+            where=where,
+            what=with_spots(what, where.path),
             fix=fix,
             evidence=tuple(dict.fromkeys(evidence)),
             first=first,
         )
-
-
-def with_files(what: str, places: list[Place]) -> str:
-    """A text whose "line 7" of another file than the finding's says which file."""
-    own = {one.line for one in places if one.path == places[0].path}
-    for one in places:
-        if one.path != places[0].path and one.line not in own:
-            what = re.sub(rf"\bline {one.line}\b(?! of )", f"line {one.line} of {one.path}", what)
-    return what
 
 
 WRAPPERS = frozenset(

@@ -10,20 +10,6 @@ from paceline.check.lint.program import Program
 from paceline.check.lint.values import DATA, UNKNOWN, Value, at_iteration
 
 
-def late(program: Program, event: Event, forward: Call) -> Finding:
-    return program.finding(
-        "ddp-sync-flag-late",
-        Severity.ERROR,
-        event,
-        what=(
-            f"DDP decides in the forward pass (line {forward.line}) whether the backward pass "
-            "averages gradients: changed after it, the flag works one iteration late"
-        ),
-        fix="set it, or enter no_sync(), before the forward pass",
-        seen=(forward,),
-    )
-
-
 def step_guards(program: Program) -> Iterator[tuple[Call, Guard]]:
     """Optimizer steps that only some iterations of their loop reach, and the condition."""
     for step in program.steps:
@@ -65,7 +51,7 @@ def check_no_sync_missing(program: Program, context: Context) -> Iterator[Findin
                 Severity.WARNING,
                 backward,
                 what=(
-                    f"the optimizer steps once in several micro-batches (line {guard.line}), and "
+                    f"the optimizer steps once in several micro-batches ({guard.spot}), and "
                     "this backward pass averages the gradients over the ranks in each of them"
                 ),
                 fix="enter model.no_sync() for all micro-batches but the last before a step",
@@ -105,7 +91,7 @@ def check_loss_not_divided(program: Program, context: Context) -> Iterator[Findi
             Severity.WARNING,
             backward,
             what=(
-                f"the optimizer steps (line {step.line}) on the sum of the micro-batches' "
+                f"the optimizer steps ({step.spot}) on the sum of the micro-batches' "
                 "gradients: they, and the norm that is clipped, grow with their number"
             ),
             fix="divide the loss by the number of micro-batches before backward()",
@@ -145,7 +131,7 @@ def check_no_sync_off_by_one(program: Program, context: Context) -> Iterator[Fin
                 Severity.ERROR,
                 event,
                 what=(
-                    f"the optimizer steps after this loop (line {last.line}), and the gradients of "
+                    f"the optimizer steps after this loop ({last.spot}), and the gradients of "
                     "its last micro-batch are not averaged over the ranks"
                 ),
                 fix="average in the loop's last iteration: `i == num_micro_batches - 1`",
@@ -164,7 +150,7 @@ def check_no_sync_off_by_one(program: Program, context: Context) -> Iterator[Fin
                 Severity.ERROR,
                 event,
                 what=(
-                    f"in iteration {wrong} (from 0) the optimizer steps (line {step.line}) on "
+                    f"in iteration {wrong} (from 0) the optimizer steps ({step.spot}) on "
                     "gradients that were not averaged over the ranks: the two conditions do not fit"
                 ),
                 fix="average exactly in the micro-batch that steps: use the step's own condition",

@@ -473,7 +473,7 @@ def rank_finding(program: Program, joint: Joint, guard: Guard) -> Finding:
     only = "only a part of the ranks"
     if guard.main is not None:
         only = "only the main process" if guard.main else "every process but the main one"
-    deeper = f" (through line {call.line})" if at is not call.node else ""
+    deeper = f" (through {call.spot})" if at is not call.node else ""
     id = {
         "collective": "collective-mismatch",
         "save": "rank0-only-collective-save",
@@ -494,7 +494,7 @@ def rank_finding(program: Program, joint: Joint, guard: Guard) -> Finding:
         joint.severity,
         at,
         what=(
-            f"{only} reaches {joint.shown}{deeper}, by the condition in line {guard.line}; "
+            f"{only} reaches {joint.shown}{deeper}, by the condition in {guard.spot}; "
             f"{joint.condition}{WORDS[joint.kind]}: the others never come, and it waits until the "
             "time-out"
         ),

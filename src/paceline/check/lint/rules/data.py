@@ -35,7 +35,7 @@ def check_pinned_copies(program: Program, context: Context) -> Iterator[Finding]
                     Severity.INFO,
                     call,
                     what=(
-                        f"line {copy.line} copies its batches with non_blocking=True, which does "
+                        f"{copy.spot} copies its batches with non_blocking=True, which does "
                         "nothing from pageable memory"
                     ),
                     fix="pass pin_memory=True",

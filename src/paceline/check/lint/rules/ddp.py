@@ -124,7 +124,7 @@ def check_moved_after_wrap(program: Program, context: Context) -> Iterator[Findi
             Severity.ERROR,
             call,
             what=(
-                f"the model was wrapped in line {wraps[0].line} and is moved or cast here, while "
+                f"the model was wrapped in {wraps[0].spot} and is moved or cast here, while "
                 "training goes on: DDP's gradient buckets still belong to the old parameters"
             ),
             fix="move and cast the model before DDP(...); copy the state dict to save it",

@@ -114,9 +114,7 @@ def check_divergent_exits(program: Program, context: Context) -> Iterator[Findin
         if missed is None:
             continue
         reported.add(id(guard.node))
-        yield decision_finding(
-            program, guard, reasons, missed, f"`{leave.kind}`s in line {leave.line}"
-        )
+        yield decision_finding(program, guard, reasons, missed, f"`{leave.kind}`s in {leave.spot}")
 
 
 def decision(event: Event) -> tuple[Guard | None, frozenset[str]]:
@@ -251,7 +249,7 @@ def decision_finding(
         guard,
         what=(
             f"the condition depends on {why}, and a rank for which it holds {does}, while the "
-            f"others go on to {missed.name.rpartition('.')[2]} in line {missed.line} and wait "
+            f"others go on to {missed.name.rpartition('.')[2]} in {missed.spot} and wait "
             "for it"
         ),
         fix=(
@@ -350,7 +348,7 @@ def branch_finding(program: Program, guard: Guard, reasons: frozenset[str], call
         seriousness(program, guard),
         guard,
         what=(
-            f"{call.name.rpartition('.')[2]} in line {call.line} needs every rank, and is reached "
+            f"{call.name.rpartition('.')[2]} in {call.spot} needs every rank, and is reached "
             f"by a condition on {why}: some ranks call it and some do not"
         ),
         fix=(

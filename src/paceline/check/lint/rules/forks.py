@@ -36,7 +36,7 @@ def check_fork_after_cuda(program: Program, context: Context) -> Iterator[Findin
                 Severity.ERROR,
                 call,
                 what=(
-                    f"CUDA is initialised here, and line {fork.line} forks processes: it cannot be "
+                    f"CUDA is initialised here, and {fork.spot} forks processes: it cannot be "
                     "initialised in them again"
                 ),
                 fix='mp.set_start_method("spawn"), or use CUDA only inside the processes',

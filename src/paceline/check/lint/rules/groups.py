@@ -104,7 +104,7 @@ def check_gloo_for_gpu(program: Program, context: Context) -> Iterator[Finding]:
                 Severity.WARNING,
                 init,
                 what=(
-                    f"the model is on a GPU (line {users[0].line}) and gloo moves its gradients "
+                    f"the model is on a GPU ({users[0].spot}) and gloo moves its gradients "
                     "through the CPU"
                 ),
                 fix='init_process_group("nccl"), or "cpu:gloo,cuda:nccl" for both',

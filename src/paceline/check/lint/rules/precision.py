@@ -116,7 +116,7 @@ def scaler_misuse(program: Program) -> Iterator[Finding]:
                 Severity.ERROR,
                 step,
                 what=(
-                    f"the loss was scaled in line {scaled[0].line}, and the optimizer steps on "
+                    f"the loss was scaled in {scaled[0].spot}, and the optimizer steps on "
                     "gradients that are still scaled"
                 ),
                 fix="scaler.step(optimizer); scaler.update()",
@@ -167,7 +167,7 @@ def clipped_scaled(program: Program, scaled: list[Call]) -> Iterator[Finding]:
             Severity.ERROR,
             clip,
             what=(
-                f"the loss was scaled in line {scaled[0].line}, and the gradients are clipped "
+                f"the loss was scaled in {scaled[0].spot}, and the gradients are clipped "
                 "before they are unscaled: the limit is thousands of times too small"
             ),
             fix="scaler.unscale_(optimizer) before clipping",
@@ -250,7 +250,7 @@ def check_never_scaled(program: Program, context: Context) -> Iterator[Finding]:
                 Severity.ERROR,
                 step,
                 what=(
-                    f"the loss of line {behind[0].line} was not scaled: scaler.step raises, for it "
+                    f"the loss of {behind[0].spot} was not scaled: scaler.step raises, for it "
                     "has no scale to divide by"
                 ),
                 fix="scaler.scale(loss).backward()",

@@ -106,7 +106,7 @@ def epoch_findings(program: Program, sampler: Value, loop: Loop, epochs: Loop) -
     sets = [one for one in program.calls(method="set_epoch") if may_set(one, sampler)]
     inside = [one for one in sets if epochs in one.loops]
     if not inside:
-        where = f"set_epoch stands outside it, in line {sets[0].line}" if sets else "nothing does"
+        where = f"set_epoch stands outside it, in {sets[0].spot}" if sets else "nothing does"
         yield program.finding(
             "set-epoch-missing",
             Severity.ERROR,

@@ -98,7 +98,7 @@ def check_weights_only(program: Program, context: Context) -> Iterator[Finding]:
             Severity.ERROR if version is not None or only is not None else Severity.WARNING,
             call,
             what=(
-                f"line {saved[0].line} saves a whole object, not only tensors; torch.load refuses "
+                f"{saved[0].spot} saves a whole object, not only tensors; torch.load refuses "
                 "it since torch 2.6"
             ),
             fix="save model.state_dict(), or pass weights_only=False for files that you trust",

@@ -93,7 +93,7 @@ def check_optimizer_first(program: Program, context: Context) -> Iterator[Findin
                 Severity.ERROR,
                 made,
                 what=(
-                    f"the optimizer is made before line {wrap.line} shards the model: it keeps the "
+                    f"the optimizer is made before {wrap.spot} shards the model: it keeps the "
                     "old parameters and updates nothing that is trained"
                 ),
                 fix="make the optimizer after sharding, from the sharded model's parameters()",
@@ -154,26 +154,6 @@ def rebinds_loop_name(call: Call, loops: list[ast.For]) -> bool:
                     for part in ast.walk(statement)
                 )
     return False
-
-
-def gathers(program: Program, config: Call, *names: str) -> Iterator[Finding]:
-    given = [config.argument(position, name) for position, name in enumerate(names)]
-    if config.open_ended or all(one is not None and one.const is not False for one in given):
-        return
-    yield full_finding(program, config)
-
-
-def full_finding(program: Program, at: Call) -> Finding:
-    return program.finding(
-        "fsdp-full-state-dict-gather",
-        Severity.WARNING,
-        at,
-        what="every rank gathers the whole state dict on its GPU: all parameters at once",
-        fix=(
-            "offload_to_cpu=True and rank0_only=True (cpu_offload=True in StateDictOptions), or a "
-            "sharded checkpoint by torch.distributed.checkpoint"
-        ),
-    )
 
 
 def check_cpu_offload(program: Program, context: Context) -> Iterator[Finding]:

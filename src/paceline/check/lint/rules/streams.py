@@ -117,7 +117,7 @@ def check_uneven_parts(program: Program, context: Context) -> Iterator[Finding]:
                 one.node,
                 what=(
                     "the ranks' parts differ in length, as " + UNEVEN[reason] + "; the training "
-                    f"loop in line {loop.line} gives some ranks more iterations, and they wait for "
+                    f"loop in {loop.spot} gives some ranks more iterations, and they wait for "
                     "ranks that are done"
                 ),
                 fix=(

@@ -46,7 +46,7 @@ def check_unprepared_loader(program: Program, context: Context) -> Iterator[Find
             Severity.ERROR,
             calls[0],
             what=(
-                f"line {loop.line} trains a prepared model on this loader, which is not prepared: "
+                f"{loop.spot} trains a prepared model on this loader, which is not prepared: "
                 "every process goes through the whole data set"
             ),
             fix=FIXES[by],

@@ -30,7 +30,7 @@ def check_cuda_in_workers(program: Program, context: Context) -> Iterator[Findin
                 Severity.ERROR,
                 call,
                 what=(
-                    f"{name_of(run)} uses CUDA, and the loader in line {loader.line} runs it "
+                    f"{name_of(run)} uses CUDA, and the loader in {loader.spot} runs it "
                     "in forked workers: CUDA cannot be initialised there again"
                 ),
                 fix="return CPU tensors, and move the batch to the GPU in the training loop",
