@@ -124,9 +124,11 @@ def check_compression(facts: Facts) -> Iterator[Line]:
             continue
         worst = max(abs(a - b) for a, b in zip(losses, plain, strict=True))
         fell = plain[0] - plain[-1]
+        sent, whole = _sent_bytes(runs[0]), _sent_bytes(runs_named(facts, JOB)[0])
         what = (
             f"loss after {len(losses)} steps {losses[-1]:.6f} with, {plain[-1]:.6f} without; "
-            f"largest difference {worst:.2g}, where the loss fell by {fell:.2g}"
+            f"largest difference {worst:.2g}, where the loss fell by {fell:.2g}; all-reduced "
+            f"{sent:,} bytes a step, {whole:,} without"
         )
         is_finite = all(isfinite(each) for each in losses)
         yield Line(
@@ -137,6 +139,11 @@ def check_compression(facts: Facts) -> Iterator[Line]:
             why=None if is_finite else "the compressed sums overflow",
             fix=None if is_finite else "compress to bf16, whose range is float32's",
         )
+
+
+def _sent_bytes(run: RunFacts) -> int:
+    """Of the gradients: sums of a few numbers, as of a norm, are left out."""
+    return sum(each.num_bytes for each in run.reductions if each.num_bytes > _FEW_BYTES)
 
 
 def runs_named(facts: Facts, name: str) -> list[RunFacts]:
@@ -361,6 +368,9 @@ def _scale(facts: Facts, runs: Sequence[RunFacts]) -> Line:
     return Line(name=name, status="pass", what=what)
 
 
+_FEW_BYTES = 64
+"""Sums of losses, counts and norms are smaller: a guess."""
+
 _LEAST_SCALE = 2.0**-14
 """Below it the loss scaler does not go."""
 
@@ -383,13 +393,13 @@ def _reduced_wide(facts: Facts, runs: Sequence[RunFacts]) -> Line:
         if each.ranks not in tensor_only and set(each.ranks) <= group and each.count
     ]
     narrow = [each for each in seen if each.dtype in ("bfloat16", "float16")]
-    sums = [each for each in seen if each.num_bytes > 64]
+    sums = [each for each in seen if each.num_bytes > _FEW_BYTES]
     if not sums:
         return skipped(name, "no sum over the data ranks was seen")
     if not narrow:
         kinds = ", ".join(sorted({f"{each.kind} in {each.dtype}" for each in sums}))
-        total = sum(each.num_bytes for each in runs[0].reductions if each.num_bytes > 64)
-        return Line(name=name, status="pass", what=f"{kinds}: {total:,} bytes a step on rank 0")
+        what = f"{kinds}: {_sent_bytes(runs[0]):,} bytes a step on rank 0"
+        return Line(name=name, status="pass", what=what)
     worst = max(narrow, key=lambda each: each.num_bytes)
     return Line(
         name=name,

@@ -143,11 +143,15 @@ class _Training:
         self.faults.built(run, self.model, self.optimizer, self.meshes)
         steps = []
         reductions = None
+        # PowerSGD sends whole gradients in its first steps.
+        is_compressed = run.compression != "none"
+        watched = run.steps if is_compressed else first + 1
         for number in range(first, run.steps + 1):
-            with watch_reductions(number == first + 1 and run.name == "job") as seen:
+            is_watched = number == watched and (is_compressed or run.name == "job")
+            with watch_reductions(is_watched) as seen:
                 facts = self.step(number)
             steps.append(facts)
-            if number == first + 1:
+            if is_watched:
                 reductions = seen.facts()
             if run.save_after == number:
                 checkpoints.save(number, self.model, self.optimizer, layout=run.layout.name)
