@@ -81,7 +81,9 @@ TRIES: dict[str, Try] = {
     "S1-9": Try("gpus", r'"train_batch_size": 128,.*"stage": [123]'),
     "S1-10": Try("faulty", r"TCP sockets over docker0: NCCL_IB_DISABLE=1 forbids RDMA"),
     "S1-11": Try("cpu", r"2 ranks met over gloo.*step 60 of 60, 0 restarts"),
-    "S1-12": slow("cpu", r"PASS +compressed bf16 +loss after 4 steps.*all-reduced\s+[\d,]+\s+bytes.*0 failed"),
+    "S1-12": slow(
+        "cpu", r"PASS +compressed bf16 +loss after 4 steps.*all-reduced\s+[\d,]+\s+bytes.*0 failed"
+    ),
     "S1-13": slow("cpu", r"storage.*pass"),
     "S1-14": Try("cpu", r"every +54m 10s, 650 steps.*Young +54m 30s.*every 30 min +97\.53%"),
     "S1-15": slow("cpu", r"stopped, in \w+ for .*\(right\).*state from replica.*PASSED"),

@@ -134,7 +134,8 @@ def _unknown_key(name: str, parent: Place, where: str, root: Any) -> Problem:
     # A key of another section is a better guess than one that is merely spelled a little alike.
     fix = did_you_mean(name, known, cutoff=0.8 if elsewhere else 0.6)
     if not fix and elsewhere:
-        fix = f"it belongs under `{dotted(elsewhere[0][:-1]) or 'the top level'}`"
+        section = dotted(elsewhere[0][:-1])
+        fix = f"it belongs under `{section}`" if section else "it belongs at the top level"
     fix = fix or f"known keys are {', '.join(known)}"
     return Problem(code="J004", what=f"{inside} has no key `{name}`", where=where, fix=fix)
 
