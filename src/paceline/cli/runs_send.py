@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from paceline.cli.options import json_option, runs_option, set_option
+from paceline.launch.sinks import SINKS
 
 
 @click.command("send")
@@ -16,7 +17,7 @@ from paceline.cli.options import json_option, runs_option, set_option
 @click.option(
     "--to",
     "sink",
-    type=click.Choice(["tensorboard", "wandb", "mlflow", "otel"]),
+    type=click.Choice([name for name, row in SINKS.items() if row.keeps_steps]),
     required=True,
     help="Where to send it.",
 )
@@ -46,7 +47,6 @@ def command(
       paceline runs send runs/my-job-... --to wandb --set metrics.wandb.project=me
       paceline runs send runs/my-job-... --to mlflow
     """
-    from paceline.launch.sinks import SINKS
     from paceline.launch.sinks.send import send_run
     from paceline.record.registry import run_folder
     from paceline.record.run import open_run

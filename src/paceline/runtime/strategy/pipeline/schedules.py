@@ -183,7 +183,7 @@ class Stage(PipelineStage):
 
     def _allocate(self, infos: Any) -> None:
         for info in infos:
-            if not info.is_root_arg:
+            if _is_ours(info):
                 info.buffer = torch.empty_like(self.hidden_BSH, device=self.device)
 
     # The passes, which pipelines mix: a block that is recomputed needs its micro-batch's documents.
@@ -242,5 +242,10 @@ class Stage(PipelineStage):
 def _release(infos: Any) -> None:
     """Forget the buffers: the graph keeps what it needs."""
     for info in infos:
-        if not info.is_root_arg:
+        if _is_ours(info):
             info.buffer = info.buffer.new_empty(0)
+
+
+def _is_ours(info: Any) -> bool:
+    """Whether something is received there, and torch (before 2.15) keeps the buffer for good."""
+    return not info.is_root_arg and not hasattr(info, "allocate_buffer")
