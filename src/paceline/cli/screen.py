@@ -83,7 +83,7 @@ def show(text: str, *, err: bool = False) -> None:
     """Print lines for a person, none wider than the terminal, in colour where it has any. Messages
     that no terminal shows keep their lines, to be searched for in a log."""
     stream = sys.stderr if err else sys.stdout
-    paints, fits = has_colour(stream), not err or stream.isatty()
+    paints, fits = has_colour(stream), not err or _is_terminal(stream)
     for line in text.split("\n"):
         for part in fitted(line) if fits else [line]:
             click.echo(painted(part) if paints else part, err=err)
@@ -121,11 +121,16 @@ _LABEL = re.compile(r" *[^ ](?:[^ ]| (?! )){0,24} {2,}(?=[^ ])")
 """The first column of a line: at most 25 characters, and two spaces behind it."""
 
 
-def has_colour(stream: TextIO) -> bool:
+def has_colour(stream: TextIO | None) -> bool:
     """Whether what is printed there is read on a terminal whose user wants colours
     (no-color.org)."""
     wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return wanted and stream.isatty()
+    return wanted and _is_terminal(stream)
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    """Python has no stream where it was closed before the start (`>&-`)."""
+    return stream is not None and stream.isatty()
 
 
 _RED, _YELLOW, _BOLD = "31", "33", "1"
