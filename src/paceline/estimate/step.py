@@ -17,7 +17,7 @@ Leaves out: reading the data, evaluation and checkpoints, which `goodput.py` cou
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -98,9 +98,11 @@ it less, and a CPU takes longer."""
 def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -> dict[str, Column]:
     """Seconds by term, in the order of `TERMS`."""
     t = layouts
-    work = _work(model, t, traffic)
-    parts = [_block_seconds(block, model, work, t, rates, traffic) for block in model.blocks]
-    head, head_weight = _head_s(model, t, rates, traffic)
+    work, alike = _work(model, t, traffic), _alike(model, t, traffic)
+    parts = [
+        _block_seconds(block, model, (work, alike), t, rates, traffic) for block in model.blocks
+    ]
+    head, head_weight = _head_s(model, alike, t, rates, traffic)
     num_blocks = sum(np.asarray(block.count, float) for block in model.blocks)
     mean = {
         name: sum(block.count * part[name] for block, part in zip(model.blocks, parts, strict=True))
@@ -177,24 +179,16 @@ def _work(model: Model, t: Layouts, traffic: Traffic) -> Work:
     )
 
 
-def _head_s(model: Model, t: Layouts, rates: Rates, traffic: Traffic) -> tuple[Column, Column]:
+def _head_s(
+    model: Model, alike: "_Alike", t: Layouts, rates: Rates, traffic: Traffic
+) -> tuple[Column, Column]:
     """Output matrix and loss, forward and backward, of one micro-batch; and of that the gradients
     of the matrix."""
-
-    def seconds(layouts: Layouts) -> tuple[Column, Column]:
-        work = _work(model, layouts, traffic)
-        forward, back, weight = head_times(model.head_inputs, model.head_outputs, work, rates)
-        return forward + back + weight + own_loss_s(model, work, rates, traffic), weight
-
     own = model.num_head_parameters / t.tensor
     ahead, gradients = copied_parameters_s(own, model, t, rates, traffic)
-    if np.ndim(model.seq_len) > 0:
-        whole, weight = seconds(t)
-    else:
-        rows, places = distinct(t, _COMPUTE_COLUMNS)
-        each = seconds(t.take(rows))
-        whole, weight = (np.broadcast_to(column, len(rows))[places] for column in each)
-    return whole + ahead + gradients, weight + gradients
+    forward, back, weight = head_times(model.head_inputs, model.head_outputs, alike.work, rates)
+    whole = forward + back + weight + own_loss_s(model, alike.work, rates, traffic)
+    return alike.each(whole) + ahead + gradients, alike.each(weight) + gradients
 
 
 _COMPUTE_COLUMNS = (
@@ -208,20 +202,38 @@ _COMPUTE_COLUMNS = (
 """What a block's compute depends on: a million layouts share a few hundred combinations."""
 
 
-def _times(block: Block, model: Model, t: Layouts, rates: Rates, traffic: Traffic) -> BlockTimes:
-    """Times of one block, worked out once for each combination that occurs."""
+class _Alike(NamedTuple):
+    """Layouts that compute alike, once each."""
+
+    work: Work
+    places: Column | None
+    """Of every layout, the place of its like; None where each row is a model of its own."""
+
+    def each(self, column: Column) -> Column:
+        """What every layout has of it."""
+        if self.places is None:
+            return column
+        return np.broadcast_to(column, len(self.work.tokens))[self.places]
+
+
+def _alike(model: Model, t: Layouts, traffic: Traffic) -> _Alike:
     if np.ndim(model.seq_len) > 0:
-        return block_times(block, _work(model, t, traffic), rates)
+        return _Alike(_work(model, t, traffic), None)
     rows, places = distinct(t, _COMPUTE_COLUMNS)
-    times = block_times(block, _work(model, t.take(rows), traffic), rates)
-    return BlockTimes(*(np.broadcast_to(each, len(rows))[places] for each in times))
+    return _Alike(_work(model, t.take(rows), traffic), places)
 
 
 def _block_seconds(
-    block: Block, model: Model, work: Work, t: Layouts, rates: Rates, traffic: Traffic
+    block: Block,
+    model: Model,
+    works: tuple[Work, _Alike],
+    t: Layouts,
+    rates: Rates,
+    traffic: Traffic,
 ) -> dict[str, Column]:
     """Seconds by term of one block and one micro-batch, forward and backward."""
-    times = _times(block, model, t, rates, traffic)
+    work, alike = works
+    times = BlockTimes(*(alike.each(each) for each in block_times(block, alike.work, rates)))
     restored = _restore_s(block, model, t, rates, traffic)
     crossing = crossing_of(block, model, work, t, rates, traffic)
     # While ranks wait for each other's tokens the host launches on.

@@ -93,8 +93,8 @@ class Layouts:
         if rows.dtype == bool:
             rows = np.flatnonzero(rows)
         places = np.unravel_index(rows, shape)
-        full = {e.name: np.broadcast_to(getattr(self, e.name), shape) for e in fields(self)}
-        return Layouts(**{name: column[places] for name, column in full.items()})
+        taken = {e.name: _taken(np.asarray(getattr(self, e.name)), places) for e in fields(self)}
+        return Layouts(**taken)
 
     def num_ranks(self) -> Column:
         """Ranks of each layout."""
@@ -103,6 +103,15 @@ class Layouts:
     def keeps_shards(self) -> Column:
         """Where parameters are kept as shards, by `Layout.keeps_shards`."""
         return (self.sharding > 0) & ((self.shard > 1) | (self.offload > 0))
+
+
+def _taken(column: np.ndarray, places: tuple[np.ndarray, ...]) -> np.ndarray:
+    """A column's entries at places of the table, along the dims that it has itself."""
+    if column.size == 1:
+        return np.full(len(places[0]), column.item(), column.dtype)
+    own = places[len(places) - column.ndim :]
+    index = tuple(at if size > 1 else 0 for at, size in zip(own, column.shape, strict=True))
+    return np.asarray(column[index])
 
 
 def table_of(layouts: Sequence[Layout]) -> Layouts:
@@ -129,8 +138,10 @@ def join(tables: Sequence[Layouts]) -> Layouts:
     columns = {
         each.name: np.concatenate(
             [
-                np.broadcast_to(getattr(table, each.name), size)
-                for table, size in zip(tables, sizes, strict=True)
+                column if column.shape == (size,) else np.broadcast_to(column, size)
+                for column, size in zip(
+                    (getattr(table, each.name) for table in tables), sizes, strict=True
+                )
             ]
         )
         for each in fields(Layouts)

@@ -190,14 +190,16 @@ def _note_ways(
     """The best of each way to split: of each context degree, expert degree and sharding."""
     t = grid.layouts
     contexts, experts, kinds = t.context[:, 0, 0, 0], t.expert[:, 0, 0, 0], t.sharding[0, 0, 0]
-    both = np.stack([contexts, experts])
+    ways = [
+        (context, expert, np.flatnonzero((contexts == context) & (experts == expert)))
+        for context, expert in sorted(set(zip(contexts.tolist(), experts.tolist(), strict=True)))
+    ]
+    places = [(kind, np.flatnonzero(kinds == kind)) for kind in sorted(set(kinds.tolist()))]
     for values, best in ((step, fastest), (memory, leanest)):
         least = values.min(axis=(1, 2))
-        for context, expert in np.unique(both, axis=1).T.tolist():
-            rows = np.flatnonzero((contexts == context) & (experts == expert))
+        for context, expert, rows in ways:
             lines = least[rows].min(axis=0)
-            for kind in np.unique(kinds).tolist():
-                columns = np.flatnonzero(kinds == kind)
+            for kind, columns in places:
                 column = int(columns[lines[columns].argmin()])
                 if not np.isfinite(lines[column]):
                     continue

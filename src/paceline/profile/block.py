@@ -5,8 +5,10 @@ sizes are columns of numbers: one model a row. `benchmarks/planner_accuracy.py` 
 published runs of different models at once that way.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from functools import lru_cache, wraps
+from typing import Any, Literal, NamedTuple, TypeVar
 
 Value = Any
 """A number, or a column of numbers: one for each row of a table that is priced at once."""
@@ -148,6 +150,24 @@ class Matrix(NamedTuple):
     """Whether it belongs to routed experts, which expert parallelism divides."""
 
 
+T = TypeVar("T")
+
+
+def _once(count: Callable[[Block], T]) -> Callable[[Block], T]:
+    """A count that is kept: a search asks for it of the same few blocks again for each grid."""
+    kept = lru_cache(256)(count)
+
+    @wraps(count)
+    def counted(block: Block) -> T:
+        try:
+            return kept(block)
+        except TypeError:  # a column of models
+            return count(block)
+
+    return counted
+
+
+@_once
 def matrices(block: Block) -> tuple[Matrix, ...]:
     """Every matrix a block may have, in the order they are applied; absent ones are 0 wide.
 
@@ -226,6 +246,7 @@ def block_parameters(block: Block) -> int:
     return dense_parameters(block) + expert_parameters(block)
 
 
+@_once
 def dense_parameters(block: Block) -> int:
     """Parameters of one block outside its routed experts; all of a measured block."""
     if block.measured is not None:
@@ -234,6 +255,7 @@ def dense_parameters(block: Block) -> int:
     return inside + block.vector_parameters
 
 
+@_once
 def expert_parameters(block: Block) -> int:
     """Parameters of all routed experts of one block."""
     return sum(m.inputs * m.outputs * m.copies for m in matrices(block) if m.is_routed)
