@@ -25,6 +25,7 @@ FILES = {
     "other.py": OTHER,
     "notes.json": b'{"password": "hunter2hunter2"}\n',
     "ds.json": b'{"zero_optimization": {"stage": 2}, "steps_per_print": 1, "zero_stagee": 1}\n',
+    "notes.ipynb": b"{}",
     "run.sh": b"torchrun --nproc_per_node=2 train.py\n",
 }
 
@@ -100,3 +101,8 @@ def test_damaged_foreign_and_old_memories_are_none():
     ):
         assert not memory_of_bytes(wrong, "v1").before
     assert not memory_of_bytes(data, "v2").before
+
+
+def test_a_file_whose_name_is_no_utf_8_is_judged_each_time():
+    files = FILES | {"na\udcffme.py": OTHER}
+    assert Run(files, Run(files)).judged == ["na\udcffme.py"]

@@ -190,20 +190,21 @@ def lint_files(
             continue
         if b"\0" in source[:8192]:
             judged.unread.append(Unread(path=path, line=None, what="a binary file"))
-        elif is_python(path, source):
+            continue
+        if is_python(path, source):
             kinds[path] = "python"
             programs.append(path)
-        elif (kept := memory.of_text(path)) is not None:
-            judged.take(kept)
-        else:
+            continue
+        if path.endswith(".ipynb"):  # its cells are no program: searched for secrets alone
+            kinds[path] = "notebook"
+        seen, config = memory.of_text(path), None
+        if seen is None:
             seen, config = _look(path, source)
-            judged.take(seen)
             if config is not None:
                 configs.append(config)
             else:
                 memory.keep_text(seen)
-            if path.endswith(".ipynb"):  # its cells are no program: searched for secrets alone
-                kinds[path] = "notebook"
+        judged.take(seen)
     kinds |= {config.path: config.kind for config in configs}
     starts = starts_in(configs, context)
     names = Counter(map(file_name, programs))

@@ -82,7 +82,7 @@ class Memory:
         self._keep(judged, self.around)
 
     def _keep(self, judged: Judged, around: str) -> None:
-        if self.is_on:
+        if self.is_on and all(map(is_utf8, judged.read)):  # JSON has no other names
             digests = {path: self.digests[path] for path in judged.read}
             self.now[judged.path] = Kept(judged=judged, digests=digests, around=around)
 
@@ -97,6 +97,11 @@ class Memory:
 def digest(data: bytes) -> str:
     """Which content it is."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def is_utf8(name: str) -> bool:
+    """Whether a file's name is one; others come with surrogates (PEP 383)."""
+    return name.encode(errors="replace").decode() == name
 
 
 def memory_as_bytes(memory: Memory, version: str) -> bytes:
