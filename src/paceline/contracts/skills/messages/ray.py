@@ -172,7 +172,8 @@ class ClusterStatus:
     """Nodes that are alive."""
 
     totalCpu: float
-    """Cores."""
+    """Cores as Ray counts them: a cluster that is started here has one for each that the workers ask
+    for, even where the machine has fewer."""
 
     totalGpu: float
     """GPUs."""
