@@ -47,11 +47,6 @@ _ENGINE = "/tmp/engine"
 _MANAGER = "paceline.dev/render"
 """Who patched a runtime; Trainer v2 wants a name with a domain."""
 
-_NO_QUEUE = (
-    "# paceline: ignore[k8s-gang-partial] your scheduler is not known: kubernetes.queue names "
-    "Kueue's\n"
-)
-
 CARRIES = OF_DDP | {"kubernetes", "recovery.max_restarts"}
 """Settings that the files say, beside the plan."""
 
@@ -73,10 +68,6 @@ def render(plan: Plan, job: Job) -> Files:
     if job.spec.kubernetes.runtime is None:
         train.insert(0, training_runtime(plan, job))
     files["trainjob.yaml"] = to_yaml([*comment, "Kubeflow Trainer 2.3."], *train)
-    if plan.cluster.num_nodes > 1 and job.spec.kubernetes.queue is None:
-        for name, kind in (("trainjob.yaml", "TrainJob"), ("pytorchjob.yaml", "PyTorchJob")):
-            line = f"kind: {kind}\n"
-            files[name] = files[name].replace(line, _NO_QUEUE + line)
     return program | files
 
 

@@ -39,19 +39,13 @@ def render(plan: Plan, job: Job) -> Files:
     )
 
 
-_SILENT_LOSS = (
-    "# paceline: ignore[elastic-no-restart-on-node-loss] the other nodes notice a node that dies",
-    "# without a word when their collective times out: 10 minutes with NCCL, 30 with gloo. Under",
-    "# `paceline run` they notice in seconds.",
-)
-"""Timeouts: torch 2.13, torch.distributed.init_process_group."""
-
-
 def launch_script(plan: Plan, job: Job) -> str:
     """What is run on every node: the environment, then torchrun with TRAIN_SCRIPT or train.py."""
     restarts = job.spec.recovery.max_restarts
-    least = least_nodes(plan, job)
-    options = [*torchrun_options(plan, least_nodes=least), f"--max-restarts={restarts}"]
+    options = [
+        *torchrun_options(plan, least_nodes=least_nodes(plan, job)),
+        f"--max-restarts={restarts}",
+    ]
     return script(
         header(plan, job, *_about(plan, job)),
         'cd "$(dirname "$0")"',
@@ -59,7 +53,6 @@ def launch_script(plan: Plan, job: Job) -> str:
         *node_lines(plan, job),
         *export_lines(plan, restarts=job.spec.recovery.max_restarts > 0),
         *meeting_lines(plan),
-        *(_SILENT_LOSS if least < plan.cluster.num_nodes else ()),
         *_continued("exec torchrun", *options, '"${TRAIN_SCRIPT:-train.py}" "$@"'),
     )
 

@@ -172,8 +172,8 @@ class ClusterStatus:
     """Nodes that are alive."""
 
     totalCpu: float
-    """Cores as Ray counts them: a cluster that is started here has one for each that the workers ask
-    for, even where the machine has fewer."""
+    """Cores as Ray counts them: a cluster that is started here has as many as the workers ask for,
+    even where the machine has fewer."""
 
     totalGpu: float
     """GPUs."""

@@ -35,9 +35,6 @@ unset NCCL_NET_GDR_READ  # NCCL sets it by the topology: 0 copies what is sent t
 : "${HEAD_ADDRESS:?set it to the address of the first node, the same on every node}"
 : "${HEAD_PORT:=29500}"
 : "${RUN_ID:?set it to one name for the run, the same on every node}"
-# paceline: ignore[elastic-no-restart-on-node-loss] the other nodes notice a node that dies
-# without a word when their collective times out: 10 minutes with NCCL, 30 with gloo. Under
-# `paceline run` they notice in seconds.
 exec torchrun \
   --nnodes=1:2 \
   --nproc-per-node=8 \
