@@ -1,6 +1,6 @@
 """Which files a job trains on and which are held out: names and sizes, no contents.
 
-Leaves out: reading the text (`runtime/data.py`) and anything but files of bytes on a disk.
+Leaves out: reading the text (`runtime/data/`) and anything but files of bytes on a disk.
 """
 
 import difflib

@@ -112,8 +112,8 @@ def config(plan: Plan, job: Job, *, program_has_optimizer: bool = False) -> dict
 
 def _checkpointing(plan: Plan) -> dict[str, Any]:
     """How DeepSpeed's own checkpointing is set up. The section starts none: the program calls
-    `deepspeed.checkpointing.checkpoint` (runtime/activation_checkpointing/checkpointing.py,
-    `configure`, 0.19), as the example programs do."""
+    `deepspeed.checkpointing.checkpoint` (`configure` of 0.19,
+    deepspeed/runtime/activation_checkpointing/checkpointing.py), as the example programs do."""
     blocks, every = plan.profile.num_blocks, plan.layout.recompute_every
     return {
         "partition_activations": False,
@@ -296,7 +296,7 @@ def accumulates_wide(plan: Plan) -> bool:
     """Whether narrow gradients are accumulated in float32.
 
     Without ZeRO, DeepSpeed 0.19.8 ends with NotImplementedError when it is asked to
-    (runtime/engine.py, `_do_optimizer_sanity_check`).
+    (deepspeed/runtime/engine.py, `_do_optimizer_sanity_check`).
     """
     return plan.precision in ("bf16", "fp16") and stage_of(plan) > 0
 
@@ -305,9 +305,9 @@ def stage_of(plan: Plan) -> int:
     """The stage of ZeRO; of a pipeline 1 at least.
 
     Without ZeRO, DeepSpeed 0.19.8 counts only the first stage's gradients in the norm that it clips
-    by (runtime/utils.py, `clip_grad_norm_`: the others count where they are marked as split over
-    tensors), and in bf16 it ends (runtime/pipe/engine.py, `_bf16_reduce_grads`). A run of two ranks
-    was off by 4e-4 at its third step so.
+    by (deepspeed/runtime/utils.py, `clip_grad_norm_`: the others count where they are marked as
+    split over tensors), and in bf16 it ends (deepspeed/runtime/pipe/engine.py,
+    `_bf16_reduce_grads`). A run of two ranks was off by 4e-4 at its third step so.
     """
     return max(1 if plan.layout.pipeline > 1 else 0, STAGES.get(plan.layout.sharding, 3))
 
@@ -350,7 +350,7 @@ def _zero(plan: Plan, job: Job) -> dict[str, Any]:
 
 def _buffers(plan: Plan) -> dict[str, int]:
     """Elements of a buffer for parameters on a disk: a rank's part of the largest matrix fits
-    (runtime/swap_tensor/partitioned_param_swapper.py, 0.19; 1e8 is its default)."""
+    (deepspeed/runtime/swap_tensor/partitioned_param_swapper.py, 0.19; 1e8 is its default)."""
     if plan.layout.offload != "nvme":
         return {}
     largest = plan.profile.head_inputs * plan.profile.head_outputs

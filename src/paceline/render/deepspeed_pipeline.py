@@ -15,7 +15,7 @@ def pipeline_section(plan: Plan) -> dict[str, Any]:
     """Stages, how layers are divided, and how many layers apart activations are kept.
 
     DeepSpeed itself reads the last one; the first two are for the program's PipelineModule
-    (runtime/config.py, `get_pipeline_config`, 0.19.8).
+    (deepspeed/runtime/config.py, `get_pipeline_config`, 0.19.8).
     """
     return {
         "stages": plan.layout.pipeline,

@@ -9,9 +9,10 @@ of ranks.
         zero_pp_rank_0_mp_rank_00_model_states.pt   the same, read by ZeRO 3
 
 Source: DeepSpeed 0.19.8, checkpoint/ds_to_universal.py (`merge_tp_slices`, `merge_zero3_slices`,
-`_save_optimizer_state`), and the readers: runtime/base_optimizer.py
-(`load_hp_checkpoint_state_from_checkpoint_dir`), runtime/zero/stage3.py
-(`load_hp_checkpoint_state_from_checkpoint_dir_stage3`), runtime/engine.py (`_load_checkpoint`).
+`_save_optimizer_state`), and the readers: deepspeed/runtime/base_optimizer.py
+(`load_hp_checkpoint_state_from_checkpoint_dir`), deepspeed/runtime/zero/stage3.py
+(`load_hp_checkpoint_state_from_checkpoint_dir_stage3`), deepspeed/runtime/engine.py
+(`_load_checkpoint`).
 
 Leaves out the schedule of the learning rate and the optimizer's options, which are the job's own;
 and, of DeepSpeed's checkpoints, the client_state, which its own ds_to_universal keeps.
@@ -192,7 +193,7 @@ def _save(file: Path, load: Load, *, is_table: bool) -> None:
 def _write_sides(
     folder: Path, asked: Conversion, shapes: Mapping[str, Any], others: Mapping[str, Tensor]
 ) -> None:
-    """What the engine reads beside the parameters (runtime/engine.py,
+    """What the engine reads beside the parameters (deepspeed/runtime/engine.py,
     `_common_checkpoint_state`)."""
     side = {
         "module": dict(others),

@@ -2,7 +2,8 @@
 universal, and without ZeRO.
 
 Source: DeepSpeed 0.19, utils/zero_to_fp32.py, checkpoint/ds_to_universal.py,
-runtime/zero/stage_1_and_2.py and stage3.py (`state_dict`), runtime/bf16_optimizer.py.
+deepspeed/runtime/zero/stage_1_and_2.py and stage3.py (`state_dict`),
+deepspeed/runtime/bf16_optimizer.py.
 """
 
 import re

@@ -32,7 +32,7 @@ _IN_THE_JSON = (
     "zero3_save_16bit_model",
 )
 """Keys of `DeepSpeedPlugin._deepspeed_config_checks` of accelerate 1.15, which raises where one
-stands beside a DeepSpeed file; mixed_precision, the other one, is in `deepspeed_file.py`."""
+stands beside a DeepSpeed file; mixed_precision, the other one, is in `launch_rules.py`."""
 
 FSDP = words_of("accelerate", "fsdp")
 

@@ -13,8 +13,8 @@ from paceline.check.lint.gpus import lacks_bf16
 from paceline.check.lint.words import words_by_section, words_of
 
 TOP_LEVEL = words_of("deepspeed", "top_level")
-"""Keys that deepspeed 0.14 to 0.18 read (runtime/constants.py and the modules' own configs); any
-other is passed over without a word."""
+"""Keys that deepspeed 0.14 to 0.18 read (deepspeed/runtime/constants.py and the modules' own
+configs); any other is passed over without a word."""
 
 ZERO = words_of("deepspeed", "zero")
 """`DeepSpeedZeroConfig`, whose model forbids any other key."""

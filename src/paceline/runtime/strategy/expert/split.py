@@ -1,7 +1,7 @@
 """Routed experts shared among ranks: every rank keeps some, and tokens travel to theirs and back.
 
 Leaves out: the router and shared experts, which stay whole on every rank; reducing gradients under
-FSDP2 (`shard.py` wraps `expert_modules`). The travelling itself is in `token_exchange.py`.
+FSDP2 (`shard.py` wraps `expert_modules`). The travelling itself is in `exchange.py`.
 
 **A module of routed experts** has `num_experts`, parameters that all have one row for each expert
 in dim 0, no buffers, and the call that `Experts` describes. transformers 5 has written its own so;
