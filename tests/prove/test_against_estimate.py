@@ -215,6 +215,17 @@ def test_tensor_ranks_that_share_the_experts_multiply_each_with_its_own_rows():
 
 
 @pytest.mark.parametrize("sharding", ["full", "zero1"])
+def test_one_rank_that_offloads_gathers_as_much_as_each_of_two(sharding):
+    """It gathers nothing from others, and its whole parameters were counted as activations."""
+    gathered = []
+    for data in (1, 2):
+        there = layout(data=data, sharding=sharding, **ONE)
+        proof, _ = both(JOB, replace(there, offload="cpu", offload_parameters=True))
+        gathered.append(proof.stages[0].parts["gathered"])
+    assert gathered[0] == gathered[1] > 0
+
+
+@pytest.mark.parametrize("sharding", ["full", "zero1"])
 def test_offloading_frees_in_a_proof_what_the_estimate_says(sharding):
     here = layout(data=8, sharding=sharding, **ONE)
     there = replace(here, offload="cpu", offload_parameters=True)

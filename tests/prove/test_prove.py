@@ -312,7 +312,7 @@ def test_an_offloaded_layout_is_proved_without_what_the_host_holds(name):
     assert not {"parameters", "optimizer"} & set(stage.parts)
     assert stage.peak_bytes < prove(request(ON_TWO[name])).stages[0].peak_bytes
     assert proof.simulated is None
-    assert proof.untimed == "the optimizer runs on the host, whose rates are not known"
+    assert proof.untimed.startswith("copies between accelerator and host")
     assert any("bytes of the host are not counted" in note for note in proof.notes)
 
 

@@ -304,7 +304,10 @@ def _simulated(
     if request.rates is None:
         return None, "the cluster's rates are not known"
     if request.layout.offload != "none":
-        return None, "the optimizer runs on the host, whose rates are not known"
+        return None, (
+            "copies between accelerator and host, and the step of the optimizer there, are not "
+            "simulated; `paceline plan` estimates them"
+        )
     try:
         times = simulate(
             steps,

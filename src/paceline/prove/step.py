@@ -11,11 +11,13 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from paceline.job import TrainSpec
 from paceline.prove.replay import Replay
 from paceline.prove.trace import Tracer
 from paceline.runtime import strategy
+from paceline.runtime._torch_private import fsdp_parameters, gathered_parameter
 from paceline.runtime.optimizer import make_optimizer
 from paceline.runtime.strategy.pipeline.schedules import Stage
 
@@ -61,6 +63,14 @@ class Rank:
         mark(states, "optimizer")
         if self.meshes.layout.offload != "none":
             self.tracer.to_host([*self.model.parameters(), *states])
+
+    def mark_gathered(self) -> None:
+        """Tell the tracer where units keep whole parameters. Groups of one rank gather nothing, and
+        copy them there without an operation of FSDP2's own."""
+        for unit in self.model.modules():
+            if isinstance(unit, FSDPModule):
+                whole = [gathered_parameter(each) for each in fsdp_parameters(unit)]
+                self.tracer.mark([each for each in whole if each is not None], "gathered")
 
     def create_state(self) -> None:
         """Optimizer state as after a first step, without forward and backward passes."""

@@ -142,6 +142,7 @@ def trace_step(
         if rank.replay is not None:
             rank.replay.begin_step()
         rank.step()
+        rank.mark_gathered()
     classify(tracer.trace)
     if offloads:
         leave_out_host(tracer.trace)
