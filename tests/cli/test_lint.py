@@ -638,9 +638,21 @@ def test_a_reader_that_leaves_changes_no_exit_code(folder):
     ended.stderr.close()
 
 
-def test_expressions_too_deep_to_parse_are_said_in_words(folder):
-    (folder / "deep.py").write_text("x = " + "-" * 100_000 + "1\n")
-    assert "nested too deeply" in lint("deep.py", expect=2).stderr
+@pytest.mark.parametrize(
+    ("name", "text", "reported"),
+    [
+        ("deep.py", "x = " + "-" * 100_000 + "1\n", "nested too deeply"),
+        ("accelerate.yaml", f"distributed_type: {'[' * 20_000}{']' * 20_000}", "nested too deeply"),
+        (
+            "ds_config.json",
+            f'{{"zero_optimization": {"[" * 20_000}{"]" * 20_000}}}',
+            "depth beyond",
+        ),
+    ],
+)
+def test_what_is_nested_too_deeply_to_read_is_said_in_words(folder, name, text, reported):
+    (folder / name).write_text(text)
+    assert reported in lint(name, expect=2).stderr
 
 
 def test_a_level_hides_what_is_below_it_and_an_id_can_be_left_out(folder):

@@ -136,7 +136,9 @@ def read_yaml(text: str) -> list[Marked]:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
         raise Unreadable(line, error.problem or "not YAML") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except RecursionError:
+        raise Unreadable(1, "nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:
         raise Unreadable(1, str(error).splitlines()[0] if str(error) else "not YAML") from None
     return found
 
