@@ -1,10 +1,14 @@
 """Whether `paceline diagnose` names the guilty rank and line of hangs that are made on purpose.
 
     python benchmarks/diagnose_hangs.py [--record tests/check/hangs]
+    python benchmarks/diagnose_hangs.py --logs
 
 Three real ranks over gloo, for each way to hang one small program. After some seconds each rank
 writes its stacks (faulthandler) and its flight recorder, and is ended. Both are then diagnosed, by
 themselves and together. --record keeps them: the tests read what real ranks wrote.
+
+--logs: no stacks and no dumps. The others wait until gloo's time-out ends them, and what all ranks
+printed is diagnosed: the guilty rank is one that reports nothing.
 """
 
 import argparse
@@ -30,7 +34,7 @@ import torch.distributed as dist
 
 folder = sys.argv[1]
 rank = int(os.environ["RANK"])
-dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=float(sys.argv[3])))
 
 
 def write_down():
@@ -171,14 +175,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--record", type=Path, metavar="FOLDER")
     parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--logs", action="store_true")
     arguments = parser.parse_args()
     named = 0
-    for name, body in PROGRAMS.items():
+    programs = {
+        n: body for n, body in PROGRAMS.items() if not arguments.logs or EXPECTED[n] is not None
+    }
+    for name, body in programs.items():
         with tempfile.TemporaryDirectory() as folder:
-            make_hang(name, body, Path(folder), arguments.seconds)
+            if arguments.logs:
+                make_hang(name, body, Path(folder), 2.5 * arguments.seconds, arguments.seconds)
+            else:
+                make_hang(name, body, Path(folder), arguments.seconds)
             if arguments.record is not None:
                 _keep(Path(folder), arguments.record / name)
-            told = {kind: blame(Path(folder), kind) for kind in ("stacks.txt", "pickle", "")}
+            kinds = ("log",) if arguments.logs else ("stacks.txt", "pickle", "")
+            told = {kind: blame(Path(folder), kind) for kind in kinds}
         right = [kind or "all" for kind, (_, rank, _) in told.items() if rank == EXPECTED[name]]
         if EXPECTED[name] is None:
             right = ["the log"] if told[""][0] == "gloo-size-mismatch" else []
@@ -186,11 +198,15 @@ def main() -> None:
         print(f"{name:<24} rank {EXPECTED[name]} is named by: {', '.join(right) or 'nothing'}")
         for kind, (cause, _, what) in told.items():
             print(f"    {kind or 'all':<12} {cause}: {what}")
-    print(f"named {named} of {len(PROGRAMS)}")
+    print(f"named {named} of {len(programs)}")
 
 
-def make_hang(name: str, body: str, folder: Path, seconds: float) -> None:
-    """Run the program on three ranks until they have written down where they stand."""
+def make_hang(name: str, body: str, folder: Path, seconds: float, timeout_s: float = 120.0) -> None:
+    """Run the program on three ranks until they have written down where they stand.
+
+    Args:
+        timeout_s: After which a collective that waits raises; beyond `seconds`, none does.
+    """
     program = folder / "train.py"
     program.write_text(PRELUDE + body)
     with socket.socket() as free:
@@ -203,7 +219,7 @@ def make_hang(name: str, body: str, folder: Path, seconds: float) -> None:
         with (folder / f"rank-{rank}.log").open("wb") as log:
             ranks.append(
                 subprocess.Popen(
-                    [sys.executable, str(program), str(folder), str(seconds)],
+                    [sys.executable, str(program), str(folder), str(seconds), str(timeout_s)],
                     env=os.environ | shared | {"RANK": str(rank)},
                     stdout=log,
                     stderr=subprocess.STDOUT,

@@ -55,3 +55,47 @@ def test_either_alone_names_the_rank(name):
 
 def test_gloo_that_ends_a_process_over_a_size_says_so_though_nothing_was_recorded():
     assert blamed("other-shape", ".log").id == "gloo-size-mismatch"
+
+
+WAITED = """\
+[rank{rank}]: Traceback (most recent call last):
+[rank{rank}]:   File "/home/u/train.py", line 41, in {function}
+[rank{rank}]:     dist.all_reduce(torch.ones(8))
+[rank{rank}]:   File "/opt/site-packages/torch/distributed/distributed_c10d.py", line 3, in f
+[rank{rank}]:     work.wait()
+[rank{rank}]: RuntimeError: [/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting \
+5000ms for recv operation to complete
+"""
+
+
+def logs_of(*functions):
+    """A log of each rank, which waited in that function; empty where it is None."""
+    return [
+        Log(
+            name=f"rank-{rank}.log",
+            rank=rank,
+            blocks=[WAITED.format(rank=rank, function=name).encode()] if name else [],
+        )
+        for rank, name in enumerate(functions)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("functions", "rank", "why"),
+    [
+        (("train", "train", None), 2, "the others wait for rank 2, which reports nothing"),
+        (("train", "save", "train"), 1, "the others wait for rank 1, which waits elsewhere"),
+    ],
+)
+def test_the_rank_that_the_others_wait_for_is_named_where_it_reports_nothing_itself(
+    functions, rank, why
+):
+    cause = diagnose(logs_of(*functions)).causes[0]
+    assert (cause.rank, why in cause.what) == (rank, True)
+
+
+@pytest.mark.parametrize("functions", [("train",) * 3, ("train", None, None)])
+def test_nobody_is_named_where_no_rank_differs_from_most(functions):
+    assert not any(
+        "the others wait" in cause.what for cause in diagnose(logs_of(*functions)).causes
+    )

@@ -1,13 +1,14 @@
 """What a rank that waited speaks for: time-outs, connections that closed, tracebacks cut off."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from paceline.check.diagnose.candidate import Candidate, ranks_of
 from paceline.check.diagnose.conclusion import Confidence
 from paceline.check.diagnose.hang import Standing, reasons, stand
 from paceline.check.diagnose.seen import Seen
-from paceline.check.diagnose.words import who
+from paceline.check.diagnose.words import spans, who
 
 _WAITS = {
     "collective-watchdog-timeout",
@@ -39,7 +40,7 @@ def hangs(seen: Seen, candidates: Sequence[Candidate]) -> Iterator[Candidate]:
             best[name] = (weight, why)
         elif best[name][0] < weight:
             best[name] = (weight, f"{why}; {best[name][1]}")
-    odd = _odd(standing)
+    odd = _odd(standing) or (() if standing else _unlike_the_others(seen, waits))
     for name, (weight, why) in best.items():
         likely = weight >= 1
         yield Candidate(
@@ -47,7 +48,7 @@ def hangs(seen: Seen, candidates: Sequence[Candidate]) -> Iterator[Candidate]:
             level=2.1 if likely else 6.0 if weight >= _SPEAKS else 6.6,
             confidence=Confidence.LIKELY if likely else Confidence.POSSIBLE,
             lines=lines,
-            what=f"{standing.what}; {why}" if standing else why,
+            what=f"{standing.what}; {why}" if standing else f"{_stands_apart(odd, waits)}{why}",
             count=len(lines),
             weight=weight,
             rank=odd[0] if odd else None,
@@ -62,6 +63,32 @@ def _odd(standing: Standing | None) -> Sequence[int]:
     if standing is None or standing.behind:
         return standing.behind if standing else ()
     return standing.absent if 2 * len(standing.absent) <= standing.num_heard else ()
+
+
+def _unlike_the_others(seen: Seen, waits: Sequence[Candidate]) -> Sequence[int]:
+    """Ranks that most others wait for: the silent ones, else those that wait elsewhere."""
+    waiting = {line.rank for each in waits for line in each.lines} - {None}
+    raised = {each.rank: each for each in seen.raised if each.rank is not None}
+    known = seen.ranks | {each.rank for each in seen.sources if each.rank is not None}
+    silent = sorted(known - waiting - raised.keys())
+    if silent:
+        return silent if 2 * len(silent) <= len(waiting) else ()
+    places = {
+        rank: tuple(frame.function for frame in each.frames if frame.is_users)
+        for rank, each in raised.items()
+    }
+    [(usual, count)] = Counter(places.values()).most_common(1) or [((), 0)]
+    odd = sorted(rank for rank, place in places.items() if place != usual)
+    return odd if 2 * len(odd) <= count else ()
+
+
+def _stands_apart(odd: Sequence[int], waits: Sequence[Candidate]) -> str:
+    if not odd:
+        return ""
+    waiting = {line.rank for each in waits for line in each.lines}
+    many, once = ("s", "") if len(odd) > 1 else ("", "s")
+    does = f"wait{once} elsewhere" if waiting & set(odd) else f"report{once} nothing"
+    return f"the others wait for rank{many} {spans(odd)}, which {does}; "
 
 
 _SPEAKS = 0.6
