@@ -7,6 +7,7 @@ from tests.report import made
 
 from paceline.record import events as log
 from paceline.record.machines import RankSample
+from paceline.report.event_text import describe
 from paceline.report.happenings import alerts, happenings, marks, ranks_of
 
 
@@ -131,3 +132,24 @@ def test_stacks_of_a_stuck_rank_are_there_when_asked_for():
     (said,) = happenings([stuck(1, 0)])
     assert said.text == "rank 0 is stuck (looping): in forward of step 7 for 31 s"
     assert said.more.startswith("Thread 1")
+
+
+def test_s1_19_a_corrupted_rank_is_shown_with_its_tensor_and_what_it_was_repaired_from():
+    found = log.CorruptionFound(
+        at=0.0,
+        generation=1,
+        step=12,
+        ranks=[1],
+        suspects=[],
+        tensors=["model/embedding.weight", "model/head.weight"],
+        verdict="majority",
+        healed="replica",
+        goes_on_after=12,
+    )
+    assert describe(found) == (
+        "after step 12 model/embedding.weight and 1 more is wrong on rank 1 (majority); "
+        "repaired from: replica"
+    )
+    unknown = msgspec.structs.replace(found, ranks=[], suspects=[0, 1], tensors=["a"])
+    text = "after step 12 a is not the same, and nobody knows where right, on ranks 0, 1 "
+    assert str(describe(unknown)).startswith(text)

@@ -57,6 +57,16 @@ def describe(event: log.AnyEvent) -> str | None:
                 f"rank {event.rank} has {event.factor:.2f} times the loss of its peers over "
                 f"{event.num_steps} steps: it reads other data, or computes with other weights"
             )
+        case log.CorruptionFound():
+            first, *others = event.tensors or ["a tensor"]
+            tensors = f"{first} and {len(others)} more" if others else first
+            odd = event.ranks or event.suspects
+            ranks = f"rank{'s' if len(odd) > 1 else ''} {', '.join(map(str, odd))}"
+            does = "wrong on" if event.ranks else "not the same, and nobody knows where right, on"
+            return (
+                f"after step {event.step} {tensors} is {does} {ranks} ({event.verdict}); "
+                f"repaired from: {event.healed}"
+            )
         case log.WorkerLost():
             return (
                 f"rank {event.rank} lost ({event.cause}): {event.how}; "
