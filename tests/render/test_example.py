@@ -113,6 +113,18 @@ def test_text_is_found_where_the_job_file_says_and_never_read_twice(tmp_path):
     assert text_of(tmp_path / "job", ["corpus", here, f"{here}/**/*.txt"]) == b"first second"
 
 
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_the_program_prints_a_loss_that_is_not_finite_and_ends(tmp_path, capsys, loss):
+    made = program(tmp_path, None)
+    made.say_step(6, 2.5)
+    with pytest.raises(SystemExit, match=r"step 7: the loss is (nan|inf); the newest checkpoint"):
+        made.say_step(7, loss)
+    assert [line[:10] for line in capsys.readouterr().out.splitlines()] == [
+        '{"step": 6',
+        '{"step": 7',
+    ]
+
+
 def test_settings_name_the_files_beside_the_program_and_in_the_jobs_folder():
     plan, job = planned(data={"path": ["a.txt", "/abs/b.txt"], "corpus": None})
     paths = settings(plan, job)["data"]["paths"]
