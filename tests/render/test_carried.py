@@ -25,6 +25,9 @@ BASES = {
         "layout": FIXED,
     },
 }
+SAME_PLANS = {"vertex": "two-nodes"}
+"""Bases that differ in their place alone, of which a plan reads nothing."""
+
 BASE_OF = dict.fromkeys(("kfp", "modal", "runpod", "lambda"), "one-node")
 BASE_OF |= {"mlx": "macs", "vertex": "vertex"}
 
@@ -263,6 +266,8 @@ def with_settings(base, settings):
 
 @cache
 def plan_with(base, key):
+    if base in SAME_PLANS:
+        return plan_with(SAME_PLANS[base], key)[0], job_of(**changed(base, key))
     if key in ON_DISK or key.partition(".")[0] in PLACES:
         return plain(base, key)[0], job_of(**changed(base, key))
     return planned(**changed(base, key))
@@ -270,6 +275,9 @@ def plan_with(base, key):
 
 @cache
 def plain(base, key):
+    if base in SAME_PLANS:
+        job = job_of(**with_settings(base, TOGETHER.get(key, {})))
+        return plain(SAME_PLANS[base], key)[0], job
     if key in ON_DISK:
         return planned(**BASES[base])[0], job_of(**with_settings(base, TOGETHER.get(key, {})))
     return planned(**with_settings(base, TOGETHER.get(key, {})))
