@@ -217,7 +217,7 @@ class Stage(PipelineStage):
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         ops = super().get_fwd_send_ops(fwd_chunk_id)
-        if not self.has_backward:
+        if not self.has_backward and hasattr(self, "fwd_cache"):  # torch 2.15 lets go by itself
             self.fwd_cache.pop(fwd_chunk_id)
         return ops
 
