@@ -10,7 +10,7 @@ __all__ = ["Cluster", "Known", "Level"]
 
 
 _COPY_IN_MEMORY_BYTES_PER_S = 10e9
-"""Of one core: a guess."""
+"""Rate at which one core copies in memory: a guess."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ class Cluster:
         return max(self.ranks_per_node, *inside, 1)
 
     def over_network(self, link: Link) -> "Cluster":
-        """The same ranks with one port of another link in each node."""
+        """A cluster of these ranks, with one port of another link in each node."""
         rate = link.bytes_per_s / self.ranks_per_node
         levels = tuple(
             replace(

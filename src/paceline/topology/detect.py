@@ -59,7 +59,7 @@ class Detected:
     """Name in the catalog, of GPUs that are all of one kind; None when it is not in there."""
 
     gpu_memory_bytes: int | None
-    """Of the smallest GPU; None where neither its tool nor the catalog says."""
+    """Memory of the smallest GPU; None where neither its tool nor the catalog says."""
 
     driver: str | None
     """Version of the accelerators' driver."""
@@ -83,7 +83,7 @@ class Detected:
     """Physical cores that this process may use."""
 
     memory_bytes: int | None
-    """Of the machine, or the limit of the process's group."""
+    """Memory of the machine, or the limit of the process's group."""
 
     drives: tuple[Drive, ...]
     mounts: tuple[Mounted, ...]

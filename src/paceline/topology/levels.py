@@ -192,7 +192,7 @@ def host_bytes_per_s(accelerator: Accelerator, links: Mapping[str, Link]) -> flo
 _TO_HOST = ("pcie", "nvlink-c2c", "memory")
 
 _COPY_SHARE = 0.8
-"""Of the host link's rate, what copies of pinned memory reach: some 12.5 of 15.75 GB/s over PCIe
+"""Share of the host link's rate that pinned copies reach: some 12.5 of 15.75 GB/s over PCIe
 3.0 x16, 25 of 31.5 over 4.0, 50 to 55 of 63 over 5.0, as commonly quoted. 360 of 450 GB/s is
 cautious for GH200's NVLink-C2C."""
 

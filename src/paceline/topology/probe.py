@@ -143,7 +143,7 @@ def read_ports(looks: list[Look]) -> tuple[PortText, ...]:
 
 
 def _nvml(looks: list[Look]) -> str:
-    """The same rows as `nvidia-smi`'s query, from NVML, where its Python module is installed."""
+    """Rows of `nvidia-smi`'s query, from NVML, where its Python module is installed."""
     try:
         import pynvml  # type: ignore[import-untyped,import-not-found,unused-ignore]
     except ImportError:

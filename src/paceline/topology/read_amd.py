@@ -35,7 +35,7 @@ def read_rocm_json(text: str) -> tuple[FoundGpu, ...]:
 
 
 def read_rocm_table(text: str) -> tuple[FoundGpu, ...]:
-    """The same from the table for people, which older releases print without `--json`."""
+    """Read GPUs from the table for people, which older releases print without `--json`."""
     cards: dict[int, dict[str, str]] = {}
     for row in re.finditer(r"^GPU\[(\d+)\]\s*: ([^:]+):\s*(.+?)\s*$", text, re.M):
         cards.setdefault(int(row[1]), {})[row[2].strip()] = row[3]

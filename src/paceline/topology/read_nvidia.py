@@ -9,7 +9,7 @@ QUERY = ("index", "name", "memory.total", "pcie.link.gen.max", "pcie.link.width.
 """Fields of `nvidia-smi --query-gpu=`, with `--format=csv,noheader`."""
 
 QUERY_MORE = (*QUERY, "compute_cap", "mig.mode.current")
-"""The same with what drivers before 510 do not know and refuse."""
+"""Fields of `QUERY`, and those that drivers before 510 do not know and refuse."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class FoundGpu:
     pcie_generation: int | None = None
     pcie_lanes: int | None = None
     compute_capability: str | None = None
-    """Of CUDA: `8.9`."""
+    """CUDA's compute capability: `8.9`."""
 
     is_mig: bool = False
     """Whether it is cut into slices (MIG): the tool reports the memory of the whole card."""

@@ -30,7 +30,7 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
     power_w: float | None = None
     power_limit_w: float | None = None
     clock_hz: float | None = None
-    """Of its streaming multiprocessors, or compute units."""
+    """Clock of its streaming multiprocessors, or compute units."""
 
     @property
     def power_share(self) -> float | None:

@@ -23,7 +23,7 @@ the compute capability. Sources: CUDA C++ programming guide, arithmetic by compu
 `QUERY_MORE`."""
 
 _NETWORK_BYTES_PER_S = 1.25e9
-"""Of a node, where the job does not say: 10 Gb/s, a guess."""
+"""Network rate of a node, where the job does not give one: 10 Gb/s, a guess."""
 
 
 _LEAST_AWAY = 2.0

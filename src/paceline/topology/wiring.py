@@ -28,7 +28,7 @@ _NVLINKS = {
 V100, A100, H100 and B200 data sheets, the GA102 white paper."""
 
 _USUAL_NVLINKS = (25e9, 18)
-"""Of a capability that is not in the table."""
+"""NVLinks of a compute capability that is not in the table: rate of each, and how many."""
 
 _BETWEEN_SOCKETS_BYTES_PER_S = 16e9
 """Between the sockets of a node, one direction, for all its cards together: NCCL's constant for AMD

@@ -49,10 +49,10 @@ class GpuTexts:
     """`nvidia-smi --query-gpu=`, the fields of `read_state.STATE`."""
 
     errors: str = ""
-    """The same, the fields of `read_state.ERRORS`."""
+    """What `nvidia-smi` answers for the fields of `read_state.ERRORS`."""
 
     fabric: str = ""
-    """The same, the fields of `read_state.FABRIC`; drivers before 535 do not know them."""
+    """What it answers for the fields of `read_state.FABRIC`, which drivers before 535 lack."""
 
     rows: str = ""
     """`nvidia-smi --query-remapped-rows=`, the fields of `read_state.ROWS`."""
@@ -65,7 +65,7 @@ class GpuTexts:
     """`rocm-smi` with the options of `read_state.ROCM`: JSON, or the table of older releases."""
 
     rocm_version: str = ""
-    """Of the installed ROCm."""
+    """Version of the installed ROCm."""
 
     rocm_topology: str = ""
     kernel_driver: str = ""
@@ -78,7 +78,7 @@ class GpuTexts:
     """PCI addresses of NVIDIA's cards, whether or not a driver is loaded."""
 
     uuids: tuple[str, ...] = ()
-    """Of NVIDIA's GPUs, as the driver's files list them; empty where there are no such files."""
+    """UUIDs of NVIDIA's GPUs from the driver's files; empty where there are no such files."""
 
     visible: str | None = None
     """CUDA_VISIBLE_DEVICES, or on AMD HIP_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES."""
@@ -128,7 +128,7 @@ class FolderFacts:
     """Text of the note that was left there; None where it is not to be seen."""
 
     disk_model: str | None = None
-    """Of the disk under it, as Linux has it; None where that is no single disk."""
+    """Model of the disk under it, as Linux has it; None where that is no single disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +145,7 @@ class Interface:
     """Rate of its link in one direction; None where the driver does not say, as virtual ones."""
 
     driver: str = ""
-    """Of the kernel; empty where no device is behind it."""
+    """The kernel's driver; empty where no device is behind it."""
 
     @property
     def is_loopback(self) -> bool:
@@ -192,7 +192,7 @@ class RdmaTexts:
     """/dev/infiniband/uverbs*."""
 
     modules: tuple[str, ...] = ()
-    """Of the kernel, those that matter here: `nvidia_peermem`, `ib_uverbs`, `efa`."""
+    """Modules of the kernel that matter here: `nvidia_peermem`, `ib_uverbs`, `efa`."""
 
     libraries: Mapping[str, str | None] = field(default_factory=dict)
     """`libibverbs`, `libnccl-net` -> where the linker finds it."""
@@ -248,7 +248,7 @@ class NodeFacts:
 
     meminfo: str = ""
     memory_limit_bytes: int | None = None
-    """Of the process's group."""
+    """Limit of the memory of the process's group."""
 
     memory_errors: Mapping[str, int] = field(default_factory=dict)
     """`ue` and `ce` of all memory controllers, from EDAC; empty where there is none."""
@@ -295,7 +295,7 @@ class NodeFacts:
 
     drives: tuple[Drive, ...] = ()
     mounts: tuple[Mounted, ...] = ()
-    """Of a quick look neither."""
+    """File systems that are mounted; a quick look does not ask for them."""
 
     lscpu: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -350,7 +350,7 @@ class Device:
     """`sm_90`, `gfx942`."""
 
     matmul_flops_per_s: float | None = None
-    """Of a large matrix product, the best of some."""
+    """Rate of a large matrix product, the best of some."""
 
     why_not: str | None = None
     """What went wrong on it."""
@@ -368,7 +368,7 @@ class TorchFacts:
     architectures: tuple[str, ...] = ()
     is_available: bool = False
     why_not: str | None = None
-    """Of accelerators that there are and PyTorch does not get."""
+    """Why PyTorch does not get accelerators that are there."""
 
     devices: tuple[Device, ...] = ()
 

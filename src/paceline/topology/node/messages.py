@@ -47,7 +47,7 @@ class Start:
     """After Python; run in that folder."""
 
     environments: Sequence[Mapping[str, str]]
-    """Of each process, over this one's."""
+    """Environment of each process, set over this one's."""
 
     limit_s: float
     minds_end: bool = False
@@ -62,7 +62,7 @@ class Started:
     """How a measurement ended here."""
 
     text: str = ""
-    """Of the file that was asked for; empty where there is none."""
+    """Text of the file that was asked for; empty where there is none."""
 
     why_not: str | None = None
 
@@ -95,7 +95,7 @@ class Taken:
     """Path relative to it -> SHA-256, with `+x` behind it for a file that can be started."""
 
     commit: str = ""
-    """Of the git repository that the folder is in; empty where it is in none."""
+    """Commit of the git repository that the folder is in; empty where it is in none."""
 
     has_changes: bool = False
     """Whether git sees changes that are in no commit."""

@@ -48,7 +48,7 @@ _TIME_ERROR = 5
 """What adjtimex(2) returns while the clock is not synchronised."""
 
 _MAIN_PACKAGES = (*("torch", "transformers", "nvidia-nccl-cu12", "nvidia-nccl-cu13"),)
-"""Of which another version speaks otherwise, or computes otherwise, in a job of ours."""
+"""Packages that must have one version on all nodes: others talk or compute differently."""
 
 _IOMMU = ("iommu", "amd_iommu", "intel_iommu", "pci", "pcie_acs_override")
 

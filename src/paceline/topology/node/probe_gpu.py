@@ -103,7 +103,7 @@ def read_kernel_log(looks: list[Look]) -> str | None:
 
 
 _MOST_LINES = 400
-"""Of the kernel's log, the last ones: an NVLink error prints tens of lines. A guess."""
+"""Lines read from the end of the kernel's log: an NVLink error prints tens of lines. A guess."""
 
 
 def _query(fields: tuple[str, ...]) -> list[str]:

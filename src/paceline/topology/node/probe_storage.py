@@ -27,7 +27,7 @@ include/linux/types.h, sector_t."""
 
 _MOST_FILES = 5000
 _MOST_BYTES = 64 * 2**20
-"""Of one program's files that are hashed: reading them takes below a second. A guess."""
+"""Bytes of one program's files that are hashed, read in below a second. A guess."""
 
 _CODE = (".py", ".sh", ".yaml", ".yml", ".toml", ".cfg", ".ini")
 """Ends of names of what a program is made of. Not .json and .txt: runs write such files too."""
@@ -157,7 +157,7 @@ def stale_locks() -> tuple[str, ...]:
 
 
 def hash_code(code: Mapping[str, str], *, own: bool = True) -> dict[str, str]:
-    """Of each, and of Paceline itself: a hash over the relative names and the contents of its code.
+    """Hash each program's code, and Paceline's: relative names and contents.
 
     Args:
         code: What it is called -> the file, or the folder of them. On each node the same names,
@@ -185,7 +185,7 @@ def hash_data(patterns: Iterable[str]) -> dict[str, str]:
 
 
 def _hash_files(folder: Path) -> str:
-    """Of one file or of a folder; empty text where it is not there."""
+    """Hash one file or a folder; empty text where it is not there."""
     if folder.is_file():
         return hashlib.sha256(folder.read_bytes()).hexdigest()
     if not folder.is_dir():
