@@ -34,7 +34,7 @@ from paceline.runtime.decoder import Decoder
 from paceline.runtime.recovery.fingerprint import fingerprint, sums_of_words
 from paceline.runtime.recovery.guard import Guard, interval
 from paceline.runtime.recovery.live import LiveState
-from paceline.runtime.recovery.mend import far_apart, unequal
+from paceline.runtime.recovery.repair import far_apart, unequal
 from paceline.runtime.recovery.verdict import Verdict, farther
 
 CPU = torch.device("cpu")

@@ -137,7 +137,7 @@ def _report(name: str, folder: Path, settings: Sequence[str], faults: Sequence[s
     lost = sum(e.steps_lost for e in back)
     sources = sorted({e.source for e in back})
     print(
-        f"  finished steps done again: {lost}; state from {', '.join(sources)}; SHA-256 "
+        f"  finished steps repeated: {lost}; state from {', '.join(sources)}; SHA-256 "
         f"{'equal to' if equal else 'DIFFERENT from'} the undisturbed run's",
         flush=True,
     )

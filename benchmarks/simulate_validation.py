@@ -136,7 +136,7 @@ def daly() -> Iterator[str]:
         mtbf_s = 1 / expected_per_s(failures, nodes)
         every = max(1, round(daly_interval_s(save_s, mtbf_s) / STEP_S))
         rhythm = Rhythm(step_s=STEP_S, save_every=every, save_s=save_s)
-        # A step cut short is done again, which the closed form has in what it loses.
+        # A step cut short is repeated, which the closed form has in what it loses.
         known = goodput(
             mtbf_s=mtbf_s, interval_s=every * STEP_S, save_s=save_s, restart_s=restart_s
         ).useful

@@ -36,7 +36,7 @@ EXIT_1: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing that clashes: what, where, and the change that mends it."""
+    """One thing that clashes: what, where, and the change that fixes it."""
 
     code: str
     """Stable id, such as `J003`; catalog/codes.md has a section for each."""
@@ -48,7 +48,7 @@ class Problem:
     """The field and the file line, or the path."""
 
     fix: str
-    """The change that mends it."""
+    """The change that fixes it."""
 
     def __str__(self) -> str:
         return f"{self.code}: {self.what}\n  where: {self.where}\n  fix: {self.fix}"

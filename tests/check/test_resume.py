@@ -1,4 +1,4 @@
-"""Can a job go on from a checkpoint: the verdict before the launch, and the command that helps."""
+"""Can a job resume from a checkpoint: the verdict before the launch, and the command that helps."""
 
 import shlex
 from pathlib import Path

@@ -193,7 +193,7 @@ def megatron(folder: Path, ranks: int) -> dict[str, Any]:
     experts_data = ranks // (experts_tensor * expert * pipeline)
     routed = RankGenerator(experts_tensor, expert, experts_data, pipeline, 1, order)
     assert dense.world_size == routed.world_size == ranks
-    sharers = len(dense.get_ranks("dp-cp")[0])
+    dp_cp = len(dense.get_ranks("dp-cp")[0])
     micro_batches.init_num_microbatches_calculator(
         0, None, words["global_batch_size"], words["micro_batch_size"], data, False
     )
@@ -205,7 +205,7 @@ def megatron(folder: Path, ranks: int) -> dict[str, Any]:
     chunks = parts.virtual_pipeline_model_parallel_size if parts is not None else None
     return {
         "data": len(dense.get_ranks("dp")[0]),
-        "sharding": "zero1" if optimizer.use_distributed_optimizer and sharers > 1 else "none",
+        "sharding": "zero1" if optimizer.use_distributed_optimizer and dp_cp > 1 else "none",
         "micro_batch": words["micro_batch_size"],
         "accumulation": accumulation,
         "tensor": tensor,

@@ -102,7 +102,7 @@ def check_run(
         world_size: Ranks that must have ended, each knowing of all.
         wrapper: Class that must be around the model.
         sharded: Whether ranks hold parts of parameters, or of how many parameters.
-        restarted: Whether steps may have been done again.
+        restarted: Whether steps may have been repeated.
 
     Raises:
         BadRun: Naming what is wrong.

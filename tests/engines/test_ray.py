@@ -63,7 +63,7 @@ def test_fsdp2_under_ray_equals_a_single_device(python_with, tmp_path):
 
 
 @pytest.mark.engine(
-    ran="DDP, 2 workers, one killed: goes on from its checkpoint to torchrun's hash"
+    ran="DDP, 2 workers, one killed: resumes from its checkpoint to torchrun's hash"
 )
 def test_a_killed_worker_is_replaced_and_the_end_is_torchruns(python_with, tmp_path):
     python = python_with("ray", "torch")

@@ -27,7 +27,7 @@ def test_time_account_names_every_second_of_a_run_that_was_killed_and_recovered(
     assert spent["save"] == pytest.approx(10 * 0.05)
     # Steps 101 to 114, and the 0.05 s of step 115 until the kill.
     assert spent["lost"] == pytest.approx(14 * 0.1 + 14 * 0.001 + 0.05, abs=0.02)
-    # Step 101 was done again inside the recovery, as its first step.
+    # Step 101 was repeated inside the recovery, as its first step.
     assert spent["forward"] == pytest.approx(199 * 0.035, abs=0.01)
     assert spent["rest"] < 0.3
 

@@ -159,7 +159,7 @@ MORE = (
 
 
 def evaluate_in(name: str, chunk: int) -> float:
-    """A held-out loss, after which the parameters are sharded again."""
+    """A evaluation loss, after which the parameters are sharded again."""
     layout = layout_of(LAYOUTS[name], {})
     meshes = strategy.make_meshes(layout, "cpu")
     options = strategy.Options(loss_chunk=chunk)

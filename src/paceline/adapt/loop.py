@@ -268,7 +268,7 @@ def _hold_back(work: Work, loop: ast.For | ast.While, call: ast.Call, condition:
                          f"with nullcontext() if {last} else {hold}:"])  # fmt: skip
     edits.indent(first, stmt, "    ")
     work.say(first, "no_sync: gradients are reduced with the last micro-batch of a step only; an "
-                    "incomplete step is carried on as before")  # fmt: skip
+                    "incomplete step is continued as before")  # fmt: skip
 
 
 def _length(work: Work, loop: ast.For | ast.While) -> str | None:

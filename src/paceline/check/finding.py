@@ -65,7 +65,7 @@ class Finding:
     """What clashes, in the reader's own names and numbers."""
 
     fix: str
-    """The change that mends it here; the failure's own fix where nothing nearer is known."""
+    """The change that fixes it here; the failure's own fix where nothing nearer is known."""
 
     evidence: tuple[Evidence, ...] = ()
     renames: tuple[str, str] | None = None

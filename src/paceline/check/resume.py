@@ -1,4 +1,4 @@
-"""Whether a job can go on from a checkpoint: as it is, after a conversion, or not at all.
+"""Whether a job can resume from a checkpoint: as it is, after a conversion, or not at all.
 
 Judges what the checkpoint's own files say (`record/foreign_checkpoints.py`, or a manifest of ours)
 against the job's plan. Leaves out whether the bytes are whole.
@@ -99,7 +99,7 @@ def judge_run(
 def judge_ours(
     manifest: Manifest, checkpoint: str, *, layout: Layout, digest: str | None = None
 ) -> Verdict:
-    """Whether a job goes on from a checkpoint of ours: in any layout, if it trains the same.
+    """Whether a job resumes from a checkpoint of ours: in any layout, if it trains the same.
 
     Args:
         digest: Of what the job trains; None where it is known to be the same.
@@ -131,7 +131,7 @@ def judge_foreign(
     config: Mapping[str, Any] | None = None,
     damage: Sequence[Problem] = (),
 ) -> Verdict:
-    """Whether a job goes on from what another program wrote.
+    """Whether a job resumes from what another program wrote.
 
     Args:
         engine: Of the job's plan, a name of the catalog.

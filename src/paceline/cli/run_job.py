@@ -295,7 +295,7 @@ def find_source(path: Path, job: "Job", place: str) -> Path:
 
 
 def begin_with(run: "RunFolder", checkpoint: Path) -> None:
-    """Put it into a new run, which then goes on from there."""
+    """Put it into a new run, which then resumes from there."""
     import shutil
 
     from paceline.errors import Problem

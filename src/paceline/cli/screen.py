@@ -20,7 +20,7 @@ Guesses."""
 
 
 class Screen:
-    """Prints lines for a person to a stream that may be closed: the command carries on then."""
+    """Prints lines for a person to a stream that may be closed: the command continues then."""
 
     def __init__(self, *, to_stderr: bool = True) -> None:
         self._stream: TextIO = sys.stderr if to_stderr else sys.stdout

@@ -38,7 +38,7 @@ class Health:
     """GPUs that could not be opened, by number; reported at the first look."""
 
     last: dict[tuple[str, str], int] = field(default_factory=dict)
-    """By GPU and figure; what the driver cannot say is missing."""
+    """By GPU and figure; what the driver does not report is missing."""
 
     def changes(self) -> list[GpuHealth]:
         """What has changed since the last look; takes `WAIT_MS` and some milliseconds. Flags that

@@ -45,7 +45,7 @@ memory that outlived the process; the disk; the seed."""
 
 
 class Restored(Message, frozen=True, kw_only=True, tag=True):
-    """Model and optimizer are built and hold the state to go on from."""
+    """Model and optimizer are built and hold the state to resume from."""
 
     first_step: int
     source: Source
@@ -59,7 +59,7 @@ class StepDone(Message, frozen=True, kw_only=True, tag=True):
 
     step: int
     loss: float | None
-    """None when it is not finite, which JSON cannot say."""
+    """None when it is not finite, which JSON cannot express."""
 
     tokens_per_s: float
     unit: str

@@ -26,7 +26,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that happened: a record of the journal."""
 
     monotonic_s: float
-    """Clock of the machine, so that it goes on from one controller to the next."""
+    """Clock of the machine, so that it resumes from one controller to the next."""
 
     unix_s: float
     node: int | None

@@ -27,7 +27,7 @@ from paceline.estimate.rates import LinkRates, Rates
 from paceline.profile.block import Value
 
 Column = Any
-"""An array with one entry a row, as it broadcasts; numpy's types cannot say it."""
+"""An array with one entry a row, as it broadcasts; numpy's types cannot express it."""
 
 
 def all_gather_s(num_bytes: Value, degree: Value, stride: Value, rates: Rates) -> Column:

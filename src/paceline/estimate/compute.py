@@ -25,7 +25,7 @@ from paceline.profile.block import (
 )
 
 Column = Any
-"""An array with one entry a row, as it broadcasts; numpy's types cannot say it."""
+"""An array with one entry a row, as it broadcasts; numpy's types cannot express it."""
 
 _TILE_ROWS, _TILE_COLUMNS = 128, 256
 """Size of the tile that one multiprocessor computes. Source: cuBLAS on Hopper."""

@@ -26,7 +26,7 @@ from paceline.parallel.table import Layouts, code_of
 from paceline.profile.block import Block, Value
 
 Column = Any
-"""An array with one entry a row, as it broadcasts; numpy's types cannot say it."""
+"""An array with one entry a row, as it broadcasts; numpy's types cannot express it."""
 
 _WIDE = 4.0
 """Bytes of float32."""

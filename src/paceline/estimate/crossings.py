@@ -27,7 +27,7 @@ from paceline.parallel.table import Layouts
 from paceline.profile.block import Block, dense_parameters, expert_parameters
 
 Column = Any
-"""An array with one entry a row, as it broadcasts; numpy's types cannot say it."""
+"""An array with one entry a row, as it broadcasts; numpy's types cannot express it."""
 
 
 class Crossing(NamedTuple):

@@ -28,7 +28,7 @@ from paceline.profile import Block, ModelProfile
 from paceline.topology import Cluster
 
 Column = Any
-"""An array with one entry a row, as it broadcasts; numpy's types cannot say it."""
+"""An array with one entry a row, as it broadcasts; numpy's types cannot express it."""
 
 
 UNMEASURED = (0.85, 1.5)

@@ -80,7 +80,7 @@ class Goodput:
 
     terms: Mapping[str, float]
     """What takes the rest, as shares of the wall time: `saving` (training waits for a
-    checkpoint), `lost` (work done again after a failure), `restart` (detected, fenced, started
+    checkpoint), `lost` (repeated work after a failure), `restart` (detected, fenced, started
     and loaded again)."""
 
     interval_s: float
@@ -93,7 +93,7 @@ class Goodput:
     """The same as a rate, of wall time."""
 
     lost_s_per_failure: float
-    """Seconds of work done again after each failure, on the mean."""
+    """Seconds of repeated work after each failure, on the mean."""
 
 
 def goodput(

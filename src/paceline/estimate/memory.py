@@ -45,7 +45,7 @@ from paceline.profile.block import Value
 from paceline.profile.saved import outside_bytes
 
 Column = Any
-"""An array with one entry a row, as it broadcasts; numpy's types cannot say it."""
+"""An array with one entry a row, as it broadcasts; numpy's types cannot express it."""
 
 PARTS = (
     "parameters",

@@ -23,7 +23,7 @@ from paceline.parallel.table import Layouts
 from paceline.profile.block import Block, Matrix, matrices
 
 Column = Any
-"""An array with one entry a row, as it broadcasts; numpy's types cannot say it."""
+"""An array with one entry a row, as it broadcasts; numpy's types cannot express it."""
 
 _ITERATIONS = 5
 """Of Newton and Schulz. Source: Jordan et al., 2024; `NUM_ITERATIONS` of our own runtime."""

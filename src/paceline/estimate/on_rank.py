@@ -19,7 +19,7 @@ from paceline.profile.block import Block, Value, dense_parameters, expert_parame
 from paceline.profile.saved import saved_bytes
 
 Column = Any
-"""An array with one entry a row, as it broadcasts; numpy's types cannot say it."""
+"""An array with one entry a row, as it broadcasts; numpy's types cannot express it."""
 
 _RESTORING_BYTES = 6.0
 """Bytes that restoring takes for each value of the part of a matrix that is restored at once: its

@@ -16,7 +16,7 @@ from paceline.parallel.table import Layouts
 from paceline.profile.block import Block, Value, dense_parameters, expert_parameters
 
 Column = Any
-"""An array with one entry a row, as it broadcasts; numpy's types cannot say it."""
+"""An array with one entry a row, as it broadcasts; numpy's types cannot express it."""
 
 
 def stage_blocks(model: Model, t: Layouts) -> tuple[Column, Column]:

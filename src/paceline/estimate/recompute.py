@@ -27,7 +27,7 @@ from paceline.profile.saved import (
 )
 
 Column = Any
-"""An array with one entry a row, as it broadcasts; numpy's types cannot say it."""
+"""An array with one entry a row, as it broadcasts; numpy's types cannot express it."""
 
 
 _ULYSSES = code_of("context_kind", "ulysses")
@@ -45,7 +45,7 @@ class OneBlock(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """Seconds of a block's forward pass, or of what is done again of it."""
+    """Seconds of a block's forward pass, or of what is repeated of it."""
 
     compute: Column
     tensor: Column
@@ -79,7 +79,7 @@ def kept_on_rank(one: OneBlock) -> tuple[Column, Column]:
 
 
 def done_again(forward: Pass, times: BlockTimes, t: Layouts, rates: Rates) -> Pass:
-    """Seconds of a block's forward pass that are done again in the backward pass."""
+    """Seconds of a block's forward pass that are repeated in the backward pass."""
     again = Pass(*[np.asarray(0.0)] * len(forward))
     for word, does in _DOES.items():
         is_chosen = t.recompute == code_of("recompute", word)

@@ -132,7 +132,7 @@ class StateTier:
     """Seconds of training between two copies; None where there is one of every step."""
 
     lost_s: float
-    """Work done again after a covered failure, on the mean."""
+    """Repeated work after a covered failure, on the mean."""
 
     fetch_s: float
     """To copy one rank's piece of it from another node."""
@@ -179,10 +179,10 @@ def copies_of(layout: Layout) -> int:
     >>> copies_of(Layout(data=8, sharding="zero1", micro_batch=1, accumulation=1))
     1
     """
-    sharers = layout.data * layout.context
+    dp_cp = layout.data * layout.context
     if layout.sharding == "hybrid" and layout.expert > layout.shard_degree:
         return 1  # the experts are shared across the copies, and no two ranks hold the same
-    return max(1, sharers // max(layout.shard_degree, layout.expert))
+    return max(1, dp_cp // max(layout.shard_degree, layout.expert))
 
 
 def copies_elsewhere(layout: Layout, ranks_per_domain: int) -> int:
@@ -362,7 +362,7 @@ def _priced(
     """A tier with its useful time: that of the checkpoints which it leaves necessary, less what its
     own failures and its own work take."""
     training, failures = case.training, case.failures
-    # A failure comes anywhere in a step, which is done again.
+    # A failure comes anywhere in a step, which is repeated.
     lost_s = training.step_s / 2 if lost_s is None else lost_s
     fetch_s = case.fetch_s if fetch_s is None else fetch_s
     recover_s = failures.in_place_s + fetch_s

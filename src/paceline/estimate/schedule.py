@@ -28,7 +28,7 @@ from paceline.parallel.table import code_of
 from paceline.profile.block import Value
 
 Column = Any
-"""An array with one entry a row, as it broadcasts; numpy's types cannot say it."""
+"""An array with one entry a row, as it broadcasts; numpy's types cannot express it."""
 
 _GPIPE = code_of("schedule", "gpipe")
 _INTERLEAVED = code_of("schedule", "interleaved")

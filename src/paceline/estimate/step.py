@@ -52,7 +52,7 @@ from paceline.parallel.table import Layouts, code_of, distinct
 from paceline.profile.block import Block, dense_parameters, expert_parameters
 
 Column = Any
-"""An array with one entry a row, as it broadcasts; numpy's types cannot say it."""
+"""An array with one entry a row, as it broadcasts; numpy's types cannot express it."""
 
 SPREAD = {
     "compute": 0.15,

@@ -153,7 +153,7 @@ class SlurmSpec:
     their node's cores, unless `cpus` says how many or `array` makes many jobs."""
 
     requeue: bool = True
-    """Whether Slurm starts the job again when its first node is lost or it is preempted; it goes on
+    """Whether Slurm starts the job again when its first node is lost or it is preempted; it resumes
     from its newest checkpoint."""
 
     max_requeues: Whole = 100

@@ -49,12 +49,12 @@ class CheckpointSpec:
     """Also keep every checkpoint whose step is a multiple of this."""
 
     keep_best: Whole = 0
-    """Also keep this many with the lowest held-out loss."""
+    """Also keep this many with the lowest evaluation loss."""
 
     copy_to: Url | None = None
     """Another storage that each checkpoint is copied to in the background, as a URL of fsspec:
     `s3://bucket/prefix`, `file:///mnt/nas/jobs`; below it the run's folder has its name. A run that
-    has no checkpoint of its own any more goes on from its newest copy. Needs the extra
+    has no checkpoint of its own any more resumes from its newest copy. Needs the extra
     `storage`."""
 
     copy_keep: Positive = 3

@@ -170,16 +170,16 @@ def adapted(layout: Any, count: int) -> tuple[Any, list[str]]:
         left //= changed[axis]
     if layout.data != "auto" and layout.data != left:
         changed["data"] = "auto"
-    sharers = left * (changed.get("context") or 1)
+    dp_cp = left * (changed.get("context") or 1)
     if layout.expert != "auto":
-        changed["expert"] = gcd(layout.expert, sharers)
-    if layout.sharding not in ("auto", "none") and sharers == 1:
+        changed["expert"] = gcd(layout.expert, dp_cp)
+    if layout.sharding not in ("auto", "none") and dp_cp == 1:
         changed |= {"sharding": "auto", "shard": "auto"}
-    elif layout.sharding == "hybrid" and layout.shard != "auto" and sharers % layout.shard:
+    elif layout.sharding == "hybrid" and layout.shard != "auto" and dp_cp % layout.shard:
         changed |= {"shard": "auto"}
     if changed.get("pipeline") == 1:
         changed |= {"schedule": "auto", "chunks": "auto"}
-    if layout.offload != "auto" and sharers == 1:
+    if layout.offload != "auto" and dp_cp == 1:
         changed |= {"offload": "auto"}
     notes = [
         f"layout.{name} {value}, not {getattr(layout, name)}"

@@ -1,7 +1,7 @@
 """Kubernetes as a place: a TrainJob, a PyTorchJob or a RayJob, through the cluster's API.
 
 The pods run the files of `render/kubernetes.py` (or `render/ray.py`), not Paceline's own agents:
-what restarts them is the cluster's controller, and they go on from their own newest checkpoint.
+what restarts them is the cluster's controller, and they resume from their own newest checkpoint.
 
 As a program it prints logs: `python -m paceline.launch.kubernetes JOB_ID [RANK] [--follow]`.
 """

@@ -175,7 +175,7 @@ class QueuedModule(Protocol):
     dry run."""
 
     prepare: Callable[[Job | Script, Plan | None, RunFolder, Sequence[str]], Submission]
-    """What would be submitted; touches nothing. The plan of a foreign program is None; the words
+    """What would be submitted; touches nothing. The plan of your own script is None; the words
     are options for the `paceline run` that starts there, if one does. Raises JobError where the
     place cannot take the job."""
 

@@ -1,7 +1,7 @@
 """What every layout must obey, as generators of problems with the nearest numbers that work.
 
 Only what the person fixed can break a law: `candidates` makes nothing else. Each problem says the
-numbers that clash and the change that mends it.
+numbers that clash and the change that fixes it.
 """
 
 from collections.abc import Iterator, Sequence

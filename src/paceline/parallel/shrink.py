@@ -85,8 +85,8 @@ def rounding_bound(global_batch: int, unit_roundoff: float) -> float:
 
 
 def _with_data(layout: Layout, data: int, policy: BatchPolicy) -> Layout | None:
-    sharers = data * layout.context
-    if sharers % layout.expert:
+    dp_cp = data * layout.context
+    if dp_cp % layout.expert:
         return None
     batch, most = layout.global_batch, -(-layout.global_batch // data)
     micro_batch, accumulation = layout.micro_batch, layout.accumulation
@@ -104,11 +104,11 @@ def _with_data(layout: Layout, data: int, policy: BatchPolicy) -> Layout | None:
         micro_batch = -(-most // accumulation)
     sharding, shard = layout.sharding, layout.shard
     if sharding == "hybrid":
-        if sharers <= layout.shard_degree:
+        if dp_cp <= layout.shard_degree:
             sharding, shard = "full", None
-        elif sharers % layout.shard_degree:
+        elif dp_cp % layout.shard_degree:
             return None
-    if sharers == 1 and layout.offload == "none":
+    if dp_cp == 1 and layout.offload == "none":
         sharding = "none"
     return replace(
         layout,

@@ -17,7 +17,7 @@ from paceline.parallel.schedules import SCHEDULE_FACTS, is_in_v
 from paceline.parallel.table import code_of
 
 Column = Any
-"""A number or an array with one entry a row, as it broadcasts; numpy's types cannot say it."""
+"""A number or an array with one entry a row, as it broadcasts; numpy's types cannot express it."""
 
 
 def num_chunks(layout: Layout) -> int:

@@ -89,7 +89,7 @@ class Manifest:
     """Digest of the resolved job, where the caller gave one."""
 
     held_out_loss: float | None = None
-    """Newest held-out loss at that step; what keep-best compares."""
+    """Newest evaluation loss at that step; what keep-best compares."""
 
     state_digest: str | None = None
     """SHA-256 of parameters and optimizer state, where the caller gave it."""
@@ -348,7 +348,7 @@ def choose_deletions(
     Args:
         keep_last: How many of the newest complete ones are kept; at least one is.
         keep_every: Also keep every complete one whose step is a multiple of this.
-        keep_best: Also keep this many complete ones with the lowest held-out loss; of equals, the
+        keep_best: Also keep this many complete ones with the lowest evaluation loss; of equals, the
             newer.
 
     An incomplete one counts for nothing. It goes when a newer complete one exists; until then it

@@ -134,7 +134,7 @@ class CheckpointCopyFailed(Event, frozen=True, kw_only=True, tag=True):
 
 
 class Evaluated(Event, frozen=True, kw_only=True, tag=True):
-    """The held-out loss after a step."""
+    """The evaluation loss after a step."""
 
     step: int
     loss: float | None
@@ -168,7 +168,7 @@ class StoppedEarly(Event, frozen=True, kw_only=True, tag=True):
 
 
 class BaselineEvaluated(Event, frozen=True, kw_only=True, tag=True):
-    """The held-out loss of a simple model, to compare with."""
+    """The evaluation loss of a simple model, to compare with."""
 
     name: str
     loss: float
@@ -198,7 +198,7 @@ class CorruptionFound(Event, frozen=True, kw_only=True, tag=True):
     """Ranks that were wrong; empty while nobody knows."""
 
     suspects: list[int]
-    """Replicas that differ, of which nobody knows who is right. Once the steps are done again,
+    """Replicas that differ, of which nobody knows who is right. Once the steps are repeated,
     another event names them, or says that this does not tell."""
 
     tensors: list[str]
@@ -214,7 +214,7 @@ class CorruptionFound(Event, frozen=True, kw_only=True, tag=True):
     the `initial` state; `recomputed` when all had gone back before."""
 
     goes_on_after: int
-    """Last step that the state has now: those after it are done again."""
+    """Last step that the state has now: those after it are repeated."""
 
 
 class FaultInjected(Event, frozen=True, kw_only=True, tag=True):
@@ -428,7 +428,7 @@ class Recovered(Event, frozen=True, kw_only=True, tag=True):
     """Last step that the state has; 0 is the initial state."""
 
     steps_lost: int
-    """Finished steps that had to be done again."""
+    """Finished steps that had to be repeated."""
 
     source: str
     """Where the state came from, of all ranks the last resort: `own` (nothing was lost), `replica`,

@@ -41,7 +41,7 @@ class RunRecord:
 
     events: tuple[AnyEvent, ...]
     metrics: tuple[StepMetrics, ...]
-    """Every whole line in the order written, also of steps that were done again."""
+    """Every whole line in the order written, also of steps that were repeated."""
 
     kept: tuple[str, ...]
     """Names of the complete checkpoints that are on the disk."""

@@ -2,7 +2,7 @@
 
 For your own script the controller writes what it has printed, or given to `paceline.log`. In other
 runs rank 0 writes, before the step is saved or evaluated, so that no saved step is without its
-line; how long those took is in the events. After a recovery some steps are done again; their lines
+line; how long those took is in the events. After a recovery some steps are repeated; their lines
 stand again with a higher generation, and `read_metrics` keeps the newest of each step.
 docs/reference/metrics.md is generated from the texts below.
 """
@@ -148,7 +148,7 @@ def read_metrics(path: Path) -> list[StepMetrics]:
 
 
 def read_all_metrics(path: Path) -> list[StepMetrics]:
-    """Every whole line, also of steps that were done again, in the order written."""
+    """Every whole line, also of steps that were repeated, in the order written."""
     return _decoded(path.read_bytes()) if path.exists() else []
 
 

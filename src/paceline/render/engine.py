@@ -1,4 +1,4 @@
-"""What an engine module gives: files, and what they cannot say."""
+"""What an engine module gives: files, and what they cannot express."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass

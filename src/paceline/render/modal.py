@@ -87,7 +87,7 @@ def gaps(plan: Plan, job: Job) -> Iterator[Gap]:
             what="a run of more than a day",
             where="cloud.max_run",
             why="a call of Modal ends after 24 hours",
-            nearest="it ends after 24 hours: submit.sh again goes on from its checkpoints",
+            nearest="it ends after 24 hours: submit.sh again resumes from its checkpoints",
         )
 
 

@@ -6,7 +6,7 @@ Slurm tells a job `grace` seconds before its time is over, or before it is preem
 cluster says so (`PreemptParameters=send_user_signal`); what runs then saves, and the job goes back
 into the queue. The controller is in the batch step, on the job's first node: it outlives the login
 node's sessions, and no port of a login node is needed. When that node is lost Slurm starts the job
-again, and the run goes on from its newest checkpoint.
+again, and the run resumes from its newest checkpoint.
 """
 
 from collections.abc import Iterator, Sequence

@@ -52,7 +52,7 @@ def render(plan: Plan, job: Job) -> Files:
 
 
 def gaps(plan: Plan, job: Job) -> list[Gap]:
-    """What torchtitan 0.3 cannot say."""
+    """What torchtitan 0.3 cannot express."""
     return titan_gaps(plan, job)
 
 

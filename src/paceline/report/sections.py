@@ -99,7 +99,7 @@ class FailureRow:
     """Of each phase, in order; empty when the run did not recover."""
 
     lost: str
-    """Finished steps that were done again."""
+    """Finished steps that were repeated."""
 
     back_to: str
     """Step of the checkpoint."""

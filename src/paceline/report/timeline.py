@@ -115,7 +115,7 @@ def failures(part: Part) -> list[Failure]:
 
 
 def is_lost(record: RunRecord) -> list[bool]:
-    """For each metrics line, whether the step had to be done again later, or still has to be.
+    """For each metrics line, whether the step had to be repeated later, or still has to be.
 
     A step is lost when the workers later went back to before it.
     """

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from paceline.runtime.generation import Generation
 
 Share = tuple[Tensor | float, ...]
-"""This rank's share of the held-out loss: the sum over its targets, how many they were, and, where
-there is an accuracy, how many of them the model has right."""
+"""This rank's share of the evaluation loss: the sum over its targets, how many they were, and,
+where there is an accuracy, how many of them the model has right."""
 
 Evaluate = Callable[[], Share | Mapping[str, Share]]
 """This rank's share, or its share of each source's."""

@@ -94,7 +94,7 @@ def _preference(
 def _evaluation(
     session: Session, model: nn.Module, held_out: Samples, loss_of: strategy.LossOf
 ) -> Evaluate:
-    """Held-out loss by source on the same samples every time, spread evenly over each source."""
+    """Evaluation loss by source on the same samples every time, spread evenly over each source."""
     asked = _evaluated_ids(session, held_out)
 
     def evaluate() -> dict[str, Share]:

@@ -400,7 +400,7 @@ class Loop:
 
     def _save(self, number: int) -> None:
         """Start a checkpoint; it is written while training goes on."""
-        if number <= self._started_save:  # done again after a state was found wrong
+        if number <= self._started_save:  # repeated after a state was found wrong
             return
         here, state = self._here, self._here.state
         here.progress.enter(Phase.SAVE)

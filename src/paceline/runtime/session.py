@@ -17,7 +17,7 @@ or, so that a layout may also split samples (context) and blocks (pipeline), wit
 What the session does between those lines: the same initial weights on every rank; the model split
 as planned; gradients reduced only where they must be; the global norm and clipping; a vote of all
 ranks before anything is applied; the learning rate; metrics, evaluation and checkpoints; stopping
-at a step boundary; and going on from the newest state that is anywhere with the same samples and
+at a step boundary; and resuming from the newest state that is anywhere with the same samples and
 the same random numbers as if nothing had happened.
 
 When a rank is lost the training function of every other one is left by an exception, and called
@@ -320,7 +320,7 @@ class Session:
         return self.plan.precision
 
     def note_baseline(self, name: str, loss: float) -> None:
-        """Put a simple model's held-out loss beside ours, in the events and the report."""
+        """Put a simple model's evaluation loss beside ours, in the events and the report."""
         if math.isfinite(loss):
             self.report(events.BaselineEvaluated(name=name, loss=loss))
 
@@ -361,11 +361,11 @@ class Session:
     ) -> Iterator[Step]:
         """The steps that are left, each to be finished with `Step.apply`.
 
-        Goes on from the newest valid checkpoint of the run, saves by the job's policy, and ends
+        Resumes from the newest valid checkpoint of the run, saves by the job's policy, and ends
         early, after a checkpoint, when somebody asks the run to stop.
 
         Args:
-            evaluate: This rank's share of the held-out loss as `(sum, count)`, or one for each
+            evaluate: This rank's share of the evaluation loss as `(sum, count)`, or one for each
                 source by its name. Called in eval mode without gradients, on every rank alike, as
                 often as the job says.
             source_weights: Weight of each source in the mean of all; left out, targets count alike.

@@ -263,7 +263,7 @@ def _last_words(error: BaseException, session: Session | None = None) -> say.Cra
 
 
 def _printable(text: str) -> str:
-    """Without what UTF-8 cannot say, such as half of a surrogate pair in a file's name."""
+    """Without what UTF-8 cannot express, such as half of a surrogate pair in a file's name."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

@@ -261,7 +261,7 @@ class System:
     """From there to the first step."""
 
     lost: Lost
-    """Work done again: half a step on the mean, or what the last checkpoint lacks."""
+    """Repeated work: half a step on the mean, or what the last checkpoint lacks."""
 
     stall_share: float = 0.0
     """Of the time, what its copies of the state take when nothing fails."""

@@ -13,7 +13,7 @@ PARTS: Mapping[Part, str] = {
     "fence": "until every survivor has left its process groups",
     "meet": "new processes start and all meet",
     "state": "the state comes back",
-    "recompute": "steps, and parts of one, that are done again",
+    "recompute": "steps, and parts of one, that are repeated",
     "stall": "training waits for a checkpoint or a snapshot",
     "degraded": "steps slower than the fault-free time",
     "idle": "waiting for a machine, or for a person",
@@ -32,7 +32,7 @@ class Ledger:
         self.seconds[part] += seconds
 
     def lose(self, seconds: float) -> None:
-        """Steps that counted as useful have to be done again."""
+        """Steps that counted as useful have to be repeated."""
         self.seconds["useful"] -= seconds
         self.seconds["recompute"] += seconds
         assert self.seconds["useful"] >= -1e-6, "more was lost than was done"

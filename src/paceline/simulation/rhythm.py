@@ -48,7 +48,7 @@ class Stretch:
     """Step of the newest checkpoint that was started and written in this stretch."""
 
     def enter(self, ledger: Ledger, rhythm: Rhythm) -> None:
-        """Account for it; what was not finished is done again."""
+        """Account for it; what was not finished is repeated."""
         ledger.add("useful", self.steps * rhythm.step_s)
         ledger.add(rhythm.slower_as, self.steps * rhythm.slower_s)
         ledger.add("stall", self.stall_s)

@@ -471,7 +471,7 @@ class _World:
         self._later(self._phase_s("first_step"), first)
 
     def ledger_rolls_back(self, back_to: int) -> None:
-        """Steps after this one are done again."""
+        """Steps after this one are repeated."""
         if self.step > back_to:
             self.ledger.lose((self.step - back_to) * self.scene.rhythm.step_s)
         self.step = self.told_step = back_to

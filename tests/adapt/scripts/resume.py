@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Trains, saves after every epoch, and goes on from where it was with --resume."""
+"""Trains, saves after every epoch, and resumes from where it was with --resume."""
 
 import argparse
 import logging

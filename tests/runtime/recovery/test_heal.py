@@ -1,4 +1,4 @@
-"""A copy of a rank's state is that state, for every optimizer, and training goes on from it."""
+"""A copy of a rank's state is that state, for every optimizer, and training resumes from it."""
 
 from dataclasses import replace
 from pathlib import Path

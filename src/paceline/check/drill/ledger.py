@@ -26,10 +26,10 @@ def audit(
     """What is wrong with a run's ledger; empty when every step was consumed exactly once.
 
     Args:
-        lines: Every line, also of steps that were done again, in the order written.
+        lines: Every line, also of steps that were repeated, in the order written.
         num_steps: Steps that the run should have done.
         first_steps: Generation -> the first step that it did, from `TrainingStarted`: what stands
-            before it is committed, and must not be done again.
+            before it is committed, and must not be repeated.
         digest_of: Step, from 1 -> the hash of its sample ids; None when it is not known.
         gone_back: Generation and step to which a wrong state was taken back in it, each time.
     """
@@ -87,7 +87,7 @@ def _gone_back(lines: Sequence[StepMetrics], first_steps: Mapping[int, int]) -> 
         first = first_steps.get(line.generation)
         if before is not None and first is not None and line.step < first:
             yield (
-                f"step {line.step} was committed in generation {before} and done again in "
+                f"step {line.step} was committed in generation {before} and repeated in "
                 f"{line.generation}, which began at step {first}"
             )
         done[line.step] = line.generation

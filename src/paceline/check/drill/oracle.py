@@ -109,7 +109,7 @@ def judge(run: Drilled, reference: Reference) -> Verdict:
             ok=not unjustified,
             says="; ".join(unjustified)
             if unjustified
-            else f"{lost} finished steps done again"
+            else f"{lost} finished steps repeated"
             + (": no rank that had the state was left" if lost else ""),
         ),
         _verdicts(outcomes),
@@ -324,7 +324,7 @@ def _ledger(run: Drilled, *, ends_early: bool) -> Check:
 
 
 def _steps_lost(run: Drilled) -> tuple[int, list[str]]:
-    """Finished steps that were done again, and the recoveries in which that need not have been."""
+    """Finished steps that were repeated, and the recoveries in which that need not have been."""
     lost, complaints = 0, []
     at_work: list[int] = []
     started: list[int] = []
@@ -340,7 +340,7 @@ def _steps_lost(run: Drilled) -> tuple[int, list[str]]:
             new = {rank for rank, pid in enumerate(started) if pid not in at_work} or told
             if event.steps_lost and not any(set(group) <= new for group in run.replicas):
                 complaints.append(
-                    f"{event.steps_lost} steps were done again after step "
+                    f"{event.steps_lost} steps were repeated after step "
                     f"{event.resumed_from_step}, though of every rank a replica was left"
                 )
             if event.steps_lost:

@@ -31,7 +31,7 @@ class Fixed:
     before: str
     after: str
     findings: tuple[Finding, ...]
-    """Those that the change mends."""
+    """Those that the change fixes."""
 
     @property
     def diff(self) -> str:

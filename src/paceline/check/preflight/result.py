@@ -33,7 +33,7 @@ class Result:
     """What was seen, in this machine's numbers."""
 
     fix: str = ""
-    """Command or change that mends it; empty when nothing has to change."""
+    """Command or change that fixes it; empty when nothing has to change."""
 
     id: str | None = None
     """The catalog's failure that this would become: `paceline explain ID`."""

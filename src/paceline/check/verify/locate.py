@@ -205,11 +205,11 @@ def _pattern(
 
 def _factors(layout: Layout) -> Iterator[tuple[float, str]]:
     """Factors that a slip gives, and the slip. Several may give the same."""
-    sharers = layout.data * layout.context
-    if sharers > 1:
-        ranks = f"the {sharers} data and context ranks"
-        yield float(sharers), f"as if summed over {ranks} and not divided"
-        yield 1 / sharers, f"as if divided by {ranks} once too often"
+    dp_cp = layout.data * layout.context
+    if dp_cp > 1:
+        ranks = f"the {dp_cp} data and context ranks"
+        yield float(dp_cp), f"as if summed over {ranks} and not divided"
+        yield 1 / dp_cp, f"as if divided by {ranks} once too often"
     if layout.tensor > 1:
         yield float(layout.tensor), f"as if summed over the {layout.tensor} tensor ranks twice"
     if layout.accumulation > 1:

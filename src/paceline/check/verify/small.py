@@ -121,13 +121,13 @@ def small_layout(planned: Layout, ranks: int | None = None) -> _Small:
     most = ranks or MOST_RANKS
     degrees = {"tensor": 1, "pipeline": 1, "context": 1, "data": 1}
     left_out = []
-    needs_sharers = planned.sharding != "none" or planned.expert > 1
+    needs_dp_cp = planned.sharding != "none" or planned.expert > 1
     used = 1
     for axis in degrees:
         if getattr(planned, axis) == 1:
             continue
-        # Sharding and experts need two sharers: one axis of two is kept for them.
-        kept = 2 if needs_sharers and axis in ("tensor", "pipeline") else 1
+        # Sharding and experts need two of these ranks: one axis of two is kept for them.
+        kept = 2 if needs_dp_cp and axis in ("tensor", "pipeline") else 1
         if used * 2 * kept <= most or (kept == 2 and used == 1 and used * 2 <= most):
             degrees[axis], used = 2, used * 2
         else:
@@ -135,15 +135,15 @@ def small_layout(planned: Layout, ranks: int | None = None) -> _Small:
     hybrid = planned.sharding == "hybrid"
     while (hybrid or ranks) and used * 2 <= most and degrees["data"] * 2 <= planned.data:
         degrees["data"], used = degrees["data"] * 2, used * 2
-    sharers = degrees["data"] * degrees["context"]
+    dp_cp = degrees["data"] * degrees["context"]
     sharding = planned.sharding
-    if sharers == 1 and sharding != "none" and planned.offload != "cpu":
+    if dp_cp == 1 and sharding != "none" and planned.offload != "cpu":
         sharding = "none"
         left_out.append(f"sharding {planned.sharding}")
-    if sharding == "hybrid" and sharers < 4:
+    if sharding == "hybrid" and dp_cp < 4:
         sharding = "full"
         left_out.append("the copies of hybrid sharding")
-    expert = 2 if planned.expert > 1 and sharers > 1 else 1
+    expert = 2 if planned.expert > 1 and dp_cp > 1 else 1
     if planned.expert > 1 and expert == 1:
         left_out.append(f"expert {planned.expert}")
     chunks = min(planned.chunks, 2) if degrees["pipeline"] > 1 else 1

@@ -53,7 +53,7 @@ def plan_validation(case: Case) -> dict[str, Any]:
                 "how": _run(case, f"drill.kill=[rank={rank}@step={step}]")
                 if plan.cluster.is_local
                 else f"kill -9 of rank {rank}'s process at step {step}",
-                "passes": f"training goes on, at most {plan.checkpoint_every} steps done again",
+                "passes": f"training goes on, at most {plan.checkpoint_every} steps repeated",
             }
             for rank, step in ((ranks - 1, min(job.train.steps, plan.checkpoint_every + 1)),)
         ],

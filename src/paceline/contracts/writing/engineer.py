@@ -1,8 +1,8 @@
 """A plan in the engineer's output schema, word for word, and its additions.
 
 Additions, none of which the schema forbids: numbers beside every sentence (`...Bytes`,
-`...Seconds`, `...Steps`), and what its list of strategies cannot say (sharding, context and expert
-parallelism).
+`...Seconds`, `...Steps`), and what its list of strategies cannot express (sharding, context and
+expert parallelism).
 """
 
 from dataclasses import asdict
@@ -157,7 +157,7 @@ def _checkpoints(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
     if (kept := kept_every(job.spec)) is not None:
         retention.append(f"every {kept} steps")
     if num_best(job.spec):
-        retention.append(f"{num_best(job.spec)} with the lowest held-out loss")
+        retention.append(f"{num_best(job.spec)} with the lowest evaluation loss")
     return {
         "frequency": f"every {every} steps"
         + ("" if seconds is None else f", {format_seconds(seconds)} (estimated)"),

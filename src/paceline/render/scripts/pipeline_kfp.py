@@ -96,7 +96,7 @@ def evaluate(
         ]
     loss = sum(losses) / len(losses)
     metrics.log_metric("held_out_loss", loss)
-    print(f"held-out loss {loss:.4f} over {len(losses)} micro-batches")
+    print(f"evaluation loss {loss:.4f} over {len(losses)} micro-batches")
     return loss
 
 

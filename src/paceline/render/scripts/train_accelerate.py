@@ -1,7 +1,7 @@
 """DDP, FSDP2 or DeepSpeed through Accelerate, as `accelerate.yaml` says. `accelerate launch` starts
 it.
 
-Writes a checkpoint every `checkpoint_every` steps into `checkpoints/` and goes on from the newest.
+Writes a checkpoint every `checkpoint_every` steps into `checkpoints/` and resumes from the newest.
 """
 
 import gc

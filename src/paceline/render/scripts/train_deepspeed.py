@@ -1,6 +1,6 @@
 """ZeRO through DeepSpeed, as `ds_config.json` says. torchrun or DeepSpeed's launcher starts it.
 
-Writes a checkpoint every `checkpoint_every` steps into `checkpoints/` and goes on from the newest.
+Writes a checkpoint every `checkpoint_every` steps into `checkpoints/` and resumes from the newest.
 """
 
 import gc

@@ -3,7 +3,7 @@ torchrun.
 
 Every rank builds the whole model on its host, so that all begin with the same weights, and keeps
 the layers of its stage. Writes a checkpoint every `checkpoint_every` steps into `checkpoints/` and
-goes on from the newest.
+resumes from the newest.
 """
 
 import json

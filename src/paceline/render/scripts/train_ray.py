@@ -1,9 +1,9 @@
 """DDP, FSDP2 or HSDP under Ray Train, as `train.json` and `ray.json` say. `python train.py`.
 
 Reports a checkpoint every `checkpoint_every` steps to Ray's storage. When a worker or a node dies,
-Ray starts the group again, with fewer workers where `ray.json` has a range, and every worker goes
-on from the newest checkpoint, at the same global batch. Started again by its name after the
-driver has died, it goes on from there too.
+Ray starts the group again, with fewer workers where `ray.json` has a range, and every worker
+resumes from the newest checkpoint, at the same global batch. Started again by its name after the
+driver has died, it resumes from there too.
 """
 
 import contextlib

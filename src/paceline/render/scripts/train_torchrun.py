@@ -1,6 +1,6 @@
 """DDP, ZeRO-2, FSDP2 or HSDP with plain PyTorch, as `train.json` says. Started by torchrun.
 
-Writes a checkpoint every `checkpoint_every` steps into `checkpoints/` and goes on from the newest.
+Writes a checkpoint every `checkpoint_every` steps into `checkpoints/` and resumes from the newest.
 """
 
 import contextlib

@@ -28,7 +28,7 @@ from paceline.runtime.state import DATA, MODEL, split_optimizer_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """What a run goes on from."""
+    """What a run resumes from."""
 
     step: int = 0
     """Optimizer steps done; 0 when there was no checkpoint."""

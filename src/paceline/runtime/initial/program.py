@@ -1,6 +1,6 @@
-"""What a factory did to make a model's tensors, so that it can be done again for some of them.
+"""What a factory did to make a model's tensors, so that it can be repeated for some of them.
 
-The operations are done again in their order, with the same generator, and so give the same bits. A
+The operations are repeated in their order, with the same generator, and so give the same bits. A
 tensor is in memory from the first operation that counts for it to the last. What is overwritten
 whole later only draws its numbers; large tensors are drawn a block at a time.
 """

@@ -61,7 +61,7 @@ _REFUSED = frozenset({aten.set_, aten.resize_, aten.resize_as_})
 
 
 class Undeferrable(Exception):
-    """This factory does something that cannot be written down and done again later."""
+    """This factory does something that cannot be written down and repeated later."""
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]

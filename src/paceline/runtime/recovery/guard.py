@@ -6,7 +6,7 @@ without a collective of its own. Where a rank has less than two replicas, its fi
 taken right after the update before: nothing may write parameters between two updates.
 
 Leaves out: saved buffers (batch norm's averages), which change while a step is computed; gradients,
-which are wrong on all ranks once they are summed; what is done about a verdict (`mend.py`).
+which are wrong on all ranks once they are summed; what is done about a verdict (`repair.py`).
 """
 
 import time

@@ -105,7 +105,7 @@ class Held:
 
     @property
     def is_whole(self) -> bool:
-        """Whether this worker's state is one that training can go on from."""
+        """Whether this worker's state is one that training can resume from."""
         return self.model is not None and not self.is_torn
 
     @property

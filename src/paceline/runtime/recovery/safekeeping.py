@@ -24,9 +24,9 @@ from paceline.runtime.checkpoint._agree import gather
 from paceline.runtime.recovery.guard import Guard, interval
 from paceline.runtime.recovery.held import StartOver
 from paceline.runtime.recovery.live import LiveState
-from paceline.runtime.recovery.mend import Suspects, copy_from_replicas
 from paceline.runtime.recovery.peer import Peers
 from paceline.runtime.recovery.recall import recall
+from paceline.runtime.recovery.repair import Suspects, copy_from_replicas
 from paceline.runtime.recovery.snapshot import Facts, SnapshotError, Snapshots
 from paceline.runtime.recovery.verdict import Verdict, differing, held_by_all
 

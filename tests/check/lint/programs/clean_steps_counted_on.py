@@ -1,4 +1,4 @@
-"""Steps go on from the checkpoint's number, and engines count them: every rank has the same."""
+"""Steps resume from the checkpoint's number, and engines count them: every rank has the same."""
 
 import os
 

@@ -104,7 +104,7 @@ class CheckpointConfig:
     """Epochs between checkpoints; the last epoch is always saved."""
 
     resumeFrom: str | None = None
-    """A checkpoint of this trainer to go on from, in the middle of the same schedule."""
+    """A checkpoint of this trainer to resume from, in the middle of the same schedule."""
 
 
 @section

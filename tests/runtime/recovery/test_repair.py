@@ -8,7 +8,7 @@ from torch import nn
 
 from paceline.runtime.recovery.fingerprint import fingerprint
 from paceline.runtime.recovery.live import LiveState
-from paceline.runtime.recovery.mend import Suspects, copy_from_replicas, far_apart, unequal
+from paceline.runtime.recovery.repair import Suspects, copy_from_replicas, far_apart, unequal
 from paceline.runtime.recovery.verdict import Verdict
 
 
@@ -41,7 +41,7 @@ def state_of(seed: int) -> LiveState:
     return LiveState(model, optimizer)
 
 
-def mend(rank: int, world: int) -> tuple[bool, tuple[int, ...], list[int]]:
+def repair(rank: int, world: int) -> tuple[bool, tuple[int, ...], list[int]]:
     """Rank 2's bits are wrong in two tensors; then one of ranks 0 and 1 is, nobody knows which."""
     state = state_of(0)
     clean = fingerprint(state.tensors()).by_name()
@@ -66,7 +66,7 @@ def mend(rank: int, world: int) -> tuple[bool, tuple[int, ...], list[int]]:
 
 @pytest.mark.ranks
 def test_a_wrong_rank_gets_a_replicas_bits_and_of_two_suspects_the_farther_is_named():
-    results = run_ranks(mend, 3)
+    results = run_ranks(repair, 3)
     assert [is_same for is_same, _, _ in results] == [True, True, True]
     assert [named for _, named, _ in results] == [(1,), (1,), (1,)]
     assert [kept for _, _, kept in results] == [[5], [5], []]
