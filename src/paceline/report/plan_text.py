@@ -329,9 +329,9 @@ def _others(plan: Plan) -> Iterator[str]:
         return
     yield ""
     is_whole = plan.space_size <= len(plan.rejected) + 1
-    took = "" if is_whole else f" in {format_seconds(plan.search_s)}, {plan.num_fitting:,} fit"
+    took = "" if is_whole else f" in {format_seconds(plan.search_s)}; {plan.num_fitting:,} fit"
     size = len(plan.rejected) if is_whole else plan.space_size
-    yield _row("others", f"{size:,} {'considered' if is_whole else 'priced'}{took}")
+    yield _row("others", f"considered {size:,} layout{'s' * (size != 1)}{took}")
     shown = _most_telling(plan.rejected)
     names = [_short(each.layout, plan.layout, plan.full_sharding) for each in shown]
     width = min(max([30, *(len(name) + 2 for name in names)]), _WIDEST_NAME)
