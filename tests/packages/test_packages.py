@@ -134,3 +134,6 @@ def test_the_image_copies_only_what_its_context_has():
     assert copied
     assert set(copied) == context
     assert all((ROOT / name).exists() for name in copied)
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    beside = wheel["targets"]["wheel"]
+    assert {*beside["force-include"], *beside["shared-data"]} <= set(copied)
