@@ -137,7 +137,6 @@ BEGINS_BADLY = {
     "check": 14,
     "cli": 3,
     "contracts": 23,
-    "estimate": 56,
     "job": 5,
     "parallel": 5,
     "plan": 25,

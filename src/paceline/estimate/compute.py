@@ -98,7 +98,7 @@ class BlockTimes(NamedTuple):
 
     attention_backward: Column
     device_forward: Column
-    """Of the forward pass without waiting for the host."""
+    """Seconds the device takes for the forward pass, without waiting for the host."""
 
     device_backward: Column
 

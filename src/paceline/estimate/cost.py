@@ -53,8 +53,8 @@ class Failures:
     """Between two takings-away of one spot instance."""
 
     interval_s: float | None = None
-    """Of training between checkpoints; None is the best one for the failures there are. On spot it
-    is always the best one."""
+    """Seconds of training between checkpoints; None is the best interval for the failures there
+    are. On spot the best interval is always taken."""
 
     background_s: float = 0.0
     """A checkpoint is written on while training goes on."""
@@ -84,10 +84,10 @@ class Needs:
     num_nodes: int = 1
     accelerators_per_node: int = 1
     host_memory_bytes: float = 0.0
-    """Of one node."""
+    """Host memory of one node."""
 
     network_bytes_per_s: float | None = None
-    """Of one node, each direction; None where it does not matter."""
+    """Network rate of one node, each direction; None where it does not matter."""
 
     is_rdma: bool = False
     """Whether the plan counts on a network with RDMA."""
@@ -194,7 +194,7 @@ class RunCost:
     """Whole instances: what cannot be rented in part is paid in whole."""
 
     hours: float
-    """Of wall time, failures included."""
+    """Hours of wall time, failures included."""
 
     accelerator_hours: float
     """That are paid: of whole instances."""
@@ -206,7 +206,8 @@ class RunCost:
     """None where the number of epochs is not known."""
 
     usd_per_checkpoint: float | None
-    """Of the time that all instances wait for one checkpoint; None where no failures are given."""
+    """Price of the time that all instances wait for one checkpoint; None where no failures are
+    given."""
 
     useful: float
     """Share of the time that trains steps which are kept."""
@@ -249,8 +250,8 @@ def run_costs(
     needs: Needs | None = None,
     keeping: Keeping | None = None,
 ) -> tuple[RunCost, ...]:
-    """The same run at every price, on demand and spot: machines that are known to run it first,
-    of them those that `paceline render` writes files for, then the cheapest.
+    """Cost of one run at every price, on demand and spot. Machines that are known to run it come
+    first, among them those that `paceline render` writes files for, then the cheapest.
 
     Args:
         num_accelerators: Ranks of the job.

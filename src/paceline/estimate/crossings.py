@@ -44,8 +44,8 @@ class Crossing(NamedTuple):
 
     backward_copies: Column
     gradient_copies: Column
-    """Of those in the backward pass, gradients of matrices that are cast and added: a backward pass
-    in two makes them in its second half."""
+    """Part of the copies in the backward pass: gradients of matrices that are cast and added. A
+    backward pass in two makes them in its second half."""
 
 
 def crossing_of(

@@ -79,7 +79,7 @@ class Estimate:
     """Predicted costs of one layout. None is unknown, and stays so."""
 
     memory: MemoryEstimate
-    """Of the fullest rank."""
+    """Memory of the fullest rank."""
 
     step_s: float | None
     """Seconds of one optimizer step."""
@@ -124,7 +124,7 @@ class Case:
     """What compression leaves of the bytes that replicas all-reduce."""
 
     error_bytes: float = 0.0
-    """Of each gradient of replicas, what compression carries to the next step."""
+    """Bytes of each gradient of replicas that compression carries to the next step."""
 
     loss_chunk: int = 0
     """Tokens whose logits exist at a time in the loss; 0 is all."""

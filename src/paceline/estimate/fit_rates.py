@@ -63,7 +63,7 @@ class Fitted:
     """Part of the row (`matmul.bf16`, `attention`, `link`, `network`) -> its error."""
 
     shipped_errors: Mapping[str, FitError]
-    """The same of the constants that are shipped, on the same times."""
+    """Errors of the shipped constants on the same times, by the same parts."""
 
     notes: tuple[str, ...]
     """What was measured and not taken over, with the reason."""
@@ -265,7 +265,7 @@ _LARGE_BYTES = 4e6
 """Payload whose time is mostly bytes: on 8 H100 as long as the start and the hops take."""
 
 _LEAST_WEIGHT = 0.03
-"""Of a small payload, which is all that shows the latency."""
+"""Least weight of a payload in the fit: small payloads are all that shows the latency."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ class Model:
     num_embedding_parameters: Value
     num_head_parameters: Value
     num_tied_parameters: Value
-    """Of an output matrix that is the token embedding: held twice when they are on two stages."""
+    """Parameters of an output matrix that is the token embedding: held twice when they are on two
+    stages."""
 
     is_balanced: Value
     """Whether stages may have different numbers of blocks, the last one fewer for its head."""
@@ -45,20 +46,21 @@ class Traffic:
     """Bytes a parameter in the step's communication and in its optimizer."""
 
     weight_bytes: Value
-    """Of a gathered parameter."""
+    """Bytes of a gathered parameter."""
 
     element_bytes: Value
-    """Of an activation or its gradient, as ranks of a sample or a layer send it."""
+    """Bytes of an element of an activation or its gradient, as ranks of a sample or a layer send
+    it."""
 
     reduce_bytes: Value
-    """Of a gradient on the wire."""
+    """Bytes of a gradient on the wire."""
 
     optimizer_bytes: Value
     """Read and written by the optimizer for each parameter of its shard."""
 
     crossing_bytes: Value
-    """Of those, what crosses to the host and back where the optimizer's state is offloaded: the
-    gradient, and the new weights."""
+    """Part of `optimizer_bytes` that crosses to the host and back where the optimizer's state is
+    offloaded: the gradient, and the new weights."""
 
     host_bytes_per_s: Value
     """Between accelerator and host, for offloaded state."""
@@ -87,41 +89,41 @@ class Holdings:
     """Bytes a parameter that a software stack holds, and what its kernels keep."""
 
     weight_bytes: Value
-    """Of a parameter that is not sharded."""
+    """Bytes of a parameter that is not sharded."""
 
     sharded_bytes: Value
-    """Of a parameter in full sharding."""
+    """Bytes of a parameter in full sharding."""
 
     gradient_bytes: Value
     passing_bytes: Value
-    """Of gradients before they are added to the accumulated ones, all at once."""
+    """Bytes of gradients before they are added to the accumulated ones, all at once."""
 
     master_bytes: Value
-    """Of a float32 copy besides the weights."""
+    """Bytes of a float32 copy besides the weights."""
 
     moment_bytes: Value
-    """Of all the optimizer's moments, for each parameter of the blocks."""
+    """Bytes of all the optimizer's moments, for each parameter of the blocks."""
 
     root_moment_bytes: Value
-    """Of all moments, for each parameter outside the blocks."""
+    """Bytes of all the optimizer's moments, for each parameter outside the blocks."""
 
     gathered_bytes: Value
-    """Of a gathered parameter: the type matrices are multiplied in."""
+    """Bytes of a gathered parameter, in the type matrices are multiplied in."""
 
     cast_bytes: Value
-    """Of the copy that autocast keeps of every matrix that is not sharded."""
+    """Bytes of the copy that autocast keeps of every matrix that is not sharded."""
 
     step_bytes: Value
-    """Of temporaries while the optimizer steps, for each parameter of its shard."""
+    """Bytes of temporaries while the optimizer steps, for each parameter of its shard."""
 
     step_unit: Value
     """Parameters of a shard that full sharding updates at once; infinite is all."""
 
     buffer_bytes: Value
-    """Of buckets and the like, whatever the model."""
+    """Bytes of buckets and the like, whatever the model."""
 
     reduce_bytes: Value
-    """Of a gradient while it is reduced."""
+    """Bytes of a gradient while it is reduced."""
 
     frozen_bytes: Value
     """Bytes of each frozen parameter outside the blocks, where only adapters are trained."""

@@ -57,7 +57,8 @@ def young_interval_s(save_s: float, mtbf_s: float) -> float:
 
 
 def daly_interval_s(save_s: float, mtbf_s: float) -> float:
-    """The same to a higher order, for saves that are not short against the time between failures.
+    """Seconds of training between checkpoints that lose the least, to a higher order than Young's,
+    for saves that are not short against the time between failures.
 
     Source: Daly, A Higher Order Estimate of the Optimum Checkpoint Interval for Restart Dumps,
     Future Generation Computer Systems 22(3), 2006, equation 37.
@@ -90,7 +91,7 @@ class Goodput:
     """Mean seconds between failures of the whole job."""
 
     failures_per_hour: float
-    """The same as a rate, of wall time."""
+    """Failures of the whole job in an hour of wall time."""
 
     lost_s_per_failure: float
     """Seconds of repeated work after each failure, on the mean."""

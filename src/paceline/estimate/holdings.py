@@ -43,9 +43,10 @@ _SPREAD_ENDS = 3
 _ZERO2 = code_of("sharding", "zero2")
 
 HOST_MEMORY_BYTES_PER_S = 200e9
-"""Of one node, read and written by optimizers on its cores. CPU-Adam reaches 109 GB/s of 256 on two
-sockets of six DDR4 channels (28 B for each of 10e9 parameters in 2.57 s: ZeRO-Offload,
-arXiv:2101.06840, table 4); two of eight DDR5 channels peak at 614, and a third of it is taken."""
+"""Memory bandwidth of one node, read and written by optimizers on its cores. CPU-Adam reaches 109
+GB/s of 256 on two sockets of six DDR4 channels (28 B for each of 10e9 parameters in 2.57 s:
+ZeRO-Offload, arXiv:2101.06840, table 4); two of eight DDR5 channels peak at 614, and a third of it
+is taken."""
 
 _DISK_BYTES_PER_S = 3e9
 """Between a host and its NVMe disk: a data-centre disk's data sheet, PCIe 4.0 x4 shared by two
@@ -123,7 +124,8 @@ def root_moment_bytes(optimizer: str) -> float:
 
 
 def _root_moment_bytes(engine: Engine, optimizer: str, profile: ModelProfile) -> float:
-    """Of an engine: one that keeps the token embedding's moments wide counts it apart."""
+    """An engine's moments for each parameter outside the blocks; one that keeps the token
+    embedding's moments wide counts the embedding apart."""
     usual = root_moment_bytes(optimizer)
     root = profile.num_root_parameters
     if optimizer != "adamw-8bit" or not engine.wide_embedding_moments or not root:
@@ -178,7 +180,7 @@ def traffic_of(
 
 
 def compressed_share(profile: ModelProfile, kind: Compression, rank: int = 4) -> float:
-    """Of float32 gradients, the share of their bytes that is sent.
+    """Share of the bytes of float32 gradients that is sent.
 
     PowerSGD sends a matrix of N x M as rank x (N + M) numbers where those are at most half as many,
     and everything else as it is; matrices that the profile holds together (key and value; up and

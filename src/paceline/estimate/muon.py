@@ -26,7 +26,7 @@ Column = Any
 """An array with one entry a row, as it broadcasts; numpy's types cannot express it."""
 
 _ITERATIONS = 5
-"""Of Newton and Schulz. Source: Jordan et al., 2024; `NUM_ITERATIONS` of our own runtime."""
+"""Newton-Schulz iterations. Source: Jordan et al., 2024; `NUM_ITERATIONS` of our own runtime."""
 
 _MOMENTUM_BYTES = 4.0
 

@@ -47,7 +47,7 @@ def head_in_blocks(model: Model) -> Value:
 
 
 def _used_parameters(block: Block) -> Value:
-    """Of the routed experts, those that a token goes through."""
+    """Parameters of the routed experts that a token goes through."""
     share = block.experts_per_token / np.maximum(block.experts, 1)
     return expert_parameters(block) * share
 

@@ -90,11 +90,11 @@ class Rates:
     """In the precision of the linear layers."""
 
     wide_matmul: MatmulRate
-    """Of products that stay in 16 bits beside narrower ones: the head's, Muon's and unfused
+    """Rate of products that stay in 16 bits beside narrower ones: the head's, Muon's and unfused
     attention's. As `matmul` where nothing is narrow."""
 
     weight_matmul: MatmulRate
-    """Of the gradients of matrices in the blocks."""
+    """Rate of the products that give the gradients of matrices in the blocks."""
 
     attention_flops_per_s: Value
     """Scores and weighted values, at endless sequence length."""
@@ -115,7 +115,8 @@ class Rates:
     """Times that a block's forward pass reads or writes the residual stream, besides matrices."""
 
     ffn_passes: Value
-    """The same for each tensor as wide as the feed-forward layer."""
+    """Times that a block's forward pass reads or writes each tensor as wide as the feed-forward
+    layer, besides matrices."""
 
     host_s: Value
     """Host time to launch one operation; 0 with graphs, where the host is never the slowest."""
@@ -339,7 +340,8 @@ abstract of Guessous's talk of that name at GTC 2025 for both."""
 
 
 def _of_flash2(attention: str, *, has_hopper: bool) -> float:
-    """Of both passes together: two products forward and five backward."""
+    """Rate of a kernel's two passes together as a share of FlashAttention 2's: two products forward
+    and five backward."""
     if attention not in _OF_FLASH2:
         return 1.0
     forward, backward = _OF_FLASH2[attention][has_hopper]

@@ -56,7 +56,7 @@ class Pass(NamedTuple):
     """What restoring quantised matrices takes."""
 
     tensor_of_part: Column = 0.0
-    """Of `tensor`, what a policy that recomputes a part of each block sends again."""
+    """Part of `tensor` that a policy which recomputes a part of each block sends again."""
 
 
 def kept_on_rank(one: OneBlock) -> tuple[Column, Column]:

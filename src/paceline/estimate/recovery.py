@@ -25,7 +25,7 @@ _SIMPLEST: tuple[Tier, ...] = ("replica", "checkpoint", "memory")
 """What costs nothing first: it is taken where another gains less than `_LEAST_GAIN`."""
 
 _LEAST_GAIN = 0.001
-"""Of the time. A guess: below it, it is the assumptions that decide."""
+"""Least gain, as a share of the time. A guess: below it, it is the assumptions that decide."""
 
 _FLOAT32_BYTES = 4.0
 
@@ -42,19 +42,19 @@ class Reliability:
     included."""
 
     in_place_s: float = 21.0
-    """The same when survivors stay and only the lost ranks are replaced, without the state's copy.
-    TrainMover: 19.6 to 21.1 s at 32 to 1,024 GPUs (arXiv:2412.12636). Ours on one machine is below
-    a second, which says nothing of thousands of ranks."""
+    """From a failure to the first step when survivors stay and only the lost ranks are replaced,
+    without the state's copy. TrainMover: 19.6 to 21.1 s at 32 to 1,024 GPUs (arXiv:2412.12636).
+    Ours on one machine is below a second, which does not predict thousands of ranks."""
 
     process_share: float = 54 / 419
-    """Of all failures, those that leave the node and its memory as they are: Llama 3's software
+    """Share of all failures that leave the node and its memory as they are: Llama 3's software
     bugs, 54 of 419 (arXiv:2407.21783, table 5)."""
 
     together_share: float = 0.01
-    """Of all failures, those that take a node and the one that holds its copy. A guess."""
+    """Share of all failures that take a node and the one that holds its copy. A guess."""
 
     everything_share: float = 0.001
-    """Of all failures, those that take every copy: power, an operator, a bug. A guess."""
+    """Share of all failures that take every copy: power, an operator, a bug. A guess."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +66,13 @@ class Machine:
 
     ranks_per_node: int
     network_bytes_per_s: float | None
-    """Of one node, each direction."""
+    """Network rate of one node, each direction."""
 
     copy_bytes_per_s: float = 10e9
     """From the accelerator to its host, as copies reach it (`Cluster.copy_bytes_per_s`)."""
 
     host_bytes_per_s: float = HOST_MEMORY_BYTES_PER_S
-    """Of one node's memory, read and written by an optimizer on its cores."""
+    """Bandwidth of one node's memory, read and written by an optimizer on its cores."""
 
     shares_cores: bool = False
     """Whether the steps run on the same cores (a CPU), so that nothing is hidden behind them."""
@@ -92,10 +92,10 @@ class Training:
     """That are trained, of the whole model."""
 
     num_routed: int = 0
-    """Of those, in routed experts."""
+    """Trained parameters in routed experts, a part of `num_parameters`."""
 
     moment_bytes: float
-    """Of the optimizer's moments, for each parameter."""
+    """Bytes of the optimizer's moments, for each parameter."""
 
     step_s: float
     """Without any tier's own cost."""
@@ -120,7 +120,7 @@ class StateTier:
     """Share of the failures after which the state is there; the rest go to the checkpoint."""
 
     host_bytes: int
-    """Of one node's memory, beyond what training needs."""
+    """Bytes of one node's memory, beyond what training needs."""
 
     network_bytes_per_step: float
     """Sent by each rank, beyond what training needs."""
@@ -157,7 +157,7 @@ class StatePlan:
 
     tiers: tuple[StateTier, ...]
     mtbf_s: float
-    """Of the whole job, assumed."""
+    """Mean seconds between failures of the whole job, assumed."""
 
     reason: str
     known: Literal["estimated"] = "estimated"
@@ -186,7 +186,8 @@ def copies_of(layout: Layout) -> int:
 
 
 def copies_elsewhere(layout: Layout, ranks_per_domain: int) -> int:
-    """Of those, the ones on other nodes (or other parts that fail apart) than the rank's own.
+    """Copies of a rank's parameters and optimizer state that are on other nodes (or other parts
+    that fail apart) than the rank's own.
 
     Copies of a shard are `shard_degree x tensor` ranks apart (`parallel/rank_map.py`).
 
@@ -283,7 +284,7 @@ class _Case:
 
     @property
     def link_bytes_per_s(self) -> float:
-        """Of the network, for each rank when all of a node send; inf where it is unknown."""
+        """Network rate of each rank when all of a node send; inf where it is unknown."""
         rate = self.machine.network_bytes_per_s
         return inf if rate is None else rate / self.machine.ranks_per_node
 
@@ -310,8 +311,8 @@ def _replica(case: _Case) -> StateTier:
 
 
 _CONTENTION = 0.1
-"""Of the seconds that extra traffic takes, the share by which the step's own is later though both
-are hidden. A guess."""
+"""Share of the seconds that extra traffic takes by which the step's own traffic is later, though
+both are hidden. A guess."""
 
 
 def _memory(case: _Case) -> StateTier:

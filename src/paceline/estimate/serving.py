@@ -20,7 +20,7 @@ class Load:
 
     requests_per_day: float
     latency_s: float
-    """Of one request, on one machine."""
+    """Seconds of one request, on one machine."""
 
     concurrency: int = 1
     """Requests that a machine answers at once, each still in that time."""

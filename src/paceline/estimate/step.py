@@ -207,7 +207,7 @@ class _Alike(NamedTuple):
 
     work: Work
     places: Column | None
-    """Of every layout, the place of its like; None where each row is a model of its own."""
+    """Place in `work` of the like of each layout; None where each row is a model of its own."""
 
     def each(self, column: Column) -> Column:
         """What every layout has of it."""
