@@ -475,8 +475,16 @@ def test_a_runner_up_is_named_with_its_context_ranks_and_in_the_engines_words():
     other = replace(chosen, data=1, context=4, tensor=2)
     assert _short(other, chosen, "FSDP2") == "FSDP2 1 x context 4 x tensor 2"
     assert _short(other, chosen, "ZeRO-3").startswith("ZeRO-3 1 x")
+    wide = replace(chosen, micro_batch=2, accumulation=4)
+    assert _short(wide, chosen, "FSDP2") == "FSDP2 8, micro-batch 2"  # ranks, as in every row
     plan = plan_of(JOB, "engine=deepspeed", "layout.sharding=full")
     assert format_plan(plan).startswith("layout      ZeRO-3 over 8 ranks")
+
+
+def test_the_useful_flops_of_frozen_weights_are_two_passes():
+    assert "; 3 x forward FLOPs)" in format_plan(plan_of(JOB))
+    text = format_plan(plan_of(JOB, "train.adapter={kind: lora, rank: 16, targets: all}"))
+    assert re.search(r"; 2\.\d+ x forward FLOPs,\s+frozen weights\)", text)
 
 
 def test_no_two_runners_up_on_the_screen_have_the_same_name():

@@ -11,6 +11,7 @@ from paceline.estimate.estimate import (
     price,
     price_one,
     stage_memory,
+    useful_passes,
 )
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "price",
     "price_one",
     "stage_memory",
+    "useful_passes",
 ]

@@ -331,6 +331,14 @@ def _memory(parts: Mapping[str, Column], index: int, knows_activations: bool) ->
     return MemoryEstimate(parts={name: entry(name) for name in PARTS})
 
 
+def useful_passes(profile: ModelProfile) -> float:
+    """Forward passes whose FLOPs a step's useful work is: 3, or from 2 on where weights are frozen.
+
+    Frozen matrices get no gradient: two passes, and the third for what is trained.
+    """
+    return 2 + profile.num_trained_parameters / max(profile.num_parameters, 1)
+
+
 def mfu_at(estimate: Estimate, step_s: float, *, ranks_now: float = 1.0) -> float | None:
     """Share of the ranks' peak that a measured step used; None where the planned one is unknown.
 
@@ -362,8 +370,7 @@ def _estimate(prices: Prices, index: int) -> Estimate:
     peak = case.cluster.peak_flops_per_s.get(case.precision)
     if step_s is not None and forward is not None and peak:
         needed = forward * layout.global_batch / (peak * layout.num_ranks * step_s)
-        # Frozen matrices get no gradient: two passes, and the third for what is trained.
-        passes = 2 + profile.num_trained_parameters / max(profile.num_parameters, 1)
+        passes = useful_passes(profile)
         mfu = passes * needed
         again = 1 / layout.recompute_every if layout.recompute in WHOLE_BLOCKS else 0.0
         hfu = (passes + again) * needed

@@ -6,6 +6,7 @@ from dataclasses import fields
 import numpy as np
 
 from paceline.catalog.price import price_day
+from paceline.estimate import useful_passes
 from paceline.estimate.holdings import MOMENT_BYTES
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
@@ -108,8 +109,9 @@ def _time(plan: Plan) -> Iterator[str]:
     if price.mfu is not None and price.hfu is not None:
         yield from wrapped(
             "  MFU          ",
-            f"{price.mfu:.1%}: 3 x forward FLOPs (causal attention halved, nothing recomputed) / "
-            f"(peak x ranks x seconds); HFU {price.hfu:.1%} counts what is computed again",
+            f"{price.mfu:.1%}: {useful_passes(plan.profile):.3g} x forward FLOPs (causal attention "
+            "halved, nothing recomputed) / (peak x ranks x seconds); "
+            f"HFU {price.hfu:.1%} counts what is computed again",
         )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from paceline.catalog.price import price_day
+from paceline.estimate import useful_passes
 from paceline.estimate.cost import RunCost
 from paceline.estimate.recovery import StateTier
 from paceline.parallel import Layout
@@ -227,7 +228,7 @@ _LEAST_SHARE = 0.001
 
 
 def _utilisation(plan: Plan) -> Iterator[str]:
-    """Useful FLOPs (3 x forward) as a share of the peak; HFU also counts recomputed ones."""
+    """Useful FLOPs as a share of the peak; HFU also counts recomputed ones."""
     price, cluster = plan.estimate, plan.cluster
     peak = cluster.peak_flops_per_s.get(plan.precision)
     if price.mfu is None or peak is None:
@@ -236,8 +237,13 @@ def _utilisation(plan: Plan) -> Iterator[str]:
     yield _row(
         "",
         f"MFU {price.mfu:.1%}{hfu} of {format_flops_per_s(peak)} a rank (peak "
-        f"{cluster.known.get('peak_flops_per_s', 'cited')}; 3 x forward FLOPs)",
+        f"{cluster.known.get('peak_flops_per_s', 'cited')}; {_useful(plan)})",
     )
+
+
+def _useful(plan: Plan) -> str:
+    passes = useful_passes(plan.profile)
+    return f"{passes:.3g} x forward FLOPs" + (", frozen weights" if passes < 3 else "")
 
 
 def _money(plan: Plan) -> Iterator[str]:
@@ -365,13 +371,11 @@ def _short(layout: Layout, chosen: Layout, full: str) -> str:
     if layout.context > 1:
         axes.insert(0, f"context {layout.context}")
     name = " x ".join([f"{way} {layout.data}", *axes])
-    if not axes:
-        name = f"{way} {layout.micro_batch} x {layout.accumulation}"
-    return ", ".join([name, *_differences(layout, chosen, says_batch=not axes)])
+    return ", ".join([name, *_differences(layout, chosen)])
 
 
-def _differences(layout: Layout, chosen: Layout, *, says_batch: bool) -> Iterator[str]:
-    if layout.reduce_every_micro_batch and (says_batch or not chosen.reduce_every_micro_batch):
+def _differences(layout: Layout, chosen: Layout) -> Iterator[str]:
+    if layout.reduce_every_micro_batch and not chosen.reduce_every_micro_batch:
         yield "reduce each"
     order = (layout.schedule, layout.chunks)
     if layout.pipeline > 1 and order != (chosen.schedule, chosen.chunks):
@@ -386,7 +390,7 @@ def _differences(layout: Layout, chosen: Layout, *, says_batch: bool) -> Iterato
     if moved != (chosen.offload, chosen.offload_parameters):
         what = "parameters and optimizer" if layout.offload_parameters else "optimizer"
         yield "no offload" if layout.offload == "none" else f"{what} on {layout.offload}"
-    if layout.micro_batch != chosen.micro_batch and not says_batch:
+    if layout.micro_batch != chosen.micro_batch:
         yield f"micro-batch {layout.micro_batch}"
 
 
