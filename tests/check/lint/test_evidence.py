@@ -14,7 +14,7 @@ from lint_recall import Fault, read_faults, read_named  # noqa: E402
 
 
 def test_the_hash_of_a_name_decides_its_half_unless_its_findings_were_read_before() -> None:
-    halved = [one for one in repositories() if one.half != "fresh"]
+    halved = [one for one in repositories() if not one.half.startswith("fresh")]
     for one in halved:
         even = hashlib.sha256(one.name.encode()).digest()[-1] % 2 == 0
         assert one.half == ("away" if even and not one.seen else "open"), one.name
