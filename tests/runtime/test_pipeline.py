@@ -37,7 +37,7 @@ from paceline.runtime.strategy.pipeline.pipeline import (
     split_stages,
 )
 from paceline.runtime.strategy.pipeline.schedules import Stage
-from paceline.runtime.strategy.pipeline.stages import check_stages, take_stage
+from paceline.runtime.strategy.pipeline.stages import blocks_of, check_stages, take_stage
 from paceline.runtime.strategy.recompute import recompute_blocks
 from paceline.runtime.strategy.tensor.split import loss_context, split_tensors
 from paceline.runtime.strategy.ways.known import ways_of
@@ -233,6 +233,27 @@ def test_stages_whose_matrices_are_split_over_tensor_ranks():
             *of_all_schedules("interleaved", tied=False, tensor=2, sequence_parallel=False),
         ]
     )
+
+
+def top_heavy_decoder(layers: int, tied: bool) -> nn.Module:
+    """One whose head takes longer than its blocks, so that the last stage has the head alone."""
+    torch.manual_seed(0)
+    return Decoder(
+        replace(SHAPE, layers=layers, tied_embeddings=tied, vocab=1024), SEQ_LEN
+    ).double()
+
+
+def test_a_last_stage_of_the_head_alone_is_split_over_tensor_ranks():
+    found = [
+        *of_all_schedules("1f1b", "interleaved", "zero-bubble v", tied=False, tensor=2),
+        *of_all_schedules("1f1b", "dualpipe-v", tied=True, tensor=2),
+        *of_all_schedules("1f1b", tied=True, tensor=2, sequence_parallel=False),
+    ]
+    cases: list[Case] = [(layout, top_heavy_decoder, args) for layout, _, args in found]
+    for layout, make, args in cases:
+        model = make(*args)
+        assert not blocks_of(model, ways_of(model), layout)[-1]
+    check_cases(cases)
 
 
 def test_blocks_computed_again_in_every_kind_of_backward_pass():

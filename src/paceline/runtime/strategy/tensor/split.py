@@ -79,10 +79,11 @@ def split_tensors(model: nn.Module, layout: Layout, meshes: Meshes, ways: Ways) 
     split_fused(model, ways)
     named = _with_parts(model, named_ways(model, ways))
     containers = containers_of(model, ways, named)
+    has_blocks = any(block_modules(model, ways))  # a stage with the head alone gets whole tokens
     crossings = Crossings(
         mesh=meshes.tensor,
         group=meshes.tensor.get_group(),
-        tokens_split=layout.sequence_parallel,
+        tokens_split=layout.sequence_parallel and has_blocks,
         random=SplitRandom(meshes.tensor.get_local_rank()) if _has_dropout(model) else None,
     )
     for name, attributes in written_out(model, ways, ways.divided):
@@ -101,7 +102,7 @@ def split_tensors(model: nn.Module, layout: Layout, meshes: Meshes, ways: Ways) 
     for name, way in named.items():
         if way == "join":
             model.get_submodule(name).register_forward_hook(_OnOutput(crossings.end))
-    if layout.sequence_parallel:
+    if crossings.tokens_split:
         _split_tokens(model, ways, named, crossings)
     return model
 
@@ -236,8 +237,6 @@ def _split_tokens(
 ) -> None:
     """Tokens are split before the first block here, and joined after the last or in the head."""
     blocks = [block for _, block in block_modules(model, ways)]
-    if not blocks:
-        return
     blocks[0].register_forward_pre_hook(_OnInput(crossings.begin), with_kwargs=True)
     if "head" not in named.values():
         blocks[-1].register_forward_hook(_OnOutput(crossings.join))
