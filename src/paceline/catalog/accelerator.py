@@ -69,7 +69,7 @@ class Accelerator:
     """Whether its memory is its host's."""
 
     host_memory_bytes: int | None = None
-    """Of a superchip: the memory of the CPU that is part of it, for each accelerator. None: it is
+    """Memory of the CPU that is part of a superchip, for each accelerator. None: the host memory is
     as a node's maker has it."""
 
     num_multiprocessors: int | None = None

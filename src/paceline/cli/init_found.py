@@ -41,7 +41,7 @@ class Found:
     """Whether the data are rows, which need a tokenizer; text can be read as bytes."""
 
     kind: str = "text"
-    """Of the rows, as `data.kind` names it."""
+    """Kind of the rows, as `data.kind` names it."""
 
     labels: list[str] = field(default_factory=list)
     scripts: Mapping[str, str] = field(default_factory=dict)
@@ -199,7 +199,7 @@ train:
   learning_rate: 0.0002         # as QLoRA trains adapters; take a tenth without an adapter
   warmup_steps: 10
   adapter: {kind: lora, rank: 16, targets: all}   # delete this line to train every weight"""
-"""Of a pretrained model. The rate: Dettmers et al. 2023, QLoRA, table 9."""
+"""Training of a pretrained model. The rate: Dettmers et al. 2023, QLoRA, table 9."""
 
 
 def _script_job(found: Found) -> str:

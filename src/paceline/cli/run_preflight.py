@@ -43,6 +43,6 @@ class Looking:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The same, for the command that a queue starts."""
+        """Preflight options for the command that a queue starts, as they were given."""
         wanted = {None: (), True: ("--preflight",), False: ("--no-preflight",)}[self.wanted]
         return *wanted, *(word for name in self.allowed for word in ("--allow", name))

@@ -156,7 +156,7 @@ class HealthCheck:
     """The command that repairs it, or shows what is wrong."""
 
     layer: str
-    """Of the eight in `check/preflight/layers.py`."""
+    """Layer of the check, one of the eight in `check/preflight/layers.py`."""
 
     when: Literal["before the start", "every minute"]
 

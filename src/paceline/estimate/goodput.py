@@ -91,7 +91,7 @@ class Goodput:
     """Mean seconds between failures of the whole job."""
 
     failures_per_hour: float
-    """Failures of the whole job in an hour of wall time."""
+    """Mean failures of the whole job in an hour of wall time."""
 
     lost_s_per_failure: float
     """Seconds of repeated work after each failure, on the mean."""

@@ -179,7 +179,8 @@ class TargetSpec:
     """`env:NAME`: the environment variable with the address that a JSON object is posted to."""
 
     slack: Variable | None = None
-    """The same for Slack, Mattermost and others that take `{"text": ...}`."""
+    """`env:NAME`: the environment variable with the webhook address of Slack, Mattermost or
+    another that takes `{"text": ...}`."""
 
     smtp: str | None = None
     """Mail server, `host:port`."""

@@ -36,7 +36,7 @@ class FailuresSpec:
     eight accelerators."""
 
     shape: Annotated[Number, Field(gt=0.2, le=5)] = 1.0
-    """Of the Weibull gaps between two failures of one node. 1 is a Poisson process; below 1
+    """Shape of the Weibull gaps between two failures of one node. 1 is a Poisson process; below 1
     failures come in bursts, above 1 they come regularly. The mean rate stays."""
 
     process: Share = 54 / 419
@@ -90,7 +90,7 @@ class FailuresSpec:
         return self.per_node_day * excess
 
     def times(self, factor: float) -> "FailuresSpec":
-        """The same, so many times as often."""
+        """Failures that come so many times as often."""
         return replace(self, per_node_day=self.per_node_day * factor)
 
 

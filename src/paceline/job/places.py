@@ -179,8 +179,8 @@ class RaySpec:
     """A Ray cluster, for `paceline run --on ray`."""
 
     address: str | None = None
-    """Of the cluster, such as `10.0.0.5:6379`. Left out, RAY_ADDRESS or the one that this machine
-    is part of."""
+    """Address of the cluster, such as `10.0.0.5:6379`. Left out, RAY_ADDRESS or the one that this
+    machine is part of."""
 
     python: str | None = None
     """Python on the nodes. Left out, the same path as here."""

@@ -191,7 +191,7 @@ class DrillSpec:
     `stop rank=0 step=20 phase=vote`. `paceline drill --list` shows every kind."""
 
     kill: list[FaultText] = Field(default_factory=list)
-    """The same, for SIGKILL alone and in short: `rank=1@step=150`, or with the moment:
+    """Shorthand of `faults` for SIGKILL: `rank=1@step=150`, or with the moment:
     `rank=1@step=150@forward`, `backward`, `apply` (the optimizer step) or `save` (while the
     checkpoint of that step is written)."""
 

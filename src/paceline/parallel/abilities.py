@@ -90,7 +90,7 @@ class Abilities:
     """Those that go together with a pipeline."""
 
     schedules: tuple[Schedule, ...] = SCHEDULES
-    """Of pipelines; empty is no pipelines."""
+    """Schedules of pipelines; empty is no pipelines."""
 
     context_kinds: tuple[ContextKind, ...] = CONTEXT_KINDS
     """Empty is no splitting of one sample."""

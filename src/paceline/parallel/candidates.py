@@ -65,7 +65,7 @@ class Grid:
     """A grid with four dims."""
 
     is_possible: Mask
-    """Of the grid's shape: whether a cell is a layout at all."""
+    """Whether a cell is a layout at all, in the grid's shape."""
 
 
 def candidates(space: Space) -> Layouts:
@@ -85,7 +85,7 @@ def candidates(space: Space) -> Layouts:
 
 
 def grids(space: Space, max_cells: int = MAX_CELLS) -> Iterator[Grid]:
-    """The same as grids of at most `max_cells` cells."""
+    """Every possible layout, as grids of at most `max_cells` cells."""
     space = replace(space, fixed=with_implied(space.fixed))
     for pipeline in pipelines(space):
         orders = _orders(space, pipeline)

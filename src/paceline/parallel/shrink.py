@@ -1,4 +1,4 @@
-"""The same training on fewer ranks, and which part of the state a rank has in a layout.
+"""Training on fewer ranks, and which part of the state a rank has in a layout.
 
 Either the global batch stays what it is: fewer data ranks do more micro-batches each, and where it
 does not divide over them, some do a sample more than others. Or each rank keeps its micro-batches,

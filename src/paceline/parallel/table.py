@@ -62,7 +62,7 @@ class Layouts:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the grid; one number for a plain table."""
+        """Shape of the grid; one number for a plain table."""
         shapes = {getattr(self, name).shape for name in Layouts.__slots__}
         return (shapes.pop() if len(shapes) == 1 else np.broadcast_shapes(*shapes)) or (1,)
 

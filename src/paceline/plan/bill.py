@@ -31,22 +31,23 @@ from paceline.topology.levels import copied_bytes_per_s, host_bytes_per_s
 from paceline.units import format_bytes, format_count, format_seconds
 
 ASSUMED_MFU = 0.4
-"""Of a large dense model on a network with RDMA: Llama 3 405B reached 38 to 43 % on 8,192 to 16,384
-H100 (arXiv:2407.21783, table 4). Small models, long samples and slow networks reach less."""
+"""Assumed MFU of a large dense model on a network with RDMA: Llama 3 405B reached 38 to 43 % on
+8,192 to 16,384 H100 (arXiv:2407.21783, table 4). Small models, long samples and slow networks reach
+less."""
 
 STATE_BYTES = 12
-"""Of a checkpoint for each parameter: fp32 weights and AdamW's two moments."""
+"""Bytes of a checkpoint for each parameter: fp32 weights and AdamW's two moments."""
 
 TRAINED_BYTES = 16
-"""Of memory for each parameter, over all ranks and with everything sharded: weights and gradients
-in bf16, fp32 weights and AdamW's two moments (ZeRO, arXiv:1910.02054, section 3.1)."""
+"""Bytes of memory for each parameter, over all ranks and with everything sharded: weights and
+gradients in bf16, fp32 weights and AdamW's two moments (ZeRO, arXiv:1910.02054, section 3.1)."""
 
 NETWORK_SHARE = 0.25
 """A run that is known by its size counts on this share of the accelerator's usual network: a guess.
 Data parallelism over whole nodes hides its traffic at that rate; a plan knows its own need."""
 
 WEIGHT_BYTES = 2
-"""Of the finished model for each parameter, in bf16: what is sent out once."""
+"""Bytes of the finished model for each parameter, in bf16: what is sent out once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +133,7 @@ class Size:
     """Share of the peak that trains, recomputed work not counted; None is assumed."""
 
     tokens_per_s: float | None = None
-    """Of all ranks together, measured; it takes the place of `mfu`."""
+    """Measured tokens a second of all ranks together; it takes the place of `mfu`."""
 
     recompute: Literal["none", "full"] = "none"
 

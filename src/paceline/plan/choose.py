@@ -337,7 +337,7 @@ _COPIED = {
 
 
 def _why_shards_alone(layout: Layout) -> str:
-    """Of a layout in which no two ranks hold the same part of the model."""
+    """Reason for the sharding of a layout in which no two ranks hold the same part of the model."""
     if layout.keeps_shards and layout.offload_parameters:
         return f"parameters are copied from the host {_COPIED[layout.sharding]}"
     if layout.num_ranks == 1:
@@ -378,7 +378,7 @@ def _why_sharding_alone(choice: Choice) -> str:
 
 
 def _against_best(choice: Choice, others: Sequence[tuple[Layout, Estimate]]) -> str:
-    """Of the shardings that fit, the best layout of all but the chosen one's."""
+    """Compare with the best layout among the shardings that fit, but the chosen one's."""
     chosen_s = choice.estimate.step_s
     timed = [pair for pair in others if pair[1].step_s is not None]
     if not timed or not chosen_s:
@@ -474,7 +474,7 @@ def _why_micro_batch(choice: Choice) -> str:
 
 
 def _larger_micro_batches(layout: Layout) -> list[Layout]:
-    """The same layout in fewer and larger micro-batches, the next larger first."""
+    """Variants of a layout with fewer and larger micro-batches, the next larger first."""
     samples = layout.micro_batch * layout.accumulation
     sizes = [n for n in divisors(samples)[::-1] if n > layout.micro_batch]
     return [

@@ -48,7 +48,7 @@ class Point:
     step_s: float | None
     memory_bytes: int
     usd: float | None
-    """Of the whole run at the plan's provider; None without a price."""
+    """Price of the whole run at the plan's provider; None without a price."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class Limit:
     """Dollars, seconds or bytes."""
 
     expected: float | None
-    """The same; None is unknown."""
+    """Expected dollars, seconds or bytes; None is unknown."""
 
     @property
     def is_kept(self) -> bool | None:
@@ -186,7 +186,7 @@ class Plan:
     """Layouts that were priced."""
 
     num_fitting: int = 0
-    """Of those, how many fit."""
+    """Layouts that were priced and fit."""
 
     search_s: float = 0.0
     """How long that took."""
@@ -202,11 +202,11 @@ class Plan:
     """Layouts that none is both faster and leaner than, fastest first."""
 
     cost: RunCost | None = None
-    """Of the whole run at the cheapest provider that the job allows; None without a price."""
+    """Cost of the whole run at the cheapest provider that the job allows; None without a price."""
 
     costs: tuple[RunCost, ...] = ()
-    """The same at the three cheapest providers on demand and the three cheapest spot, the cheapest
-    first."""
+    """Cost of the whole run at the three cheapest providers on demand and the three cheapest spot,
+    the cheapest first."""
 
     why_no_cost: str | None = None
     """Why a declared cluster's run has no cost."""
@@ -220,7 +220,7 @@ class Plan:
     worth; None when a step's time is unknown."""
 
     wall_s: float | None = None
-    """Of the whole run, failures included where they are known of."""
+    """Seconds of the whole run, failures included where they are known of."""
 
     limits: tuple[Limit, ...] = ()
     """Budget, deadline and memory, as far as the job has them."""

@@ -95,7 +95,8 @@ def host_bytes_of(layouts: Layouts, case: Case) -> Any:
 
 
 def host_bytes_of_one(layout: Layout, case: Case) -> int:
-    """The same of one layout."""
+    """Bytes that one layout keeps off the accelerators of the fullest node, as `host_bytes_of`
+    counts them."""
     return round(float(np.max(host_bytes_of(table_of([layout]), case))))
 
 

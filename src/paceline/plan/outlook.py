@@ -53,13 +53,13 @@ class Outlook:
     """Seconds of all steps when nothing fails."""
 
     wall_s: float | None
-    """The same with checkpoints and failures."""
+    """Seconds of all steps with checkpoints and failures."""
 
     num_tokens: int | None
     """Trained on in the whole run; None where a sample is not a row of tokens."""
 
     accelerator_hours: float | None
-    """Of the wall time."""
+    """Hours of the wall time over all accelerators."""
 
     num_checkpoints: int
     """Written in the run, the last state among them."""

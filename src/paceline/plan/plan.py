@@ -443,7 +443,8 @@ def _most_ranks(asked: Asked) -> int:
 
 
 def _smaller_clusters(asked: Asked) -> Iterator[Cluster]:
-    """The same accelerators in other numbers, fewest first: parts of one node, then whole nodes.
+    """Clusters of the same accelerators in other numbers, fewest first: parts of one node, then
+    whole nodes.
 
     All numbers of nodes up to 16, then those whose only prime factors are 2, 3 and 5, and the most.
     """

@@ -78,7 +78,8 @@ _RESTART_HERE_S = 2.7
 ranks (docs/benchmarks.md, before ranks were replaced in place)."""
 
 _IN_PLACE_HERE_S = 0.3
-"""The same when the others stay: 0.15 to 0.31 s at 4 ranks (a prototype on 2 cores)."""
+"""From a kill to the next step when the others stay: 0.15 to 0.31 s at 4 ranks (a prototype on 2
+cores)."""
 
 
 def check_state(plan: Plan, job: Job) -> Iterator[Problem]:

@@ -86,8 +86,8 @@ class Found:
     """The whole space, when it is small."""
 
     least_host_bytes: float | None = None
-    """Of a node, of the offloaded layouts that its host cannot hold, the least; None when there is
-    none. They are not among the others here."""
+    """Least bytes of a node among the offloaded layouts that its host cannot hold; None when there
+    is none. They are not among the others here."""
 
     fastest_alone: Layout | None = None
     """The fastest that fits on the accelerators alone, where offloaded ones were searched too."""
@@ -218,7 +218,7 @@ def _cells(mask: Column, step: Column, memory: Column) -> tuple[Column, Column, 
 def _near(
     kept: list[Grid], near: list[tuple[int, Column, Column, Column]], latest_s: float
 ) -> Priced | None:
-    """Of those that were near when they were found, those that still are."""
+    """Layouts that were near when they were found and still are."""
     still = []
     for number, cells, step, memory in near:
         rows = np.flatnonzero(step <= latest_s)

@@ -101,7 +101,7 @@ def load_tokenizer(file: Path) -> Any:
 
 
 def _config(file: Path) -> dict[str, Any]:
-    """Of the files beside `tokenizer.json`: special tokens and the template."""
+    """Settings in the files beside `tokenizer.json`: special tokens and the template."""
     values: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         beside = file.with_name(name)

@@ -144,7 +144,7 @@ class Matrix(NamedTuple):
     """Matrices of this shape: one for each expert."""
 
     used: int = 1
-    """Of those, how many a token goes through."""
+    """Matrices of the `copies` that a token goes through."""
 
     is_routed: bool = False
     """Whether it belongs to routed experts, which expert parallelism divides."""
@@ -210,8 +210,8 @@ def matrices(block: Block) -> tuple[Matrix, ...]:
 
 
 def second_shares(block: Block) -> tuple[Value, ...]:
-    """Of each of `matrices(block)`, the share of its outputs that every second product gives: those
-    that are applied second, fourth and so on, key and value (and gate and up) counted apart.
+    """Share of the outputs of each of `matrices(block)` that every second product gives: those that
+    are applied second, fourth and so on, key and value (and gate and up) counted apart.
 
     The router and the routed experts are not among them. Source: torchtitan 0.2.2,
     distributed/activation_checkpoint.py: it counts `aten.mm`, and saves the first, third and so on.

@@ -203,7 +203,7 @@ def flag(fields: Fields, rule: Flag) -> bool:
 
 
 def every_layer(default: int) -> Callable[[Fields], Callable[[int], int]]:
-    """The same window in every layer, null for none (Mistral)."""
+    """One window for every layer, null for none (Mistral)."""
 
     def windows(fields: Fields) -> Callable[[int], int]:
         is_null = "sliding_window" in fields.values and fields.values["sliding_window"] is None
@@ -258,7 +258,7 @@ def mixtral_experts(fields: Fields) -> Experts:
 
 
 def gpt_oss_experts(fields: Fields) -> Experts:
-    """The same, with biases in router and experts."""
+    """Mixtral's experts with biases in router and experts."""
     plain = mixtral_experts(fields)
     width = 2 * plain.ffn + fields.size("hidden_size")
     heads = fields.size("num_attention_heads")  # one sink for each, in the attention

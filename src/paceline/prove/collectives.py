@@ -59,7 +59,7 @@ class Issued(NamedTuple):
     """Whole payload: the larger of what goes in and what comes out."""
 
     ranks: tuple[int, ...]
-    """Of its group; of a send or receive, this rank and its partner."""
+    """Ranks of the collective's group; for a send or receive, this rank and its partner."""
 
     is_overlapped: bool
     """Whether it is issued to run beside compute, as FSDP2, DDP and pipelines do. DTensor's are

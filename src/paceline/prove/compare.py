@@ -43,7 +43,7 @@ class Compared:
     parts: tuple[PartCompared, ...]
     proved_bytes: int
     estimated_bytes: int
-    """Of the parts that are known, in living tensors."""
+    """Estimated bytes of the parts that are known, in living tensors."""
 
     reserve_bytes: int
     """For the allocator, the driver and a checkpoint that is being written, as estimated."""
@@ -79,7 +79,7 @@ def compare_with(
     limit_bytes: int,
     estimated_step_s: float | None,
 ) -> Compared:
-    """The same of any layout, from its stages' estimates."""
+    """A proof against the estimates of its layout's stages, whatever the layout."""
     stage = proof.fullest
     memory = stages[min(stage.stage, len(stages) - 1)]
     slack, saving = (memory.parts[name] or 0 for name in ("slack", "saving"))

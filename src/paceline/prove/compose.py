@@ -40,7 +40,7 @@ class Stages:
 
     layout: Layout
     blocks: tuple[range, ...]
-    """Of each stage."""
+    """Blocks of each stage."""
 
     kinds: tuple[object, ...]
     """Equal for stages that do alike work."""

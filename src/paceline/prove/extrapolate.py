@@ -143,7 +143,7 @@ def _repeated(runs: Sequence[_Run], missing: int, period: int) -> list[Segment] 
 
 
 def renumbered(segment: Segment, number: int) -> Segment:
-    """The same stretch of another block."""
+    """Copy of a segment as the same stretch of another block."""
     old = segment.place.block
     if old is None:
         return segment

@@ -12,7 +12,7 @@ from paceline.runtime._torch_private import FLASH_CPU, FLASH_CPU_BACKWARD, GROUP
 
 
 def _grouped_flops(tokens: Any, weights: Any, *_: Any, out_val: Any = None, **__: Any) -> int:
-    """Of experts in one product: every row of the result is one inner product per column.
+    """FLOPs of experts in one product: every row of the result is one inner product per column.
 
     With offsets over the inner dim (the gradient of the weights) the result has a matrix for each
     group, and every token is multiplied once.

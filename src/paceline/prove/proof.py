@@ -77,7 +77,7 @@ class Request:
     rest of CUDA's allocator (segments, fragmentation) is not part of a proof."""
 
     rates: Rates | None = None
-    """Of the planner, for the simulated time; None where they are unknown."""
+    """The planner's rates, for the simulated time; None where they are unknown."""
 
     whole: bool = False
     """Trace every block, whatever it takes."""
@@ -127,16 +127,17 @@ class Collective:
     """`blocks`, or the module outside of them."""
 
     ranks: tuple[int, ...]
-    """Of the group, this rank's own; long ones are cut to the first eight."""
+    """Ranks of this rank's own group; long ones are cut to the first eight."""
 
     group_size: int
     link: Literal["inside node", "between nodes"]
     count: int
     num_bytes: int
-    """Of all of them: the whole payload, what each rank has after a gather or before a scatter."""
+    """Bytes of all `count` collectives: the whole payload, what each rank has after a gather or
+    before a scatter."""
 
     seconds: float | None
-    """Of all of them, without waiting for others."""
+    """Seconds of all `count` collectives, without waiting for others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,23 +173,23 @@ class Simulated:
 
     step_s: float
     compute_s: float
-    """Of the slowest stage: kernels."""
+    """Seconds of kernels on the slowest stage."""
 
     communication_s: float
-    """Of the same: collectives, hidden or not."""
+    """Seconds of collectives on the slowest stage, hidden or not."""
 
     exposed_s: float
-    """Of the same: waiting for collectives inside a stage."""
+    """Seconds that the slowest stage waits for collectives inside it."""
 
     bubble_s: float
-    """Of the same: waiting for other stages."""
+    """Seconds that the slowest stage waits for other stages."""
 
     launch_s: float
-    """Of the same: waiting for the host to launch kernels."""
+    """Seconds that the slowest stage waits for the host to launch kernels."""
 
     fixed_s: float
-    """Of each step, whatever its size: data, logging, synchronisation. No rank issues it: it is the
-    planner's."""
+    """Seconds of each step, whatever its size: data, logging, synchronisation. No rank issues it:
+    it is the planner's."""
 
     stage: int
     """The one these numbers are of."""

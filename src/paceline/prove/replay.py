@@ -157,7 +157,7 @@ class Replay:
         self.recorded: dict[int, Passages] = {}
         self.stream = torch.bfloat16
         self.width = 0
-        """Of what goes from stage to stage, once a stage has run."""
+        """Width of what goes from stage to stage, known once a stage has run."""
 
         self._known = known
         self._is_hollow = is_hollow

@@ -45,7 +45,7 @@ class Segment:
     """One stretch of a step."""
 
     place: Place
-    """Of its first operation."""
+    """Place of the segment's first operation."""
 
     delta: Parts
     """Part -> bytes more at its end than at its beginning."""

@@ -63,7 +63,7 @@ class Operation:
     """Tokens that attention sees at once; 0 of other operations."""
 
     is_backward: bool
-    """Of attention's two kernels, the second."""
+    """Whether it is the second of attention's two kernels, the backward one."""
 
     on_copy_stream: bool
     """FSDP2's copies around its collectives, which do not wait for compute."""
@@ -104,8 +104,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.trace = Trace()
         self.places = Places()
         self.routed_share = 1.0
-        """Of a grouped product's rows, those of experts on this rank: a kernel stops
-        at the last one's, and fake tensors do not say where that is."""
+        """Share of a grouped product's rows that are of experts on this rank: a kernel stops at the
+        last one's, and fake tensors do not hold where that is."""
 
         self._round = round_to
         self._live: dict[int, list[Any]] = {}

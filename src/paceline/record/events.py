@@ -111,7 +111,7 @@ class CheckpointCopied(Event, frozen=True, kw_only=True, tag=True):
     """Where it is."""
 
     num_bytes: int
-    """Of the checkpoint."""
+    """Bytes of the checkpoint."""
 
     stored_bytes: int
     """What it takes there: less, where it was compressed."""
@@ -144,10 +144,10 @@ class Evaluated(Event, frozen=True, kw_only=True, tag=True):
     """How long training stood still for it; None is unknown, as for your own script."""
 
     by_source: dict[str, float | None] = {}
-    """The same for each source, where there are several."""
+    """Evaluation loss for each source, where there are several."""
 
     accuracy: float | None = None
-    """The same as `accuracy` in the metrics, over the held-out pairs or texts."""
+    """Accuracy over the held-out pairs or texts, counted as the metrics' `accuracy`."""
 
 
 class StoppedEarly(Event, frozen=True, kw_only=True, tag=True):

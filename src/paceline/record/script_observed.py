@@ -87,10 +87,10 @@ class Observed(msgspec.Struct, kw_only=True):
     """Those whose gradient was None in every step."""
 
     digest: str | None = None
-    """Of all of them, where this rank holds them whole."""
+    """Digest of all trained tensors, where this rank holds them whole."""
 
     backend: str | None = None
-    """Of the process group that the script joined."""
+    """Backend of the process group that the script joined."""
 
     troubles: list[str] = []
     """What could not be observed, and why."""

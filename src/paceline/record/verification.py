@@ -201,7 +201,7 @@ class RunFacts:
     """SHA-256 of the whole state, as it was loaded; the same in every layout."""
 
     saved: str | None = None
-    """The same, as it was saved."""
+    """SHA-256 of the whole state, as it was saved; the same in every layout."""
 
     ended: str | None = None
     """SHA-256 of the whole state at the end."""

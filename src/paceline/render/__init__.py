@@ -166,7 +166,7 @@ def writes(plan: Plan, job: Job) -> bool:
 
 
 def _gaps_of(plan: Plan, job: Job, *, own_program: bool) -> tuple[Gap, ...]:
-    """Of the plan's own engine; none where no files are written for it."""
+    """Gaps of the plan's own engine; none where no files are written for it."""
     name = renderer_of(plan.engine)
     if name is None or check_release(plan) is not None:
         return ()

@@ -59,7 +59,7 @@ OF_DDP = OF_TORCH | {"train.bucket"}
 """What those with PyTorch's DistributedDataParallel do as well."""
 
 EVERYTHING = frozenset({""})
-"""Of files that start no training: nothing of it is lost in them."""
+"""All settings, for files that start no training: no setting is lost in them."""
 
 PLACES = ("ssh", "slurm", "cloud", "ray", "kubernetes")
 """Sections of one place each."""

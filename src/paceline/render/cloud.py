@@ -58,7 +58,7 @@ class Limits:
     """What the run costs at this provider; None without a price or a time."""
 
     per_hour_usd: float | None
-    """Of all machines."""
+    """Price of all machines for an hour."""
 
     budget_usd: float | None
 
@@ -97,7 +97,7 @@ class Limits:
         return ["python3", GUARD, *limits, "--", *command]
 
     def guarded(self, *words: str, spent: str | None = None) -> str:
-        """The same as a line of a shell."""
+        """The guarded command as a line of a shell."""
         return command(*self.words(*words, spent=spent))
 
 

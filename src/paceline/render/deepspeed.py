@@ -238,7 +238,7 @@ def _host_gaps(plan: Plan, job: Job) -> Iterator[Gap]:
 
 
 def _ssh_gaps(ssh: SshSpec, nodes: int) -> Iterator[Gap]:
-    """Of `launch-hosts.sh`: DeepSpeed's launcher (0.19) takes hosts and a port."""
+    """Gaps of `launch-hosts.sh`: DeepSpeed's launcher (0.19) takes hosts and a port."""
     if len(ssh.hosts) > nodes:
         yield Gap(
             what=f"spare hosts: {', '.join(ssh.hosts[nodes:])}",

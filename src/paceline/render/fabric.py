@@ -32,7 +32,7 @@ class Message:
 
     what: str
     num_bytes: int
-    """Of one collective or transfer, before it is cut into chunks."""
+    """Bytes of one collective or transfer, before it is cut into chunks."""
 
     times: int
     """In one optimizer step, on one rank."""
@@ -46,7 +46,7 @@ class Other:
     """Row of the catalog's links: one port of it in each node."""
 
     bytes_per_s: float
-    """Of a node and direction."""
+    """Network rate of a node and direction."""
 
     step_s: float
     times_as_long: float
@@ -65,7 +65,7 @@ class Network:
 
     link: str | None
     bytes_per_s: float | None
-    """Of a node and direction."""
+    """Network rate of a node and direction."""
 
     reason: str
     """In the plan's own numbers."""

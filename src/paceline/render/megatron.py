@@ -114,7 +114,7 @@ def _oldest(words: list[str]) -> str:
 
 
 def _tag(plan: Plan) -> str:
-    """Of Megatron-LM, as the plan has it."""
+    """Git tag of Megatron-LM, as the plan has it."""
     own = plan.engine == "megatron"
     return "core_v" + tag(plan.engine_version if own else ENGINE_NAMES["megatron"].planned)
 

@@ -34,7 +34,7 @@ _NO_PRECISION = {
 """Precision -> why MLX does not train in it, and what comes nearest."""
 
 THUNDERBOLT_PORTS = {"M3-Ultra": 6, "M4-Max": 4}
-"""Of Thunderbolt 5 on a Mac Studio, which is the most that such a chip comes with (a MacBook Pro
+"""Thunderbolt 5 ports of a Mac Studio, which is the most that such a chip comes with (a MacBook Pro
 has 3). Source: apple.com, technical specifications of Mac Studio (2025)."""
 
 HOSTFILE = "hosts.json"

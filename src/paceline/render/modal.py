@@ -32,7 +32,7 @@ modal.com/docs/guide/gpu."""
 
 _MOST_GPUS, _MOST_A10 = 8, 4
 _LONGEST_S = 86_400
-"""Of one call. Source: modal.com/docs/guide/timeouts."""
+"""Most seconds of one call. Source: modal.com/docs/guide/timeouts."""
 
 CARRIES = OF_DDP | {"cloud", "recovery.max_restarts", "recovery.shrink"}
 """Settings that the files say, beside the plan."""

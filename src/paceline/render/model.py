@@ -28,7 +28,7 @@ def router_coefficient(job: Job) -> float:
 
 
 def rotary_base(plan: Plan, job: Job) -> int | None:
-    """Of rotary positions; None where neither the plan nor a config.json has it."""
+    """Base of rotary positions; None where neither the plan nor a config.json has it."""
     config = config_of(job)
     known = config.get("rope_theta") or (config.get("rope_parameters") or {}).get("rope_theta")
     known = known if plan.decoder is None else plan.decoder.rope_theta

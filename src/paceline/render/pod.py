@@ -22,7 +22,8 @@ PLACEHOLDER = "SET-kubernetes.image-IN-THE-JOB-FILE"
 """No valid image name, since it has capitals: Kubernetes refuses it (InvalidImageName)."""
 
 _NAME_LIMIT = 40
-"""Of a job's name: what the controllers append for pods, services and hosts then fits in 63."""
+"""Most characters of a job's name: what the controllers append for pods, services and hosts then
+fits in 63."""
 
 _RESOURCES = {"nccl": "nvidia.com/gpu", "xla": "google.com/tpu", "neuron": "aws.amazon.com/neuron"}
 """Library of the collectives -> what the device plugin counts. Source: the plugins' own pages."""
@@ -119,7 +120,7 @@ def pod_parts(plan: Plan, job: Job) -> dict[str, Any]:
 
 
 def annotations(job: Job) -> dict[str, str]:
-    """Of a pod: the SR-IOV network that Multus attaches it to."""
+    """Annotations of a pod: the SR-IOV network that Multus attaches it to."""
     network = job.spec.kubernetes.network
     return {} if network is None else {"k8s.v1.cni.cncf.io/networks": network}
 

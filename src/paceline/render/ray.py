@@ -28,7 +28,7 @@ from paceline.render.pod import (
 from paceline.render.text import header, to_json, to_yaml
 
 VERSION = "2.60.0"
-"""Of Ray, which the cluster's image must have."""
+"""Version of Ray, which the cluster's image must have."""
 
 _SAMPLES = 12
 """Trials of a search; a guess."""

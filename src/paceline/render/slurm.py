@@ -29,8 +29,8 @@ _ADDRESS = 'scontrol --oneliner show node "$first" | sed "s/.* NodeAddr=\\([^ ]*
 """What Slurm itself reaches a node by: names need not be known to the network."""
 
 _PORT = "HEAD_PORT=$((20000 + ${SLURM_JOB_ID:?} % 12768))"
-"""Of the rendezvous: another one for each job that shares a node, below those that Linux takes for
-connections (from 32768, net.ipv4.ip_local_port_range)."""
+"""Port of the rendezvous: another one for each job that shares a node, below those that Linux takes
+for connections (from 32768, net.ipv4.ip_local_port_range)."""
 
 CARRIES = (
     (OF_DDP | {"recovery.max_restarts", "recovery.grace"})

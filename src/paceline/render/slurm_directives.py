@@ -28,10 +28,10 @@ class Ask:
     name: str
     nodes: int
     accelerators: int
-    """Of each node, where the job does not say; 0 where ranks run on CPUs."""
+    """Accelerators of each node, where the job does not say; 0 where ranks run on CPUs."""
 
     ranks: int
-    """Of each node."""
+    """Ranks of each node."""
 
     grace_s: float
     outlives_nodes: bool

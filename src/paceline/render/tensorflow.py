@@ -139,7 +139,7 @@ def _layout_gaps(plan: Plan) -> Iterator[Gap]:
 
 
 def _whole(plan: Plan, *, splits: bool) -> Iterator[Gap]:
-    """Of sharding and recomputation: every replica holds everything, where it fits."""
+    """Gaps of sharding and recomputation: every replica holds everything, where it fits."""
     layout = plan.layout
     needed = _BYTES_PER_PARAMETER * plan.profile.num_parameters + _kept_bytes(plan)
     size = f"{' of '.join(bytes_apart(needed, plan.cluster.usable_bytes))} a rank"
@@ -167,7 +167,8 @@ def _whole(plan: Plan, *, splits: bool) -> Iterator[Gap]:
 
 
 def _kept_bytes(plan: Plan) -> int:
-    """Of a rank: activations when nothing is recomputed, and what the device itself takes."""
+    """Bytes that a rank keeps: activations when nothing is recomputed, and what the device itself
+    takes."""
     case = case_of_plan(plan)
     kept = replace(plan.layout, recompute="none", recompute_every=1)
     parts = price_one(kept, case).memory.parts

@@ -198,7 +198,7 @@ from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 
 
 def _model(plan: Plan, job: Job) -> list[str]:
-    """Of the plan's own sizes, put together as torchtitan's registry does it."""
+    """Lines for a model of the plan's own sizes, put together as torchtitan's registry does it."""
     profile, block, is_llama = plan.profile, plan.profile.blocks[0], plan.decoder is not None
     tied, name = profile.tied, "Llama3" if is_llama else "Qwen3"
     head = "_output_linear_init(width)" if is_llama else "_LINEAR_INIT"

@@ -45,7 +45,7 @@ _WORDS = {
 }
 _ORDER = (Status.FAIL, Status.WARNING, Status.UNKNOWN, Status.PASS)
 _MOST_ROWS = 24
-"""Of nodes that are shown one by one; of more, those that pass are one row."""
+"""Most nodes that are shown one by one; of more, those that pass are one row."""
 
 
 def format_preflight(verdict: Preflight, *, shows_all: bool = False) -> Iterator[str]:

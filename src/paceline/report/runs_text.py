@@ -22,7 +22,7 @@ _MOST_VALUE = 40
 """Characters of a value in a comparison."""
 
 _BEFORE = 8
-"""Of them, before the first that differs."""
+"""Characters shown before the first that differs, of `_MOST_VALUE`."""
 
 _TABLE_CURVES = ("train/loss", "eval/loss")
 

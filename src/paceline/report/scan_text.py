@@ -13,7 +13,7 @@ from paceline.units import counted
 _PARTS = [field.name for field in fields(Inventory) if field.name not in ("framework", "owner")]
 _MOST_LINES = 3
 _MOST_WRAPS = 2
-"""Of a part, in a row; `--all` and `--json` have all."""
+"""Most wraps that a row names; `--all` and `--json` have all."""
 
 _SHORT = {
     "DistributedDataParallel": "DDP",

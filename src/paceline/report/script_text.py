@@ -40,7 +40,7 @@ def advice_lines(profile: ScriptProfile) -> Iterator[str]:
 
 
 def profile_lines(profile: ScriptProfile) -> Iterator[str]:
-    """The same, aligned."""
+    """Lines of a profile for a terminal, with aligned columns, and the advice after them."""
     rows = list(profile_rows(profile))
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     for row in rows:

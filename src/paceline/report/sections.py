@@ -24,7 +24,7 @@ _GROUPS = {
 }
 
 _MOST_RANKS = 8
-"""Of more ranks only the fullest and the least full are drawn."""
+"""Most ranks that are drawn in full; of more only the fullest and the least full are drawn."""
 
 _LIMIT_SHOWN = 2.5
 """The memory limit is drawn where it is at most this many times the longest bar."""
@@ -38,7 +38,7 @@ class Piece:
     name: str
     value: str
     percent: float
-    """Of the bar's full width."""
+    """Percent of the bar's full width."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class FailureRow:
     downtime: str
     phases: list[Piece]
     seconds: list[str]
-    """Of each phase, in order; empty when the run did not recover."""
+    """Seconds of each phase, in order; empty when the run did not recover."""
 
     lost: str
     """Finished steps that were repeated."""
@@ -147,7 +147,7 @@ class LayoutRow:
     is_chosen: bool
 
     memory_percent: float
-    """Of the widest bar, for the bar."""
+    """Percent of the widest bar, for the bar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,7 @@ class TimeShare:
     meaning: str
     seconds: float
     share: float
-    """Of the wall time, 0 to 1."""
+    """Share of the wall time, 0 to 1."""
 
 
 def time_account(record: RunRecord) -> list[TimeShare]:

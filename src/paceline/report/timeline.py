@@ -63,7 +63,8 @@ def parts(record: RunRecord) -> tuple[Part, ...]:
 
 
 def parts_of(every: Sequence[log.AnyEvent], metrics: Sequence[StepMetrics]) -> tuple[Part, ...]:
-    """The same from events and lines, in the order they were written."""
+    """Every time the controller took charge, from events and lines in the order they were
+    written."""
     begins = [i for i, event in enumerate(every) if isinstance(event, log.RunStarted)]
     lines_at = [line.at for line in metrics]
     found = []

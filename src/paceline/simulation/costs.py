@@ -33,7 +33,8 @@ class Phase:
     """At which the seconds hold, for `log2` and `linear`."""
 
     points: tuple[tuple[int, float], ...] = ()
-    """Of `points`: ranks and seconds; between and beyond them straight lines in logarithms."""
+    """Seconds by ranks for the law `points`: between and beyond them straight lines in
+    logarithms."""
 
     def at(self, ranks: int, step_s: float = 0.0) -> float:
         """Seconds on so many ranks.
@@ -264,7 +265,7 @@ class System:
     """Repeated work: half a step on the mean, or what the last checkpoint lacks."""
 
     stall_share: float = 0.0
-    """Of the time, what its copies of the state take when nothing fails."""
+    """Share of the time that its copies of the state take when nothing fails."""
 
     save_s: float = 0.0
     """Training stands still for a checkpoint."""

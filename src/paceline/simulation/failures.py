@@ -61,7 +61,7 @@ def expected_per_s(spec: FailuresSpec, num_nodes: int) -> float:
 
 
 def _rates_per_s(spec: FailuresSpec, num_nodes: int, rng: np.random.Generator) -> Any:
-    """Of every node; their mean is the process's."""
+    """Failures a second of every node; their mean is the process's."""
     factors = np.ones(num_nodes)
     offenders = round(spec.repeat_share * num_nodes)
     if offenders:

@@ -231,7 +231,7 @@ class Question:
     compare: tuple[System, ...] = ()
     max_restarts: int = 3
     tail: float = 0.0
-    """Of the phases of our own recoveries, as `Scene.tail`."""
+    """Spread of the phases of our own recoveries, as `Scene.tail`."""
 
     @property
     def horizon_s(self) -> float:

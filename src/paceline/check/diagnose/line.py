@@ -74,7 +74,7 @@ _GROUPS = [
     {name: _ANY_FORM.groupindex[f"{name}_{at}"] for name in _NAME.findall(form)}
     for at, form in enumerate(_FORMS)
 ]
-"""Of each form, the numbers of its groups by their names."""
+"""Numbers of each form's groups, by their names."""
 _RAY_NODE = re.compile(r"\bnode \((?:ID: \w+, )?IP: (?P<host>[\w.:]+?)[,)]")
 _PODS = re.compile(r"-(?:master|launcher|head)-\d+")
 _ANYWHERE = re.compile(

@@ -329,7 +329,7 @@ def _numa(node: str, facts: NodeFacts) -> Iterator[Result]:
 
 
 def _num_cpus(text: str) -> int:
-    """Of a list such as `0-47,96-143`."""
+    """Number of CPUs in a list such as `0-47,96-143`."""
     ranges = re.findall(r"(\d+)(?:-(\d+))?", text)
     return sum(int(last or first) - int(first) + 1 for first, last in ranges)
 

@@ -32,7 +32,7 @@ class NodeRate:
     """0 where none did."""
 
     share: float
-    """Of all nodes' rates, from 0 to 1."""
+    """Share of all nodes' rates, from 0 to 1."""
 
     why_not: str | None = None
     """Why there is no rate."""

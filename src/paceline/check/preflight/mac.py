@@ -14,7 +14,8 @@ RDMA_SINCE = (26, 2)
 """macOS with RDMA over Thunderbolt 5. Source: Apple's technical note TN3205."""
 
 _METAL_SHARE = 0.75
-"""Of the memory that Metal lets the GPU have by itself (the catalog's note on Macs' memory)."""
+"""Share of the memory that Metal lets the GPU have by itself (the catalog's note on Macs'
+memory)."""
 
 
 def check_mac(node: str, facts: NodeFacts, need: Need) -> Iterator[Result]:

@@ -35,10 +35,10 @@ class Need:
 
     wants_rdma: bool = False
     rank_bytes: int = 0
-    """Of a rank's accelerator, or of the host's memory where ranks run on CPUs."""
+    """Bytes that a rank needs on its accelerator, or in host memory where ranks run on CPUs."""
 
     host_bytes: int = 0
-    """Of one node's own memory, what is offloaded and, on CPUs, the ranks'."""
+    """Bytes needed of one node's own memory: what is offloaded and, on CPUs, the ranks'."""
 
     checkpoint_bytes: int = 0
     num_checkpoints: int = 0

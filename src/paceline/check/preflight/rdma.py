@@ -9,7 +9,7 @@ from paceline.topology.node.read_state import read_kernel_driver
 from paceline.topology.read_rdma import RdmaPort, read_rdma_port
 
 _NEAR = 0.95
-"""Of the rate that the plan takes; rates are round numbers on both sides. A guess."""
+"""Least share of the rate that the plan takes; rates are round numbers on both sides. A guess."""
 
 
 def rdma_ports(facts: NodeFacts) -> tuple[RdmaPort, ...]:
@@ -107,7 +107,7 @@ def _direct(node: str, facts: NodeFacts, active: list[RdmaPort]) -> Iterator[Res
 
 
 def check_rdma_alike(nodes: Mapping[str, NodeFacts], need: Need) -> Iterator[Result]:
-    """The same number of active ports of the same rate on every node."""
+    """Check that every node has as many active ports of the same rate as the others."""
     if len(nodes) < 2 or need.backend != "nccl":
         return
     active = {

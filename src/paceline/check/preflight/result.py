@@ -25,7 +25,7 @@ class Result:
     """One check of one node."""
 
     name: str
-    """Of the check: `shared-memory`. `--allow` takes it."""
+    """Name of the check, such as `shared-memory`. `--allow` takes it."""
 
     node: str
     status: Status

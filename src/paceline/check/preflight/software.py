@@ -237,7 +237,8 @@ def _hashes(
 
 
 def _settings(nodes: Mapping[str, NodeFacts], need: Need) -> Iterator[Result]:
-    """Of a job whose ranks talk over something else, NCCL's variables are read by nobody."""
+    """Environment variables that differ between nodes. NCCL's matter only where the ranks talk over
+    NCCL."""
     name = "settings"
     every = {
         node: {

@@ -56,11 +56,11 @@ class Verdict:
 
     bus: str
     id: str
-    """Of the failure in the catalog."""
+    """ID of the failure in the catalog."""
 
     act: Act
     line: str
-    """Of the log, the last one that says so."""
+    """Last line of the log that reports it."""
 
     is_over: bool
     """Whether the GPU's counters say that it has been repaired since."""

@@ -142,7 +142,7 @@ def check_compression(facts: Facts) -> Iterator[Line]:
 
 
 def _sent_bytes(run: RunFacts) -> int:
-    """Of the gradients: sums of a few numbers, as of a norm, are left out."""
+    """Bytes of the gradients that are sent: sums of a few numbers, as of a norm, are left out."""
     return sum(each.num_bytes for each in run.reductions if each.num_bytes > _FEW_BYTES)
 
 

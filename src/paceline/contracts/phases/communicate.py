@@ -11,9 +11,10 @@ from paceline.units import format_seconds
 
 _COMMUNICATION = ("tensor", "context", "expert", "pipeline", "data")
 _BACKWARD_SHARE = 2 / 3
-"""Of the compute: a backward pass does twice the forward's multiplications."""
+"""Share of the compute that the backward pass takes: it does twice the forward's
+multiplications."""
 _HOP_S = 20e-6
-"""Of a ring's hop over a network, launch included: a guess."""
+"""Seconds of a ring's hop over a network, launch included: a guess."""
 
 
 def plan_communication(case: Case) -> dict[str, Any]:

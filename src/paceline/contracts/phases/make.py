@@ -191,7 +191,7 @@ def _case(
 
 
 def _on_other_nodes(job: Job, replan: Replan) -> Iterator[Plan]:
-    """The same job on half, a quarter and twice its nodes, where something fits there."""
+    """Plans for the job on half, a quarter and twice its nodes, where something fits there."""
     nodes = job.spec.cluster.nodes
     for other in (nodes // 4, nodes // 2, 2 * nodes):
         if other and not find_cluster(job.spec.cluster, job).is_local:
@@ -225,7 +225,8 @@ def _documents(case: Case, phases: tuple[Phase, ...], gates: tuple[Gate, ...]) -
 
 
 def _digest(case: Case) -> str:
-    """Of everything that the phases are made from, but the day and how long the search took."""
+    """Digest of everything that the phases are made from, but the day and how long the search
+    took."""
     parts = (
         dump_job(case.job.spec),
         plan_to_json(replace(case.plan, search_s=0.0)).decode(),

@@ -38,10 +38,10 @@ class Requirements:
 
     ranks: int
     memory_bytes: int
-    """Of one accelerator, with as many of them as the job has."""
+    """Memory of one accelerator, with as many of them as the job has."""
 
     network_bytes_per_s: float | None
-    """Of a node; None where it has no part, or is unknown."""
+    """Network rate of a node; None where it has no part, or is unknown."""
 
     storage_bytes: int
     basis: str
@@ -57,7 +57,7 @@ class Saving:
     """What to write in the job."""
 
     saves_bytes: int
-    """Of the fullest rank, estimated from the parts of its memory."""
+    """Bytes saved on the fullest rank, estimated from the parts of its memory."""
 
     costs: str
     """What it takes in return."""

@@ -88,7 +88,8 @@ def load_contract(path: Path | str, overrides: Sequence[str] = ()) -> Contract |
 def parse_contract(
     text: str, *, source: str, folder: Path, overrides: Sequence[str] = ()
 ) -> Contract:
-    """The same from JSON text; `source` names it in messages, `folder` is where its paths start."""
+    """Read a contract from JSON text; `source` names it in messages, `folder` is where its paths
+    start."""
     value = json.loads(text)
     kind = contract_kind(value)
     if kind is None:

@@ -49,7 +49,8 @@ _SIZE_ROUNDED = 0.1
 """How far a model's size may be from its parameters: 7B is 6.74B, 8B is 8.03B. A guess."""
 
 _BYTES_PER_TOKEN = 4.0
-"""Of English text with a vocabulary of about 100,000: a guess, tokenizers differ by half."""
+"""Bytes of a token of English text with a vocabulary of about 100,000: a guess, tokenizers differ
+by half."""
 
 _NODE, _NODES = "ranks of a node", "nodes"
 """Degrees that a strategy names without a number."""

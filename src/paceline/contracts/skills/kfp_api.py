@@ -108,7 +108,7 @@ class Api:
         )
 
     def list_runs(self, experiment: str) -> list[RunSummary]:
-        """Of an experiment, the newest first."""
+        """Runs of an experiment, the newest first."""
         client = self._client()
         place = self._ask(lambda: client.get_experiment(experiment_name=experiment))
         found = self._ask(

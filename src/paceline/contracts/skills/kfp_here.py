@@ -73,7 +73,7 @@ class Here:
         )
 
     def list_runs(self, experiment: str) -> list[RunSummary]:
-        """Of an experiment, the newest first."""
+        """Runs of an experiment, the newest first."""
         found = []
         for path in sorted(self._runs.glob("*/run.json"), reverse=True):
             known = json.loads(path.read_text(encoding="utf-8"))

@@ -129,7 +129,7 @@ def _rdma(plan: Plan) -> dict[str, Any]:
 
 
 def _speedup(plan: Plan) -> str | None:
-    """Of the plan's step against TCP: computed from what the step sends."""
+    """How many times as long the plan's step takes over TCP, computed from what the step sends."""
     found = decide_network(plan)
     if found.choice != "rdma" or not found.others:
         return None

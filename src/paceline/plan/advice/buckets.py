@@ -34,10 +34,10 @@ class BucketAdvice:
     """Seconds of reducing that the backward pass does not hide, with the advised size."""
 
     default_exposed_s: float
-    """The same with the default of 25 MiB and a first bucket of 1 MiB."""
+    """Exposed seconds of reducing with the default of 25 MiB and a first bucket of 1 MiB."""
 
     whole_exposed_s: float
-    """The same with everything in one bucket: nothing is hidden."""
+    """Exposed seconds of reducing with everything in one bucket: nothing is hidden."""
 
     reduce_s: float
     """Seconds of reducing in all with the advised size, hidden or not."""

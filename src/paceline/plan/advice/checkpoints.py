@@ -29,7 +29,7 @@ class CheckpointAdvice:
     """Daly's, in seconds of training between checkpoints."""
 
     every_steps: int | None
-    """The same in steps; None when a step's time is not known."""
+    """Steps between checkpoints, from `interval_s`; None when a step's time is not known."""
 
     young_s: float
     daly_s: float
@@ -44,7 +44,7 @@ class CheckpointAdvice:
     """With a checkpoint every 30 and every 60 minutes."""
 
     mtbf_s: float
-    """Of the whole job."""
+    """Mean seconds between failures of the whole job."""
 
     mtbf_source: str
     reason: str

@@ -48,7 +48,8 @@ KEPT = (
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
 )
-"""Of selective recompute: products and attention stay, norms and activations are repeated."""
+"""Operations that selective recompute keeps: products and attention; norms and activations are
+repeated."""
 
 
 def build(settings: dict[str, Any]) -> PreTrainedModel:

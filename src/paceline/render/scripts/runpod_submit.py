@@ -16,7 +16,8 @@ from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
 _MOST_BYTES = 100_000
-"""Of the files together, packed: what an environment variable may hold (Linux: 128 KiB)."""
+"""Most bytes of the files together, packed: what an environment variable may hold (Linux: 128
+KiB)."""
 
 _UNPACK = "mkdir -p /workspace/job && cd /workspace/job && echo $JOB_FILES | base64 -d | tar xz"
 

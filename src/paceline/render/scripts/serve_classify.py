@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 MOST_CHARACTERS = 1_000_000
-"""Of a text. A guess: far above what models take, and tokenized in seconds."""
+"""Most characters of a text. A guess: far above what models take, and tokenized in seconds."""
 
 
 class Input(BaseModel):

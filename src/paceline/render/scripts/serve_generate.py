@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 TOKENS_ARE_BYTES = False
 MOST_CHARACTERS = 1_000_000
-"""Of a text. A guess: far above what models take, and tokenized in seconds."""
+"""Most characters of a text. A guess: far above what models take, and tokenized in seconds."""
 
 
 class Message(BaseModel):

@@ -30,7 +30,7 @@ class Tokens(nn.Module):
         return F.embedding(tokens, self.weight)
 
     def logits(self, stream: Tensor) -> Tensor:
-        """Of the stream after the last norm."""
+        """Logits of the stream after the last norm."""
         return F.linear(stream, self.weight)
 
 

@@ -103,7 +103,7 @@ class Ranks:
         self.rank, self.size = self.group.rank(), self.group.size()
 
     def mean(self, value: mx.array) -> float:
-        """Of a number over all ranks."""
+        """Mean of a number over all ranks."""
         return mx.distributed.all_sum(value, group=self.group).item() / self.size
 
     def whole(self, shard: mx.array) -> mx.array:
@@ -199,7 +199,8 @@ class Trainer:
         return total, gradients
 
     def loss_and_gradients(self, tokens: mx.array) -> tuple[mx.array, Any]:
-        """Of one micro-batch. Narrow copies of the float32 parameters are multiplied."""
+        """Loss and gradients of one micro-batch. Narrow copies of the float32 parameters are
+        multiplied."""
         whole, narrow = self.model.trainable_parameters(), self.narrow
 
         def loss(parameters: Any) -> mx.array:

@@ -53,7 +53,7 @@ def weight_shapes(settings: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def initial_weights(settings: dict[str, Any]) -> list[np.ndarray]:
-    """Of `initial.npz`, or drawn from the seed: the same on every worker."""
+    """Weights of `initial.npz`, or drawn from the seed: equal on every worker."""
     shapes = weight_shapes(settings)
     if INITIAL.exists():
         with np.load(INITIAL) as kept:
@@ -146,7 +146,7 @@ def _rotated(x: tf.Tensor, sizes: dict[str, Any]) -> tf.Tensor:
 
 
 def make_strategy() -> tf.distribute.Strategy:
-    """Of all workers where TF_CONFIG names several, else of this machine's GPUs."""
+    """Strategy over all workers where TF_CONFIG names several, else over this machine's GPUs."""
     config = json.loads(os.environ.get("TF_CONFIG") or "{}")
     if len(config.get("cluster", {}).get("worker", [])) < 2:
         return tf.distribute.MirroredStrategy()

@@ -20,7 +20,7 @@ from train import connect, read_options, scaling, storage, train_loop
 from train_torchrun import check
 
 REPORTS = 10
-"""Of a trial's loss; ASHA decides at some of them."""
+"""Times that a trial reports its loss; ASHA decides at some of them."""
 
 
 def trial(config: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ FEWER_TRAINED = ("get_peft_model", "LoraConfig", "requires_grad_", "requires_gra
 """Words of programs in which most parameters have no gradient, or less than 16 bits."""
 
 WIDE_BYTES, NARROW_BYTES = 16, 8
-"""Of a parameter with its gradient and Adam's two moments, all in float32 or all in 16 bits.
+"""Bytes of a parameter with its gradient and Adam's two moments, all in float32 or all in 16 bits.
 Source: ZeRO, arXiv:1910.02054, section 3.1; torch/optim/adam.py, `zeros_like(p)`."""
 
 MANY_RANKS = 128

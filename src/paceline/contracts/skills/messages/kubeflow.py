@@ -133,16 +133,16 @@ class Answer:
     """What the Kubeflow pipeline executor answers."""
 
     status: Literal["success", "error", "running"]
-    """Of the action: `running` where a run was begun and goes on."""
+    """How the action ended: `running` where a run was begun and goes on."""
 
     action: Action
     """What was asked."""
 
     pipelineId: str | None = None
-    """Of the pipeline that was uploaded; of `compile`, the path of the compiled file."""
+    """ID of the pipeline that was uploaded; for `compile`, the path of the compiled file."""
 
     runId: str | None = None
-    """Of the run; of `schedule`, of the recurring run."""
+    """ID of the run; for `schedule`, of the recurring run."""
 
     runStatus: RunStatus | None = None
     """How far it is."""

@@ -146,16 +146,16 @@ class Results:
     """What came of it."""
 
     bestConfig: dict[str, Any] | None = None
-    """Of a search: the values of the best trial."""
+    """Values of a search's best trial."""
 
     bestMetric: float | None = None
-    """Of a search: what the best trial reported last."""
+    """What a search's best trial reported last."""
 
     numTrials: int = 0
     """Trials that were begun; 0 where it was no search."""
 
     completedTrials: int = 0
-    """Of those, how many ended without an error, those that were stopped early included."""
+    """Trials that ended without an error, those that were stopped early included."""
 
     metrics: dict[str, Any] | None = None
     """Addition: what `train_loop` reported last."""
@@ -199,7 +199,7 @@ class Answer:
     """The newest checkpoint; of a search, the best trial's."""
 
     clusterStatus: ClusterStatus | None = None
-    """Of the cluster that did it."""
+    """State of the cluster that the action ran on."""
 
     trainingTime: float = 0.0
     """Seconds, without starting a cluster."""

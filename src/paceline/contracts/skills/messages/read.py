@@ -42,7 +42,7 @@ def schema_of(kind: type[Any]) -> dict[str, Any]:
 
 
 def without_none(value: Any) -> Any:
-    """The same without keys whose value is None.
+    """Copy of a value without the keys whose value is None, at any depth.
 
     >>> without_none({"a": None, "b": [{"c": None, "d": 1}]})
     {'b': [{'d': 1}]}

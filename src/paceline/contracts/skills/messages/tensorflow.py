@@ -136,7 +136,7 @@ class Request:
 
 @section
 class Metrics:
-    """Of the last epoch."""
+    """Figures of the last epoch."""
 
     trainLoss: float | None = None
     """Mean over the samples, as they were trained on."""
@@ -151,7 +151,7 @@ class Metrics:
     """Share from 0 to 1; only with classes."""
 
     epochsTrained: int = 0
-    """Of this call."""
+    """Epochs that this call trained."""
 
     trainingTime: float = 0.0
     """Seconds of the process, its start included."""
