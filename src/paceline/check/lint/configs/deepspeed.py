@@ -212,6 +212,19 @@ def _check_zero(path: str, config: Marked) -> Iterator[Finding]:
             "offload_optimizer needs a stage of 1 or more, and none is set",
             fix='"stage": 2',
         )
+    elastic = zero.at("elastic_checkpoint")
+    if elastic is not None and stage == 3 and zero.true("elastic_checkpoint"):
+        # NotImplementedError in state_dict and load_state_dict. Source: deepspeed 0.19,
+        # runtime/zero/stage3.py.
+        yield found(
+            "ckpt-world-size-mismatch",
+            ERROR,
+            path,
+            elastic.line,
+            "stage 3 has no elastic_checkpoint: the first save_checkpoint or load_checkpoint raises",
+            fix="take it out; for other numbers of ranks use Universal Checkpointing "
+            "(ds_to_universal.py, and load_universal in checkpoint)",
+        )
     if stage_at is None and len(zero.value) and not moved and not offload:
         yield found(
             "ds-config-silent-keys",
