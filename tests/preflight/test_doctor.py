@@ -420,3 +420,19 @@ def test_s0_20_fix_installs_into_the_environment_that_runs_and_looks_again(tmp_p
     )
     assert list((tmp_path / "env").glob("lib/python*/site-packages/oursmall.py"))
     shutil.rmtree(tmp_path / "env")
+
+
+def test_s4_5_a_variable_that_is_better_left_unset_is_named_on_any_machine():
+    for facts, name, value in (
+        (NODE, "NCCL_ALGO", "Ring"),
+        (NODE, "NCCL_PROTO", "LL"),
+        (MAC, "MLX_METAL_FAST_SYNCH", "1"),
+    ):
+        set_there = replace(facts, environment=facts.environment | {name: value})
+        (found,) = (each for each in looked(set_there) if name in each.evidence)
+        assert (found.status, found.fix) == (Status.WARNING, f"unset {name}")
+
+
+def test_a_variable_at_its_default_harms_nothing():
+    same = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "MLX_METAL_FAST_SYNCH": "0"}
+    assert wrong(looked(replace(NODE, environment=NODE.environment | same))) == {}

@@ -47,6 +47,11 @@ def environment(plan: Plan) -> list[Variable]:
     return [_threads(plan), *_records(), *_segments(plan)] if backend == "nccl" else []
 
 
+def removals_anywhere() -> list[Removal]:
+    """Those that harm whatever runs on a machine, with or without a network that has RDMA."""
+    return [*_NCCL, *_MLX]
+
+
 def removals(plan: Plan) -> list[Removal]:
     """What must not be left set from another machine, an older library or a day of debugging.
 
@@ -54,7 +59,7 @@ def removals(plan: Plan) -> list[Removal]:
     ProcessGroupNCCL environment variables (2.13); mlx issue 3142.
     """
     if plan.cluster.backend == "mlx":
-        return [_FAST_SYNCH]
+        return [*_MLX]
     if plan.cluster.backend != "nccl":
         return []
     return [*_NCCL, *(_RDMA if plan.cluster.uses_rdma else ())]
@@ -181,11 +186,6 @@ _NEW_STORE = Variable(
 (torch/distributed/rendezvous.py, `_create_c10d_store`), and a rank that comes 10 s before another
 connects to where that one was, four times in vain."""
 
-_FAST_SYNCH = Removal(
-    name="MLX_METAL_FAST_SYNCH",
-    reason="1 can deadlock the GPU (mlx issue 3142); off is the default",
-)
-
 
 def _removals(key: str) -> tuple[Removal, ...]:
     rows = read_shipped("software.toml")["environment"][key]
@@ -195,3 +195,5 @@ def _removals(key: str) -> tuple[Removal, ...]:
 _NCCL = _removals("removed_nccl")
 
 _RDMA = _removals("removed_rdma")
+
+_MLX = _removals("removed_mlx")

@@ -17,6 +17,7 @@ from paceline.check.preflight.preflight import judge
 from paceline.check.preflight.rdma import check_rdma
 from paceline.check.preflight.result import Result, Status, failed, passed, unknown, warned
 from paceline.record.requirements import Requirements
+from paceline.render.environment import removals_anywhere
 from paceline.topology.machine import read_meminfo, visible_gpus
 from paceline.topology.node.facts import Gathered, NodeFacts, TorchFacts
 from paceline.topology.node.read_state import read_kernel_driver
@@ -105,6 +106,7 @@ def need_of_machine(facts: NodeFacts) -> Need:
         backend="nccl" if on_gpus else "gloo",
         accelerator=(catalog_name(kind) or kind) if seen or not on_gpus else "GPU",
         has_agents=False,
+        harmful={each.name: each.reason for each in removals_anywhere()},
     )
 
 

@@ -21,7 +21,14 @@ _IDS = {
 }
 """Variable that a plan would rather not have set -> what it becomes; `debugging-left-on` others."""
 
-_HARMLESS_AT = {"NCCL_P2P_DISABLE": "0", "NCCL_SHM_DISABLE": "0", "NCCL_IB_DISABLE": "0"}
+_HARMLESS_AT = {
+    "NCCL_P2P_DISABLE": "0",
+    "NCCL_SHM_DISABLE": "0",
+    "NCCL_IB_DISABLE": "0",
+    "TORCH_NCCL_BLOCKING_WAIT": "0",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+    "MLX_METAL_FAST_SYNCH": "0",
+}
 
 _SLOW = {
     "CUDA_LAUNCH_BLOCKING": ("1", "every kernel is waited for"),

@@ -221,7 +221,7 @@ def _check_zero(path: str, config: Marked) -> Iterator[Finding]:
             ERROR,
             path,
             elastic.line,
-            "stage 3 has no elastic_checkpoint: the first save_checkpoint or load_checkpoint raises",
+            "stage 3 has no elastic_checkpoint: save_checkpoint and load_checkpoint raise",
             fix="take it out; for other numbers of ranks use Universal Checkpointing "
             "(ds_to_universal.py, and load_universal in checkpoint)",
         )

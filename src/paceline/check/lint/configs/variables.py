@@ -65,12 +65,11 @@ def check_variables(variables: Sequence[Variable], around: Surroundings) -> Iter
     names = {each.name for each in variables}
     for each in variables:
         yield from _check_name(each)
-        yield from _check_words(each)
+        yield from list(_check_words(each)) or _check_by_hand(each)
         yield from _check_interface(each, around)
         yield from _check_network(each, around, names)
         yield from _check_libraries(each)
         yield from _check_master(each, around)
-        yield from _check_by_hand(each)
 
 
 def _say(
@@ -367,19 +366,24 @@ _BY_HAND: Mapping[str, tuple[Severity, str, str]] = {
     "NCCL_P2P_LEVEL": (INFO, "nccl-env-deprecated", r"\d+"),
     "NCCL_NET_GDR_READ": (INFO, "gdr-peermem-missing", "0"),
     "NCCL_BUFFSIZE": (INFO, "debugging-left-on", r"(?!4194304$)\d+"),
+    "NCCL_ALGO": (INFO, "debugging-left-on", r"(?!\^)[^$]+"),
+    "NCCL_PROTO": (INFO, "debugging-left-on", r"(?!\^)[^$]+"),
+    "NCCL_SHM_DISABLE": (INFO, "debugging-left-on", "1"),
+    "TORCH_NCCL_BLOCKING_WAIT": (INFO, "debugging-left-on", "1"),
+    "MLX_METAL_FAST_SYNCH": (WARNING, "debugging-left-on", "1"),
 }
-"""Setting of NCCL -> how bad, the failure it becomes, and the values that do harm."""
+"""Setting -> how bad, the failure it becomes, and the values that do harm."""
 
 REMOVED: Mapping[str, str] = {
     name: reason
-    for table in ("removed_nccl", "removed_rdma")
+    for table in ("removed_nccl", "removed_rdma", "removed_mlx")
     for name, reason in read_shipped("software.toml")["environment"][table].items()
 }
-"""Variables of NCCL that are better left unset, with the reason."""
+"""Variables that are better left unset, with the reason."""
 
 
 def _check_by_hand(each: Variable) -> Iterator[Finding]:
-    """Numbers given to NCCL that it finds itself, and better."""
+    """Settings that the library finds itself, and better."""
     severity, failure, values = _BY_HAND.get(each.name, (INFO, "", "$.^"))
     if re.fullmatch(values, each.value.strip()):
         what = f"{each.name}={each.value.strip()}: {REMOVED[each.name]}"
