@@ -1,6 +1,7 @@
 """`paceline cost`."""
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -23,6 +24,12 @@ def test_a_size_without_a_job_is_priced():
     assert all(cost["as_of"] and cost["instance"] for cost in bill["costs"])
 
 
+def test_many_hours_are_written_in_full():
+    shown = run("--params", "7B", "--tokens", "10T", *SIZE[4:]).output
+    assert "e+03" not in shown
+    assert re.search(r"on demand +[\d,]+ +4,6\d\d ", shown), shown
+
+
 def test_one_provider_can_be_asked_for():
     bill = json.loads(run(*SIZE, "--provider", "aws", "--json").output)
     assert {cost["provider"] for cost in bill["costs"]} == {"aws"}
@@ -34,7 +41,8 @@ def test_one_provider_can_be_asked_for():
         (SIZE[2:], "name a JOB, or give --params"),
         ((*SIZE, "--mfu", "0.4", "--tokens-per-s", "1M"), "not both"),
         ((*SIZE, "--provider", "nobody"), "no price of H100-SXM at nobody is known"),
-        (("--latency", "1s", "--accelerator", "L4"), "serving needs"),
+        (("--latency", "1s", "--accelerator", "L4"), "serving needs --requests-per-day too"),
+        (("--accelerator", "L4", "--requests-per-day", "9"), "serving needs --latency too"),
         (("job.yaml", "--mfu", "0.4"), "--mfu is for a run without JOB"),
         (("job.yaml", "--recompute", "full"), "--recompute is for a run without JOB"),
         ((*SIZE, "--set", "train.steps=3"), "--set is for a JOB"),

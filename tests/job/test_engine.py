@@ -82,8 +82,14 @@ def test_a_version_may_stand_apart_and_is_given_once():
 
 
 def test_a_version_that_yaml_reads_as_a_number_is_asked_for_in_quotes():
-    with pytest.raises(JobError, match=r'write engine_version: "0\.14", in quotes'):
+    with pytest.raises(JobError, match="a version is text") as caught:
         job_of("engine=megatron", "engine_version=0.14")
+    (problem,) = caught.value.problems
+    assert problem.fix.endswith("""in quotes a number is text: --set 'engine_version="0.14"'""")
+    text = "engine: megatron\nengine_version: 0.14\ntrain: {global_batch: 8, steps: 1}\n"
+    with pytest.raises(JobError, match="a version is text") as caught:
+        parse_job(text, source="job.yaml", folder=Path("/nowhere"))
+    assert caught.value.problems[-1].fix.endswith('text: engine_version: "0.14"')
 
 
 def test_a_job_that_is_written_again_has_the_same_engine():

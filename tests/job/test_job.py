@@ -101,7 +101,13 @@ def test_a_missing_field_says_what_it_is_for():
         ("train.clip_norm=-1", "write a number above 0, or null"),
         ("layout.micro_batch=many", "write a whole number above 0, or 'auto'"),
         ("metrics.tensorboard=perhaps", "write true or false"),
-        ("data.path=3", "write text, or a list of text, or null"),
+        (
+            "data.path=3",
+            (
+                "write text, or a list of text, or null; in quotes a number is text: "
+                """--set 'data.path="3"'"""
+            ),
+        ),
         (
             "checkpoint=3",
             (

@@ -107,7 +107,6 @@ def command(
       paceline cost job.yaml
       paceline cost job.yaml --provider aws --provider oci
       paceline cost --params 7B --tokens 1T --accelerator H100-SXM --ranks 64
-      paceline cost --params 7B --tokens 1T --accelerator H100-SXM --ranks 64
       paceline cost --accelerator L4 --requests-per-day 10000 --latency 500ms
     """
     from paceline.report.cost_text import format_bill
@@ -115,7 +114,13 @@ def command(
     _check_options(job_file is not None, requests_per_day is not None or latency is not None)
     if requests_per_day is not None or latency is not None:
         if requests_per_day is None or latency is None or accelerator is None:
-            raise click.UsageError("serving needs --requests-per-day, --latency and --accelerator")
+            asked = {
+                "--requests-per-day": requests_per_day,
+                "--latency": latency,
+                "--accelerator": accelerator,
+            }
+            lacking = [name for name, value in asked.items() if value is None]
+            raise click.UsageError(f"serving needs {' and '.join(lacking)} too")
         _show_serving(
             accelerator, ranks or 1, (requests_per_day, latency, concurrency), provider, as_json
         )

@@ -78,7 +78,7 @@ def version_text(value: object) -> object:
         ValueError: It is a number.
     """
     if isinstance(value, float | int) and not isinstance(value, bool):
-        raise ValueError(f'a version is text: write engine_version: "{value}", in quotes')
+        raise ValueError("a version is text, with its last zeros")
     return value
 
 

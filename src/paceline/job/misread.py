@@ -105,6 +105,11 @@ def _problem(detail: Any, path: Place, where: str, root: Any) -> Problem:
     fix = _wanted_at(path, root) or _help_of(path, root) or "see `paceline schema`"
     if kind == "string_type" and isinstance(value, bool):
         fix += "; on, off, yes and no are true and false in YAML unless they are in quotes"
+    elif isinstance(value, int | float) and fix.startswith("write text"):
+        name, is_set = dotted(path), where.endswith("--set")
+        fix += "; in quotes a number is text: " + (
+            f"--set '{name}=\"{value}\"'" if is_set else f'{name}: "{value}"'
+        )
     return Problem(
         code="J006",
         what=f"`{dotted(path)}` is {shown}: {message}" if path else message,

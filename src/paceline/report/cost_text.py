@@ -88,7 +88,7 @@ def _table(costs: Sequence[RunCost]) -> Iterator[tuple[str, ...]]:
             cost.provider + _mark(cost),
             cost.way,
             format_amount(cost.usd),
-            f"{cost.hours:.3g}",
+            f"{cost.hours:,.0f}" if cost.hours >= 100 else f"{cost.hours:.3g}",
             *(_amount(cost, terms) for _, terms in columns),
         )
 
