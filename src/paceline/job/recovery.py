@@ -40,7 +40,8 @@ class CheckpointSpec:
     """When checkpoints are written and which are kept. The newest valid one is always kept."""
 
     every: Positive | Auto = "auto"
-    """Steps between checkpoints. `auto` is a tenth of the run, 500 at most."""
+    """Steps between checkpoints. `auto` is a tenth of the run, 500 at most; on a
+    declared cluster fewer where failures would otherwise cost more than 1 % of the time."""
 
     keep_last: Positive = 3
     """How many of the newest are kept."""

@@ -84,6 +84,7 @@ class Caution:
         "host memory",
         "efficiency",
         "sample length",
+        "checkpoint",
     ]
     what: str
     """What was seen, in the job's own numbers."""

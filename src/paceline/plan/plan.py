@@ -38,6 +38,7 @@ from paceline.plan.choose import choose, rejected_of
 from paceline.plan.decide import decide_intervals, decisions_of, length_of
 from paceline.plan.decision import Decision, Plan, Point
 from paceline.plan.host import check_building, host_bytes_of_one
+from paceline.plan.interval import interval_advice, interval_caution, shortened
 from paceline.plan.limits import limit_not_kept, limits_of
 from paceline.plan.loss import check_loss_chunk, check_router_loss, router_loss_of
 from paceline.plan.outlook import Outlook, needs_of, outlook
@@ -299,6 +300,9 @@ def _with_outlook(plan: Plan, asked: Asked, found: Found) -> Plan:
     wanted, cluster = asked.job.spec.plan, asked.cluster
     prices = find_prices(cluster.accelerator, prices=asked.catalog.prices)
     view = outlook(plan, asked.job, prices=prices)
+    shorter = shortened(plan, asked.job, view)
+    if shorter is not plan:
+        plan, view = shorter, outlook(shorter, asked.job, prices=prices)
     PlanError.raise_for(check_state(plan, asked.job))
     costs = [
         cost
@@ -329,7 +333,8 @@ def _with_outlook(plan: Plan, asked: Asked, found: Found) -> Plan:
         state=plan_state(plan, asked.job, view),
         wall_s=wall_s,
         pareto=tuple(_points(found, plan, case_of_asked(asked), usd)),
-        decisions=(*plan.decisions, *_interval_advice(asked, view)),
+        decisions=(*plan.decisions, *interval_advice(plan, asked.job, view)),
+        cautions=(*plan.cautions, *interval_caution(plan, asked.job, view)),
     )
     return replace(plan, limits=tuple(limits_of(asked.job, plan)))
 
@@ -376,21 +381,6 @@ def _points(found: Found, plan: Plan, case: Case, usd: float | None) -> Iterator
             step_s=step_s,
             memory_bytes=round(float(front.memory_bytes[index])),
             usd=usd * step_s / chosen_s if usd and step_s and chosen_s else None,
-        )
-
-
-def _interval_advice(asked: Asked, view: Outlook) -> Iterator[Decision]:
-    """Daly's interval, where the run is long enough that failures count."""
-    advice = view.checkpoints
-    is_long = view.train_s is not None and advice and view.train_s > advice.interval_s
-    if asked.cluster.is_local or advice is None or not is_long or advice.every_steps is None:
-        return
-    if asked.job.spec.checkpoint.every == "auto":
-        yield Decision(
-            field="advice for checkpoint.every",
-            value=f"{advice.every_steps} steps",
-            reason=f"{advice.reason} (guess: {view.assumptions.storage_bytes_per_s / 1e9:g} GB/s "
-            "a node to storage)",
         )
 
 

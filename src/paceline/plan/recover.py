@@ -30,7 +30,7 @@ def plan_state(plan: Plan, job: Job, view: Outlook) -> StatePlan | None:
     cluster, step_s = plan.cluster, plan.estimate.step_s
     if step_s is None:
         return None
-    asked, every = job.spec.recovery.state, job.spec.checkpoint.every
+    asked = job.spec.recovery.state
     return state_plan(
         plan.layout,
         Training(
@@ -40,7 +40,7 @@ def plan_state(plan: Plan, job: Job, view: Outlook) -> StatePlan | None:
             step_s=step_s,
             checkpoint_bytes=plan.estimate.num_checkpoint_bytes,
             write_s=view.write_s,
-            checkpoint_interval_s=None if every == "auto" else every * step_s,
+            checkpoint_interval_s=plan.checkpoint_every * step_s,
         ),
         Machine(
             # On this machine ranks stand for nodes, so that every tier can be tried.

@@ -32,6 +32,7 @@ _CAUTIONS: Mapping[str, tuple[str, Any, tuple[str, ...]]] = {
     "bubble": ("pipeline-bubble", WARNING, ("layout", "pipeline")),
     "tensor": ("tp-across-nodes", WARNING, ("layout", "tensor")),
     "data parallel": ("model-parallel-needless", WARNING, ("layout",)),
+    "checkpoint": ("plan-caution", WARNING, ("checkpoint", "every")),
     "gather": ("plan-caution", WARNING, ("layout", "sharding")),
 }
 """A caution's subject -> id, level, and the key that it is about; others are hints."""

@@ -1,0 +1,71 @@
+"""`checkpoint.every` left open and fixed, where a step takes hours."""
+
+import pytest
+from tests.plan.scene import JOB, plan_of
+
+from paceline.plan import Plan
+from paceline.report.plan_text import format_plan
+
+SLOW = (
+    "model.preset=llama-3-8b",
+    "train.precision=bf16",
+    "data.seq_len=1048576",
+    "cluster.nodes=32",
+    "train.global_batch=256",
+    "train.steps=1000",
+)
+
+
+def decided(plan: Plan) -> dict[str, str]:
+    return {each.field: f"{each.value}: {each.reason}" for each in plan.decisions}
+
+
+def useful(plan: Plan) -> float:
+    assert plan.goodput is not None
+    return plan.goodput.useful
+
+
+@pytest.fixture(scope="module")
+def slow() -> Plan:
+    return plan_of(JOB, *SLOW)
+
+
+@pytest.fixture(scope="module")
+def fixed() -> Plan:
+    return plan_of(JOB, *SLOW, "checkpoint.every=100")
+
+
+def test_an_open_interval_of_hours_a_step_is_the_advised_one(slow: Plan):
+    assert slow.checkpoint_every < 100
+    assert useful(slow) > 0.99
+    why = decided(slow)["checkpoint.every"]
+    assert "a tenth of the steps, 100, would leave" in why
+    assert "advice for checkpoint.every" not in decided(slow)
+    assert not [each for each in slow.cautions if each.about == "checkpoint"]
+
+
+def test_the_lost_state_counts_with_the_interval_of_the_run(slow: Plan, fixed: Plan):
+    for plan in (slow, fixed):
+        assert plan.state is not None
+        assert plan.goodput is not None
+        last = plan.state.tier("checkpoint")
+        assert last.interval_s == pytest.approx(plan.goodput.interval_s)
+        assert last.useful == pytest.approx(useful(plan), abs=0.01)
+
+
+def test_a_fixed_interval_that_loses_much_is_a_warning_with_what_another_saves(
+    slow: Plan, fixed: Plan
+):
+    assert fixed.checkpoint_every == 100
+    (caution,) = [each for each in fixed.cautions if each.about == "checkpoint"]
+    assert "checkpoint.every is 100 steps" in caution.what
+    assert f"{useful(fixed):.1%} of the time is useful" in caution.what
+    assert f"set checkpoint.every to {slow.checkpoint_every}," in caution.fix
+    assert "less in all" in caution.fix
+    assert "warning     checkpoint: checkpoint.every is 100 steps" in format_plan(fixed)
+
+
+def test_a_tenth_of_the_steps_stays_where_it_costs_next_to_nothing():
+    plan = plan_of(JOB, "train.steps=1000")
+    assert plan.checkpoint_every == 100
+    assert decided(plan)["checkpoint.every"].startswith("100 steps: a tenth of 1000 steps")
