@@ -69,6 +69,22 @@ def test_s3_3_words_of_no_known_symptom_are_no_sign_that_all_is_well(words):
     assert json.loads(run("--json", words).output)["concluded"] is False
 
 
+def test_s3_3_a_cause_is_named_by_its_published_id_too():
+    text = " ".join(run("training hangs, no error").output.split())
+    assert "rank-divergent-decision, published as gradient-sync-deadlock (possible)" in text
+
+
+def test_a_row_that_is_cut_to_a_sentence_ends_without_a_semicolon():
+    log = (
+        "node1:12:12 [0] NCCL INFO NCCL_ALGO set by environment to Ring\n"
+        "node1:12:12 [0] NCCL INFO Using network Socket\n"
+        "node1:12:30 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0\n"
+    )
+    lines = run("-", text=log).output.splitlines()
+    assert any(line.startswith("unset") for line in lines)
+    assert not any(line.endswith(";") for line in lines)
+
+
 def test_s3_3_words_in_which_a_message_stands_have_possible_causes_and_a_log_a_certain_one():
     words = "CUDA out of memory when saving a checkpoint"
     causes = json.loads(run("--json", words).output)["causes"]

@@ -249,6 +249,11 @@ def test_s0_18_an_adapter_of_another_base_is_a_problem(folder, tmp_path):
     assert "layers.0.self_attn.q_proj (8 x 12, the base has 8 x 8)" in problem["what"]
     shutil.rmtree(folder)
     assert f"{folder} is not on this machine" in call("verify", tmp_path / "lora")[1]
+    config = tmp_path / "lora/adapter_config.json"
+    config.write_text(
+        json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": None})
+    )
+    assert "adapter against base: its config names none" in call("verify", tmp_path / "lora")[1]
 
 
 class Bomb:

@@ -18,6 +18,7 @@ from paceline.errors import PlanError
 from paceline.job import Job, parse_job
 from paceline.plan import plan_job
 from paceline.record.metrics import StepMetrics
+from paceline.units import format_seconds
 
 JOB = """\
 name: try
@@ -27,6 +28,12 @@ cluster: {accelerator: H100-SXM, nodes: 2, per_node: 8}
 train: {global_batch: 128, steps: 10000}
 """
 TOO_LARGE = ("model.preset=llama-3-405b", "cluster.accelerator=L4", "cluster.nodes=1")
+ONE_T4 = ("cluster.accelerator=T4", "cluster.nodes=1", "cluster.per_node=1")
+"""The leanest plan of a larger T4 offloads optimizer state and parameters."""
+
+A100 = ("cluster.accelerator=A100-80", "train.steps=1000")
+"""Fewer nodes cost less than half: another provider has the single node."""
+
 SMALL = ("model.preset=gpt2", "data.seq_len=512")
 _PLANS: dict[tuple[str, ...], PhasePlan] = {}
 
@@ -280,6 +287,20 @@ def test_what_needs_more_memory_than_there_is_lists_what_saves_some():
     assert gate(found, 7).problem.code == "P022"
 
 
+def test_s2_3_what_the_planner_found_to_fit_is_listed_in_front_of_what_saves_some():
+    found, memory = phased(*ONE_T4), output(7, *ONE_T4)
+    ways = gate(found, 1).problem.fix.split("; or ")
+    options = memory["aggressiveOptimizations"]
+    assert [each["name"] for each in options[: len(ways)]] == ways
+    assert {each["savesBytes"] for each in options[: len(ways)]} == {memory["memoryGapBytes"]}
+    assert len(options) >= 3
+    assert gate(found, 7).problem.fix.startswith(gate(found, 1).problem.fix)
+
+
+def test_what_is_offloaded_is_what_the_plan_offloads():
+    assert output(7, *ONE_T4)["cpuOffloading"]["what"] == "optimizer state and parameters on cpu"
+
+
 def test_an_infeasible_plan_ends_with_the_required_resources():
     final = json.loads(phased(*TOO_LARGE).files["final-training-plan.json"])
     assert final["success"] is False
@@ -317,6 +338,23 @@ def test_a_budget_that_is_too_small_names_what_it_pays_for():
     assert "train.steps:" in problem.fix
     assert exit_code(found.gates) == 0
     assert exit_code(found.gates, fail_on_gate=True, yes=True) == 3
+
+
+def test_fewer_nodes_within_the_budget_come_first_with_price_and_hours():
+    cost = output(14, *A100)
+    one = next(each for each in cost["costVsTimeTradeoffs"] if each["strategy"].endswith(" 1 node"))
+    assert one["usd"] < min(each["usd"] for each in cost["providerComparison"])
+    problem = gate(phased(*A100, goals=Goals(budget_usd=one["usd"] + 1)), 14).problem
+    offered = f"cluster.nodes=1 (ZeRO-2 over 8 ranks, at {one['basis'].split()[-1]}): "
+    dollars = f"${one['usd']:,.0f}"
+    assert problem.fix.startswith(f"{offered}{dollars} in {format_seconds(3600 * one['hours'])}; ")
+    assert cost["savingOpportunities"][0].startswith(f"{offered}{dollars} instead of ")
+
+
+def test_fewer_nodes_that_miss_the_deadline_are_not_offered():
+    late = Goals(budget_usd=100.0, deadline_s=60.0)
+    assert "cluster.nodes=1" in gate(phased(*A100, goals=Goals(budget_usd=100.0)), 14).problem.fix
+    assert "cluster.nodes=1" not in gate(phased(*A100, goals=late), 14).problem.fix
 
 
 def test_a_budget_that_is_enough_passes():

@@ -111,13 +111,18 @@ def test_s2_5_memory_of_a_node_is_that_of_its_ranks():
 
 
 @pytest.mark.parametrize(
-    ("overrides", "strategy"), [((), "data-parallelism"), (SPLIT, "hybrid-3d-parallelism")]
+    ("overrides", "strategy"),
+    [
+        ((), "data-parallelism"),
+        (SPLIT, "hybrid-3d-parallelism"),
+        (("layout.tensor=8", "layout.pipeline=1"), "tensor-parallelism"),
+    ],
 )
 def test_the_strategy_is_the_nearest_word_that_the_schema_has(overrides, strategy):
     if not overrides:
         overrides = ("layout.tensor=1", "layout.pipeline=1", "layout.context=1")
-    _, plan = planned(*overrides)
-    assert strategy_of(plan.layout) == strategy
+    job, plan = planned(*overrides)
+    assert strategy_of(plan.layout, job.spec.layout) == strategy
 
 
 @pytest.mark.parametrize("overrides", [(), SPLIT])

@@ -231,10 +231,11 @@ def _more_checks(found: ForeignCheckpoint, seen: Seen) -> Seen:
     if stored_in(found):
         checked.insert(0, "headers and sizes of the safetensors files")
     if found.kind == "adapter":
-        base = folder_of(str((found.config or {}).get("base_model_name_or_path", "")), found.path)
+        named = (found.config or {}).get("base_model_name_or_path")
+        base = folder_of(str(named or ""), found.path)
         if base is None:
-            named = (found.config or {}).get("base_model_name_or_path")
-            skipped.append(f"adapter against base: {named} is not on this machine")
+            why = f"{named} is not on this machine" if named else "its config names none"
+            skipped.append(f"adapter against base: {why}")
         else:
             wrong = list(_against_base(found, seen.tensors, base))
             problems += wrong

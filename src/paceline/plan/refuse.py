@@ -95,8 +95,25 @@ def nothing_fits(
         f"{needs} a rank; {limit} may be used ({share:.0%} of {usable}). It is {parts}"
         + _over_host(case, found),
         where=job.where("cluster"),
-        fix="; or ".join(ways),
+        fix=join_ways(ways),
     )
+
+
+_OR = "; or "
+
+
+def join_ways(ways: Iterable[str]) -> str:
+    """Changes of which one is enough, as the fix of a problem."""
+    return _OR.join(ways)
+
+
+def ways_of(refused: Problem | None) -> list[str]:
+    """The changes that make a refused job fit, each tried by the search; none where it fits.
+
+    >>> ways_of(Problem(code="P001", what="", where="", fix=join_ways(["more ranks", "an A10"])))
+    ['more ranks', 'an A10']
+    """
+    return [] if refused is None else refused.fix.split(_OR)
 
 
 def _over_host(case: Case, found: Found) -> str:

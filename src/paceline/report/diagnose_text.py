@@ -95,7 +95,7 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
         yield from _row(name, fact, 2)
     for number, cause in enumerate(diagnosis.causes[1:MAX_SHOWN], start=2):
         told = f"{cause.failure.title}. Check: {cause.check}" if cause.check else cause.what
-        yield from _row("or", f"{number}. {cause.id} ({cause.confidence}): {told}", 2)
+        yield from _row("or", f"{number}. {cause.failure.named} ({cause.confidence}): {told}", 2)
     for like in diagnosis.resembling:
         yield from _row(
             "looks like",
@@ -111,7 +111,7 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
 
 def _cause(cause: Cause) -> Iterator[str]:
     failure = cause.failure
-    yield from _row("cause", f"{cause.id}: {cause.title} ({cause.confidence})", 2)
+    yield from _row("cause", f"{cause.failure.named}: {cause.title} ({cause.confidence})", 2)
     yield from _row("", cause.what, 3)
     if cause.check:
         yield from _row("check", cause.check, 2)
@@ -160,7 +160,7 @@ def _row(name: str, text: str, most: int, *, is_quote: bool = False) -> Iterator
     sentences = _SENTENCE_END.split(text)
     while len(lines) > most and len(sentences) > 1:
         del sentences[-1]
-        lines = _wrap(name, " ".join(sentences), is_quote=False)
+        lines = _wrap(name, " ".join(sentences).removesuffix(";"), is_quote=False)
     yield from (line.rstrip() for line in lines)
 
 

@@ -14,7 +14,8 @@ _WIDTH = 110
 
 def finding_lines(finding: Finding, texts: Mapping[str, str]) -> Iterator[str]:
     """One finding: where, what, the source line with a caret, the fix."""
-    yield f"{finding.where}: {finding.severity.value}: {finding.what}  [{_names(finding)}]"
+    named = load_failures()[finding.id].named
+    yield f"{finding.where}: {finding.severity.value}: {finding.what}  [{named}]"
     source = _line(texts, finding.where.path, finding.where.line)
     if source is not None and (finding.id == "secret-in-file" or find_secret(source)):
         source = None  # is on no screen and in no log of a CI
@@ -25,12 +26,6 @@ def finding_lines(finding: Finding, texts: Mapping[str, str]) -> Iterator[str]:
             continue  # shown above
         yield f"  see {one.where}: {one.text.strip()[:_WIDTH]}"
     yield f"  fix: {finding.fix}"
-
-
-def _names(finding: Finding) -> str:
-    """Its id, and the published names it goes by where they are others."""
-    others = [one for one in load_failures()[finding.id].published if one != finding.id]
-    return f"{finding.id}, published as {', '.join(others)}" if others else finding.id
 
 
 def _shown(source: str, line: int, column: int | None) -> Iterator[str]:

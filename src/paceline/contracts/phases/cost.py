@@ -67,17 +67,38 @@ def _on_demand(view: Outlook) -> RunCost | None:
     return next((cost for cost in view.costs if cost.way == "on demand"), None)
 
 
+def cheaper_than(case: Case, usd: float) -> list[tuple[str, RunCost]]:
+    """What to change, and its price, of each place and number of nodes that costs less and is known
+    to meet the deadline; the cheapest first, three of the places at most."""
+    places = [
+        (f"{cost.provider} {cost.instance}, {cost.way}{_interrupted(cost)}", cost)
+        for cost in case.view.costs
+        if cost.usd < usd
+    ][:3]
+    deadline = inf if case.goals.deadline_s is None else case.goals.deadline_s
+    nodes = [
+        (f"cluster.nodes={plan.cluster.num_nodes} ({plan.layout_name}, at {cost.provider})", cost)
+        for plan, view in case.others
+        if (cost := _on_demand(view)) is not None
+        if cost.usd < usd and (view.wall_s or inf) <= deadline
+    ]
+    return sorted([*nodes, *places], key=lambda each: each[1].usd)
+
+
+def _interrupted(cost: RunCost) -> str:
+    return " (interruptions assumed)" if cost.way == "spot" else ""
+
+
 def saving_opportunities(case: Case) -> list[str]:
     """What would cost less, with its dollars."""
     chosen = cheapest_on_demand(case)
     if chosen is None:
         return []
     found = [
-        f"{cost.provider} {cost.instance}, spot: ${cost.usd:,.0f} instead of ${chosen.usd:,.0f} in "
-        f"{cost.hours:.4g} h instead of {chosen.hours:.4g} h (interruptions assumed)"
-        for cost in case.view.costs
-        if cost.usd < chosen.usd
-    ][:3]
+        f"{told}: ${cost.usd:,.0f} instead of ${chosen.usd:,.0f} in {cost.hours:.4g} h instead of "
+        f"{chosen.hours:.4g} h"
+        for told, cost in cheaper_than(case, chosen.usd)
+    ]
     lost = chosen.terms.get("lost", 0.0) + chosen.terms.get("restart", 0.0)
     if lost > 0.01 * chosen.usd:
         found.append(f"${lost:,.0f} are lost to failures: restart faster, or save more often")

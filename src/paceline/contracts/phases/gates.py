@@ -1,13 +1,15 @@
 """Where somebody may want to stop: five gates, and the last yes before the launch."""
 
 from collections.abc import Iterator
+from math import inf, nextafter
 
 from paceline.contracts.phases.case import Case, Gate
-from paceline.contracts.phases.cost import cheapest_on_demand
+from paceline.contracts.phases.cost import cheaper_than, cheapest_on_demand
 from paceline.contracts.phases.memory import optimise_memory
 from paceline.contracts.phases.split import choose_strategy
 from paceline.errors import Problem
 from paceline.plan.limits import affordable_steps
+from paceline.plan.refuse import join_ways, ways_of
 from paceline.prepare.checked import find_checked
 from paceline.units import format_bytes, format_seconds
 
@@ -130,7 +132,12 @@ def _memory(case: Case) -> Gate:
             code="P022",
             what=f"the leanest plan needs {have}: {memory['memoryGap']} too much",
             where=case.job.where("cluster"),
-            fix="; or ".join(f"{each['setting']} saves {each['saves']}" for each in options),
+            fix=join_ways(
+                [
+                    *(tried := ways_of(case.refused)),
+                    *(f"{each['setting']} saves {each['saves']}" for each in options[len(tried) :]),
+                ]
+            ),
         ),
     )
 
@@ -165,12 +172,11 @@ def _budget(case: Case) -> Gate:
 
 
 def cheaper_plans(case: Case, budget: float) -> list[str]:
-    """What would stay within a budget, at least in part."""
+    """What would stay within a budget, the cheapest first, and the steps that it pays for."""
     found = [
-        f"{cost.provider} {cost.instance}, {cost.way}: ${cost.usd:,.0f}"
-        for cost in case.view.costs
-        if cost.usd <= budget
-    ][:3]
+        f"{told}: ${cost.usd:,.0f} in {format_seconds(3600 * cost.hours)}"
+        for told, cost in cheaper_than(case, nextafter(budget, inf))
+    ]
     chosen = cheapest_on_demand(case)
     if chosen is not None:
         steps = affordable_steps(case.view.num_steps, budget, chosen.usd)

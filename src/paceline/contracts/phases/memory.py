@@ -1,10 +1,13 @@
 """Phase 7: what the fullest rank holds, and what would make it hold less."""
 
+import re
 from typing import Any
 
 from paceline.contracts.phases.case import Case
 from paceline.contracts.phases.required import savings
 from paceline.contracts.phases.resources import available_of
+from paceline.parallel.layout import Layout
+from paceline.plan.refuse import ways_of
 from paceline.units import format_bytes
 
 _STAGES = {"none": 0, "zero1": 1, "zero2": 2, "full": 3, "hybrid": 3}
@@ -39,28 +42,45 @@ def optimise_memory(case: Case) -> dict[str, Any]:
             "everyBlocks": layout.recompute_every,
         },
         "zero": {"stage": _STAGES[layout.sharding], "over": layout.shard_degree},
-        "cpuOffloading": {
-            "enabled": layout.offload != "none",
-            "what": "nothing"
-            if layout.offload == "none"
-            else f"optimizer state on {layout.offload}",
-        },
+        "cpuOffloading": {"enabled": layout.offload != "none", "what": _offloaded(layout)},
         "efficientAttention": "scaled_dot_product_attention: the scores are never written out "
         "where a flash kernel runs",
         "aggressiveOptimizations": [
-            {
-                "name": each.change,
-                "saves": format_bytes(each.saves_bytes),
-                "savesBytes": each.saves_bytes,
-                "setting": each.field,
-                "costs": each.costs,
-            }
-            for each in savings(plan, case.job, available)
+            *(_tried(way, gap) for way in ways_of(case.refused)),
+            *(
+                {
+                    "name": each.change,
+                    "saves": format_bytes(each.saves_bytes),
+                    "savesBytes": each.saves_bytes,
+                    "setting": each.field,
+                    "costs": each.costs,
+                }
+                for each in savings(plan, case.job, available)
+            ),
         ],
         "finalMemoryEstimate": format_bytes(memory.known_bytes)
         + ("" if memory.total_bytes is not None else " and unknown activations"),
         "finalMemoryEstimateBytes": memory.total_bytes,
     }
+
+
+def _tried(way: str, gap: int) -> dict[str, Any]:
+    """A change that the planner tried, with which the job fits."""
+    setting, *told = re.split(r": |, (?=which )", way, maxsplit=1)
+    return {
+        "name": way,
+        "saves": f"the whole gap of {format_bytes(gap)}, as tried by the planner",
+        "savesBytes": gap,
+        "setting": setting,
+        "costs": told[0] if told else "what the change itself takes",
+    }
+
+
+def _offloaded(layout: Layout) -> str:
+    if layout.offload == "none":
+        return "nothing"
+    also = " and parameters" if layout.offload_parameters else ""
+    return f"optimizer state{also} on {layout.offload}"
 
 
 def _breakdown(case: Case) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def choose_strategy(case: Case) -> dict[str, Any]:
     share = working_share(case)
     limits = bottlenecks_of(case)
     return {
-        "recommendedStrategy": strategy_of(layout),
+        "recommendedStrategy": strategy_of(layout, case.job.spec.layout),
         "viable": case.feasible and (share is None or share >= _LEAST_EFFICIENCY),
         "expectedScalingEfficiency": "unknown: the step's time is"
         if share is None

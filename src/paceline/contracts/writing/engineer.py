@@ -16,7 +16,7 @@ from paceline.contracts.operate import (
     init_method,
     recovery,
 )
-from paceline.job import Job
+from paceline.job import Job, LayoutSpec
 from paceline.job.evaluate import kept_every, num_best
 from paceline.launch.default_alerts import alerts
 from paceline.parallel.layout import Layout
@@ -47,24 +47,19 @@ def output_of(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
     }
 
 
-def strategy_of(layout: Layout) -> str:
-    """The nearest of the schema's words: its list has none for sharding, context or experts.
+def strategy_of(layout: Layout, asked: LayoutSpec) -> str:
+    """The nearest of the schema's words: its list has none for sharding, context or experts. A
+    layout that splits the model one way is named by it where the job asks for that way.
 
-    >>> strategy_of(Layout(data=8, sharding="full", micro_batch=1, accumulation=1))
+    >>> strategy_of(Layout(data=8, sharding="full", micro_batch=1, accumulation=1), LayoutSpec())
     'data-parallelism'
     """
-    split = [
-        name
-        for name, degree in (
-            ("tensor-parallelism", layout.tensor),
-            ("pipeline-parallelism", layout.pipeline),
-        )
-        if degree > 1
-    ]
+    split = [name for name in ("tensor", "pipeline") if getattr(layout, name) > 1]
     if not split:
         return "data-parallelism"
-    if len(split) == 1 and layout.data == 1 and layout.context == 1:
-        return split[0]
+    is_alone = layout.data == layout.context == 1
+    if len(split) == 1 and (is_alone or getattr(asked, split[0]) != "auto"):
+        return f"{split[0]}-parallelism"
     return "hybrid-3d-parallelism"
 
 
@@ -112,7 +107,7 @@ def node_assignments(plan: Plan) -> list[dict[str, int]]:
 
 def _distributed(plan: Plan, job: Job) -> dict[str, Any]:
     return {
-        "strategy": strategy_of(plan.layout),
+        "strategy": strategy_of(plan.layout, job.spec.layout),
         "worldSize": plan.layout.num_ranks,
         "backend": plan.cluster.backend,
         "initMethod": init_method(plan, job),
