@@ -184,6 +184,15 @@ def test_a_script_is_its_processes_and_command_and_promises_nothing(tmp_path):
     assert (row.layout, row.exactness, row.restarts) == ("2 x python train.py", "unknown", 1)
 
 
+def test_a_resume_for_want_of_memory_is_a_restart_and_one_by_hand_is_none(tmp_path):
+    trains, ended = {"event": "TrainingStarted", "at": AT}, finished(AT + 1, "failed")
+    again = [started(AT + 2), trains]
+    by_hand = make_run(tmp_path / "a", events=[started(), trains, ended, *again])
+    refit = {"event": "PlanChanged", "at": AT + 1}
+    by_itself = make_run(tmp_path / "b", events=[started(), trains, ended, refit, *again])
+    assert (read_row(by_hand).restarts, read_row(by_itself).restarts) == (0, 1)
+
+
 def test_the_loss_of_a_script_is_the_newest_that_it_printed(tmp_path):
     job = {"name": "mine", "command": ["python", "train.py"]}
     run = make_run(tmp_path / "a", job=job, plan=None, events=[started()], losses=[3.0])

@@ -2,14 +2,24 @@
 
 import math
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.report import made
 
 from paceline.record import events as log
+from paceline.report.head import head_of
 from paceline.report.time_account import time_account
-from paceline.report.timeline import RunningClock, failures, is_lost, outcome, parts
+from paceline.report.timeline import (
+    RunningClock,
+    all_failures,
+    failures,
+    is_lost,
+    outcome,
+    parts,
+)
+from paceline.report.view import view_of
 
 
 def seconds(record):
@@ -113,6 +123,43 @@ def test_a_failure_within_a_recovery_is_one_of_its_own_at_the_step_of_the_first(
     assert (first.step, second.step) == (41, 41)
     assert first.recovered is None
     assert second.recovered is not None
+
+
+def refit_run(*after):
+    """A run that was out of memory in step 41 and resumed with half the micro-batch."""
+    changed = log.PlanChanged(
+        at=made.T0 + 6,
+        generation=1,
+        settings=["layout.micro_batch=4"],
+        layout="DDP over 2 ranks",
+        micro_batch=4,
+        accumulation=2,
+        global_batch=16,
+        reason="rank 1 ran out of memory after step 40",
+    )
+    began = msgspec.structs.replace(made.started(), arithmetic={"layout.micro_batch": 8})
+    first = [began, made.training(2, 1), made.lost(5, 40)]
+    ended = msgspec.structs.replace(made.finished(5.5, outcome="failed", step=40), restarts=0)
+    return made.record([*first, ended, changed, made.started(7, resumed=True), *after])
+
+
+def test_a_failure_that_a_leaner_layout_recovers_from_has_its_time_and_its_change():
+    back = [made.training(8, 31, generation=2), made.recovered(9, 40, 30)]
+    ((_, failure),) = all_failures(parts(refit_run(*back)))
+    assert failure.recovered is not None
+    assert failure.recovered.downtime_s == 4.3
+    assert failure.changed == "layout.micro_batch 8 to 4"
+    ended = msgspec.structs.replace(made.finished(20), restarts=0)
+    head = head_of(view_of(refit_run(*back, ended)))
+    (tile,) = (each for each in head.tiles if each.name == "Failures")
+    assert tile.note == "back in 4.3 s, 10 steps repeated; layout.micro_batch 8 to 4"
+    assert ("Restarts", "1") in head.facts
+
+
+def test_a_leaner_layout_that_is_out_of_memory_too_recovers_nothing():
+    back = [made.training(8, 31, generation=2), made.lost(9, 40, generation=2)]
+    every = all_failures(parts(refit_run(*back)))
+    assert [failure.recovered for _, failure in every] == [None, None]
 
 
 def test_the_cause_of_a_failure_is_the_signal_when_another_rank_told_of_it_first():

@@ -20,6 +20,7 @@ from paceline.record.events import (
     FaultInjected,
     PlanChanged,
     RunFinished,
+    RunStarted,
     WorkerLost,
     read_events,
 )
@@ -99,15 +100,23 @@ def failure_before(events: Sequence[AnyEvent]) -> Failure | None:
 
 
 def advice_of_run(name: str, runs: Path) -> str | None:
-    """The command that resumes a run in less memory; None where the name is no run of a job."""
+    """The command that resumes a run in less memory, or what it resumed with by itself; None where
+    the name is no run of a job, or the run has been resumed since."""
     folder = Path(name) if os.path.lexists(name) else runs / name
     if not (folder / "run.json").exists():
         return None
     try:
         run = open_run(folder)
-        job, plan = run.job(), run.plan()
+        job, plan, events = run.job(), run.plan(), read_events(run.events_file)
     except PacelineError:
         return None
+    lost = [isinstance(e, WorkerLost) and e.cause == "out of memory" for e in events]
+    since = events[len(lost) - lost[::-1].index(True) :] if True in lost else []
+    changed = [setting for e in since if isinstance(e, PlanChanged) for setting in e.settings]
+    if changed:
+        return f"recovery.on_oom: refit resumed the run with {', '.join(changed)}"
+    if any(isinstance(each, RunStarted) for each in since):
+        return None  # in the layout that the job had then, which is not the one that failed
     return _advice(job, plan, run, planned)
 
 

@@ -67,7 +67,7 @@ class History:
         self.outcome: str | None = None
         self._began_at: float | None = None
         self._closed_s = 0.0
-        self._num_starts = self._num_trainings = self._counted_restarts = 0
+        self._num_starts = self._num_trainings = self._counted_restarts = self._num_refits = 0
         self._attempts: set[int] = set()
         self._planned = ""
         self._arithmetic: Mapping[str, Any] = {}
@@ -82,6 +82,8 @@ class History:
             self._finish(event)
         elif kind == "TrainingStarted":
             self._num_trainings += 1
+        elif kind == "PlanChanged":
+            self._num_refits += 1
         elif kind == "WorkerStarted":
             self._attempts.add(event.generation)
         elif kind == "Evaluated":
@@ -136,7 +138,8 @@ class History:
         """How often training started again after a failure."""
         if self.is_script:
             return self._counted_restarts + max(0, len(self._attempts) - 1)
-        return max(0, self._num_trainings - self._num_starts)
+        # A resume by hand is no restart; one in another layout, for want of memory, is.
+        return max(0, self._num_trainings - self._num_starts + self._num_refits)
 
     def ran_s(self, seen_at: float) -> float:
         """Seconds between each start and its end, or the last that was heard of it."""

@@ -233,6 +233,7 @@ def _failure_tile(broken: list[Failure], how: str) -> Tile | None:
         note = f"back in {down}, {again} repeated"
         if len(back) < len(broken):
             note += f"; {len(broken) - len(back)} not recovered"
+        note += "".join(f"; {failure.changed}" for failure in broken if failure.changed)
     return Tile(name="Failures", value=str(len(broken)), note=note, how="measured")
 
 
@@ -289,7 +290,9 @@ def _facts(view: RunView, end: log.RunFinished | None) -> list[tuple[str, str]]:
     if view.data_padding is not None:
         facts.append(("Padding", f"{view.data_padding:.2%} of a batch"))
     if end is not None:
-        facts.append(("Restarts", str(end.restarts)))
+        refits = [each for each in view.failures() if each.changed and each.recovered]
+        ends = [e for e in view.events if isinstance(e, log.RunFinished)]
+        facts.append(("Restarts", str(sum(e.restarts for e in ends) + len(refits))))
     if end is not None and end.state_digest is not None:
         facts.append(("State SHA-256", end.state_digest))
     facts.append(("Folder", view.folder))

@@ -31,7 +31,7 @@ from paceline.report.sections import (
     time_section,
 )
 from paceline.report.time_account import time_account
-from paceline.report.timeline import RunningClock, failures, outcome, parts
+from paceline.report.timeline import RunningClock, all_failures, outcome, parts
 from paceline.report.view import view_of
 
 ASSETS = {
@@ -106,7 +106,7 @@ def _render(template: str, **values: Any) -> str:
 def _tables(record: RunRecord) -> dict[str, Any]:
     every = parts(record)
     clock = RunningClock(every)
-    broken = [(part, failure) for part in every for failure in failures(part)]
+    broken = all_failures(every)
     end = every[-1].finished if every else None
     refused = [e for e in record.events if isinstance(e, log.StepRefused)]
     gpu_health = gpu_health_rows(record, clock)

@@ -374,7 +374,9 @@ def _failure_row(index: int, failure: Failure, clock: RunningClock, longest: flo
         when=format_seconds(clock(lost.at)),
         step=failure.step,
         rank=lost.rank,
-        how=lost.how + (" (the job's drill)" if failure.is_drill else ""),
+        how=lost.how
+        + (" (the job's drill)" if failure.is_drill else "")
+        + (f"; resumed with {failure.changed}" if failure.changed else ""),
         detail=lost.detail or "",
         downtime=format_seconds(event.downtime_s) if event is not None else "not recovered",
         phases=[

@@ -5,7 +5,7 @@ Leaves out: how long each kind of work took (`time_account.py`) and drawing (`pl
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
@@ -44,6 +44,10 @@ class Failure:
 
     recovered: log.Recovered | None
     """None when the run had not recovered from it, or failed once more on the way."""
+
+    changed: str = ""
+    """What is other in the layout that the run resumed in, where it was out of memory:
+    `layout.micro_batch 8 to 4`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,33 @@ def failures(part: Part) -> list[Failure]:
         if generation in recovered:
             furthest = 0
     return found
+
+
+def all_failures(every: Sequence[Part]) -> list[tuple[Part, Failure]]:
+    """Every failure with its part, in order. One of memory, after which the run resumed in another
+    layout, has its recovery in the part after it."""
+    found = []
+    for index, part in enumerate(every):
+        broken = failures(part)
+        plan = next((e for e in part.events if isinstance(e, log.PlanChanged)), None)
+        if plan is not None and broken:
+            after = every[index + 1].events if index + 1 < len(every) else ()
+            back = [e for e in after if isinstance(e, log.Recovered)]
+            next_one = broken[-1].lost.generation + 1
+            broken[-1] = replace(
+                broken[-1],
+                recovered=next((e for e in back if e.generation == next_one), None),
+                changed=", ".join(_change(part, setting) for setting in plan.settings),
+            )
+        found += [(part, failure) for failure in broken]
+    return found
+
+
+def _change(part: Part, setting: str) -> str:
+    name, _, value = setting.partition("=")
+    start = part.events[0]
+    before = start.arithmetic.get(name) if isinstance(start, log.RunStarted) else None
+    return setting if before is None else f"{name} {before} to {value}"
 
 
 def is_lost(record: RunRecord) -> list[bool]:

@@ -12,7 +12,7 @@ from paceline.record import events as log
 from paceline.record.gather import RunRecord
 from paceline.record.machine_series import MachineSeries
 from paceline.record.series import Series
-from paceline.report.timeline import Failure, Part, failures, parts_of
+from paceline.report.timeline import Failure, Part, all_failures, parts_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class RunView:
 
     def failures(self) -> list[Failure]:
         """Every failure, in order."""
-        return [failure for part in self.parts() for failure in failures(part)]
+        return [failure for _, failure in all_failures(self.parts())]
 
     @property
     def unit(self) -> str:
