@@ -34,6 +34,19 @@ def test_a_plan_without_a_sample_length_says_which_it_assumes():
     assert cautions("data.seq_len=512", text=without) == {}
 
 
+@pytest.mark.parametrize(
+    ("preset", "most"), [("gpt2", 1024), ("bert-large", 512), ("opt-1.3b", 2048)]
+)
+@pytest.mark.parametrize("engine", ["accelerate", "deepspeed", "nanotron", "torchtune"])
+def test_samples_longer_than_the_model_has_positions_are_a_warning(preset, most, engine):
+    asked = (f"model.preset={preset}", f"engine={engine}")
+    assert cautions(*asked)["sample length"] == (
+        f"data.seq_len is 4096, and the model has {most} positions",
+        f"data.seq_len: {most}",
+    )
+    assert "sample length" not in cautions(*asked, f"data.seq_len={most}")
+
+
 def test_nodes_that_the_catalog_does_not_have_are_named_with_what_is_assumed_of_them():
     """16 GH200 were planned with one 400 Gb/s port for 8 of them, without a word."""
     shape = ("cluster.accelerator=GH200", "cluster.per_node=8")

@@ -21,6 +21,7 @@ from paceline.profile import (
     resolve_decoder,
     resolve_profile,
 )
+from paceline.profile.runnable import last_position
 from paceline.profile.size import LEAST, shape_of_size
 
 LLAMA: dict[str, Any] = {
@@ -160,6 +161,13 @@ def test_what_neither_can_be_is_planned_and_not_run(
     (problem,) = check_runnable(asked)
     assert problem.code == "R013"
     assert says in problem.what
+
+
+def test_samples_beyond_the_last_position_are_repaired_by_their_length(tmp_path: Path):
+    (problem,) = check_runnable(config_job(tmp_path, GPT2 | {"n_positions": 32}))
+    assert problem.fix == "data.seq_len: 32"
+    assert problem.where.startswith("data.seq_len")
+    assert last_position({"model_type": "roberta", "max_position_embeddings": 514}) == 512
 
 
 def test_fields_that_hugging_face_leaves_out_take_its_defaults(tmp_path: Path):

@@ -5,10 +5,11 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
+from paceline.catalog.accelerator import Backend
 from paceline.errors import Problem
 from paceline.job import Job, LayoutSpec, TrainSpec
 from paceline.job.data_fields import objective_of
-from paceline.parallel.abilities import ABILITIES, Abilities, Excluded
+from paceline.parallel.abilities import ABILITIES, Abilities, Excluded, engines_over
 from paceline.parallel.candidates import Space, asks_for_pipeline, with_implied
 
 
@@ -78,9 +79,9 @@ def check_engine(job: Job, space: Space) -> Iterator[Problem]:
             yield _not_together(job, excluded)
 
 
-def check_training(job: Job, able: Abilities) -> Iterator[Problem]:
+def check_training(job: Job, able: Abilities, backend: Backend) -> Iterator[Problem]:
     """The precision, the optimizer and what else an engine's files can ask for."""
-    yield from _check_asked(job, able)
+    yield from _check_asked(job, able, backend)
     train = job.spec.train
     for name, value, known in (
         ("precision", train.precision, able.precisions),
@@ -97,8 +98,8 @@ def check_training(job: Job, able: Abilities) -> Iterator[Problem]:
         )
 
 
-def _check_asked(job: Job, able: Abilities) -> Iterator[Problem]:
-    """What only some engines' files can ask for."""
+def _check_asked(job: Job, able: Abilities, backend: Backend) -> Iterator[Problem]:
+    """What only some engines' files can ask for; named are those that train over `backend`."""
     train, engine = job.spec.train, job.spec.engine
     for field, abilities, what in (
         ("cluster.mlx_backend", "mlx_backends", "it"),
@@ -110,7 +111,9 @@ def _check_asked(job: Job, able: Abilities) -> Iterator[Problem]:
         wanted = attrgetter(field)(job.spec)
         if wanted in ("auto", False) or _can_ask(able, abilities, wanted):
             continue
-        others = [name for name, each in ABILITIES.items() if _can_ask(each, abilities, wanted)]
+        others = [
+            name for name in engines_over(backend) if _can_ask(ABILITIES[name], abilities, wanted)
+        ]
         has = getattr(able, abilities)
         own = " or ".join(sorted(has)) if isinstance(has, Collection) else ""
         cannot = f"has {own}" if own else f"cannot be asked for {what}"
@@ -118,8 +121,8 @@ def _check_asked(job: Job, able: Abilities) -> Iterator[Problem]:
             code="L012",
             what=f"{field} is {_shown(wanted)}, and {engine} {cannot}",
             where=job.where(field),
-            fix=f"{f'set {field} to {own}' if own else f'leave {field} out'}, or name an engine "
-            f"that has it: {', '.join(others) or 'none is known'}",
+            fix=(f"set {field} to {own}" if own else f"leave {field} out")
+            + (f", or name an engine that has it: {', '.join(others)}" if others else ""),
         )
     for field, needed in (("fp8_recipe", ("fp8",)), ("states", ("bf16", "auto"))):
         wanted = getattr(train, field)

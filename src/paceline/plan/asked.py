@@ -52,7 +52,7 @@ def clashes(job: Job, cluster: Cluster, space: Space) -> list[Problem]:
     """What of the job's own choices does not go together."""
     return [
         *check_layout_choices(job, space),
-        *check_training(job, space.abilities),
+        *check_training(job, space.abilities, cluster.backend),
         *_check_precision(job, cluster),
         *_check_recipe(job, cluster),
     ]

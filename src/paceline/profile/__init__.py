@@ -28,7 +28,7 @@ from paceline.profile.resolve import (
     resolve_decoder,
     resolve_profile,
 )
-from paceline.profile.runnable import Splits, splits_of
+from paceline.profile.runnable import Splits, last_position, splits_of
 from paceline.profile.saved import Kernels, OutsideBytes, SavedBytes, outside_bytes, saved_bytes
 from paceline.profile.shape import DecoderShape
 
@@ -57,6 +57,7 @@ __all__ = [
     "check_runnable",
     "dense_parameters",
     "expert_parameters",
+    "last_position",
     "left_out_of",
     "matrices",
     "needs_transformers",

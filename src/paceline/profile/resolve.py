@@ -25,6 +25,7 @@ from paceline.profile.model import ModelProfile, as_classifier
 from paceline.profile.module import ModuleFacts, profile_module
 from paceline.profile.runnable import (
     is_built_in,
+    last_position,
     left_out,
     packs,
     reasons_against_running,
@@ -153,7 +154,17 @@ def check_model(job: Job) -> Iterator[Problem]:
             )
         return
     _profile_config(asked, 1)
-    for reason in reasons_against_running(asked.config, job.spec.data.seq_len):
+    seq_len, last = job.spec.data.seq_len, last_position(asked.config)
+    if last is not None and seq_len > last:
+        yield Problem(
+            code="R013",
+            what=f"Paceline's own runtime cannot train {asked.source}: data.seq_len is {seq_len}, "
+            f"and it has {last} positions",
+            where=job.where("data.seq_len"),
+            fix=f"data.seq_len: {last}",
+        )
+        seq_len = last
+    for reason in reasons_against_running(asked.config, seq_len):
         yield Problem(
             code="R013",
             what=f"Paceline's own runtime cannot train {asked.source}: {reason}",

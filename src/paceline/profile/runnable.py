@@ -89,11 +89,21 @@ def reasons_against_running(config: Mapping[str, Any], seq_len: int) -> Iterator
     vocab = config.get("vocab_size")
     if isinstance(vocab, int) and vocab < _BYTES:
         yield f"vocab_size is {vocab}, and the built-in trainer reads bytes, of {_BYTES} values"
-    run = FAMILIES[kind].run
-    given = (config[name] for name in run.get("ends", ()) if config.get(name))
-    positions = next(given, run.get("ends_default"))
+    positions = last_position(config)
     if positions is not None and seq_len > positions:
         yield f"data.seq_len is {seq_len}, and it has {positions} positions"
+
+
+def last_position(config: Mapping[str, Any]) -> int | None:
+    """Tokens of the longest sample that the model has positions for; None where they do not end.
+
+    >>> last_position({"model_type": "gpt2"}), last_position({"model_type": "llama"})
+    (1024, None)
+    """
+    run = FAMILIES[_kind(config)].run
+    given = (config[name] for name in run.get("ends", ()) if config.get(name))
+    positions = next(given, run.get("ends_default"))
+    return None if positions is None else positions - run.get("ends_before", 0)
 
 
 def packs(config: Mapping[str, Any]) -> bool:
