@@ -1,5 +1,7 @@
 """Every kind of line once: counted, with its ranks, also where only digits of a line are read."""
 
+import pytest
+
 from paceline.check.diagnose.unique import KEEP_KINDS, unique_events
 
 
@@ -33,6 +35,13 @@ def test_a_number_that_is_no_rank_is_none():
     assert event.ranks == {7}
 
 
+@pytest.mark.parametrize("before", [b"caf\xe9 ", b"\xf0\x9f caf\xc3\xa9 ", b"a\xed\xa0\x80b "])
+def test_a_rank_is_read_behind_bytes_that_are_no_text(before: bytes):
+    log = b"".join(before + b"Rank %d] error\n" % rank for rank in (3, 4, 7))
+    [event] = unique_events([("-", [log], None, None)]).kinds
+    assert (event.count, event.ranks) == (3, {3, 4, 7})
+
+
 def test_kinds_beyond_the_limit_are_counted_and_the_known_ones_still_are():
     letters = "abcdefghij"
     names = ("".join(letters[int(digit)] for digit in str(n)) for n in range(KEEP_KINDS + 5))
@@ -43,3 +52,8 @@ def test_kinds_beyond_the_limit_are_counted_and_the_known_ones_still_are():
         KEEP_KINDS + 6,
     )
     assert events.kinds[0].count == 2
+
+
+def test_a_rank_in_digits_of_another_script_ends_no_reading():
+    [event] = _events("Rank \N{ARABIC-INDIC DIGIT THREE}] error\n").kinds
+    assert event.count == 1

@@ -24,7 +24,7 @@ _VARIES = re.compile(
     r"|\b(?=[A-F]*\d)[0-9A-F]{8,}\b|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|[█▏▎▍▌▋▊▉#=>-]{2,}"
     r"|\bnan\b|\binf\b"
 )
-_DIGITS = re.compile(r"\d+")
+_DIGITS = re.compile(r"[0-9]+")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,14 +112,15 @@ def _shape(source: Source, raw: bytes, number: int, kinds: dict[str, Event]) -> 
     if kind not in kinds and len(kinds) >= KEEP_KINDS:
         return _Shape(None, None)
     event = kinds.setdefault(kind, Event(first=line))
-    rank_at = _rank_at(source, text, line.rank) if line.rank is not None else None
+    rank_at = _rank_at(source, raw[:MAX_LINE], line.rank) if line.rank is not None else None
     if line.rank is not None:
         event.ranks.add(line.rank)
     return _Shape(event, rank_at)
 
 
-def _rank_at(source: Source, text: str, rank: int) -> slice | None:
+def _rank_at(source: Source, raw: bytes, rank: int) -> slice | None:
     """The digits that the rank is read from: with others in their place it is another."""
+    text = raw.decode("utf-8", "surrogateescape")
     for digits in _DIGITS.finditer(text):
         if int(digits[0]) != rank:
             continue
@@ -127,7 +128,7 @@ def _rank_at(source: Source, text: str, rank: int) -> slice | None:
         changed = text[: digits.start()] + other + text[digits.end() :]
         read = read_line(changed, source=source.name, number=0)
         if read.rank == int(other):
-            start = len(text[: digits.start()].encode())
+            start = len(text[: digits.start()].encode("utf-8", "surrogateescape"))
             return slice(start, start + len(other))
     return None
 
