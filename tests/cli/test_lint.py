@@ -863,3 +863,19 @@ def test_a_secret_that_git_ignores_by_now_is_no_finding_though_the_file_is_remem
     assert "secret-in-file" in lint(".").stdout
     (folder / ".gitignore").write_text("settings.json\n")
     assert "secret-in-file" not in lint(".").stdout
+
+
+def test_a_lone_surrogate_in_a_string_of_a_program_is_spelled_out(folder):
+    (folder / "train.py").write_text('import os\n\nos.environ["NCCL_ALGO"] = "\\ud800ring"\n')
+    for _ in range(2):  # the second time it is remembered
+        (found,) = json.loads(lint(".", "--json").stdout)["findings"]
+        assert "`\\ud800ring`" in found["what"]
+
+
+def test_a_working_directory_that_is_gone_ends_no_linting(folder):
+    (folder / "train.py").write_text(BAD)
+    gone = folder.parent / "gone"
+    gone.mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+    assert "train.py:7" in lint(folder, expect=1).stdout

@@ -77,6 +77,17 @@ class Finding:
     def __post_init__(self) -> None:
         if self.id not in load_failures():
             raise ValueError(f"no failure {self.id} in the catalog explains this finding")
+        object.__setattr__(self, "what", writable(self.what))
+        object.__setattr__(self, "fix", writable(self.fix))
+
+
+def writable(text: str) -> str:
+    r"""The text with lone surrogates spelled out: a program's strings hold them, no output does.
+
+    >>> writable("\ud800ring") == r"\ud800ring"
+    True
+    """
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def in_reading_order(findings: Iterable[Finding]) -> list[Finding]:

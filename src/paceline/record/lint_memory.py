@@ -38,7 +38,8 @@ def rules_version() -> str:
 
 
 def memory_file(paths: Sequence[Path], asked: str) -> Path | None:
-    """The file for a call; None where only files are named, or there is no cache folder.
+    """The file for a call; None where only files are named, or there is no cache folder or no
+    working directory.
 
     Args:
         paths: What lint was pointed at.
@@ -46,9 +47,9 @@ def memory_file(paths: Sequence[Path], asked: str) -> Path | None:
     """
     if not any(path.is_dir() for path in paths):
         return None  # a hook names other files every time
-    said = "\n".join([os.getcwd(), asked, *map(str, paths)])
-    name = hashlib.blake2b(os.fsencode(said), digest_size=12).hexdigest()
     with contextlib.suppress(OSError, RuntimeError):
+        said = "\n".join([os.getcwd(), asked, *map(str, paths)])
+        name = hashlib.blake2b(os.fsencode(said), digest_size=12).hexdigest()
         return user_cache() / f"lint-{name}.json"
     return None
 

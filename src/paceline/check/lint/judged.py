@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from paceline.check.finding import Finding
+from paceline.check.finding import Finding, writable
 from paceline.check.lint.configs.marked import NoParser
 from paceline.check.lint.suppress import Suppression
 
@@ -15,6 +15,9 @@ class Unread:
     path: str
     line: int | None
     what: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "what", writable(self.what))
 
     def __str__(self) -> str:
         return f"{self.path}{f':{self.line}' if self.line else ''}: {self.what}"
