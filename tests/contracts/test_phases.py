@@ -309,6 +309,21 @@ def test_an_infeasible_plan_ends_with_the_required_resources():
     assert "launch-script.sh" not in phased(*TOO_LARGE).files
 
 
+def test_the_plan_of_a_refused_job_is_marked_and_can_be_neither_started_nor_paid():
+    page = phased(*ONE_T4).files["final-training-plan.md"]
+    job_of_it, _, of_another = page.partition("## Not this job's plan: 1 node x 1 T4 with ")
+    assert "P001" in job_of_it
+    assert "phase 7, Memory Constraint Warning: **failed**" in job_of_it
+    assert "| layout |" in of_another
+    assert "| layout |" not in job_of_it
+    for absent in ("launch-script.sh", "on demand", "as declared", "accelerator-hours"):
+        assert absent not in page
+    whole = phased().files["final-training-plan.md"]
+    assert "| start | bash launch-script.sh |" in whole
+    assert "on demand" in whole
+    assert "Not this job's plan" not in whole
+
+
 def test_with_the_least_memory_that_is_named_it_does_fit():
     least = output(1, *TOO_LARGE)["minimumRequirements"]["minMemoryPerGPUBytes"]
     assert plan_job(job_of(*TOO_LARGE, f"cluster.memory={least}")).layout.num_ranks == 8

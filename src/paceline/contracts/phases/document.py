@@ -72,13 +72,14 @@ def quick_reference(case: Case) -> dict[str, str]:
         "memory": f"{format_bytes(plan.estimate.memory.known_bytes)} a rank",
         "checkpoint": f"every {plan.checkpoint_every} steps",
         "learning rate": f"{case.job.spec.train.learning_rate:g}",
-        "start": "bash launch-script.sh",
     }
+    if case.feasible:
+        found["start"] = "bash launch-script.sh"
     if view.step_s is not None:
         found["step"] = format_seconds(view.step_s)
     if rate is not None:
         found["rate"] = f"{format_count(rate)} tokens/s"
-    if view.accelerator_hours is not None:
+    if view.accelerator_hours is not None and case.feasible:
         found["accelerator-hours"] = f"{view.accelerator_hours:,.0f}"
     return found
 
@@ -136,12 +137,34 @@ def _metadata(case: Case) -> dict[str, str | None]:
 
 
 def markdown(case: Case, gates: Sequence[Gate]) -> str:
-    """The plan on one page for people."""
+    """The plan on one page for people. Where nothing fits, why and what to do come first, and the
+    plan is marked as that of a cluster which would fit."""
+    head = [f"# Training plan: {case.job.spec.name}", "", summary(case), ""]
+    end = ["## Gates", ""]
+    end += [
+        f"- phase {gate.phase}, {gate.name}: **{gate.status}**. {gate.summary}" for gate in gates
+    ]
+    steps = ["## Next", ""]
+    steps += [f"{number}. {step}" for number, step in enumerate(next_steps(case), 1)]
+    if case.refused is None:
+        lines = [*head, *_figures(case), *end, "", *_decided(case), *steps]
+    else:
+        cluster = case.plan.cluster
+        memory = format_bytes(cluster.memory_bytes)
+        lines = [*head, "```text", str(case.refused), "```", "", *end, "", *steps, ""]
+        lines += [
+            f"## Not this job's plan: {cluster.name} with {memory} each",
+            "",
+            "The smallest memory with which it would fit: there is nothing to start or to price.",
+            "",
+            *(each.replace("## ", "### ", 1) for each in (*_figures(case), *_decided(case))),
+        ]
+    return "\n".join([*lines, ""])
+
+
+def _figures(case: Case) -> list[str]:
     plan = case.plan
-    lines = [f"# Training plan: {case.job.spec.name}", "", summary(case), ""]
-    if case.refused is not None:
-        lines += ["```text", str(case.refused), "```", ""]
-    lines += ["| | |", "| --- | --- |"]
+    lines = ["| | |", "| --- | --- |"]
     lines += [f"| {name} | {value} |" for name, value in quick_reference(case).items()]
     lines += ["", "## Memory of the fullest rank", "", "| part | bytes |", "| --- | ---: |"]
     lines += [
@@ -156,7 +179,7 @@ def markdown(case: Case, gates: Sequence[Gate]) -> str:
             for name, seconds in plan.estimate.terms.items()
             if seconds
         ]
-    if case.view.costs:
+    if case.view.costs and case.feasible:
         lines += [
             "",
             "## Cost",
@@ -169,13 +192,11 @@ def markdown(case: Case, gates: Sequence[Gate]) -> str:
             f"{cost.usd:,.0f} | {cost.hours:,.1f} | {cost.as_of} |"
             for cost in case.view.costs[:8]
         ]
-    lines += ["", "## Gates", ""]
-    lines += [
-        f"- phase {gate.phase}, {gate.name}: **{gate.status}**. {gate.summary}" for gate in gates
-    ]
-    if plan.decisions:
-        lines += ["", "## Decided", ""]
-        lines += [f"- `{each.field}` = {each.value}: {each.reason}" for each in plan.decisions]
-    lines += ["", "## Next", ""]
-    lines += [f"{number}. {step}" for number, step in enumerate(next_steps(case), 1)]
-    return "\n".join([*lines, ""])
+    return [*lines, ""]
+
+
+def _decided(case: Case) -> list[str]:
+    """Leaves out the memory that nobody declared."""
+    made = [one for one in case.plan.decisions if case.feasible or one.field != "cluster.memory"]
+    rows = [f"- `{one.field}` = {one.value}: {one.reason}" for one in made]
+    return ["## Decided", "", *rows, ""] if rows else []
