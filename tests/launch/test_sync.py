@@ -12,7 +12,7 @@ from tests.command import run_command
 from tests.run.scene import JOB
 
 from paceline.topology.node.messages import Sent, Take
-from paceline.topology.node.take import take
+from paceline.topology.node.take import list_folder, take
 
 SSH = """#!/bin/sh
 while [ "$1" != -- ]; do shift; done
@@ -115,6 +115,19 @@ def test_s4_19_with_git_what_it_ignores_stays_here_and_commits_are_compared(scen
     assert "git there is at no commit" in done.stdout
     there, ours = files(scene / "hosts" / "a"), files(job)
     assert there.keys() == ours.keys() - {"key.secret", "runs/one/run.json"}
+
+
+@pytest.mark.parametrize("top", ["job", "."])
+def test_s4_19_a_package_called_runs_is_sent_and_the_runs_of_the_job_are_not(scene, top):
+    job = scene / "job"
+    for name in ("pkg/runs/new.txt", "runs/one/run.json"):
+        (job / name).parent.mkdir(parents=True)
+        (job / name).write_text("{}")
+    git(scene / top, "init", "-q")
+    git(job, "add", "train.py")
+    git(job, "commit", "-qm", "first")
+    ours = files(job).keys()
+    assert list_folder(job).files.keys() == ours - {"runs/one/run.json"}
 
 
 def test_s4_19_a_host_that_is_not_reached_or_keeps_another_file_ends_it_with_1(scene):

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -33,13 +34,14 @@ def list_folder(folder: Path, names: Iterable[str] | None = None) -> Taken:
     Args:
         folder: One that is not there has no files.
         names: Paths relative to it, whatever they are. What else looks like code is listed beside
-            them. None: all that git has and does not ignore, but runs; without git, all that
-            looks like code.
+            them. None: all that git has and does not ignore, but the folder's own `runs`; without
+            git, all that looks like code.
     """
     looks: list[Look] = []
     git = ["git", "-C", str(folder)]
-    commit = run_tool([*git, "rev-parse", "HEAD"], looks).strip()
-    listing = [*git, "ls-files", "-coz", "--exclude-standard", "--exclude=runs/"]
+    commit, _, prefix = run_tool([*git, "rev-parse", "HEAD", "--show-prefix"], looks).partition("\n")
+    runs = re.sub(r"([*?[\\])", r"\\\1", prefix.rstrip("\n"))  # patterns begin at git's own folder
+    listing = [*git, "ls-files", "-coz", "--exclude-standard", f"--exclude=/{runs}runs/"]
     known = run_tool(listing, looks) if commit else ""
     found = {str(path.relative_to(folder)) for path in code_files(folder)}
     if names is not None:
