@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -150,6 +152,67 @@ def test_the_classes_of_labelled_texts_are_listed():
     write_rows("rows.jsonl", [{"text": "a", "label": label} for label in ("pos", "neg", "pos")])
     init()
     assert job()["data"]["labels"] == ["neg", "pos"]
+
+
+def test_rows_that_cannot_be_read_and_rows_without_a_label_give_no_class():
+    labels = ("pos", None, "neg", True, 2.0, 0.5, "", ["neg"])
+    write_rows("rows.jsonl", [{"text": "a", "label": label} for label in labels])
+    with Path("rows.jsonl").open("ab") as file:
+        file.write(b'{"text": "no label"}\n{"text": \n[1]\n{"text": "\xff"}\n')
+    init()
+    assert job()["data"]["labels"] == ["2", "neg", "pos", "true"]
+
+
+def test_an_empty_cell_of_a_table_is_no_class():
+    Path("rows.csv").write_text("text,label\na,pos\nb,\nc,neg\n")
+    init()
+    assert job()["data"]["labels"] == ["neg", "pos"]
+
+
+@pytest.mark.parametrize("labels", [range(9000), [n + 0.5 for n in range(9)]])
+def test_what_are_no_classes_is_left_to_the_user(labels):
+    write_rows("rows.jsonl", [{"text": "a", "label": label} for label in labels])
+    assert "set model.tokenizer and data.labels in it" in init()
+    assert "labels" not in job()["data"]
+
+
+@pytest.mark.parametrize("label", ["yes", "a, b", "\U0001f600", "it's"])
+def test_classes_with_names_that_yaml_has_a_meaning_for_are_listed_as_they_are(label):
+    write_rows("rows.jsonl", [{"text": "a", "label": each} for each in (label, "other")])
+    init()
+    assert sorted(job()["data"]["labels"]) == sorted([label, "other"])
+
+
+@pytest.mark.parametrize("labelled", ["my train: v2", "123", "_x", "null", "é", "a, b", "-"])
+def test_a_scripts_name_never_breaks_the_job_or_the_printed_commands(labelled):
+    Path(f"{labelled}.py").write_text(SCRIPT)
+    told = init()
+    script = load_script(Path("job.yaml"))
+    assert script is not None
+    assert script.spec.command == ["python", f"{labelled}.py"]
+    assert re.fullmatch(r"[A-Za-z0-9][\w.-]*", script.spec.name)
+    (line,) = (line for line in told.splitlines() if "paceline adapt " in line)
+    assert shlex.split(line.partition("paceline adapt ")[2]) == [f"{labelled}.py", "--to", "ddp"]
+
+
+@pytest.mark.parametrize("folder", ["null", "yes", "1e3", "a: b", "\U0001f600"])
+def test_a_model_folder_is_named_as_it_is(folder):
+    Path(folder).mkdir()
+    Path(folder, "config.json").write_text('{"model_type": "llama"}')
+    Path(folder, "model.safetensors").touch()
+    init()
+    assert job()["model"] == {"pretrained": folder}
+
+
+def test_what_is_no_readable_file_is_passed_over():
+    write_text("corpus.txt")
+    for name in ("data.csv", "rows.jsonl", "train.py", "x.gguf"):
+        Path(name).symlink_to("nothing")
+    os.mkfifo("pipe.csv")
+    os.mkfifo("pipe.py")
+    told = init()
+    assert "data        corpus.txt: data.path (text)" in told
+    assert "model   " not in told
 
 
 def test_parquet_files_are_data():

@@ -1,5 +1,6 @@
 """`paceline init`: a job file for what is in a folder, or an example project."""
 
+import shlex
 import shutil
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -53,9 +54,9 @@ def command(path: Path | None, template: str | None, force: bool) -> None:
                 where=str(path),
                 fix="give another name, or --force to write over it",
             )
+        found = look_around(path.parent) if template is None else None
         try:
-            if template is None:
-                found = look_around(path.parent)
+            if found is not None:
                 text = (templates / "job.yaml").read_text(encoding="utf-8")
                 path.write_text(job_for(found, text), encoding="utf-8")
             else:
@@ -69,13 +70,12 @@ def command(path: Path | None, template: str | None, force: bool) -> None:
                 where=str(path),
                 fix="give a name in a folder that exists and that you may write to",
             ) from None
-    if template is None:
+    if found is not None:
         for line in found_lines(found, path.parent):
             say(line)
         edit = f"set {' and '.join(found.to_set)} in it, " if found.to_set else ""
         verb = "run" if found.is_script_alone else "plan"
-        say(f"wrote {path}; {edit}then: paceline {verb} {path}")
+        say(f"wrote {path}; {edit}then: paceline {verb} {shlex.quote(str(path))}")
     else:
-        click.echo(
-            f"wrote {path}; read {path}/README.md, then: paceline run {path}/job.yaml", err=True
-        )
+        job = shlex.quote(str(path / "job.yaml"))
+        click.echo(f"wrote {path}; read {path}/README.md, then: paceline run {job}", err=True)

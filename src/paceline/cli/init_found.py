@@ -4,12 +4,16 @@ Leaves out folders deeper than three levels, hidden ones, and those of environme
 """
 
 import json
+import math
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import yaml
 
 from paceline.errors import PacelineError
 
@@ -61,6 +65,7 @@ class Found:
             return []
         lacks_tokenizer = self.has_rows and not self.models and not self.tokenizers
         lacking = {"data.path": self.data is None, "model.tokenizer": lacks_tokenizer}
+        lacking["data.labels"] = self.kind == "classification" and not self.labels
         return [name for name, is_lacking in lacking.items() if is_lacking]
 
     @property
@@ -81,11 +86,12 @@ def look_around(folder: Path) -> Found:
             continue
         if "tokenizer.json" in names:
             found.tokenizers.append(place)
-        found.models += [_join(place, name) for name in names if name.endswith(".gguf")]
+        gguf = (name for name in names if name.endswith(".gguf"))
+        found.models += [_join(place, n) for n in gguf if _is_readable(folder / place / n)]
         for name in names:
             form = Path(name).suffix.lower()
             is_text = form == ".txt" and not name.lower().startswith(_NO_CORPUS)
-            if form in _ROWS or is_text:
+            if (form in _ROWS or is_text) and _is_readable(folder / place / name):
                 size = (folder / place / name).stat().st_size
                 top = place.split(os.sep)[0]
                 sizes.setdefault((top, form), []).append((size, _join(place, name)))
@@ -110,6 +116,11 @@ def _walk(folder: Path) -> Iterator[tuple[str, list[str]]]:
             if depth < _DEPTH and not name.startswith(".") and name not in _PASSED_OVER
         )
         yield relative, sorted(names)
+
+
+def _is_readable(path: Path) -> bool:
+    """No pipe, no link to nothing, and open to this user."""
+    return path.is_file() and os.access(path, os.R_OK)
 
 
 def _join(place: str, name: str) -> str:
@@ -139,7 +150,7 @@ def _look_at_rows(found: Found, folder: Path) -> None:
         found.kind = guess_kind(source)
         if found.kind == "classification":
             found.labels = labels_of(source, most=_MOST_LABEL_ROWS)
-    except PacelineError:
+    except (PacelineError, OSError):
         found.kind = "text"
 
 
@@ -147,7 +158,8 @@ def _scripts(folder: Path) -> Iterator[tuple[str, str]]:
     """Programs in the folder itself that train; others are theirs to start."""
     from paceline.adapt.scan import scan_files
 
-    sources = {path.name: path.read_bytes() for path in sorted(folder.glob("*.py"))}
+    files = filter(_is_readable, sorted(folder.glob("*.py")))
+    sources = {path.name: path.read_bytes() for path in files}
     for file in scan_files(sources, nullcontext).files:
         if file.parts.trains:
             yield file.path, file.parts.owner or file.parts.framework or "python"
@@ -185,7 +197,7 @@ def _data(found: Found) -> Iterator[str]:
     if found.kind != "text":
         yield f"  kind: {found.kind}"
     if found.labels:
-        yield f"  labels: {json.dumps(found.labels)}"
+        yield f"  labels: {_quoted(found.labels)}"
     yield f"  seq_len: {512 if found.models else 128}                  # tokens in one sample"
     if found.kind in ("chat", "completion"):
         yield "  too_long: drop                # what is longer than a sample; or cut, refuse"
@@ -208,7 +220,7 @@ def _script_job(found: Found) -> str:
 # A Paceline job: start your own script, watch it, start it again after a failure.
 #   paceline run FILE     start it; its output, steps and losses are shown
 # Every field: docs/guides/foreign-programs.md
-name: {Path(script).stem}
+name: {_quoted(re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(script).stem).strip("-._") or "job")}
 command: [python, {_quoted(script)}]     # arguments follow: --lr, "0.1"
 processes: {max(1, len(found.gpus))}                    # each gets RANK and WORLD_SIZE
 
@@ -218,9 +230,10 @@ recovery:
 """
 
 
-def _quoted(path: str) -> str:
-    """As YAML reads it."""
-    return path if re.fullmatch(r"[A-Za-z_.][\w./-]*", path) else json.dumps(path)
+def _quoted(value: str | list[str]) -> str:
+    """In one line, as YAML reads it, also inside of brackets."""
+    shown = yaml.safe_dump([value], default_flow_style=True, allow_unicode=True, width=math.inf)
+    return str(shown).strip()[1:-1]
 
 
 def found_lines(found: Found, folder: Path) -> Iterator[str]:
@@ -233,8 +246,9 @@ def found_lines(found: Found, folder: Path) -> Iterator[str]:
     if found.data is not None:
         size = f"{found.data_files} files, " if found.data_files > 1 else ""
         yield f"data        {found.data}: data.path ({size}{found.kind})"
-    for script, owner in found.scripts.items():
-        yield f"script      {script} trains with {owner}: paceline run --script {script}"
+    for name, owner in found.scripts.items():
+        script = shlex.quote(name)
+        yield f"script      {name} trains with {owner}: paceline run --script {script}"
         yield f"            to run it on many devices: paceline adapt {script} --to ddp"
     if found.gpus:
         yield f"machine     {len(found.gpus)} x {found.gpus[0]}: cluster.accelerator auto"

@@ -1,7 +1,7 @@
 """What the rows of a source are, found from the columns of the first one."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import chain, islice
 from pathlib import PurePath
 from typing import Any, NamedTuple
@@ -57,6 +57,9 @@ _ALSO: Mapping[tuple[str, str], tuple[str, ...]] = {
 
 _SHOWN = 3
 """Broken rows that are named."""
+
+_MOST_LABELS = 200
+"""Labels that are still classes; CLINC150, of the larger ones, has 150. A guess."""
 
 _TOKEN_FILES = ("bin",)
 
@@ -126,16 +129,34 @@ def guess_kind(source: Source) -> str:
 
 
 def labels_of(source: Source, *, most: int) -> list[str]:
-    """The names of the classes in the first rows of a source, in their order."""
+    """The names of the classes in the first rows of each file, in their order. Rows that cannot be
+    read or have no label are passed over; empty where there are too many to be classes."""
     found: set[str] = set()
     for file in source.files:
-        form = form_of(file)
-        with closing(read_rows(file, form)) as rows:
+        with closing(read_rows(file, form_of(file))) as rows:
             for row in islice(rows, most):
-                if not isinstance(row, Broken):
+                if isinstance(row, Broken):
+                    continue
+                with suppress(ValueError):  # preparation names these lines
                     value = decode_line(row.value) if isinstance(row.value, bytes) else row.value
-                    found.add(str(value.get(_known_columns({}, set(value)).get("label"))))
-    return sorted(found)
+                    column = _known_columns({}, set(value)).get("label")
+                    found.add(label_name(value.get(column)) or "")
+                if len(found) > _MOST_LABELS:
+                    return []
+    return sorted(found - {""})
+
+
+def label_name(label: Any) -> str | None:
+    """What `data.labels` calls the class of a row's label; None for what is no label.
+
+    >>> label_name(True), label_name(2.0), label_name("pos"), label_name(0.5)
+    ('true', '2', 'pos', None)
+    """
+    if isinstance(label, bool):
+        return str(label).lower()
+    if isinstance(label, float) and label.is_integer():  # pandas' numbers beside missing ones
+        label = int(label)
+    return str(label) if isinstance(label, str | int) else None
 
 
 def _one_value(source: Source) -> JobError:

@@ -25,6 +25,7 @@ from paceline.prepare.chat import (
     messages_of,
     with_system,
 )
+from paceline.prepare.columns import label_name
 from paceline.prepare.index import DataType
 from paceline.prepare.pairs import chat_pair, text_pair
 from paceline.prepare.rows import Row, decode_line
@@ -379,15 +380,11 @@ def label_number(label: Any, labels: Sequence[str]) -> int:
     >>> label_number("pos", ("neg", "pos")), label_number(0, ("neg", "pos"))
     (1, 0)
     """
-    if isinstance(label, bool):
-        label = str(label).lower()
-    if isinstance(label, float) and label.is_integer():  # pandas' numbers beside missing ones
-        label = int(label)
-    if isinstance(label, str | int):
-        if str(label) in labels:
-            return labels.index(str(label))
-        if str(label).isdigit() and int(label) < len(labels):
-            return int(label)
+    name = label_name(label)
+    if name is not None and name in labels:
+        return labels.index(name)
+    if name is not None and name.isdigit() and int(name) < len(labels):
+        return int(name)
     raise ValueError(f"its label {label!r:.40} is none of {', '.join(labels)}")
 
 

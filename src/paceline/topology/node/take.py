@@ -39,7 +39,9 @@ def list_folder(folder: Path, names: Iterable[str] | None = None) -> Taken:
     """
     looks: list[Look] = []
     git = ["git", "-C", str(folder)]
-    commit, _, prefix = run_tool([*git, "rev-parse", "HEAD", "--show-prefix"], looks).partition("\n")
+    commit, _, prefix = run_tool([*git, "rev-parse", "HEAD", "--show-prefix"], looks).partition(
+        "\n"
+    )
     runs = re.sub(r"([*?[\\])", r"\\\1", prefix.rstrip("\n"))  # patterns begin at git's own folder
     listing = [*git, "ls-files", "-coz", "--exclude-standard", f"--exclude=/{runs}runs/"]
     known = run_tool(listing, looks) if commit else ""
