@@ -46,6 +46,7 @@ def test_ls_takes_a_run_a_folder_and_one_checkpoint(tmp_path):
         rows = json.loads(call("ls", path, "--json")[1])
         assert [row["name"] for row in rows] == names
     lines = call("ls", tmp_path / "run")[1].splitlines()
+    assert "EVAL LOSS" in lines[0]
     assert lines[1].split()[:2] == ["step-00000020", "C001"]
     assert lines[2].split()[:2] == ["step-00000010", "committed"]
 

@@ -258,5 +258,7 @@ def test_paths_are_seen_from_the_job_files_folder_and_quoted_where_yaml_needs_it
 
 def test_environments_runs_and_hidden_folders_are_passed_over():
     write_text(".venv/lib/a.txt", "runs/x/log.txt", "node_modules/b.txt", "data/c.txt")
+    Path("wandb").mkdir()
+    Path("wandb/log.txt").write_text(TEXT * 9)
     init()
     assert job()["data"]["path"] == "data/c.txt"

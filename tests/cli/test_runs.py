@@ -11,6 +11,8 @@ from tests.record.made_runs import AT, evaluated, finished, job_with, make_run, 
 
 from paceline.cli.runs import command
 from paceline.errors import JobError
+from paceline.report.runs_text import COLUMNS as FIELDS
+from paceline.report.table import COLUMNS
 
 
 @pytest.fixture
@@ -86,3 +88,14 @@ def test_listing_imports_none_of_what_takes_long():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.parametrize(("columns", "is_whole"), [("80", False), (None, True)])
+def test_a_pipe_gets_every_column_unless_columns_asks_for_fewer(runs, columns, is_whole):
+    token = COLUMNS.set(80)
+    try:
+        done = CliRunner().invoke(command, ["--runs", str(runs)], env={"COLUMNS": columns})
+    finally:
+        COLUMNS.reset(token)
+    assert ("Not shown" not in done.stdout) is is_whole
+    assert len(done.stdout.splitlines()[0].split()) == len(FIELDS) or not is_whole

@@ -81,6 +81,14 @@ def test_a_table_keeps_every_word_of_what_it_wraps():
     assert sorted(table.split()) == sorted(" ".join(("NAME WHAT MORE", *cells)).split())
 
 
+def test_a_table_never_cuts_a_name():
+    name = "model.layers.0." * 5 + "weight-scale"
+    with columns_are(60):
+        table = format_table([("TENSOR", "WHAT"), (name, "many words " * 8)])
+    assert name in table.split()
+    assert len(table.splitlines()) > 2
+
+
 def test_a_line_is_continued_under_its_text():
     with columns_are(80):
         assert fitted("label       " + "word " * 20)[1].startswith(" " * 12 + "word")

@@ -69,7 +69,7 @@ def ls(path: str, as_json: bool) -> None:
         click.echo(json.dumps(rows, indent=2))
         return
     table: list[tuple[str, ...]] = [
-        ("CHECKPOINT", "STATE", "SIZE", "HELD-OUT", "RANKS", "LAYOUT", "WRITTEN")
+        ("CHECKPOINT", "STATE", "SIZE", "EVAL LOSS", "RANKS", "LAYOUT", "WRITTEN")
     ]
     table += [_cells(row) for row in rows]
     show(format_table(table))
@@ -615,7 +615,7 @@ def _facts(folder: Path, manifest: "Manifest") -> dict[str, str]:
         "data": ""
         if manifest.samples is None
         else f"{manifest.samples} samples consumed, seed {manifest.seed}",
-        "held-out": "" if loss is None else f"{loss:.4f}",
+        "eval loss": "" if loss is None else f"{loss:.4f}",
         "SHA-256": digest or "",
         "written by": manifest.written_by,
         "form": str(manifest.format),

@@ -56,12 +56,12 @@ def command(path: Path | None, template: str | None, force: bool) -> None:
             )
         found = look_around(path.parent) if template is None else None
         try:
-            if found is not None:
-                text = (templates / "job.yaml").read_text(encoding="utf-8")
-                path.write_text(job_for(found, text), encoding="utf-8")
-            else:
+            if template is not None:
                 shutil.copytree(templates / template, path, dirs_exist_ok=True)
                 shutil.copytree(templates / "tokenizer", path / "tokenizer", dirs_exist_ok=True)
+            elif found is not None:
+                text = (templates / "job.yaml").read_text(encoding="utf-8")
+                path.write_text(job_for(found, text), encoding="utf-8")
         except (OSError, shutil.Error) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise JobError.of(

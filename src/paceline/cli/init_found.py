@@ -16,9 +16,10 @@ from pathlib import Path
 import yaml
 
 from paceline.errors import PacelineError
+from paceline.record.source_files import PASSED_OVER
 
 _DEPTH = 3
-_PASSED_OVER = {"runs", "node_modules", "site-packages", "__pycache__", "venv", "dist", "build"}
+_PASSED_OVER = {"runs", *PASSED_OVER}
 _ROWS = (".jsonl", ".ndjson", ".parquet", ".arrow", ".csv")
 _NO_CORPUS = ("requirements", "constraints", "license", "readme", "cmakelists", "notice")
 """Beginnings of names of text files that no one trains on."""

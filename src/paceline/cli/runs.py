@@ -1,6 +1,8 @@
 """`paceline runs`: the registry."""
 
 import json
+import os
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -79,9 +81,10 @@ def command(
     if not found.rows:
         show(f"no runs in {runs}" if not found.listing.rows else "no such runs", err=True)
         return
-    width = None if shown else SCREEN.get()
+    is_read_by_people = "COLUMNS" in os.environ or (sys.stdout is not None and sys.stdout.isatty())
+    width = SCREEN.get() if is_read_by_people and not shown else None
     lines = list_lines(found.rows, shown or COLUMNS, found.value, width=width)
-    (click.echo if shown else show)("\n".join(lines))
+    (click.echo if width is None else show)("\n".join(lines))
 
 
 command.add_command(send)

@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Sequence
 from contextvars import ContextVar
+from itertools import chain
 
 COLUMNS: ContextVar[int] = ContextVar("columns", default=80)
 """Characters of a line. The command sets it to the terminal's; a pipe and a file have 80."""
@@ -20,7 +21,7 @@ def format_table(rows: Sequence[Sequence[str]], *, keep: int | None = None) -> s
     """Columns as wide as their widest cell, two spaces apart; the first row is the head.
 
     A table that is wider than the terminal loses columns from its end and names them below; what
-    is too wide still has its widest cells wrapped.
+    is too wide still has its widest cells wrapped between words: a name stays whole.
 
     Args:
         rows: Cells of each row.
@@ -37,8 +38,13 @@ def format_table(rows: Sequence[Sequence[str]], *, keep: int | None = None) -> s
     while keep is not None and count > keep and _total(widths[:count]) > COLUMNS.get():
         count -= 1
     hidden, widths = rows[0][count:], widths[:count]
-    while _total(widths) > COLUMNS.get() and max(widths) > _LEAST_CELL:
-        widths[widths.index(max(widths))] -= 1
+    words = [
+        max(map(len, chain(*(row[i].split() for row in rows))), default=0) for i in range(count)
+    ]
+    least = [min(width, max(word, _LEAST_CELL)) for width, word in zip(widths, words, strict=True)]
+    while _total(widths) > COLUMNS.get() and widths != least:
+        _, widest = max((width, i) for i, width in enumerate(widths) if width > least[i])
+        widths[widest] -= 1
     lines = [line for row in rows for line in _row_lines(row[:count], widths)]
     if hidden:
         lines.append(not_shown(hidden))
@@ -60,7 +66,7 @@ def _total(widths: Sequence[int]) -> int:
 
 def _row_lines(row: Sequence[str], widths: Sequence[int]) -> list[str]:
     cells = [
-        [cell] if len(cell) <= width else textwrap.wrap(cell, width)
+        [cell] if len(cell) <= width else _wrap(cell, width)
         for cell, width in zip(row, widths, strict=True)
     ]
     return [
@@ -70,6 +76,10 @@ def _row_lines(row: Sequence[str], widths: Sequence[int]) -> list[str]:
         ).rstrip()
         for line in range(max(map(len, cells)))
     ]
+
+
+def _wrap(cell: str, width: int) -> list[str]:
+    return textwrap.wrap(cell, width, break_long_words=False, break_on_hyphens=False)
 
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:
