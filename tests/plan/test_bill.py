@@ -1,12 +1,15 @@
 """What a run costs at every provider, of a plan and of a size alone."""
 
+import re
 from dataclasses import replace
 
 import pytest
 from tests.plan.scene import JOB, job_of, plan_of
 
 from paceline.catalog import find_accelerator, find_prices
-from paceline.plan.bill import ASSUMED_MFU, Size, bill_of_plan, bill_of_size
+from paceline.estimate.cost import cannot_run
+from paceline.plan.bill import ASSUMED_MFU, Size, bill_of_plan, bill_of_size, keeping_of
+from paceline.plan.outlook import needs_of
 from paceline.report.cost_text import format_bill
 from paceline.report.plan_text import format_plan, plan_summary
 
@@ -151,3 +154,23 @@ def test_a_plan_without_a_price_says_so_and_why():
     assert plan.cost is None
     for text in (format_plan(plan), "\n".join(plan_summary(plan))):
         assert "unknown: no machine with a price can run it" in " ".join(text.split())
+
+
+def test_an_engine_that_deletes_no_checkpoint_pays_for_all_it_writes():
+    asked = ("cluster.nodes=2", "checkpoint.every=100", "model.preset=gpt2", "data.seq_len=1024")
+    for engine, count in (("megatron", 10), ("torchtitan", 3)):
+        job = job_of(JOB, *asked, f"engine={engine}")
+        plan = plan_of(JOB, *asked, f"engine={engine}")
+        keeping = keeping_of(plan, job)
+        assert keeping.stored_bytes == count * plan.estimate.num_checkpoint_bytes
+        basis = bill_of_plan(plan, job, find_prices("H100-SXM")).basis
+        assert any("deletes no checkpoint: all 10" in each for each in basis) == (count == 10)
+
+
+def test_the_host_memory_that_a_machine_lacks_is_told_in_parts_that_add_up():
+    needs = needs_of(plan_of(JOB, "layout.offload=cpu"))
+    assert sum(needs.host_parts.values()) == needs.host_memory_bytes
+    assert set(needs.host_parts) == {"offloaded", "a checkpoint's copy", "processes"}
+    small = replace(find_prices("H100-SXM")[0], num_accelerators=8, host_memory_bytes=2**30)
+    why = cannot_run(small, needs) or ""
+    assert re.search(r"a node \(offloaded .*, a checkpoint's copy .*, processes .*\)", why)

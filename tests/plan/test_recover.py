@@ -98,3 +98,25 @@ def test_checkpoints_that_the_job_fixes_are_priced_as_they_are():
     assert often is not None
     assert best is not None
     assert (often.tier("checkpoint").useful or 1) < (best.tier("checkpoint").useful or 0)
+
+
+def test_a_node_alone_keeps_no_snapshots_on_this_machine_as_on_a_declared_one():
+    lone = "there is no second node to keep it on"
+    for text in (JOB, TINY):
+        state = plan_of(text, "layout.sharding=full").state
+        assert state is not None
+        assert state.tier("memory").why_not == lone
+        assert state.chosen != "memory"
+
+
+def test_snapshots_take_no_more_than_a_node_has():
+    full = (*LARGE, "layout.sharding=full")
+    state = plan_of(JOB, *full).state
+    assert state is not None
+    needed = state.tier("memory").host_bytes
+    small = f"cluster.host_memory={needed // 2**20 - 1}MiB"
+    state = plan_of(JOB, *full, small).state
+    assert state is not None
+    assert "of a node's memory, which has" in (state.tier("memory").why_not or "")
+    with pytest.raises(PlanError, match=r"P005: recovery\.state is memory, and it takes .*which"):
+        plan_of(JOB, *full, small, "recovery.state=memory")

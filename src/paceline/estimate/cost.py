@@ -6,13 +6,13 @@ block storage, requests, taxes and discounts.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Literal
 
 from paceline.catalog import Price, Provider, load_providers
 from paceline.estimate.goodput import Goodput, daly_interval_s, goodput, job_mtbf_s
-from paceline.units import bytes_apart, counted
+from paceline.units import bytes_apart, counted, format_bytes
 
 Way = Literal["on demand", "spot"]
 
@@ -86,6 +86,9 @@ class Needs:
     host_memory_bytes: float = 0.0
     """Host memory of one node."""
 
+    host_parts: Mapping[str, float] = field(default_factory=dict)
+    """What that is for -> its bytes; empty where it is not told apart."""
+
     network_bytes_per_s: float | None = None
     """Network rate of one node, each direction; None where it does not matter."""
 
@@ -124,7 +127,9 @@ def cannot_run(price: Price, needs: Needs) -> str | None:
     host = price.host_memory_bytes
     if host is not None and host < needs.host_memory_bytes * nodes:
         there, needed = bytes_apart(host, needs.host_memory_bytes)
-        return f"{there} of host memory, the run needs {needed} a node"
+        parts = [f"{name} {format_bytes(size)}" for name, size in needs.host_parts.items() if size]
+        told = f" ({', '.join(parts)})" if parts else ""
+        return f"{there} of host memory, the run needs {needed} a node{told}"
     fabric = _provider(price).fabrics.get(price.instance)
     if needs.num_nodes <= nodes or fabric is None:
         return None

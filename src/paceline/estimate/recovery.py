@@ -16,6 +16,7 @@ from typing import Literal
 from paceline.estimate.goodput import daly_interval_s, goodput, job_mtbf_s
 from paceline.estimate.holdings import HOST_MEMORY_BYTES_PER_S
 from paceline.parallel import Layout
+from paceline.units import bytes_apart
 
 Tier = Literal["replica", "shadow", "memory", "checkpoint"]
 """`shadow` (a neighbour that followed a shard's updates) was taken out: only plans that an older
@@ -79,6 +80,9 @@ class Machine:
 
     sends_copies: bool = True
     """Whether each snapshot is also sent to another node's memory."""
+
+    free_host_bytes: float = inf
+    """Of one node's memory, beyond what training keeps there."""
 
     engine: str | None = None
     """Whose processes train, where they are not Paceline's own: only its checkpoints are there."""
@@ -324,6 +328,11 @@ def _memory(case: _Case) -> StateTier:
     why_not = case.without_agents
     if why_not is None and sends and is_alone:
         why_not = "there is no second node to keep it on"
+    # The own piece and the peer's, and a second of each while it is being replaced.
+    needed = (4 if sends else 2) * case.piece_bytes * machine.ranks_per_node
+    if why_not is None and needed > machine.free_host_bytes:
+        needs, has = bytes_apart(needed, machine.free_host_bytes)
+        why_not = f"it takes {needs} of a node's memory, which has {has} for it"
     send_s = case.fetch_s if sends else 0.0
     interval_s = max(daly_interval_s(copy_s, case.mtbf_s), send_s, training.step_s)
     steps = max(1.0, interval_s / training.step_s)
@@ -332,8 +341,7 @@ def _memory(case: _Case) -> StateTier:
         "memory",
         why_not=why_not,
         covered=1 - case.failures.together_share if sends else case.failures.process_share,
-        # The own piece and the peer's, and a second of each while it is being replaced.
-        host_bytes=round((4 if sends else 2) * case.piece_bytes * machine.ranks_per_node),
+        host_bytes=round(needed),
         network_bytes=case.piece_bytes / steps if sends else 0.0,
         fetch_s=send_s,
         step_s=(copy_s + _CONTENTION * send_s) / steps,

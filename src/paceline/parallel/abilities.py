@@ -162,6 +162,9 @@ class Abilities:
     fp8_recipes: tuple[Fp8Recipe, ...] = ()
     """Ways to scale fp8 that its files can ask for."""
 
+    deletes_checkpoints: bool = True
+    """Whether old checkpoints go; otherwise all that are written stay."""
+
     states: tuple[str, ...] = ()
     """Types of parameters, gradients and optimizer state that its files can ask for."""
 

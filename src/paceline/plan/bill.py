@@ -5,7 +5,7 @@ their prices are known; what is not known is named, and machines that cannot run
 the reason.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import Literal
@@ -25,10 +25,11 @@ from paceline.estimate.cost import (
     why_none,
 )
 from paceline.job import Job
+from paceline.parallel.abilities import abilities_of
 from paceline.plan.decision import Plan
 from paceline.plan.outlook import DEFAULTS, needs_of, outlook
 from paceline.topology.levels import copied_bytes_per_s, host_bytes_per_s
-from paceline.units import format_bytes, format_count, format_seconds
+from paceline.units import counted, format_bytes, format_count, format_seconds
 
 ASSUMED_MFU = 0.4
 """Assumed MFU of a large dense model on a network with RDMA: Llama 3 405B reached 38 to 43 % on
@@ -98,7 +99,8 @@ def bill_of_plan(
     cluster = plan.cluster
     basis = [
         f"{view.num_steps} steps of {_seconds(view.step_s)} each, as planned: {plan.layout.name}",
-        f"a checkpoint every {plan.checkpoint_every} steps",
+        f"a checkpoint every {counted(plan.checkpoint_every, 'step')}",
+        *_all_kept(plan, view.num_checkpoints),
         *_assumed(view.restart_s),
     ]
     return _bill(
@@ -114,10 +116,22 @@ def bill_of_plan(
     )
 
 
+def _all_kept(plan: Plan, count: int) -> Iterator[str]:
+    if not abilities_of(plan.engine).deletes_checkpoints:
+        yield (
+            f"{plan.engine} deletes no checkpoint: all {count} are counted as stored for the whole "
+            "run, the most that it is"
+        )
+
+
 def keeping_of(plan: Plan, job: Job) -> Keeping:
-    """The checkpoints that a job keeps, and its finished model sent out once."""
+    """The checkpoints that a job keeps, all where the engine deletes none, and its finished model
+    sent out once."""
+    written = -(-job.spec.train.steps // plan.checkpoint_every)
+    deletes = abilities_of(plan.engine).deletes_checkpoints
+    kept = min(written, job.spec.checkpoint.keep_last) if deletes else written
     return Keeping(
-        stored_bytes=plan.estimate.num_checkpoint_bytes * job.spec.checkpoint.keep_last,
+        stored_bytes=plan.estimate.num_checkpoint_bytes * kept,
         sent_bytes=plan.profile.num_parameters * WEIGHT_BYTES,
     )
 
@@ -176,10 +190,12 @@ def bill_of_size(
         rank_mtbf_s=DEFAULTS.rank_mtbf_s,
         background_s=write_s,
     )
+    parts = {"a checkpoint's copy": state / nodes, "processes": per_node * PROCESS_BYTES}
     needs = Needs(
         num_nodes=nodes,
         accelerators_per_node=per_node,
-        host_memory_bytes=state / nodes + per_node * PROCESS_BYTES,
+        host_memory_bytes=sum(parts.values()),
+        host_parts=parts,
         network_bytes_per_s=(
             NETWORK_SHARE * accelerator.network_node_bytes_per_s if nodes > 1 else None
         ),

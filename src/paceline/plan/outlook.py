@@ -150,11 +150,16 @@ def needs_of(plan: Plan) -> Needs:
     copy of the state that a checkpoint is written from, and the network that the plan's time
     counts on."""
     cluster = plan.cluster
-    state = plan.estimate.num_checkpoint_bytes / cluster.num_nodes
+    parts = {
+        "offloaded": plan.host_bytes if plan.layout.offload == "cpu" else 0,
+        "a checkpoint's copy": plan.estimate.num_checkpoint_bytes / cluster.num_nodes,
+        "processes": cluster.ranks_per_node * PROCESS_BYTES,
+    }
     return Needs(
         num_nodes=cluster.num_nodes,
         accelerators_per_node=cluster.ranks_per_node,
-        host_memory_bytes=plan.host_bytes + state + cluster.ranks_per_node * PROCESS_BYTES,
+        host_memory_bytes=sum(parts.values()),
+        host_parts=parts,
         network_bytes_per_s=cluster.network_bytes_per_s if cluster.num_nodes > 1 else None,
         is_rdma=cluster.uses_rdma,
     )

@@ -303,7 +303,8 @@ def _with_outlook(plan: Plan, asked: Asked, found: Found) -> Plan:
     shorter = shortened(plan, asked.job, view)
     if shorter is not plan:
         plan, view = shorter, outlook(shorter, asked.job, prices=prices)
-    PlanError.raise_for(check_state(plan, asked.job))
+    state = plan_state(plan, asked.job, view)
+    PlanError.raise_for(check_state(plan, asked.job, state))
     costs = [
         cost
         for cost in view.costs
@@ -330,7 +331,7 @@ def _with_outlook(plan: Plan, asked: Asked, found: Found) -> Plan:
         why_no_cost=no_cost,
         costs=_cheapest_providers(view),
         goodput=None if cluster.is_local else view.goodput,
-        state=plan_state(plan, asked.job, view),
+        state=state,
         wall_s=wall_s,
         pareto=tuple(_points(found, plan, case_of_asked(asked), usd)),
         decisions=(*plan.decisions, *interval_advice(plan, asked.job, view)),

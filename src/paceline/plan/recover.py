@@ -14,6 +14,7 @@ from paceline.estimate.recovery import (
 )
 from paceline.job import Job
 from paceline.plan.decision import Plan
+from paceline.plan.host import host_limit_bytes, host_limit_source
 from paceline.plan.outlook import Outlook
 from paceline.profile import ModelProfile
 from paceline.profile.block import expert_parameters
@@ -43,13 +44,17 @@ def plan_state(plan: Plan, job: Job, view: Outlook) -> StatePlan | None:
             checkpoint_interval_s=plan.checkpoint_every * step_s,
         ),
         Machine(
-            # On this machine ranks stand for nodes, so that every tier can be tried.
-            num_domains=cluster.num_ranks if cluster.is_local else cluster.num_nodes,
+            # On this machine ranks stand for nodes where the job asks for it, to try it.
+            num_domains=cluster.num_ranks
+            if cluster.is_local and asked == "memory"
+            else cluster.num_nodes,
             ranks_per_node=cluster.ranks_per_node,
             network_bytes_per_s=cluster.network_bytes_per_s,
             copy_bytes_per_s=cluster.copy_bytes_per_s,
             shares_cores=cluster.backend == "gloo",
             sends_copies=job.spec.recovery.snapshot_peers,
+            free_host_bytes=host_limit_bytes(cluster, "cpu")
+            - (plan.host_bytes if plan.layout.offload == "cpu" else 0),
             engine=None if plan.engine == "paceline" else plan.engine,
         ),
         _reliability(view, is_local=cluster.is_local),
@@ -82,7 +87,7 @@ _IN_PLACE_HERE_S = 0.3
 cores)."""
 
 
-def check_state(plan: Plan, job: Job) -> Iterator[Problem]:
+def check_state(plan: Plan, job: Job, state: StatePlan | None) -> Iterator[Problem]:
     """A tier that the job names must exist in the layout."""
     asked, layout, cluster = job.spec.recovery.state, plan.layout, plan.cluster
     where = job.where("recovery.state")
@@ -111,4 +116,12 @@ def check_state(plan: Plan, job: Job) -> Iterator[Problem]:
             f"{'rank' if cluster.is_local else 'node'} to keep it on",
             where=where,
             fix="set cluster.nodes to 2 or more, or recovery.state to checkpoint or auto",
+        )
+    elif asked == "memory" and state and (why := state.tier("memory").why_not):
+        yield Problem(
+            code="P005",
+            what=f"recovery.state is memory, and {why} ({host_limit_source(cluster, 'cpu')})",
+            where=where,
+            fix="set cluster.host_memory to what a node has, or recovery.state to checkpoint or "
+            "auto",
         )
