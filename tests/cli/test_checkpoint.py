@@ -130,9 +130,11 @@ def test_a_storage_without_its_package_names_the_extra_and_the_package(monkeypat
     assert refused.value.problems[0].fix == 'pip install "paceline[storage]" s3fs'
 
 
-def test_a_file_is_told_that_a_checkpoint_is_a_folder(tmp_path):
+def test_a_file_is_told_that_a_runs_checkpoint_is_a_folder(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(JobError, match=r"C011: .*file is a file, and a checkpoint is a folder"):
+    with pytest.raises(
+        JobError, match=r"C011: .*file is a file, and a run's checkpoint is a folder"
+    ):
         call("ls", tmp_path / "file")
 
 

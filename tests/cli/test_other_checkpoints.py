@@ -256,6 +256,28 @@ def test_s0_18_an_adapter_of_another_base_is_a_problem(folder, tmp_path):
     assert "adapter against base: its config names none" in call("verify", tmp_path / "lora")[1]
 
 
+def test_s0_18_an_adapter_of_another_rank_than_its_config_says_is_a_problem(folder, tmp_path):
+    other.adapter(tmp_path / "lora", folder)
+    config = tmp_path / "lora/adapter_config.json"
+    told = json.loads(config.read_text())
+    config.write_text(json.dumps(told | {"r": 8}))
+    (problem,) = problems(tmp_path / "lora")
+    assert problem["code"] == "M013"
+    assert "layers.0.self_attn.q_proj.lora_A.weight (2, the config has 8)" in problem["what"]
+    targets = "|".join(told["target_modules"])
+    config.write_text(json.dumps(told | {"r": 8, "rank_pattern": {targets: 2}}))
+    assert not problems(tmp_path / "lora")
+
+
+def test_s0_18_dcp_without_its_table_is_damaged_and_an_older_whole_one_is_taken(tmp_path):
+    for step in (1, 2):
+        other.as_dcp(tmp_path / f"step-{step}", {"model": {"a": torch.ones(2)}})
+    (tmp_path / "step-2/.metadata").unlink()
+    (problem,) = problems(tmp_path / "step-2")
+    assert (problem["code"], ".metadata is not there" in problem["what"]) == ("M012", True)
+    assert seen(tmp_path)["step"] == 1
+
+
 class Bomb:
     def __reduce__(self):
         return (os.system, (f"touch {os.environ['BOMB']}",))

@@ -2,6 +2,8 @@
 without torch; what needs the values in a helper process.
 """
 
+import contextlib
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -231,6 +233,7 @@ def _more_checks(found: ForeignCheckpoint, seen: Seen) -> Seen:
     if stored_in(found):
         checked.insert(0, "headers and sizes of the safetensors files")
     if found.kind == "adapter":
+        problems += _against_rank(found, seen.tensors)
         named = (found.config or {}).get("base_model_name_or_path")
         base = folder_of(str(named or ""), found.path)
         if base is None:
@@ -275,6 +278,37 @@ def _types(found: ForeignCheckpoint, seen: Seen) -> Iterator[Problem]:
             where=str(found.path / "config.json"),
             fix=f"write dtype: {most} into config.json, or save the weights as {told}",
         )
+
+
+def _against_rank(found: ForeignCheckpoint, tensors: Sequence[HeldTensor]) -> Iterator[Problem]:
+    """`M013`: matrices of LoRA of another rank than adapter_config.json says.
+
+    Source: peft 0.21, tuners/lora/model.py, `r_key`. A matrix of several experts has their ranks
+    one under the other, and is left out.
+    """
+    config = found.config or {}
+    if config.get("peft_type") != "LORA" or config.get("target_parameters"):
+        return
+    wrong = []
+    for each in tensors:
+        module, _, letter = each.name.removeprefix("base_model.model.").rpartition(".lora_")
+        axis, rank = {"A.weight": 0, "B.weight": 1}.get(letter), _rank_of(config, module)
+        if axis is None or not isinstance(rank, int) or len(each.shape) < 2:
+            continue
+        if each.shape[axis] != rank:
+            wrong.append(f"{each.name} ({each.shape[axis]}, the config has {rank})")
+    if wrong:
+        what = f"{len(wrong)} matrices are of another rank than adapter_config.json says: "
+        fix = "write the r and rank_pattern that it was trained with into adapter_config.json"
+        yield Problem(code="M013", what=what + listed(wrong), where=str(found.path), fix=fix)
+
+
+def _rank_of(config: Mapping[str, Any], module: str) -> Any:
+    for pattern, rank in (config.get("rank_pattern") or {}).items():
+        with contextlib.suppress(re.error):
+            if re.match(rf"(.*\.)?({pattern})$", module):
+                return rank
+    return config.get("r")
 
 
 def _against_base(

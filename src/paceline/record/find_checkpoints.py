@@ -25,7 +25,7 @@ def checkpoints_at(path: Path) -> list[Path]:
         return found
     what = f"there is {'no checkpoint' if path.is_dir() else 'nothing'} at {path}"
     if path.is_file():
-        what = f"{path} is a file, and a checkpoint is a folder"
+        what = f"{path} is a file, and a run's checkpoint is a folder"
     raise JobError.of(
         code="C011",
         what=what,

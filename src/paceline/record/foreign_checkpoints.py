@@ -131,7 +131,12 @@ def find_foreign(path: Path) -> ForeignCheckpoint | None:
     steps = [(step, each) for each in path.iterdir() if (step := _step(each.name)) is not None]
     newest = [each for _, each in sorted(steps, reverse=True)]
     looked = (_one(each) for each in (path, *newest) if each.is_dir())
-    return next((found for found in looked if found is not None), None)
+    torn = None
+    for found in looked:
+        if found is not None and ".metadata" not in found.missing:
+            return found
+        torn = torn or found
+    return torn
 
 
 def _one(path: Path) -> ForeignCheckpoint | None:
@@ -304,7 +309,7 @@ def _weights(path: Path, names: Sequence[str]) -> ForeignCheckpoint | None:
 
 def _dcp(path: Path, names: Sequence[str]) -> ForeignCheckpoint | None:
     files = [name for name in names if name.endswith(".distcp")]
-    if ".metadata" not in names or not files:
+    if not files:
         return None
     ranks = {name.split("_")[2] for name in files if re.match(r"__\d+_\d+\.distcp", name)}
     return ForeignCheckpoint(
@@ -314,6 +319,7 @@ def _dcp(path: Path, names: Sequence[str]) -> ForeignCheckpoint | None:
         step=_step(path.name),
         degrees={"ranks": len(ranks) or len(files)},
         holds_optimizer=True,
+        missing=[] if ".metadata" in names else [".metadata"],
     )
 
 
