@@ -1,5 +1,8 @@
 """Every kind of line once: counted, with its ranks, also where only digits of a line are read."""
 
+import tracemalloc
+from collections.abc import Iterator
+
 import pytest
 
 from paceline.check.diagnose.unique import KEEP_KINDS, unique_events
@@ -57,3 +60,19 @@ def test_kinds_beyond_the_limit_are_counted_and_the_known_ones_still_are():
 def test_a_rank_in_digits_of_another_script_ends_no_reading():
     [event] = _events("Rank \N{ARABIC-INDIC DIGIT THREE}] error\n").kinds
     assert event.count == 1
+
+
+@pytest.mark.parametrize(("num_lines", "length"), [(12_000, 4_000), (600, 60_000)])
+def test_what_is_remembered_of_a_log_is_bounded_in_bytes(num_lines: int, length: int):
+    letters = str.maketrans("012345", "abcdef")
+
+    def blocks() -> Iterator[bytes]:
+        for n in range(num_lines):
+            name = "".join(str(n // 6**at % 6) for at in range(6)).translate(letters)
+            yield f"{'x' * (length - 20)} {name}00 {name}00\n".encode()
+
+    tracemalloc.start()
+    unique_events([("-", blocks(), None, None)])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 28e6

@@ -16,8 +16,8 @@ from paceline.check.diagnose.seen import Source
 
 KEEP_KINDS = 50_000
 
-_KEEP_SHAPES = 100_000
-"""Shapes of one log that are remembered. A guess: some 30 MB."""
+_KEEP_BYTES = 16 << 20
+"""Bytes of one log's shapes that are remembered. A guess: a hundred thousand of usual lines."""
 
 _VARIES = re.compile(
     r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b|\b[0-9a-f]{8,}\b"
@@ -76,7 +76,7 @@ def unique_events(
 
 def _read(source: Source, blocks: Iterable[bytes], kinds: dict[str, Event], found: Events) -> None:
     shapes: dict[bytes, _Shape] = {}
-    number = 0
+    number = num_bytes = 0
     for block in whole_lines(readable(blocks, source)):
         clean = without_colours(block)
         for raw, zeros in zip(clean.splitlines(), with_zeros(clean).splitlines(), strict=True):
@@ -84,14 +84,19 @@ def _read(source: Source, blocks: Iterable[bytes], kinds: dict[str, Event], foun
             if not zeros.strip():
                 continue
             found.num_lines += 1
+            zeros = zeros[:MAX_LINE]
             shape = shapes.get(zeros)
             if shape is None:
                 form = without_ids(zeros)
                 shape = shapes.get(form)
                 if shape is None or not _is_before_ids(shape, zeros, form):
                     shape = _shape(source, raw, number, kinds)
-                if len(shapes) < _KEEP_SHAPES and _is_before_ids(shape, zeros, form):
+                if num_bytes > _KEEP_BYTES:
+                    shapes.clear()
+                    num_bytes = 0
+                if _is_before_ids(shape, zeros, form):
                     shapes[zeros] = shapes[form] = shape
+                    num_bytes += len(zeros) + len(form)
             if shape.event is None:
                 found.left_out += 1
                 continue
