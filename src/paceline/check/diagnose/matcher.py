@@ -40,7 +40,7 @@ _IDS = re.compile(rb"[0a-fA-F]{8,}(?:(?:-[0a-fA-F]{4}){3}-[0a-fA-F]{12})?")
 Shorter names that are hexadecimal numbers too (a100, bf16) are words of patterns."""
 
 _ID = b"0" * 8
-_BEFORE_ID, _AFTER_ID = re.compile(rb"[\w.]"), re.compile(rb"\w|[-+]0")
+_BEFORE_ID, _AFTER_ID = re.compile(rb"[\w.](?<!\b0x)"), re.compile(rb"\w|[-+]0")
 _TOKENS = re.compile(
     r"\(\?<?![^()]*\)|\\x..|\\.|\{\d+(?:,\d*)?\}|\[\^?\]?(?:\\.|[^\]])*\]|\(\?P<\w+>|\d"
 )
@@ -186,6 +186,8 @@ def without_ids(zeros: bytes) -> bytes:
 
     >>> without_ids(with_zeros(b"shard-3f2a9c81 loss 0.123456789012 a100 1.25e-05"))
     b'shard-00000000 loss 0.00000000 a000 0.00e-00'
+    >>> without_ids(with_zeros(b"comm 0x7f3a5c0012ab opCount 0x1f"))
+    b'comm 0x00000000 opCount 0x0f'
     """
     return _IDS.sub(_alike, zeros)
 
