@@ -172,6 +172,10 @@ def test_s0_17_rows_that_are_too_short_to_be_nearly_alike_are_counted(tmp_path):
     assert (data["short"], data["short_words"]) == (3, 13)
     assert data["near"] == 2  # the first in other letters, and the last but one word
     assert checked("a.jsonl", "--near", "0.5")["duplicates"]["short_words"] == 7
+    assert checked("a.jsonl", "--near", "0.99")["duplicates"]["short_words"] == 203
+    for near in ("0.995", "1"):  # more words than are counted apart: no count is no false one
+        data = checked("a.jsonl", "--near", near)["duplicates"]
+        assert (data["short"], data["short_words"]) == (None, None)
 
 
 def test_shingles_of_a_short_text_are_one_and_languages_without_spaces_have_words():

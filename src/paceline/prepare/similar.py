@@ -59,10 +59,11 @@ class Similar:
     not_compared: int = 0
     """Rows of crowded buckets that were compared with 32 others of it, and not with all."""
 
-    short: int = 0
-    """Rows of fewer words than `short_words`."""
+    short: int | None = 0
+    """Rows of fewer words than `short_words`; None where a threshold near 1 asks for more words
+    than are counted apart."""
 
-    short_words: int = 0
+    short_words: int | None = 0
     """A text with fewer words is near to those with the same words alone: one word that is changed
     at its end takes more of its shingles than the threshold leaves."""
 
@@ -147,11 +148,12 @@ class Fingerprints:
         self._compare_texts(found, is_done, num_train)
         if self._near:
             # Of n shingles n - 1 are left of n + 1 in both.
-            most = (
-                ceil(round((1 + threshold) / (1 - threshold), 6)) if threshold < 1 else _MOST_SIZES
-            )
-            found.short = int(self._sizes[: min(most, _MOST_SIZES)].sum())
-            found.short_words = most + SHINGLE - 1
+            most = _MOST_SIZES
+            if threshold < 1:
+                most = ceil(round((1 + threshold) / (1 - threshold), 6))
+            is_counted = most < _MOST_SIZES  # the last of them is of all longer rows
+            found.short = int(self._sizes[:most].sum()) if is_counted else None
+            found.short_words = most + SHINGLE - 1 if is_counted else None
             parents = np.arange(self.num_rows)
             is_leaked = np.zeros(self.num_rows, np.bool_)
             for band in range(BANDS):
