@@ -61,12 +61,13 @@ def describe(event: log.AnyEvent) -> str | None:
             first, *others = event.tensors or ["a tensor"]
             tensors = f"{first} and {len(others)} more" if others else first
             odd = event.ranks or event.suspects
-            ranks = f"rank{'s' if len(odd) > 1 else ''} {', '.join(map(str, odd))}"
-            does = "wrong on" if event.ranks else "not the same, and nobody knows where right, on"
-            return (
-                f"after step {event.step} {tensors} is {does} {ranks} ({event.verdict}); "
-                f"repaired from: {event.healed}"
-            )
+            on = f" on rank{'s' if len(odd) > 1 else ''} {', '.join(map(str, odd))}" if odd else ""
+            does = f"{'are' if others else 'is'} wrong{on} ({event.verdict})"
+            if not event.ranks:
+                differs = "differ" if others else "differs"
+                does = f"{differs}{on or ' between ranks'}, and which is right is not known"
+            healed = _HEALED.get(event.healed, f"repaired from {event.healed}")
+            return f"after step {event.step} {tensors} {does}; {healed}"
         case log.WorkerLost():
             return (
                 f"rank {event.rank} lost ({event.cause}): {event.how}; "
@@ -169,6 +170,14 @@ _ORIGINS = {
     "memory": "the newest step in memory",
     "checkpoint": "a checkpoint",
     "initial": "the initial state",
+}
+
+_HEALED = {
+    "replica": "repaired from a replica",
+    "memory": "repaired from the newest step in memory",
+    "checkpoint": "repaired from a checkpoint",
+    "initial": "training begins again",
+    "recomputed": "computed again",
 }
 
 _SOURCES = {
