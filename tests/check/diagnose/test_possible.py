@@ -9,6 +9,7 @@ from paceline.catalog.symptom import load_symptoms
 from paceline.check.diagnose.conclusion import Confidence
 from paceline.check.diagnose.diagnose import diagnose, diagnose_text
 from paceline.check.diagnose.resemble import words_of
+from paceline.check.diagnose.told import told_causes
 from paceline.record.log_files import Log
 
 WATCHDOG = (
@@ -27,6 +28,18 @@ def test_a_symptom_is_sourced_and_each_of_its_causes_has_a_check(name):
     assert len({cause.id for cause in symptom.causes}) == len(symptom.causes) >= 2
     assert all(cause.id in failures and cause.check for cause in symptom.causes)
     assert all(cause.seen is not None for cause in symptom.causes if cause.only)
+
+
+TOLD = [symptom for symptom in load_symptoms().values() if symptom.words]
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [("GPUs little used", "gpus-idle"), *((each.title, each.id) for each in TOLD)],
+)
+def test_a_symptom_told_in_the_words_of_its_title_leads_to_its_causes(words, name):
+    causes = told_causes(words, "-", (), has_failed=False)
+    assert load_symptoms()[name].title in {cause.what for cause in causes}
 
 
 def test_a_bare_time_out_offers_its_well_known_causes_and_the_check_of_each():
