@@ -130,6 +130,32 @@ def test_an_engine_that_is_only_estimated_is_a_warning_above_the_plan_and_refuse
         assert problem.fix.startswith(f"set engine to {instead}, whose files it writes")
 
 
+@pytest.mark.parametrize(
+    ("engine", "nearest", "sets"),
+    [
+        ("torchtune", "torchtitan", ("model.preset=t5-large",)),
+        ("nanotron", "megatron", ("model.preset=bert-large",)),
+        ("torchtune", "torchtitan", (*LLAMA[1::2], "train.adapter={kind: qlora, rank: 8}")),
+    ],
+)
+def test_the_engine_that_is_named_instead_plans_this_very_job(job_file, engine, nearest, sets):
+    """What was named was the nearest, whatever the job, and then refused it."""
+    words = [word for each in ("data.seq_len=512", *sets) for word in ("--set", each)]
+    warning = " ".join(plan(job_file, engine, *words).stdout.partition("layout ")[0].split())
+    assert "was not checked fix:" in warning
+    assert plan(job_file, nearest, *words).exit_code != 0
+    asked = ["--set", f"engine={engine}", *words]
+    dry = ["run", str(job_file), "--on", "slurm", "--dry-run", *asked]
+    (problem,) = CliRunner().invoke(cli, dry).exception.problems
+    assert problem.code == "R015"
+    assert f"fix: {problem.fix}" in warning
+    named = problem.fix.partition("set engine to ")[2].partition(",")[0]
+    if named:
+        assert plan(job_file, named, *words).exit_code == 0
+    else:
+        assert problem.fix.startswith("no engine whose files it writes takes this job as it is")
+
+
 def test_an_engine_that_is_only_estimated_names_no_other_that_does_not_train_there(job_file):
     done = plan(job_file, "maxtext", *LLAMA, "--set", "cluster.accelerator=TPU-v5p")
     assert done.exit_code == 0

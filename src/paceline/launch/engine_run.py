@@ -27,7 +27,7 @@ from paceline.parallel.abilities import check_has_files
 from paceline.plan import Plan
 from paceline.plan.text import plan_to_json
 from paceline.record.run import RunFolder
-from paceline.render import ENGINES, render_job, renderer_of
+from paceline.render import ENGINES, check_release, render_job, renderer_of
 from paceline.render.example import script_text
 from paceline.render.shell import quote
 from paceline.render.shell import script as script_of_shell
@@ -169,6 +169,9 @@ def check(
 ) -> Iterator[Problem]:
     """What keeps an engine's run from being started at a place; reaches for nothing beyond this
     machine."""
+    if plan.engine == engine and (estimated_only := check_release(plan)) is not None:
+        yield estimated_only
+        return
     yield from check_anywhere(engine, job, own=own)
     launcher, cluster = _launcher_of(engine), plan.cluster
     if launcher is None:

@@ -6,7 +6,7 @@ writes files for are what `render/` writes, held to it by `tests/render/test_ran
 others are written from their documentation in 2026, neither tried nor checked against the source.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -246,29 +246,47 @@ def what_trains_on(cluster: Cluster) -> str:
     )
 
 
-def check_has_files(engine: str, version: str, cluster: Cluster | None = None) -> Problem | None:
+_OTHERS = ("accelerate", "deepspeed", "megatron", "torchtitan")
+"""Engines with files, tried in this order where the nearest one does not take a job."""
+
+
+def check_has_files(
+    engine: str,
+    version: str,
+    cluster: Cluster | None = None,
+    takes: Callable[[str], bool] | None = None,
+) -> Problem | None:
     """What to report of an engine that is estimated and no files are written for: `render` and
     `run` refuse it, `plan` warns.
 
     Args:
         engine: Of the catalog.
         version: Its release; empty is the one that is planned.
-        cluster: Where the engine that is nearest has to train, too.
+        cluster: Where the engine that is named has to train, too.
+        takes: Whether an engine takes the job, asked before one is named; left out, the nearest is.
     """
     if engine == "paceline" or has_files(engine, version):
         return None
     row = ENGINE_NAMES[engine]
     nearest = f"{engine} {row.files[1]}" if row.files else row.instead
-    trains = cluster is None or (
-        cluster.backend in abilities_of(nearest.partition(" ")[0]).backends
+    able = [
+        name
+        for name in dict.fromkeys((nearest, *_OTHERS))
+        if cluster is None or cluster.backend in abilities_of(name.partition(" ")[0]).backends
+    ]
+    named = next(filter(takes, able), "") if takes else nearest if nearest in able else ""
+    other = (
+        "no engine whose files it writes takes this job as it is"
+        if nearest in able
+        else f"{nearest}, whose files it writes, does not train there"
     )
     return Problem(
         code="R015",
         what=f"Paceline estimates {f'{engine} {version}'.rstrip()} and does not write its files",
         where="engine, in the job",
-        fix=f"set engine to {nearest}, whose files it writes; or {_OWN_PROGRAM}"
-        if trains
-        else f"{nearest}, whose files it writes, does not train there: {_OWN_PROGRAM}",
+        fix=f"set engine to {named}, whose files it writes; or {_OWN_PROGRAM}"
+        if named
+        else f"{other}: {_OWN_PROGRAM}",
     )
 
 

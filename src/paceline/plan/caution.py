@@ -5,7 +5,7 @@ Leaves out: what is refused (`refuse.py`), and what was chosen and why (`choose.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -60,7 +60,14 @@ _ALL_WITHIN: Mapping[str, Any] = {**_ALL_ALONE, **dict.fromkeys(_ALONE, "auto")}
 
 
 def cautions_of(
-    job: Job, space: Space, case: Case, layout: Layout, price: Estimate, *, limit_bytes: int
+    job: Job,
+    space: Space,
+    case: Case,
+    layout: Layout,
+    price: Estimate,
+    *,
+    limit_bytes: int,
+    takes: Callable[[str], bool],
 ) -> Iterator[Caution]:
     """What is likely to be slower or larger than it had to be.
 
@@ -71,8 +78,9 @@ def cautions_of(
         layout: The chosen one.
         price: Its estimate.
         limit_bytes: Of a rank.
+        takes: Whether another engine takes the job as it is.
     """
-    yield from _runs_elsewhere(case)
+    yield from _runs_elsewhere(case, takes)
     yield from _newer_patch(case)
     yield from _assumed_length(job)
     yield from _beyond_positions(job, case)
@@ -82,14 +90,16 @@ def cautions_of(
     yield from _large_units(job, space, case, layout, limit_bytes)
 
 
-def _runs_elsewhere(case: Case) -> Iterator[Caution]:
+def _runs_elsewhere(case: Case, takes: Callable[[str], bool]) -> Iterator[Caution]:
     """A plan that nothing of Paceline's carries out: another engine's, or other accelerators'."""
-    for about, problem in (
-        ("files", check_has_files(case.engine.name, case.engine.version, case.cluster)),
-        ("accelerator", check_accelerator(case.engine.name, case.cluster)),
-    ):
-        if problem is not None:
-            yield Caution(about=about, what=problem.what, fix=problem.fix)  # type: ignore[arg-type]
+    name = case.engine.name
+    problem = check_has_files(name, case.engine.version, case.cluster, takes)
+    if problem is not None:
+        unchecked = f"; whether {name} trains {case.profile.name} was not checked"
+        yield Caution(about="files", what=problem.what + unchecked, fix=problem.fix)
+    problem = check_accelerator(name, case.cluster)
+    if problem is not None:
+        yield Caution(about="accelerator", what=problem.what, fix=problem.fix)
 
 
 def _newer_patch(case: Case) -> Iterator[Caution]:

@@ -4,13 +4,14 @@ against the rest.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from math import ceil, inf
 
 import numpy as np
 
 from paceline.catalog import find_catalog_file, find_prices, load_catalog
 from paceline.choices import Precision
-from paceline.errors import PlanError, Problem
+from paceline.errors import PacelineError, PlanError, Problem
 from paceline.estimate import Case, Estimate, price, price_one, stage_memory
 from paceline.estimate.cost import RunCost, why_no_cost, why_none
 from paceline.estimate.stages import stage_sizes
@@ -189,7 +190,15 @@ def _plan_on(asked: Asked) -> Plan:
         stages=tuple(stage_memory(choice.layout, case)) if choice.layout.pipeline > 1 else (),
         stage_blocks=stage_sizes(choice.layout, case),
         cautions=(
-            *cautions_of(job, space, case, choice.layout, choice.estimate, limit_bytes=limit),
+            *cautions_of(
+                job,
+                space,
+                case,
+                choice.layout,
+                choice.estimate,
+                limit_bytes=limit,
+                takes=partial(_takes, asked),
+            ),
             *assumed_shape(job, asked.catalog, cluster, choice.layout),
             *assumed_efficiency(efficiencies_of(asked), case),
         ),
@@ -262,6 +271,19 @@ def _plans_on(asked: Asked, engine: str) -> Iterator[Plan]:
         if asked.can_run is not None and asked.can_run(plan, job):
             yield plan
         return
+
+
+def _takes(asked: Asked, engine: str) -> bool:
+    """Whether another engine, with or without a release behind it, plans this very job, and its
+    files are written."""
+    name, _, version = engine.partition(" ")
+    spec = replace(asked.job.spec, engine=name, engine_version=version, engine_path=None)
+    job = replace(asked.job, spec=spec)
+    try:
+        plan = _plan_on(replace(asked, job=job, advises=False))
+    except PacelineError:
+        return False
+    return asked.can_run is None or asked.can_run(plan, job)
 
 
 def _sent_share(estimate: Estimate) -> float:

@@ -176,7 +176,9 @@ def _gaps_of(plan: Plan, job: Job, *, own_program: bool) -> tuple[Gap, ...]:
 
 def check_release(plan: Plan) -> Problem | None:
     """What to report of a plan whose engine, or this release of it, is only estimated."""
-    return check_has_files(plan.engine, plan.engine_version, plan.cluster)
+    problem = check_has_files(plan.engine, plan.engine_version, plan.cluster)
+    told = next((each.fix for each in plan.cautions if each.about == "files"), "")
+    return replace(problem, fix=told) if problem and told else problem
 
 
 def check_model(job: Job, facts: ModuleFacts | None = None) -> Iterator[Problem]:
