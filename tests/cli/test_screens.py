@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.command import run_command
 
 from paceline.cli import cli
 from paceline.cli.screen import fitted, painted
@@ -153,3 +154,16 @@ def test_a_diagnosis_ends_its_explanations_at_a_sentence_and_names_where_the_res
     told = [line for line in lines if not re.match(r"evidence| {12}.*(?:what|/)", line)]
     assert not any(line.endswith("...") for line in told)
     assert "more        paceline explain gloo-size-mismatch" in lines
+
+
+def test_escape_sequences_of_a_log_or_a_program_do_not_reach_the_terminal(tmp_path: Path):
+    (tmp_path / "train.log").write_text("RuntimeError: \x1bc\x07 NCCL error \x1b]0;x\x07\n")
+    (tmp_path / "t.py").write_text(
+        "import torch.distributed as dist\n"
+        "def f(rank, x):\n    if rank == 0:\n        dist.all_reduce(x)  # \x1bc\x07\n"
+    )
+    for command in ("diagnose train.log", "lint t.py"):
+        done = run_command(*command.split(), folder=tmp_path)
+        assert "\x1b" not in done.stdout + done.stderr, command
+        assert "\x07" not in done.stdout + done.stderr, command
+        assert "NCCL error" in done.stdout or "all_reduce" in done.stdout

@@ -267,6 +267,7 @@ def _print(
     from paceline.check.lint.fix import fix_files
     from paceline.check.lint.lint import linted_data
     from paceline.check.lint.sarif import sarif
+    from paceline.record.plain import plain
     from paceline.report.lint_text import finding_lines, summary_line
 
     if as_sarif:
@@ -276,7 +277,7 @@ def _print(
         click.echo(json.dumps(linted_data(linted, shown, unread), indent=2))
         return
     for one in shown:
-        click.echo("\n".join(finding_lines(one, texts)))
+        click.echo("\n".join(map(plain, finding_lines(one, texts))))
         click.echo()
     num_fixed = sum(len(each.findings) for each in fix_files(shown, whole))
     click.echo(summary_line(linted, shown, num_fixed=num_fixed))

@@ -84,7 +84,7 @@ def show(text: str, *, err: bool = False) -> None:
     that no terminal shows keep their lines, to be searched for in a log."""
     stream = sys.stderr if err else sys.stdout
     paints, fits = has_colour(stream), not err or _is_terminal(stream)
-    for line in text.split("\n"):
+    for line in map(plain, text.split("\n")):  # a log's escape sequences may be in it
         for part in fitted(line) if fits else [line]:
             click.echo(painted(part) if paints else part, err=err)
 
