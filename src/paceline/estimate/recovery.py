@@ -82,7 +82,7 @@ class Machine:
     """Whether each snapshot is also sent to another node's memory."""
 
     free_host_bytes: float = inf
-    """Of one node's memory, beyond what training keeps there."""
+    """Bytes of one node's memory beyond what training keeps there."""
 
     engine: str | None = None
     """Whose processes train, where they are not Paceline's own: only its checkpoints are there."""

@@ -214,8 +214,8 @@ def _check_zero(path: str, config: Marked) -> Iterator[Finding]:
         )
     elastic = zero.at("elastic_checkpoint")
     if elastic is not None and stage == 3 and zero.true("elastic_checkpoint"):
-        # NotImplementedError in state_dict and load_state_dict. Source: deepspeed 0.19,
-        # runtime/zero/stage3.py.
+        # NotImplementedError in state_dict and load_state_dict. Source: deepspeed 0.19.8,
+        # deepspeed/runtime/zero/stage3.py.
         yield found(
             "ckpt-world-size-mismatch",
             ERROR,
