@@ -118,16 +118,17 @@ def test_s4_19_with_git_what_it_ignores_stays_here_and_commits_are_compared(scen
 
 
 @pytest.mark.parametrize("top", ["job", "."])
-def test_s4_19_a_package_called_runs_is_sent_and_the_runs_of_the_job_are_not(scene, top):
+def test_s4_19_a_package_called_runs_is_sent_and_runs_of_jobs_are_not(scene, top):
     job = scene / "job"
-    for name in ("pkg/runs/new.txt", "runs/one/run.json"):
-        (job / name).parent.mkdir(parents=True)
+    runs = {"runs/one/run.json", "exp1/runs/two/run.json", "exp1/runs/two/logs/rank-0.log"}
+    for name in ("pkg/runs/new.txt", *runs):
+        (job / name).parent.mkdir(parents=True, exist_ok=True)
         (job / name).write_text("{}")
     git(scene / top, "init", "-q")
     git(job, "add", "train.py")
     git(job, "commit", "-qm", "first")
     ours = files(job).keys()
-    assert list_folder(job).files.keys() == ours - {"runs/one/run.json"}
+    assert list_folder(job).files.keys() == ours - runs
 
 
 def test_s4_19_a_host_that_is_not_reached_or_keeps_another_file_ends_it_with_1(scene):

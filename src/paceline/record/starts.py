@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -25,6 +24,7 @@ import paceline
 from paceline.job.secret_names import find_in_code
 from paceline.job.secrets import find_secret, without_secrets
 from paceline.record.lines import LineFile, write_whole
+from paceline.topology.node.probe_storage import is_of_a_run
 
 STARTS_FILE = "starts.jsonl"
 
@@ -184,7 +184,7 @@ def _code(run: Path, top: Path) -> tuple[Code, str | None]:
     except _NoAnswer as error:
         return code, str(error)
     names = sorted(os.fsdecode(name) for name in listed.split(b"\0") if name)
-    new = [name for name in names if not _is_of_a_run(top, Path(name).parent)]
+    new = [name for name in names if not is_of_a_run(top, Path(name).parent)]
     changed += b"".join(_as_new(top, name) for name in new)
     if not changed and not new:
         return replace(code, is_dirty=False), None
@@ -207,13 +207,6 @@ def _keep_diff(run: Path, name: str, changed: bytes) -> str | None:
     except OSError:
         return None
     return name
-
-
-@cache
-def _is_of_a_run(top: Path, inside: Path) -> bool:
-    if inside == Path():
-        return False
-    return (top / inside / "run.json").exists() or _is_of_a_run(top, inside.parent)
 
 
 _DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=dirty")

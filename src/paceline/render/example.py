@@ -158,8 +158,8 @@ def _lacks_model(plan: Plan, job: Job, builds: Builder) -> str | None:
 
 
 def program_lines(plan: Plan) -> list[str]:
-    """A line of a shell that ends a script which has no program to start: it is told none, and no
-    example program knows the accelerators."""
+    """A shell line that ends the launch script where no program is named for accelerators that the
+    example program cannot use."""
     if plan.cluster.backend in EXAMPLES_OVER:
         return []
     own = f"set it to your own program for {plan.cluster.accelerator}; train.json has the plan"

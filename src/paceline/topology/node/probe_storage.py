@@ -221,6 +221,12 @@ def code_files(folder: Path) -> list[Path]:
     return found
 
 
+def is_of_a_run(top: Path, inside: Path) -> bool:
+    """Whether a folder, given relative to `top`, is a run's or below one."""
+    folders = (inside, *inside.parents)[:-1]  # the last is `top` itself
+    return any((top / folder / "run.json").exists() for folder in folders)
+
+
 def _why_not_writable(folder: Path) -> str | None:
     path = folder / f".paceline-preflight-{secrets.token_hex(4)}"
     try:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from paceline.topology.node.messages import Sent, Take, Taken
-from paceline.topology.node.probe_storage import code_files
+from paceline.topology.node.probe_storage import code_files, is_of_a_run
 from paceline.topology.probe import Look, run_tool
 
 _EXECUTABLE = "+x"
@@ -34,8 +34,8 @@ def list_folder(folder: Path, names: Iterable[str] | None = None) -> Taken:
     Args:
         folder: One that is not there has no files.
         names: Paths relative to it, whatever they are. What else looks like code is listed beside
-            them. None: all that git has and does not ignore, but the folder's own `runs`; without
-            git, all that looks like code.
+            them. None: all that git has and does not ignore, but the folder's own `runs` and the
+            runs of jobs below it; without git, all that looks like code.
     """
     looks: list[Look] = []
     git = ["git", "-C", str(folder)]
@@ -43,13 +43,15 @@ def list_folder(folder: Path, names: Iterable[str] | None = None) -> Taken:
         "\n"
     )
     runs = re.sub(r"([*?[\\])", r"\\\1", prefix.rstrip("\n"))  # patterns begin at git's own folder
-    listing = [*git, "ls-files", "-coz", "--exclude-standard", f"--exclude=/{runs}runs/"]
-    known = run_tool(listing, looks) if commit else ""
+    listing = [*git, "ls-files", "-z"]
+    others = [*listing, "-o", "--exclude-standard", f"--exclude=/{runs}runs/"]
     found = {str(path.relative_to(folder)) for path in code_files(folder)}
     if names is not None:
         found.update(names)
     elif commit:
-        found = set(filter(None, known.split("\0")))
+        new = filter(None, run_tool(others, looks).split("\0"))
+        found = {name for name in new if not is_of_a_run(folder, Path(name).parent)}
+        found.update(filter(None, run_tool(listing, looks).split("\0")))
     files = {name: _hash(folder / name) for name in sorted(found) if (folder / name).is_file()}
     changed = run_tool([*git, "status", "--porcelain", "--", "."], looks) if commit else ""
     return Taken(files=files, commit=commit, has_changes=bool(changed.strip()))
