@@ -79,7 +79,7 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
         yield from _row("cause", f"unknown: {why}", 2)
         for each in diagnosis.unknown:
             yield from _quote("see", each)
-    else:
+    elif not diagnosis.facts.keys() & {"repaired", "recovered"}:
         yield from _row("nothing", "no sign of a failure in these logs", 2)
     if diagnosis.consequences:
         told = ", ".join(
@@ -92,7 +92,7 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
     for note in diagnosis.notes:
         yield from _row("note", note, 2)
     for name, fact in diagnosis.facts.items():
-        yield from _row(name, fact, 2)
+        yield from _row(name, fact, 6 if name in {"repaired", "recovered"} else 2)
     for number, cause in enumerate(diagnosis.causes[1:MAX_SHOWN], start=2):
         told = f"{cause.failure.title}. Check: {cause.check}" if cause.check else cause.what
         yield from _row("or", f"{number}. {cause.failure.named} ({cause.confidence}): {told}", 2)

@@ -5,12 +5,16 @@ import msgspec
 from paceline.check.diagnose.diagnose import diagnose
 from paceline.record.events import (
     SCRIPT_PHASE,
+    CorruptionFound,
     FaultInjected,
+    Recovered,
     RunFinished,
     WorkerLost,
+    WorkerStarted,
     WorkerStuck,
 )
 from paceline.record.log_files import Log
+from paceline.report.diagnose_text import diagnosis_lines
 
 
 def lost(**changes):
@@ -132,3 +136,81 @@ def test_s0_13_a_rank_that_python_refused_memory_is_out_of_memory_as_the_run_say
     detail = 'Traceback (most recent call last):\n  File "mine.py", line 3, in f\nMemoryError\n'
     cause = told(lost(how=how, detail=detail), ended("failed", f"rank 1: {how}")).causes[0]
     assert (cause.id, cause.rank) == ("cpu-oom", 1)
+
+
+def wrong(step=29, **changes):
+    fields = {"ranks": [1], "suspects": [], "tensors": ["model/a", "model/b"]}
+    fields |= {"verdict": "majority", "healed": "replica", "goes_on_after": step}
+    return CorruptionFound(**{"at": 1.0, "generation": 1, "step": step} | fields | changes)
+
+
+def shown(diagnosis):
+    return " ".join(" ".join(diagnosis_lines(diagnosis)).split())
+
+
+START = WorkerStarted(at=0.0, generation=1, rank=1, node=3, pid=11)
+
+
+def test_a_run_that_repaired_wrong_numbers_names_rank_tensor_repair_and_what_is_left_to_do():
+    diagnosis = told(START, wrong(), ended("finished"))
+    assert diagnosis.is_concluded
+    assert not diagnosis.causes
+    assert shown(diagnosis).startswith(
+        "repaired after step 29 model/a and 1 more was wrong on rank 1 (most replicas agree "
+        "against it): copied from a replica to do nothing for this run; if rank 1 (node 3) is "
+        "named again, test its memory"
+    )
+
+
+def test_a_machine_that_was_wrong_twice_is_to_be_tested():
+    facts = told(START, wrong(), wrong(40), ended("finished")).facts
+    assert "rank 1 (node 3) was wrong 2 times: test its memory" in facts["to do"]
+
+
+def test_numbers_that_differ_between_two_ranks_blame_nobody_and_count_the_repeated_steps():
+    one = wrong(ranks=[], suspects=[0, 1], verdict="undecided", healed="initial", goes_on_after=0)
+    facts = told(one, ended("finished")).facts
+    assert "differed on ranks 0, 1, which is wrong is not known" in facts["repaired"]
+    assert facts["repaired"].endswith("began again from the initial state, 29 steps repeated")
+    assert "recovery.fingerprint_every=1" in facts["to do"]
+
+
+def test_a_bit_that_the_drill_flipped_leaves_nothing_to_do():
+    fault = FaultInjected(at=1.0, generation=1, fault="flip rank=1 step=12", rank=1, pid=11)
+    facts = told(START, fault, wrong(), wrong(40), ended("finished")).facts
+    assert "by the drill" in facts["repaired"]
+    assert facts["to do"] == "nothing for this run"
+
+
+def back(source="replica", steps_lost=0):
+    times = dict.fromkeys(("detect_s", "fence_s", "start_s", "restore_s", "first_step_s"), 0.1)
+    return Recovered(
+        at=1.5,
+        generation=2,
+        lost_rank=1,
+        failed_after_step=29,
+        resumed_from_step=29 - steps_lost,
+        steps_lost=steps_lost,
+        source=source,
+        in_place=True,
+        downtime_s=0.5,
+        **times,
+    )
+
+
+def test_a_run_that_recovered_shows_the_lost_rank_and_where_its_state_came_from():
+    diagnosis = told(lost(), back(), ended("finished"))
+    assert "nothing no sign" not in shown(diagnosis)
+    assert diagnosis.facts["recovered"] == (
+        "rank 1 was lost after step 29 (killed by SIGKILL): its state came from a replica, "
+        "no step lost"
+    )
+    assert "the kernel's log of node 0" in diagnosis.facts["to do"]
+    assert "4 steps repeated" in told(lost(), back("checkpoint", 4)).facts["recovered"]
+
+
+def test_what_a_failed_run_repaired_before_is_a_fact_beside_its_cause():
+    diagnosis = told(wrong(), lost(how="exited with 1", detail="KeyError: 'x'"), ended("failed"))
+    assert diagnosis.causes
+    assert "repaired" in diagnosis.facts
+    assert "to do" not in diagnosis.facts

@@ -65,7 +65,7 @@ def diagnose(logs: Iterable[Log]) -> Diagnosis:
             continue
         if is_events(start):
             run = read_own_run(_whole(blocks, _EVENTS_BYTES))
-            scan.seen.facts["run"] = run.fact
+            scan.seen.facts |= run.facts
             scan.seen.has_finished = run.has_finished
             stacks += run.stacks
             blocks = iter([run.text])

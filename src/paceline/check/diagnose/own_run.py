@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from paceline.check.diagnose.healed import healed_facts
 from paceline.check.diagnose.stacks import Stack, read_stacks
 from paceline.record.events import (
     SCRIPT_PHASE,
@@ -34,8 +35,8 @@ class OwnRun:
     text: bytes
     """A line for each event."""
 
-    fact: str
-    """How the run stands, in words."""
+    facts: dict[str, str]
+    """How the run stands, what it repaired by itself, and what is left to do, in words."""
 
     has_finished: bool
     stacks: tuple[Stack, ...] = ()
@@ -62,7 +63,8 @@ def read_own_run(data: bytes) -> OwnRun:
     lines = ["" if has_finished else _told(each, drilled) for each in events]
     return OwnRun(
         text="\n".join(lines).encode() + b"\n",
-        fact=_fact(events, drilled, end),
+        facts=healed_facts([each for each in events if each is not None], drilled)
+        | {"run": _fact(events, drilled, end)},
         has_finished=has_finished,
         stacks=() if has_finished else tuple(_stacks(events)),
     )
