@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.check.diagnose.diagnose import diagnose
+from paceline.catalog.failure import load_failures
+from paceline.catalog.load import read_shipped
+from paceline.check.diagnose.diagnose import diagnose, diagnose_text
+from paceline.check.diagnose.hang import _OF_STANDING
 from paceline.record.log_files import Log
 
 HANGS = Path(__file__).parent.parent / "hangs"
@@ -99,3 +102,46 @@ def test_nobody_is_named_where_no_rank_differs_from_most(functions):
     assert not any(
         "the others wait" in cause.what for cause in diagnose(logs_of(*functions)).causes
     )
+
+
+WATCHDOG = (
+    "[rank{rank}]:[E501 12:00:00.1 ProcessGroupNCCL.cpp:632] [Rank {rank}] Watchdog caught "
+    "collective operation timeout: WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn=900, NumelOut=900, "
+    "Timeout(ms)=600000) ran for 600010 milliseconds before timing out.\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "op", "seq", "name", "why"),
+    [
+        (
+            "FSDP\nSaving checkpoint to /c",
+            "ALLGATHER",
+            900,
+            "fsdp-full-state-dict-gather",
+            "a save",
+        ),
+        ("Saving checkpoint to /c", "ALLREDUCE", 900, "rank0-only-collective-save", "being saved"),
+        ("mixtral, zero3", "ALLGATHER", 900, "zero3-moe-hang", "its parameters are sharded"),
+        ("mixtral", "ALLGATHER", 900, "zero3-moe-hang", "the model has experts"),
+        ("Running tokenizer on dataset", "ALLREDUCE", 1, "rank0-preprocess-timeout", "prepared"),
+        ("torch.compile", "ALLREDUCE", 900, "compile-rank-skew", "graphs were being compiled"),
+        ("step 99/100", "ALLREDUCE", 900, "uneven-inputs-hang", "the end of an epoch"),
+        ("RTX 4090", "ALLREDUCE", 2, "acs-p2p-hang", "between GPUs of one machine"),
+    ],
+)
+def test_what_the_run_did_last_says_why_its_ranks_waited(before, op, seq, name, why):
+    waits = "".join(WATCHDOG.format(rank=rank, seq=seq, op=op) for rank in (0, 1))
+    cause = diagnose_text(f"{before}\n{waits}").causes[0]
+    assert (cause.id, str(cause.confidence), why in cause.what) == (name, "likely", True)
+
+
+def test_every_reason_of_a_hang_is_of_a_failure_and_of_facts_that_are_defined():
+    rows = read_shipped("hang_reasons.toml")
+    texts = {name for part in ("near", "last", "run", "op") for name in rows[part]}
+    reasons = [
+        reason for part in ("likely", "possible", "fits") for reason in rows[part]["reasons"]
+    ]
+    assert {name for name, _, _ in reasons} <= set(load_failures())
+    used = {need.lstrip("!") for _, needs, _ in reasons for need in needs.split()}
+    assert used == texts | set(_OF_STANDING) | {"epoch_end"}

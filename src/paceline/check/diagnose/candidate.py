@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from paceline.check.diagnose.conclusion import Confidence
 from paceline.check.diagnose.line import Line
+from paceline.check.diagnose.standing import Level
 
 
 @dataclass(slots=True)
@@ -12,12 +13,14 @@ class Candidate:
     """A failure that may be the cause."""
 
     id: str
-    level: float
+    level: Level
     confidence: Confidence
     lines: list[Line]
     what: str
     count: int = 1
-    weight: float = 0.0
+    order: int = 0
+    """Among those of its level: the lower first."""
+
     place: str | None = None
     rank: int | None = None
     notes: list[str] = field(default_factory=list)
@@ -36,7 +39,7 @@ def best_of_each(candidates: Iterable[Candidate]) -> list[Candidate]:
     best: dict[str, Candidate] = {}
     for each in candidates:
         known = best.get(each.id)
-        if known is None or (each.level, -each.weight) < (known.level, -known.weight):
+        if known is None or (each.level, each.order) < (known.level, known.order):
             if known is not None and each.confidence is not Confidence.CERTAIN:
                 each.lines = known.lines if len(known.lines) > len(each.lines) else each.lines
             best[each.id] = each

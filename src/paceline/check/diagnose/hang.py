@@ -6,10 +6,12 @@ is; and what the run was doing last says why.
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 
+from paceline.catalog.load import read_shipped
 from paceline.check.diagnose.seen import Seen, Watched
+from paceline.check.diagnose.standing import Level
 from paceline.check.diagnose.words import spans
 
 _NEAR = 6_000
@@ -138,135 +140,67 @@ def around(seen: Seen) -> str:
     return "\n".join(texts)
 
 
-_PREPROCESS = re.compile(
-    r"(?i)tokeniz\w+( on)?( the)? dataset|running tokenizer"
-    r"|Map( \(num_proc=\d+\))?:? +\d+%|Generating \w+ split"
-    r"|Downloading (data|shards)|Filter( \(num_proc=\d+\))?: +\d+%|preprocess"
-    r"|Converting format|Grouping texts"
-    r"|Packing|Loading (the )?(data|checkpoint shards)|Saving the dataset|Tokeniz(e"
-    r"|ing)|Creating json|cach(ing|e) (data|latents|text)"
-    r"|extracting features|building (the )?(index|dataset|vocab)|main_process_first|Flattening"
-)
-_SAVE = re.compile(
-    r"(?i)sav(e|ing)\b.{0,60}(checkpoint|model|state|weights|ckpt|optimizer|to )"
-    r"|save_checkpoint|save_state"
-    r"|save_pretrained|global_step\d+|state_dict|checkpoint-\d+|consolidat|mp_rank_00"
-)
-_EVALUATE = re.compile(
-    r"(?i)\beval|\bvalidat|\btest(ing)?\b.{0,30}%|inference|sampling|sanity check"
-)
-_GENERATE = re.compile(r"(?i)generat(e|ing|ion)\b|max_new_tokens|rollout|vllm")
-_SHARDED = re.compile(r"(?i)zero[_ -]?(stage[_ -]?)?3|zero3|stage3|\"stage\": 3|fsdp|full_shard")
-_EXPERTS = re.compile(
-    r"(?i)mixtral|\bmoe\b|_moe|moe_|-moe|experts?\b|deepseek-?v[23]|qwen\d[\w.-]*-a\d+(\.\d+)?b|num_experts|glm-?4\.5|gpt-?oss"
-)
-_COMPILE = re.compile(
-    r"(?i)torch\.compile|inductor|torch\._dynamo|autotun|recompil|triton.*(compil"
-    r"|kernel)|compil(e|ing) (the )?model"
-)
-_TRAINING = re.compile(r"(?i)\b(epoch|batch|step|iter(ation)?)\b.{0,40}\d|\bloss\b")
-_P2P = re.compile(
-    r"(?i)RTX|A6000|A40\b|L40|A10\b|4090|3090|5090|via P2P|P2P/|IOMMU|\bACS\b|PHB|\bSYS\b"
-)
-_EPOCH_END = re.compile(r"(?i)\b(9[5-9]|100)%\|")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """What speaks for a failure where ranks waited."""
+
+    id: str
+    level: Level
+    order: int
+    """Among all reasons: the most telling first, all below 0."""
+
+    why: str
+
+
+_ROWS = read_shipped("hang_reasons.toml")
+_LAST = 2_500
+"""Characters before the first failure that count as the last lines. A guess, as `_NEAR`."""
+
+
+def reasons(seen: Seen, standing: Standing | None) -> Iterator[Reason]:
+    """What the lines before a hang, and where ranks stood in it, speak for; most telling first."""
+    facts = set(_facts(seen, standing))
+    said = asdict(standing) if standing else {}
+    said |= {name: ", ".join(map(str, said[name])) for name in ("ops", "sizes") if name in said}
+    said["behind"] = spans(standing.behind) if standing else ""
+    rows = [(level, *row) for name, level in _LEVELS.items() for row in _ROWS[name]["reasons"]]
+    for place, (level, name, needs, why) in enumerate(rows):
+        if all((need.lstrip("!") in facts) is not need.startswith("!") for need in needs.split()):
+            order = place - len(rows)
+            yield Reason(id=name, level=level, order=order, why=why.format_map(said))
+
+
+_LEVELS = {"likely": Level.LIKELY_HANG, "possible": Level.POSSIBLE, "fits": Level.FITS}
+_OF_STANDING: Mapping[str, Callable[[Standing], object]] = {
+    "stands": lambda stands: True,
+    "early": lambda stands: stands.is_early,
+    "late": lambda stands: not stands.is_early,
+    "small": lambda stands: stands.is_small,
+    "ops": lambda stands: len(stands.ops) > 1,
+    "sizes": lambda stands: len(stands.sizes) > 1,
+    "crossed": lambda stands: stands.crossed,
+    "behind": lambda stands: stands.behind,
+}
+
+
+def _facts(seen: Seen, standing: Standing | None) -> Iterator[str]:
+    before = near(seen)
+    last, op = before[-_LAST:], (standing.op or "") if standing else ""
+    for part, text in (("near", before), ("last", last), ("run", around(seen)), ("op", op)):
+        yield from (name for name, form in _ROWS[part].items() if re.search(form, text))
+    if _ends_epoch(last):
+        yield "epoch_end"
+    if standing is not None:
+        yield from (name for name, holds in _OF_STANDING.items() if holds(standing))
+
+
+_EPOCH_END = re.compile(r"\b(9[5-9]|100)%\|")
 _STEP_OF = re.compile(r"\b(\d+)/(\d+)\b")
-_PIPELINE = re.compile(r"(?i)pipeline|\bpp\b|pp_size|send_forward|recv_forward|1f1b")
-_MODAL = re.compile(
-    r"(?i)multi-?modal|\bimages?\b|vision|llava|qwen2?\.?5?-?vl|audio|mixed (data|batch)"
-)
-_SKIP = re.compile(
-    r"(?i)skip|nan|inf\b|no valid|empty batch|continue|early stop|best (model|metric)"
-)
-
-
-def reasons(seen: Seen, standing: Standing | None) -> Iterator[tuple[str, float, str]]:
-    """(failure, weight, why) that the lines before a hang speak for, in no order.
-
-    A weight of 1 or above is a second fact; below it, the failure fits and no more.
-    """
-    last, run = near(seen), around(seen)
-    op = (standing.op or "") if standing else ""
-    early = standing is not None and standing.is_early
-    small = standing is not None and standing.is_small
-    gathers = "GATHER" in op or "REDUCE_SCATTER" in op or not op
-    sharded = bool(_SHARDED.search(run))
-    if standing is not None and len(standing.ops) > 1:
-        yield (
-            "collective-mismatch",
-            2.5,
-            f"at collective {standing.seq} ranks call different operations: "
-            + ", ".join(standing.ops),
-        )
-    if standing is not None and standing.crossed:
-        yield "rank-divergent-decision", 1.25, standing.crossed
-        yield "collective-mismatch", 1.2, standing.crossed
-    if _PREPROCESS.search(last) and (early or not standing):
-        yield (
-            "rank0-preprocess-timeout",
-            2.2 if small else 1.6,
-            "data were being prepared just before",
-        )
-    if early and small:
-        yield (
-            "rank0-preprocess-timeout",
-            1.1,
-            "it is among the first collectives and holds one element",
-        )
-    tail = last[-2500:]
-    if _SAVE.search(tail):
-        yield "rank0-only-collective-save", 1.5, "a checkpoint was being saved just before"
-        if "GATHER" in op:
-            yield (
-                "fsdp-full-state-dict-gather",
-                1.7 if sharded else 1.2,
-                "parameters were gathered for a save",
-            )
-    if _GENERATE.search(last) and gathers and sharded:
-        yield "zero3-generate-hang", 1.6, "it generates with sharded parameters"
-    if _EXPERTS.search(run) and gathers:
-        yield (
-            "zero3-moe-hang",
-            1.8 if sharded else 1.1,
-            "the model has experts and its parameters are sharded",
-        )
-    if "Invalidate trace cache" in last:
-        yield "zero3-moe-hang", 2.0, "ZeRO-3 saw the ranks' layers in another order than before"
-    if standing is not None and len(standing.sizes) > 1:
-        sizes = ", ".join(str(each) for each in standing.sizes)
-        yield "rank-divergent-decision", 1.3, f"ranks bring different sizes to it: {sizes}"
-    if standing is None and _TRAINING.search(last):
-        yield "uneven-inputs-hang", 1.0, "a rank waited in the middle of training"
-    if _EVALUATE.search(tail) and not early:
-        yield "rank0-only-validation", 1.5 if small else 1.0, "it was evaluating just before"
-    if _COMPILE.search(last):
-        yield "compile-rank-skew", 1.2, "graphs were being compiled just before"
-    if _EPOCH_END.search(tail) or _ends_epoch(tail):
-        yield "uneven-inputs-hang", 1.5, "it was at the end of an epoch"
-    if standing is not None and standing.behind and not early:
-        yield "uneven-inputs-hang", 0.9, f"rank {spans(standing.behind)} is behind the others"
-    if early and not small and _P2P.search(run):
-        yield (
-            "acs-p2p-hang",
-            1.2,
-            "the first large collective never ended, between GPUs of one machine",
-        )
-    if _PIPELINE.search(run) and op in {"SEND", "RECV", "COALESCED"}:
-        yield "pp-p2p-order", 1.3, "a pipeline stage waited for another"
-    if _MODAL.search(run) and not early:
-        yield "rank-divergent-decision", 0.8, "batches may differ in kind between ranks"
-    if _SKIP.search(tail):
-        yield "rank-divergent-decision", 0.7, "a rank may have skipped a step"
-    if "broadcast_object_list" in run:
-        yield "divergent-filesystem-branch", 1.0, "it broadcast objects"
-    if not early:
-        yield "uneven-inputs-hang", 0.5, "a collective in the middle of training"
-        yield "rank-divergent-decision", 0.4, "a collective in the middle of training"
-    else:
-        yield "acs-p2p-hang", 0.4, "one of the first collectives"
-        yield "rank0-preprocess-timeout", 0.45, "one of the first collectives"
 
 
 def _ends_epoch(text: str) -> bool:
+    if _EPOCH_END.search(text):
+        return True
     steps = _STEP_OF.findall(text)
     if not steps:
         return False

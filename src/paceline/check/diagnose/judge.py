@@ -18,12 +18,12 @@ from paceline.check.diagnose.conclusion import (
 )
 from paceline.check.diagnose.ends import ended
 from paceline.check.diagnose.line import Line
-from paceline.check.diagnose.possible import FITS, possible_causes
+from paceline.check.diagnose.possible import possible_causes
 from paceline.check.diagnose.printed import concluded, printed, specialise, weakly_printed
 from paceline.check.diagnose.raised import exceptions
 from paceline.check.diagnose.resemble import look_alikes
 from paceline.check.diagnose.seen import Seen
-from paceline.check.diagnose.standing import GENERAL, YIELDS
+from paceline.check.diagnose.standing import GENERAL, YIELDS, Level
 from paceline.check.diagnose.telling import cause, evidence, is_grave, notes, unknown
 from paceline.check.diagnose.waits import cut_off, hangs, only_symptom
 
@@ -41,22 +41,22 @@ def judge(seen: Seen) -> Diagnosis:
     candidates += cut_off(seen)
     candidates += ended(seen, candidates)
     candidates = best_of_each(candidates)
-    known = {each.id for each in candidates if each.level < 5}
+    known = {each.id for each in candidates if each.level < Level.FOLLOWS}
     for each in candidates:
         if known & YIELDS.get(each.id, frozenset()):
-            each.level += 0.5 if each.level != 0 else 2.2
-    candidates.sort(key=lambda each: (each.level, -each.weight, _when(each.lines, order, seen)))
-    causes = [each for each in candidates if each.level < 5]
-    secondary = [each for each in candidates if 5 <= each.level < 6]
-    possible = [each for each in candidates if each.level >= 6]
+            each.level, each.order = max(each.level, Level.GENERAL), 1
+    candidates.sort(key=lambda each: (each.level, each.order, _when(each.lines, order, seen)))
+    causes = [each for each in candidates if each.level < Level.FOLLOWS]
+    secondary = [each for each in candidates if Level.FOLLOWS <= each.level < Level.POSSIBLE]
+    possible = [each for each in candidates if each.level >= Level.POSSIBLE]
     failed = _has_failed(seen, candidates)
-    if failed and causes and causes[0].level >= 4:
+    if failed and causes and causes[0].level >= Level.MINOR:
         stops = [each for each in causes if load_failures()[each.id].effect is Effect.HANG]
         causes, possible = [], [*possible, *stops]  # a hint about speed explains no failure
     causes, possible = _what_ends_a_run(causes, possible)
     if failed:
         possible = _joined([*possible, *possible_causes(seen, candidates)], causes)
-        possible.sort(key=lambda each: (each.level, -each.weight))
+        possible.sort(key=lambda each: (each.level, each.order))
     if causes and causes[0].id in GENERAL and len(possible) >= MAX_SHOWN - 1:
         causes, possible = [], _behind_first(possible, causes)
     if not causes and secondary and not any(each.check for each in possible):
@@ -64,7 +64,7 @@ def judge(seen: Seen) -> Diagnosis:
         secondary = [each for each in secondary if each.id != causes[0].id]
     if not causes and not failed:
         causes = [each for each in possible if load_failures()[each.id].effect in _QUIET]
-    elif causes or any(each.level < 6.4 or each.check for each in possible):
+    elif causes or any(each.level is Level.POSSIBLE or each.check for each in possible):
         causes += possible
     found = [cause(each, seen) for each in causes]
     return Diagnosis(
@@ -96,7 +96,7 @@ def _what_ends_a_run(
     if not ends or any(effects[each.id] is not Effect.DEGRADED for each in causes):
         return causes, possible
     for each in causes:
-        each.level, each.confidence = FITS, Confidence.POSSIBLE
+        each.level, each.confidence = Level.FITS, Confidence.POSSIBLE
     return [], [*possible, *causes]
 
 
@@ -113,7 +113,7 @@ def _joined(possible: Sequence[Candidate], causes: Sequence[Candidate]) -> list[
         known = found.setdefault(each.id, each)
         known.check = known.check or each.check
         if each.level < known.level:
-            known.level, known.weight = each.level, each.weight
+            known.level, known.order = each.level, each.order
     names = {each.id for each in causes}
     return [each for each in found.values() if each.id not in names]
 

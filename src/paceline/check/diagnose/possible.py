@@ -12,13 +12,7 @@ from paceline.check.diagnose.conclusion import Confidence
 from paceline.check.diagnose.hang import around
 from paceline.check.diagnose.line import Line
 from paceline.check.diagnose.seen import Seen
-from paceline.check.diagnose.standing import GENERAL, SYMPTOMS
-
-SPOKEN_FOR = 6.35
-"""Level of a cause that something in the log speaks for: behind a weak pattern of its own."""
-
-FITS = 6.6
-"""Level of one that fits and that nothing speaks for."""
+from paceline.check.diagnose.standing import GENERAL, SYMPTOMS, Level
 
 _MAX_LINES = 200
 _CERTAIN = Confidence.CERTAIN
@@ -33,7 +27,7 @@ def possible_causes(seen: Seen, known: Sequence[Candidate]) -> Iterator[Candidat
             for it are said, and only where something speaks for them.
     """
     lines = salient_lines(seen)
-    first = known[0] if known and known[0].level < 5 else None
+    first = known[0] if known and known[0].level < Level.FOLLOWS else None
     is_certain = first is not None and first.confidence is Confidence.CERTAIN
     is_certain = is_certain and first is not None and first.id not in _SAY_NOT_WHY
     if first is not None and first.id == "user-exception" and first.confidence is _CERTAIN:
@@ -50,12 +44,12 @@ def possible_causes(seen: Seen, known: Sequence[Candidate]) -> Iterator[Candidat
                 continue
             yield Candidate(
                 id=cause.id,
-                level=SPOKEN_FOR if spoken_for else FITS,
+                level=Level.POSSIBLE if spoken_for else Level.FITS,
                 confidence=Confidence.POSSIBLE,
                 lines=shown,
                 what=symptom.title,
                 count=len(shown),
-                weight=-place,
+                order=place,
                 check=cause.check,
             )
 
@@ -64,10 +58,10 @@ def _without_consequences(
     known: Sequence[Candidate], lines: Sequence[Line]
 ) -> tuple[Sequence[Candidate], list[Line]]:
     """What is left to explain, where the program's own error explains why others waited for it."""
-    follows = [each for each in known if each.level >= 5]
+    follows = [each for each in known if each.level >= Level.FOLLOWS]
     told = {(line.source, line.number) for each in follows for line in each.lines}
     left = [line for line in lines if (line.source, line.number) not in told]
-    return [each for each in known if each.level < 5], left
+    return [each for each in known if each.level < Level.FOLLOWS], left
 
 
 def _shown(

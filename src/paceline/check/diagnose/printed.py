@@ -12,7 +12,7 @@ from paceline.check.diagnose.hang import around
 from paceline.check.diagnose.line import Line
 from paceline.check.diagnose.patterns import benign
 from paceline.check.diagnose.seen import Seen
-from paceline.check.diagnose.standing import level_of
+from paceline.check.diagnose.standing import Level, level_of
 from paceline.check.diagnose.weak import second_facts
 from paceline.check.diagnose.words import OutOfMemory, say, who
 
@@ -67,18 +67,18 @@ def weakly_printed(seen: Seen) -> Iterator[Candidate]:
         lines = [line for each in seen.sightings_of(name, weak=True) for line, _ in each.lines()]
         lines = [line for line in lines if not benign().search(line.raw)]
         hangs = failures[name].category == "hang" or failures[name].effect is Effect.HANG
-        if lines and not hangs and level_of(failures[name]) < 5:
+        if lines and not hangs and level_of(failures[name]) < Level.FOLLOWS:
             yield Candidate(
                 id=name,
-                level=6.3 if level_of(failures[name]) < 3 else 6.5,
+                level=Level.POSSIBLE if level_of(failures[name]) < Level.QUIET else Level.FITS,
                 confidence=Confidence.POSSIBLE,
                 lines=lines,
                 what=say(name, lines[0], {}, ranks_of(lines)),
             )
-        elif lines and level_of(failures[name]) >= 5:
+        elif lines and level_of(failures[name]) >= Level.FOLLOWS:
             yield Candidate(
                 id=name,
-                level=5.5,
+                level=Level.MAY_FOLLOW,
                 confidence=Confidence.POSSIBLE,
                 lines=lines,
                 what=say(name, lines[0], {}, ranks_of(lines)),
@@ -105,7 +105,7 @@ def concluded(seen: Seen) -> Iterator[Candidate]:
         if each.check is not None:
             yield Candidate(
                 id=each.id,
-                level=6.3,
+                level=Level.POSSIBLE,
                 confidence=Confidence.POSSIBLE,
                 lines=[each.line],
                 what=each.what,
@@ -114,7 +114,7 @@ def concluded(seen: Seen) -> Iterator[Candidate]:
             continue
         yield Candidate(
             id=each.id,
-            level=level if each.is_certain or level == 3 else 1.8,
+            level=level if each.is_certain or level is Level.QUIET else Level.READ,
             confidence=Confidence.CERTAIN if each.is_certain else Confidence.LIKELY,
             lines=[each.line],
             what=f"{who(each.ranks)}{each.what}" if each.ranks else each.what,
@@ -137,9 +137,9 @@ def specialise(candidates: list[Candidate], seen: Seen) -> None:
     fragmented = by_id.get("cuda-oom-fragmentation")
     if fragmented and "cuda-oom" in by_id:
         fragmented.lines = by_id["cuda-oom"].lines
-        fragmented.level = 0
+        fragmented.level = Level.CAUSE
     if "missing-set-device" in by_id and "cuda-oom" in by_id:
-        by_id["missing-set-device"].level = 0
+        by_id["missing-set-device"].level = Level.CAUSE
     if "cuda-oom" in by_id:
         first = by_id["cuda-oom"].lines[0]
         if OutOfMemory(first.raw).is_fragmented and not fragmented:
@@ -150,7 +150,7 @@ def specialise(candidates: list[Candidate], seen: Seen) -> None:
             offload = replace_candidate(
                 by_id["cuda-oom"], "fsdp-cpu-offload-oom", Confidence.LIKELY
             )
-            candidates.append(replace(offload, weight=1))
+            candidates.append(replace(offload, order=-1))
 
 
 def replace_candidate(of: Candidate, name: str, confidence: Confidence) -> Candidate:

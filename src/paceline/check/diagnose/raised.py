@@ -9,7 +9,7 @@ from paceline.check.diagnose.conclusion import Confidence
 from paceline.check.diagnose.ends import rank_of_exit
 from paceline.check.diagnose.patterns import Kind, all_patterns
 from paceline.check.diagnose.seen import Raised, Seen
-from paceline.check.diagnose.standing import level_of
+from paceline.check.diagnose.standing import Level, level_of
 from paceline.check.diagnose.words import say, who
 
 _SECONDARY_TYPES = re.compile(
@@ -77,7 +77,7 @@ def exceptions(seen: Seen, candidates: Sequence[Candidate]) -> list[Candidate]:
         what = f"{say(name, source.line, {}, ranks)}: {source.text[:200]}"
     candidate = Candidate(
         id=name or "user-exception",
-        level=level_of(load_failures()[name]) if name else 1,
+        level=level_of(load_failures()[name]) if name else Level.EXCEPTION,
         confidence=Confidence.CERTAIN,
         lines=[source.line, *(each.line for each in same if each is not source)],
         what=what,
@@ -99,7 +99,7 @@ def _failure_in(raised: Raised) -> str | None:
         for pattern in all_patterns():
             if pattern.kind is Kind.LOG and pattern.name != "user-exception":
                 failure = load_failures()[pattern.name]
-                if level_of(failure) < 3 and pattern.text.search(text):
+                if level_of(failure) < Level.QUIET and pattern.text.search(text):
                     return pattern.name
     return None
 

@@ -12,6 +12,7 @@ from paceline.check.diagnose.candidate import Candidate
 from paceline.check.diagnose.conclusion import Confidence
 from paceline.check.diagnose.line import Line
 from paceline.check.diagnose.resemble import likeness_to_any
+from paceline.check.diagnose.standing import Level
 
 _MOST = 400
 """Characters. A convention: three sentences."""
@@ -58,7 +59,7 @@ def told_causes(
     for name, (_, what, check) in sorted(ranked.items(), key=lambda each: each[1][0]):
         yield Candidate(
             id=name,
-            level=6,
+            level=Level.POSSIBLE,
             confidence=Confidence.POSSIBLE,
             lines=[line],
             what=what,

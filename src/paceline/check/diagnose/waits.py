@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from paceline.check.diagnose.candidate import Candidate, ranks_of
 from paceline.check.diagnose.conclusion import Confidence
-from paceline.check.diagnose.hang import Standing, reasons, stand
+from paceline.check.diagnose.hang import Reason, Standing, reasons, stand
 from paceline.check.diagnose.seen import Seen
+from paceline.check.diagnose.standing import Level
 from paceline.check.diagnose.words import spans, who
 
 _WAITS = {
@@ -25,7 +26,7 @@ def hangs(seen: Seen, candidates: Sequence[Candidate]) -> Iterator[Candidate]:
     standing = stand(seen)
     if not waits and standing is None:
         return
-    if any(each.level < 1.5 for each in candidates):
+    if any(each.level <= Level.EXCEPTION for each in candidates):
         return
     timed_out = standing is not None or any(
         re.search(r"(?i)timed ?out|timeout", line.raw) for each in waits for line in each.lines
@@ -34,23 +35,21 @@ def hangs(seen: Seen, candidates: Sequence[Candidate]) -> Iterator[Candidate]:
         yield from _left_early(seen, waits)
         return
     lines = [each.line for each in seen.watched] or waits[0].lines
-    best: dict[str, tuple[float, str]] = {}
-    for name, weight, why in reasons(seen, standing):
-        if name not in best:
-            best[name] = (weight, why)
-        elif best[name][0] < weight:
-            best[name] = (weight, f"{why}; {best[name][1]}")
+    found: dict[str, list[Reason]] = {}
+    for reason in reasons(seen, standing):
+        found.setdefault(reason.id, []).append(reason)
     odd = _odd(standing) or (() if standing else _unlike_the_others(seen, waits))
-    for name, (weight, why) in best.items():
-        likely = weight >= 1
+    for name, why in found.items():
+        level = why[0].level
+        said = "; ".join(dict.fromkeys(each.why for each in why if each.level is level))
         yield Candidate(
             id=name,
-            level=2.1 if likely else 6.0 if weight >= _SPEAKS else 6.6,
-            confidence=Confidence.LIKELY if likely else Confidence.POSSIBLE,
+            level=level,
+            confidence=_CONFIDENCE.get(level, Confidence.POSSIBLE),
             lines=lines,
-            what=f"{standing.what}; {why}" if standing else f"{_stands_apart(odd, waits)}{why}",
+            what=f"{standing.what}; {said}" if standing else f"{_stands_apart(odd, waits)}{said}",
             count=len(lines),
-            weight=weight,
+            order=why[0].order,
             rank=odd[0] if odd else None,
         )
 
@@ -91,8 +90,7 @@ def _stands_apart(odd: Sequence[int], waits: Sequence[Candidate]) -> str:
     return f"the others wait for rank{many} {spans(odd)}, which {does}; "
 
 
-_SPEAKS = 0.6
-"""Weight of a reason that something in the log gives; below it, it is true of every hang."""
+_CONFIDENCE = {Level.LIKELY_HANG: Confidence.LIKELY}
 
 _WAITS_FOR_RANK_0 = re.compile(
     r"main_process_first|main_first|local_main|wait_for_everyone|barrier"
@@ -109,7 +107,7 @@ def cut_off(seen: Seen) -> Iterator[Candidate]:
         if waits and (bar := _BAR_AT_LIMIT.search(begun.header.raw)):
             yield Candidate(
                 id="rank0-preprocess-timeout",
-                level=2.1,
+                level=Level.LIKELY_HANG,
                 confidence=Confidence.LIKELY,
                 lines=[begun.header, *([begun.last] if begun.last else [])],
                 what=f"the work of one rank stands at {bar[0][1:-1]}, near a time-out, while "
@@ -124,13 +122,12 @@ def _left_early(seen: Seen, waits: Sequence[Candidate]) -> Iterator[Candidate]:
     if closed and seen.exits and all(each.code in (1, -15) for each in seen.exits):
         yield Candidate(
             id="uneven-inputs-hang",
-            level=2.1,
+            level=Level.LIKELY_HANG,
             confidence=Confidence.LIKELY,
             lines=closed,
             what=f"{who(ranks_of(closed))}the peer left without an error while this rank still "
             "trained",
             count=len(closed),
-            weight=1.0,
         )
 
 
@@ -139,10 +136,7 @@ def only_symptom(seen: Seen, secondary: list[Candidate]) -> Candidate:
     ranking = ("collective-watchdog-timeout", "store-wait-timeout", "gloo-peer-closed")
     best = min(
         secondary,
-        key=lambda each: (
-            each.level >= 6,
-            ranking.index(each.id) if each.id in ranking else len(ranking),
-        ),
+        key=lambda each: ranking.index(each.id) if each.id in ranking else len(ranking),
     )
     standing = stand(seen)
     if best.id == "collective-watchdog-timeout" and standing is not None:
