@@ -12,7 +12,9 @@ from click.testing import CliRunner
 
 from paceline.cli.diagnose import command
 from paceline.errors import JobError
+from paceline.job.script import Script, ScriptSpec
 from paceline.record import log_files
+from paceline.record.run import create_script_run
 from paceline.report.diagnose_text import MAX_LINES
 
 EXCEPTION = """\
@@ -238,3 +240,36 @@ def test_a_pipe_that_nobody_writes_to_is_said_and_then_read(tmp_path, monkeypatc
 def test_evidence_can_be_searched_for_in_the_log():
     line = "[   99.9]  worker:   RuntimeError: CUDA error: out of memory"
     assert line in run("-", text=f"{line}\n").output
+
+
+WAITS = """\
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+if dist.get_rank() == 0:
+    dist.barrier()
+"""
+
+
+def test_s3_4_the_script_that_is_given_names_the_line_of_a_hang(tmp_path):
+    (tmp_path / "train.py").write_text(WAITS)
+    script = tmp_path / "train.py"
+    assert f"{script}:5" in run("training hangs, no error", "--script", script).output
+    script.write_text("def f(")
+    assert "never closed" in str(run("training hangs", "--script", script).exception)
+    assert "there is no" in str(run("training hangs", "--script", tmp_path / "no.py").exception)
+
+
+def test_s3_4_the_script_of_a_run_is_read_without_being_given(tmp_path):
+    (tmp_path / "train.py").write_text('load = {}\nprint(load["labels"])\n')
+    script = Script(
+        spec=ScriptSpec(command=["python", "train.py"]), folder=tmp_path, source="job.yaml"
+    )
+    ran = create_script_run(script, folder=None, runs=tmp_path / "runs")
+    log = EXCEPTION.replace("/home/u/train.py", str(tmp_path / "train.py")).replace("17", "2")
+    ran.rank_log(0).write_text(log)
+    shown = " ".join(run(ran.path).output.split())
+    assert 'train.py:2: print(load["labels"])' in shown
+    assert "changed after" not in shown
+    os.utime(tmp_path / "train.py", (2e9, 2e9))
+    assert "was changed after" in " ".join(run(ran.path).output.split())

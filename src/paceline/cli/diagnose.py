@@ -1,16 +1,19 @@
 """`paceline diagnose`: what went wrong, from logs."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from paceline.cli.options import json_option, runs_option
+from paceline.cli.options import PathName, json_option, runs_option
 from paceline.cli.screen import show
+from paceline.errors import JobError
 
 if TYPE_CHECKING:
+    from paceline.check.diagnose.conclusion import Diagnosis
     from paceline.record.log_files import Log
 
 
@@ -22,9 +25,18 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Instead: every kind of line once, with how often and on which ranks.",
 )
+@click.option(
+    "--script",
+    metavar="FILE",
+    type=PathName(path_type=Path, dir_okay=False),
+    help="The Python script that ran: names the line and operation that explain the failure. Left "
+    "out: the script of the run, where LOG is a run of one.",
+)
 @runs_option
 @json_option
-def command(logs: tuple[str, ...], is_unique: bool, runs: Path, as_json: bool) -> int:
+def command(
+    logs: tuple[str, ...], is_unique: bool, script: Path | None, runs: Path, as_json: bool
+) -> int:
     """Find the root cause of a failure in logs: the cause first, not the last line.
 
     LOG is a log of any launcher and framework, with many ranks between each other or one file for
@@ -45,6 +57,7 @@ def command(logs: tuple[str, ...], is_unique: bool, runs: Path, as_json: bool) -
       paceline diagnose slurm-4711.out node*/dmesg.txt
       kubectl logs -l job-name=train --prefix --tail=-1 | paceline diagnose -
       paceline diagnose "training hangs, GPU utilization 0%, no error"
+      paceline diagnose "training hangs, no error" --script train.py
       paceline diagnose --unique logs/
       paceline diagnose --json train.log
 
@@ -67,6 +80,7 @@ def command(logs: tuple[str, ...], is_unique: bool, runs: Path, as_json: bool) -
         return 0
     diagnosis = diagnose(found)
     check_read(diagnosis, logs)
+    diagnosis = beside_script(diagnosis, script, logs, runs)
     if len(logs) == 1 and diagnosis.causes and diagnosis.causes[0].id in OUT_OF_MEMORY:
         advice = advice_of_run(logs[0], runs)
         diagnosis = replace(diagnosis, notes=[*([advice] if advice else []), *diagnosis.notes])
@@ -77,6 +91,44 @@ def command(logs: tuple[str, ...], is_unique: bool, runs: Path, as_json: bool) -
             for line in diagnosis_lines(diagnosis):
                 show(line)
     return 0 if diagnosis.is_concluded else 1
+
+
+def beside_script(
+    diagnosis: "Diagnosis", script: Path | None, logs: Sequence[str], runs: Path
+) -> "Diagnosis":
+    """The diagnosis with what the script shows, where one is given or the run has started one.
+
+    Raises:
+        JobError: The script that was given cannot be read (`V020`).
+    """
+    from paceline.check.diagnose.script import with_script
+    from paceline.check.lint.source import Unreadable
+    from paceline.record.ran_script import read_script, script_of_run
+
+    if not (diagnosis.causes or diagnosis.has_failed):
+        return diagnosis
+    ran = script_of_run(logs[0], runs) if script is None and len(logs) == 1 else None
+    path, is_changed = ran or (script, False)
+    if path is None:
+        return diagnosis
+    try:
+        files, why_not = read_script(path)
+        if why_not is not None:
+            raise Unreadable(why_not, None)
+        read = with_script(diagnosis, path.as_posix(), files)
+    except Unreadable as error:
+        if script is None:
+            return diagnosis
+        raise JobError.of(
+            code="V020",
+            what=f"{path} cannot be read: {error}",
+            where="--script",
+            fix="give the Python script that ran",
+        ) from None
+    if is_changed:
+        note = f"{path} was changed after the run's start: lines may be others now"
+        return replace(read, notes=[*read.notes, note])
+    return read
 
 
 def _print_unique(found: "list[Log]", as_json: bool) -> None:

@@ -133,10 +133,12 @@ def run_program(
 
 def _diagnose(run: "RunFolder") -> list[str]:
     from paceline.check.diagnose.diagnose import diagnose
+    from paceline.cli.diagnose import beside_script
     from paceline.record.log_files import find_logs
     from paceline.report.diagnose_text import brief_lines
 
-    return list(brief_lines(diagnose(find_logs([str(run.path)], run.path.parent))))
+    name, runs = str(run.path), run.path.parent
+    return list(brief_lines(beside_script(diagnose(find_logs([name], runs)), None, [name], runs)))
 
 
 def _num_accelerators() -> int:

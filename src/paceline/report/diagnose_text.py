@@ -48,6 +48,8 @@ def brief_lines(diagnosis: Diagnosis) -> Iterator[str]:
     yield from _row("", cause.what, 3)
     if calls := diagnosis.facts.get("collectives"):
         yield from _row("collectives", calls, 4)
+    if script := diagnosis.facts.get("script"):
+        yield from _row("script", script, 4)
     yield from _row("fix", cause.failure.fix, 3)
 
 
@@ -92,7 +94,7 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
     for note in diagnosis.notes:
         yield from _row("note", note, 2)
     for name, fact in diagnosis.facts.items():
-        yield from _row(name, fact, 6 if name in {"repaired", "recovered"} else 2)
+        yield from _row(name, fact, 6 if name in {"repaired", "recovered", "script"} else 2)
     for number, cause in enumerate(diagnosis.causes[1:MAX_SHOWN], start=2):
         told = f"{cause.failure.title}. Check: {cause.check}" if cause.check else cause.what
         yield from _row("or", f"{number}. {cause.failure.named} ({cause.confidence}): {told}", 2)
