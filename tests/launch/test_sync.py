@@ -86,15 +86,19 @@ def test_s4_19_every_host_gets_the_files_that_differ_and_a_dry_run_says_which(sc
     assert json.loads(again.stdout)["same"] is True
 
 
-def test_s4_19_delete_leaves_a_folder_alone_that_has_more_code_of_others_than_of_the_job(scene):
+@pytest.mark.parametrize("num_others", [2, 9])
+def test_s4_19_delete_leaves_a_folder_alone_that_has_more_code_of_others_than_of_the_job(
+    scene, num_others
+):
     other = scene / "hosts" / "b"
     other.mkdir(parents=True)
-    for n in range(9):
+    (other / "train.py").write_text("another program")
+    for n in range(num_others):
         (other / f"{n}.py").write_text("")
     before = files(other)
     done = sync(scene, "--delete")
     assert done.returncode == 1
-    assert "has 9 other files of code, more than the 4 of the job's folder" in done.stdout
+    assert f"has {num_others} files of code that are not here, and 1 of the 4" in done.stdout
     assert files(other) == before
     assert "sent 4 files" in sync(scene).stdout
 
@@ -129,6 +133,17 @@ def test_s4_19_a_package_called_runs_is_sent_and_runs_of_jobs_are_not(scene, top
     git(job, "commit", "-qm", "first")
     ours = files(job).keys()
     assert list_folder(job).files.keys() == ours - runs
+
+
+def test_s4_19_without_git_too_a_package_called_runs_is_sent_and_runs_of_jobs_are_not(scene):
+    job = scene / "job"
+    runs = {"runs/one.py", "exp1/runs/two/run.json", "exp1/runs/two/job.yaml"}
+    for name in ("pkg/runs/new.py", "exp1/job.yaml", *runs):
+        (job / name).parent.mkdir(parents=True, exist_ok=True)
+        (job / name).write_text("{}")
+    found = list_folder(job).files.keys()
+    assert {"pkg/runs/new.py", "exp1/job.yaml"} <= found
+    assert not found & runs
 
 
 def test_s4_19_a_host_that_is_not_reached_or_keeps_another_file_ends_it_with_1(scene):

@@ -89,11 +89,12 @@ def sync(
     for name, seen in before.items():
         send = [file for file, hash in here.files.items() if seen.files.get(file) != hash]
         extra = [file for file in seen.files if file not in here.files]
-        if removes and len(extra) > len(here.files):
+        num_both = sum(file in seen.files for file in here.files)
+        if removes and len(extra) > num_both:
             seen = before[name] = Taken(
-                why_not=f"{there} has {len(extra)} other files of code, more than the "
-                f"{len(here.files)} of the job's folder: it looks like another folder, so nothing "
-                "is sent or removed. Correct --to, or remove them there by hand"
+                why_not=f"{there} has {len(extra)} files of code that are not here, and {num_both} "
+                f"of the {len(here.files)} of the job's folder: it looks like another folder, so "
+                "nothing is sent or removed. Correct --to, or remove them there by hand"
             )
         if seen.why_not is None and not is_dry and (send or (extra and removes)):
             asked[name] = Take(

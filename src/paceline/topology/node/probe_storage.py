@@ -32,6 +32,10 @@ _MOST_BYTES = 64 * 2**20
 _CODE = (".py", ".sh", ".yaml", ".yml", ".toml", ".cfg", ".ini")
 """Ends of names of what a program is made of. Not .json and .txt: runs write such files too."""
 
+_RUN_FILE = "run.json"
+_NO_CODE = ("pyvenv.cfg", _RUN_FILE)
+"""Files that mark a virtual environment, and a run's folder."""
+
 _LOCK_IS_OLD_S = 600.0
 """A build of an extension that takes longer is rare. A guess."""
 
@@ -205,15 +209,17 @@ def _hash_files(folder: Path) -> str:
 
 
 def code_files(folder: Path) -> list[Path]:
-    """Programs, scripts and configurations below a folder; not those of environments and runs."""
+    """Programs, scripts and configurations below a folder; not those of environments, of its own
+    `runs` and of other runs below it: a package may be called runs."""
     found: list[Path] = []
     for root, folders, names in os.walk(folder):
+        left_out = {"__pycache__", "node_modules"} | ({"runs"} if Path(root) == folder else set())
         folders[:] = sorted(
             each
             for each in folders
-            if each not in ("__pycache__", "node_modules", "runs")
+            if each not in left_out
             and not each.startswith(".")
-            and not os.path.exists(os.path.join(root, each, "pyvenv.cfg"))
+            and not any(os.path.exists(os.path.join(root, each, mark)) for mark in _NO_CODE)
         )
         found += [Path(root) / name for name in sorted(names) if name.endswith(_CODE)]
         if len(found) > _MOST_FILES:
@@ -224,7 +230,7 @@ def code_files(folder: Path) -> list[Path]:
 def is_of_a_run(top: Path, inside: Path) -> bool:
     """Whether a folder, given relative to `top`, is a run's or below one."""
     folders = (inside, *inside.parents)[:-1]  # the last is `top` itself
-    return any((top / folder / "run.json").exists() for folder in folders)
+    return any((top / folder / _RUN_FILE).exists() for folder in folders)
 
 
 def _why_not_writable(folder: Path) -> str | None:
