@@ -4,8 +4,8 @@
 
 A decoder of 1.9 million parameters is trained for real on Python's standard library, in float32 on
 one thread; then its weights, the same cast to bfloat16, and Adam's moments are compressed. `planes`
-is what copies use (record/planes.py); `plain` is zstandard at the same level without taking numbers
-apart. Rates are of raw bytes on one core, in memory.
+is what copies use (record/byte_shuffle.py); `plain` is zstandard at the same level without taking
+numbers apart. Rates are of raw bytes on one core, in memory.
 """
 
 import io
@@ -21,7 +21,7 @@ import zstandard
 from figures import machine, spread
 
 from paceline.profile import DecoderShape
-from paceline.record.planes import LEVEL, compressed, decompressed
+from paceline.record.byte_shuffle import LEVEL, compressed, decompressed
 from paceline.runtime.decoder import Decoder
 
 SHAPE = DecoderShape(

@@ -26,8 +26,8 @@ from paceline.job import CheckpointSpec
 from paceline.profile import DecoderShape
 from paceline.runtime.checkpoint import Checkpointer
 from paceline.runtime.checkpoint._process import writer_process
-from paceline.runtime.checkpoint._share import SavePlanner
-from paceline.runtime.checkpoint._stage import Stage
+from paceline.runtime.checkpoint._save_plan import SavePlanner
+from paceline.runtime.checkpoint._staging import Stage
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.state import named_state
 

@@ -31,13 +31,13 @@ from pathlib import Path
 from figures import machine
 
 from paceline.control import messages as say
-from paceline.control.beats import BEAT_EVERY_S
-from paceline.control.connection import BEAT
+from paceline.control.agent_connection import BEAT
 from paceline.control.controller import AgentAddress, Controller
+from paceline.control.failover import Memory, snapshot
+from paceline.control.heartbeats import BEAT_EVERY_S
 from paceline.control.journal import Journal
-from paceline.control.link import Inbox, Outbox
+from paceline.control.reliable_link import Inbox, Outbox
 from paceline.control.state import Setup, State
-from paceline.control.succession import Memory, snapshot
 from paceline.record import events as log
 
 NUM_GENERATORS = 2

@@ -23,8 +23,8 @@ from typing import Any
 from figures import machine, spread
 from training import run_job
 
-from paceline.control import patience as rules
-from paceline.control.patience import Patience
+from paceline.control import adaptive_timeouts as rules
+from paceline.control.adaptive_timeouts import Patience
 from paceline.control.slots import Duration, Phase
 from paceline.job import RecoverySpec
 from paceline.record import events as log

@@ -104,7 +104,7 @@ def _environment(options: argparse.Namespace, ranks: int) -> dict[str, str]:
         paths.insert(0, str(BEFORE))
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(paths),
-        "PACELINE_NURSERY": "tests.sim.nursery",
+        "PACELINE_FORK_SERVER": "tests.sim.fork_server",
         "OMP_NUM_THREADS": "1",
         "NCCL_DOUBLE_LATE": f"any {options.seed}",
         "NCCL_DOUBLE_AFTER_ABORT": "any",

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from paceline.control import messages as say
 from paceline.control import state as st
+from paceline.control.failover import Entry, Memory, advance, encode_entry, replay, snapshot
 from paceline.control.journal import Journal
-from paceline.control.succession import Entry, Memory, advance, encode_entry, replay, snapshot
 
 NUM_STEPS = 2000
 NUM_SYNCS = 200

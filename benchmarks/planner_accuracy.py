@@ -41,7 +41,7 @@ from published import Run, read
 from published_columns import Columns, cluster_of, columns_of, is_adapter, why_out_of_scope
 
 from paceline.catalog.efficiencies import load_efficiencies
-from paceline.estimate.given import Holdings
+from paceline.estimate.inputs import Holdings
 from paceline.estimate.step import fast_end, slow_end
 
 LOW_MFU = 0.2

@@ -19,8 +19,8 @@ from figures import machine, spread
 from paceline.catalog.engines import load_engines
 from paceline.estimate import case_of
 from paceline.job import parse_job
-from paceline.plan.asked import space_of
 from paceline.plan.search import search
+from paceline.plan.search_inputs import space_of
 from paceline.profile import resolve_profile
 from paceline.topology import find_cluster
 

@@ -16,8 +16,8 @@ from published import Run
 from paceline.catalog import Accelerator, find_accelerator, load_accelerators, load_links
 from paceline.catalog.efficiencies import Efficiencies
 from paceline.errors import JobError
-from paceline.estimate.given import Holdings, Model, Traffic
-from paceline.estimate.holdings import holdings_of, traffic_of
+from paceline.estimate.engine_memory import holdings_of, traffic_of
+from paceline.estimate.inputs import Holdings, Model, Traffic
 from paceline.estimate.memory import (
     allocated_bytes,
     fullest,

@@ -4,8 +4,8 @@
 
 One run of four ranks, in which rank 3 is killed every 10 steps. After each recovery descriptors,
 threads, sockets and resident memory of rank 0, which survives them all, are read from /proc, and so
-are the agent's, the nursery's and what lies in /dev/shm. Flat means: the median of the last quarter
-is no more than that of the second (the first is warm-up).
+are the agent's, the fork server's and what lies in /dev/shm. Flat means: the median of the last
+quarter is no more than that of the second (the first is warm-up).
 """
 
 import os

@@ -41,10 +41,10 @@ from paceline.control.alerts import Rules
 from paceline.control.sampling import EVERY_S, Host, Sampling, find_way
 from paceline.job import MetricsSpec
 from paceline.job.alerts import AlertsSpec
-from paceline.launch.alarms import LOOK_EVERY_S, Alarms, Reader
 from paceline.launch.default_alerts import alerts
+from paceline.launch.judge_alerts import LOOK_EVERY_S, Alarms, Reader
 from paceline.launch.sinks import SINKS, Told, opener
-from paceline.launch.sinks.beside import sinks_beside
+from paceline.launch.sinks.run_sinks import sinks_beside
 from paceline.record.follow import RunFollower
 from paceline.record.metric_names import FIELDS
 from paceline.record.metrics import StepMetrics, read_metrics

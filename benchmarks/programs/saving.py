@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from paceline.runtime import Session
 from paceline.runtime.checkpoint import Checkpointer, Saved
 from paceline.runtime.checkpoint._process import writer_process
-from paceline.runtime.checkpoint._share import SavePlanner
+from paceline.runtime.checkpoint._save_plan import SavePlanner
 from paceline.runtime.data import load_text
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.optimizer import make_optimizer

@@ -10,7 +10,7 @@ from paceline.check.resume import Fit, Verdict, judge_foreign, judge_ours
 from paceline.errors import Problem
 from paceline.parallel import Layout
 from paceline.record.checkpoints import Manifest
-from paceline.record.foreign_checkpoints import ForeignCheckpoint
+from paceline.record.external_checkpoints import ForeignCheckpoint
 
 AT = Path("/ckpt/a run/global_step100")
 

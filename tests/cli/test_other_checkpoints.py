@@ -43,14 +43,14 @@ def here(module, request, kind):
 
 @pytest.fixture(autouse=True)
 def no_processes(monkeypatch):
-    for asks in ("look", "convert"):
+    for asks in ("inspect_external", "convert"):
         monkeypatch.setattr(f"paceline.launch.{asks}.ask", here)
 
 
 @pytest.fixture
 def processes(no_processes, monkeypatch):
     """As people run it."""
-    for asks in ("look", "convert"):
+    for asks in ("inspect_external", "convert"):
         monkeypatch.setattr(f"paceline.launch.{asks}.ask", ask)
 
 

@@ -11,9 +11,9 @@ from paceline.control.blame import (
     Wait,
     blame,
 )
-from paceline.control.lookout import ends_in_collective
 from paceline.control.messages import Seen
 from paceline.control.slots import Phase
+from paceline.control.worker_watch import ends_in_collective
 
 VICTIM = Seen(
     worker=0,

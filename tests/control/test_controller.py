@@ -13,9 +13,9 @@ from tests.control.test_core import SPARE
 
 from paceline.control import messages as say
 from paceline.control.controller import AgentAddress, Controller
+from paceline.control.failover import Memory, replay, snapshot
 from paceline.control.journal import Journal
 from paceline.control.state import State
-from paceline.control.succession import Memory, replay, snapshot
 from paceline.record.events import AlertFired, AnyEvent, EventLog, read_events
 
 TOKEN = "secret"

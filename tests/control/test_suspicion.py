@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.control.test_core import SPARE, Scene, crashed, done
 
 from paceline.control import messages as say
-from paceline.control.beats import BEAT_EVERY_S, TIMES_ALIVE, Beats
+from paceline.control.heartbeats import BEAT_EVERY_S, TIMES_ALIVE, Beats
 from paceline.control.slots import Phase
 from paceline.record import events as log
 

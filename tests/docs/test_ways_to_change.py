@@ -1,5 +1,6 @@
 """The ten ways to change Paceline that the architecture page lists: each is made in a copy of the
-source, in the files that the page names, and then used."""
+source, in the files that the page names, and then used.
+"""
 
 import json
 import os
@@ -36,7 +37,7 @@ sources = { memory = "guess" }
     },
     "optimizer": {
         "choices.py": (('"adafactor", "sgd"]', '"adafactor", "sgd", "nadam"]'),),
-        "estimate/holdings.py": (('"sgd": 4.0}', '"sgd": 4.0, "nadam": 8.0}'),),
+        "estimate/engine_memory.py": (('"sgd": 4.0}', '"sgd": 4.0, "nadam": 8.0}'),),
         "runtime/optimizer/__init__.py": (
             (
                 '        case "sgd":\n',

@@ -67,8 +67,8 @@ def test_rows_1_2_10_and_25_every_way_to_die_at_each_place_of_a_step_costs_no_st
 
 @OVER_BOTH_SLOWLY
 @pytest.mark.slow
-def test_row_36_the_nursery_of_the_only_node_dies(scene):
-    said = drill(scene, "nursery rank=1 step=11")
+def test_row_36_the_fork_server_of_the_only_node_dies(scene):
+    said = drill(scene, "fork-server rank=1 step=11")
     assert sources(said) <= {"checkpoint", "initial"}
 
 

@@ -1,5 +1,6 @@
 """Rows of the fault matrix that need four ranks or two nodes; the others are in
-`test_fault_matrix.py`."""
+`test_fault_matrix.py`.
+"""
 
 import pytest
 from tests.drill.test_fault_matrix import OVER_BOTH, OVER_BOTH_SLOWLY, drill, sources
@@ -25,8 +26,8 @@ def test_row_7_a_lost_node_comes_back(scene):
 
 
 @OVER_BOTH_SLOWLY
-def test_rows_11_and_36_a_node_connects_again_and_begins_another_nursery_when_one_dies(scene):
-    faults = ("disconnect rank=1 step=3", "nursery rank=1 step=6", "kill rank=1 step=10")
+def test_rows_11_and_36_a_node_connects_again_and_begins_another_fork_server_when_one_dies(scene):
+    faults = ("disconnect rank=1 step=3", "fork-server rank=1 step=6", "kill rank=1 step=10")
     said = drill(scene, *faults, options=NODES)
     assert sources(said) == {"replica"}
     assert said["steps_lost"] == 0

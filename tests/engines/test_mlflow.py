@@ -131,7 +131,7 @@ def sink(server: Server, run: Path, **variables: str) -> Iterator["subprocess.Po
     settings = {"mlflow": {"uri": server.uri, "experiment": "paceline"}, "every": 1}
     process = subprocess.Popen(
         [
-            *(server.python, "-m", "paceline.launch.sinks.keeper", str(run)),
+            *(server.python, "-m", "paceline.launch.sinks.supervisor", str(run)),
             json.dumps(settings | {"wanted": ["mlflow"]}),
         ],
         stdin=subprocess.PIPE,

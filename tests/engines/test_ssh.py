@@ -15,8 +15,8 @@ import pytest
 from tests.engines.networks import Hosts, can_make_hosts
 from tests.run.scene import Record, Scene, is_alive, wait_until
 
-from paceline.control.succession import replay
-from paceline.control.visit import agents_here
+from paceline.control.failover import replay
+from paceline.control.host_agents import agents_here
 from paceline.record import events as log
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"

@@ -138,7 +138,7 @@ def sink(python: Path, run: Path, api: Api, mode: str) -> Iterator[None]:
     settings = {"wandb": {"project": "paceline", "entity": None, "mode": mode}, "every": 1}
     process = subprocess.Popen(
         [
-            *(python, "-m", "paceline.launch.sinks.keeper", str(run)),
+            *(python, "-m", "paceline.launch.sinks.supervisor", str(run)),
             json.dumps(settings | {"wanted": ["wandb"]}),
         ],
         stdin=subprocess.PIPE,

@@ -173,7 +173,7 @@ def sticky(device: str) -> Line:
 
 def stall(device: str) -> Line:
     """The checkpoint's stage: state to pinned memory, and read back."""
-    from paceline.runtime.checkpoint._stage import Stage
+    from paceline.runtime.checkpoint._staging import Stage
 
     num_bytes = _at_most(BYTES[device], device, share=1 / 3)
     num = num_bytes // 4 // 8
@@ -217,15 +217,15 @@ def two_ranks(device: str) -> Line:
         found = f"no all_reduce: {'; '.join(said)}"
         return _line("two-ranks", "an all_reduce gives 3.0", found, ok=False)
     os.environ.update(env)
-    checks = list(drills("tests.gpu.nursery"))
+    checks = list(drills("tests.gpu.fork_server"))
     found = "; ".join(f"{each.name} {each.status}: {each.found}" for each in checks)
     ok = all(each.status == "pass" for each in checks)
     return _line("two-ranks", "the undisturbed SHA-256 after every fault", found, ok=ok)
 
 
-def drills(nursery: str, names: Iterable[str] | None = None) -> Iterator[Check]:
-    """The faults in runs of two ranks, whose workers come from this nursery."""
-    os.environ["PACELINE_NURSERY"] = nursery
+def drills(fork_server: str, names: Iterable[str] | None = None) -> Iterator[Check]:
+    """The faults in runs of two ranks, whose workers come from this fork server."""
+    os.environ["PACELINE_FORK_SERVER"] = fork_server
     for name in names or DRILLS:
         optimizer, steps, faults = DRILLS[name]
         with TemporaryDirectory() as folder:
@@ -254,7 +254,7 @@ hits the rank that takes the killed one's place."""
 def gloo_on_gpu(device: str) -> Line:
     """Paceline's own recovery over gloo with the device's tensors: kills, a hang, one SHA-256."""
     os.environ["PACELINE_KIT_DEVICE"] = device
-    (check,) = drills("tests.gpu.gloo_nursery", ["kills and a stop"])
+    (check,) = drills("tests.gpu.gloo_fork_server", ["kills and a stop"])
     expected = "the undisturbed SHA-256 after every fault"
     return _line("gloo-on-gpu", expected, check.found, ok=check.status == "pass")
 

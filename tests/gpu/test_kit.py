@@ -272,16 +272,16 @@ def test_two_ranks_on_one_gpu_are_not_run_without_nccl():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nursery", ["tests.gpu.gloo_nursery", "tests.sim.nursery"])
-def test_the_drills_of_two_ranks_hold_over_gloo_and_over_the_double(monkeypatch, nursery):
+@pytest.mark.parametrize("fork_server", ["tests.gpu.gloo_fork_server", "tests.sim.fork_server"])
+def test_the_drills_of_two_ranks_hold_over_gloo_and_over_the_double(monkeypatch, fork_server):
     monkeypatch.setenv("PACELINE_KIT_DEVICE", "cpu")
-    if nursery == "tests.sim.nursery":  # every kernel of it takes 0.4 ms
+    if fork_server == "tests.sim.fork_server":  # every kernel of it takes 0.4 ms
         few = ("kill rank=1 step=3 phase=backward", "kill rank=1 step=3 phase=restore")
         monkeypatch.setattr(checks, "DRILLS", {"kills": ("adamw", 5, few)})
-    monkeypatch.setenv("PACELINE_NURSERY", nursery)
+    monkeypatch.setenv("PACELINE_FORK_SERVER", fork_server)
     paths = (str(kit.ROOT), str(kit.ROOT / "src"), os.environ.get("PYTHONPATH", ""))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-    assert [each.found for each in checks.drills(nursery) if each.status == "fail"] == []
+    assert [each.found for each in checks.drills(fork_server) if each.status == "fail"] == []
 
 
 @pytest.mark.slow

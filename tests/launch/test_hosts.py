@@ -11,7 +11,7 @@ from tests.run.scene import is_alive, wait_until
 
 import paceline
 from paceline.control.controller import AgentAddress
-from paceline.control.visit import agents_here
+from paceline.control.host_agents import agents_here
 from paceline.errors import JobError, Problem
 from paceline.launch.hosts import HostAgents, Hosts, check_hosts
 from paceline.launch.places import Inspection
@@ -193,7 +193,7 @@ def test_a_host_that_sees_another_folder_is_named(hosts, way, run):
 def test_a_clock_that_is_off_is_said(hosts, monkeypatch):
     said: list[str] = []
     now = time.time  # the hosts are other processes: only this one's is turned back
-    monkeypatch.setattr("paceline.launch.visits.time.time", lambda: now() - 60)
+    monkeypatch.setattr("paceline.launch.node_commands.time.time", lambda: now() - 60)
     check_hosts(hosts, said.append)
     assert said[0] == "the clock of a is 60 s ahead of this machine's"
 

@@ -30,7 +30,7 @@ def way(**changes: Any) -> ray.Through:
 
 def test_an_agent_keeps_its_nodes_gpus_and_a_visit_keeps_nothing():
     agent = way().command("10.0.0.1", way().python("paceline.control.agent", "--node", "0"))
-    visit = way().command("10.0.0.1", way().python("paceline.control.visit"))
+    visit = way().command("10.0.0.1", way().python("paceline.control.host_agents"))
     assert "--gpus=8" in agent
     assert agent[agent.index("--") + 1 :][:3] == ["/opt/python", "-m", "paceline.control.agent"]
     assert "--gpus=0" in visit

@@ -22,12 +22,12 @@ from paceline.job import MetricsSpec
 from paceline.job.metrics import OtelSpec, PrometheusSpec
 from paceline.launch import sinks
 from paceline.launch.sinks import SINKS, SinkRow, Told, lock_file
-from paceline.launch.sinks.beside import check_sinks, sinks_beside, what_is_missing
 from paceline.launch.sinks.feed import Feeder, Mark, feed, read_mark, settings_of
-from paceline.launch.sinks.keeper import MOST_STARTS, keep_sinks, log_file, secret_values
 from paceline.launch.sinks.otel import open_sink as open_otel
 from paceline.launch.sinks.prometheus import open_sink as open_prometheus
+from paceline.launch.sinks.run_sinks import check_sinks, sinks_beside, what_is_missing
 from paceline.launch.sinks.send import send_run
+from paceline.launch.sinks.supervisor import MOST_STARTS, keep_sinks, log_file, secret_values
 from paceline.launch.sinks.tensorboard import open_sink as open_tensorboard
 from paceline.record.machines import MachineLog, MachineSample
 from paceline.record.media import MediaLog, png_of
@@ -356,7 +356,7 @@ def fake(folder: Path, body: str):
 
 def kept_to_the_end(run, command, monkeypatch, last_s=60.0):
     """Keeps one sink of a run that is over."""
-    monkeypatch.setattr("paceline.launch.sinks.keeper._PAUSE_S", 0.0)
+    monkeypatch.setattr("paceline.launch.sinks.supervisor._PAUSE_S", 0.0)
     settings = {"wandb": {}, "every": 1, "wanted": ["wandb"]}
     over, end = os.pipe()
     os.close(end)

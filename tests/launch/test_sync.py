@@ -12,7 +12,7 @@ from tests.command import run_command
 from tests.run.scene import JOB
 
 from paceline.topology.node.messages import Sent, Take
-from paceline.topology.node.take import list_folder, take
+from paceline.topology.node.receive import list_folder, take
 
 SSH = """#!/bin/sh
 while [ "$1" != -- ]; do shift; done

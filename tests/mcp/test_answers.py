@@ -12,7 +12,7 @@ from paceline.errors import JobError
 from paceline.mcp import bounds
 from paceline.mcp.answers import Answers
 from paceline.mcp.control import Control
-from paceline.record.plain import MOST_CHARACTERS
+from paceline.record.sanitize import MOST_CHARACTERS
 
 
 @pytest.fixture(scope="module")

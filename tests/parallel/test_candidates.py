@@ -22,8 +22,8 @@ from paceline.parallel import (
 )
 from paceline.parallel.abilities import Abilities
 from paceline.parallel.candidates import candidates, divides_model, divisors
-from paceline.plan.asked import space_of
 from paceline.plan.search import estimates_of, fastest, price_grid, search
+from paceline.plan.search_inputs import space_of
 from paceline.profile import resolve_profile
 from paceline.topology import Machine, find_cluster
 

@@ -14,7 +14,7 @@ from paceline.parallel.candidates import candidates
 from paceline.parallel.layout import Layout
 from paceline.parallel.table import RECOMPUTES, SHARDINGS, table_of
 from paceline.plan import Plan, plan_job
-from paceline.plan.asked import space_of
+from paceline.plan.search_inputs import space_of
 from paceline.profile import resolve_profile
 from paceline.topology import find_cluster
 

@@ -16,7 +16,7 @@ from paceline.parallel.layout_laws import (
     check_sample,
     check_schedule,
 )
-from paceline.plan.asked import space_of
+from paceline.plan.search_inputs import space_of
 from paceline.profile import resolve_profile
 from paceline.topology import Machine, find_cluster
 

@@ -9,8 +9,8 @@ from paceline.errors import PlanError
 from paceline.estimate import price_one
 from paceline.parallel import Layout
 from paceline.plan import plan_from_json, plan_to_json
-from paceline.plan.asked import decide_precision
 from paceline.plan.case import case_of_plan
+from paceline.plan.search_inputs import decide_precision
 from paceline.profile import resolve_profile
 
 

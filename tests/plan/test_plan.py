@@ -15,7 +15,7 @@ from paceline.errors import JobError, PlanError, Problem
 from paceline.job import parse_job
 from paceline.launch.ready import check_runs_here
 from paceline.parallel import Layout
-from paceline.plan import make_plan, plan_from_json, plan_job, plan_to_json, refuse
+from paceline.plan import infeasible, make_plan, plan_from_json, plan_job, plan_to_json
 from paceline.plan.host import check_building
 from paceline.plan.limits import limit_problem
 from paceline.plan.outlook import outlook
@@ -194,7 +194,9 @@ def test_what_would_help_really_helps():
 def test_a_refusal_without_advice_says_the_memory_that_lacks_and_tries_no_change(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(refuse._Asked, "fitting", lambda *asked: pytest.fail("a change was tried"))
+    monkeypatch.setattr(
+        infeasible._Asked, "fitting", lambda *asked: pytest.fail("a change was tried")
+    )
     with pytest.raises(PlanError) as caught:
         plan_job(job_of(JOB, *TOO_LARGE), advise=False)
     (problem,) = caught.value.problems

@@ -10,7 +10,7 @@ from tests.record.made_runs import AT, add_line, finished, job_with, make_run, s
 
 from paceline.errors import JobError
 from paceline.record import registry
-from paceline.record.holding import claim_control
+from paceline.record.ownership import claim_control
 from paceline.record.registry import list_runs, run_folder
 
 

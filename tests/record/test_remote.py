@@ -14,8 +14,8 @@ from tests.record.test_tensors import NAMES, write
 
 from paceline.errors import JobError
 from paceline.record import remote as remote_module
+from paceline.record.byte_shuffle import compressed, decompressed
 from paceline.record.checkpoints import verify_checkpoint
-from paceline.record.planes import compressed, decompressed
 from paceline.record.remote import Remote, check_remote
 
 pytest.importorskip("fsspec")

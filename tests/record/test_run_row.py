@@ -12,7 +12,7 @@ from tests.record.made_runs import (
     started,
 )
 
-from paceline.record.holding import claim_control, hold_agents
+from paceline.record.ownership import claim_control, hold_agents
 from paceline.record.run_row import read_row
 
 

@@ -10,8 +10,8 @@ import pytest
 from tests.render.plans import job_of, planned
 
 from paceline.errors import PacelineError
-from paceline.job.asked import fields_of, is_section, settings_asked
 from paceline.job.job import JobSpec
+from paceline.job.non_defaults import fields_of, is_section, settings_asked
 from paceline.render import ENGINES, render_job
 from paceline.render.carried import EVERYTHING, PLANNED, covers, left_out
 

@@ -14,9 +14,9 @@ from tests.run.scene import Record, Scene
 
 from paceline.control.agent import TOKEN_VARIABLE
 from paceline.control.controller import AgentAddress, Controller, Progress
+from paceline.control.failover import Memory, snapshot
 from paceline.control.journal import Journal
 from paceline.control.state import Setup, State
-from paceline.control.succession import Memory, snapshot
 from paceline.job import load_job
 from paceline.plan import plan_job
 from paceline.record import events as log

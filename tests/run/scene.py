@@ -44,7 +44,7 @@ def use_double(monkeypatch: pytest.MonkeyPatch, **settings: str) -> None:
     root = Path(__file__).parents[2]
     paths = (str(root), str(root / "src"), os.environ.get("PYTHONPATH", ""))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-    monkeypatch.setenv("PACELINE_NURSERY", "tests.sim.nursery")
+    monkeypatch.setenv("PACELINE_FORK_SERVER", "tests.sim.fork_server")
     for name, value in settings.items():
         monkeypatch.setenv(f"NCCL_DOUBLE_{name}", value)
 
@@ -181,7 +181,8 @@ def is_alive(pid: int) -> bool:
 
 
 def agent_of(worker: int) -> int:
-    """Process id of a worker's agent, by the worker's: the nursery that forked it is between."""
+    """Process id of a worker's agent, by the worker's: the fork server that forked it is
+    between."""
     return _parent(_parent(worker))
 
 

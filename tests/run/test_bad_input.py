@@ -177,12 +177,12 @@ def test_the_resolved_job_is_a_job_file_again(scene):
     assert yaml.safe_load(done.stdout)["layout"]["data"] == 2
 
 
-def test_a_nursery_that_cannot_be_run_is_one_error_and_no_fault_of_the_node(scene, monkeypatch):
-    monkeypatch.setenv("PACELINE_NURSERY", "no_such_nursery")
+def test_a_fork_server_that_cannot_be_run_is_one_error_and_no_fault_of_the_node(scene, monkeypatch):
+    monkeypatch.setenv("PACELINE_FORK_SERVER", "no_such_fork_server")
     record = scene.run("out", code=4)
     (lost,) = record.of(log.WorkerLost)
-    assert lost.how.startswith("StartError: `python -m no_such_nursery`")
-    assert "No module named no_such_nursery" in lost.how
+    assert lost.how.startswith("StartError: `python -m no_such_fork_server`")
+    assert "No module named no_such_fork_server" in lost.how
     assert lost.cause == "exception"  # which counts against no node
     (end,) = record.of(log.RunFinished)
     assert end.reason == f"rank {lost.rank}: {lost.how} (before its first step)"

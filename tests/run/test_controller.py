@@ -9,7 +9,7 @@ import pytest
 from tests.run.scene import Record, Scene, assert_same_end, is_alive, wait_until
 
 from paceline.record import events as log
-from paceline.record.holding import is_held
+from paceline.record.ownership import is_held
 
 pytestmark = pytest.mark.ranks
 

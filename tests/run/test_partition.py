@@ -19,7 +19,7 @@ from tests.run.scene import Record, Scene, is_alive
 
 from paceline.control import messages as say
 from paceline.control.controller import Progress
-from paceline.control.succession import Memory
+from paceline.control.failover import Memory
 from paceline.record import events as log
 from paceline.record.run import RunFolder
 

@@ -13,7 +13,7 @@ import pytest
 from tests.run.scene import Record, Scene, assert_same_end, wait_until
 
 from paceline.record import events as log
-from paceline.record.holding import claim_control
+from paceline.record.ownership import claim_control
 
 pytestmark = pytest.mark.ranks
 

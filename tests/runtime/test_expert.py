@@ -34,7 +34,7 @@ from paceline.runtime.strategy.data.shard import (
     set_gradient_sync,
     shard,
 )
-from paceline.runtime.strategy.expert.exchange import run_spread_experts
+from paceline.runtime.strategy.expert.all_to_all import run_spread_experts
 from paceline.runtime.strategy.expert.split import (
     check_expert,
     expert_modules,

@@ -14,7 +14,7 @@ from paceline.parallel.layout import Layout
 from paceline.profile import DecoderShape
 from paceline.runtime import strategy
 from paceline.runtime.checkpoint import Checkpointer, load
-from paceline.runtime.checkpoint._share import SavePlanner
+from paceline.runtime.checkpoint._save_plan import SavePlanner
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.digest import state_digest
 from paceline.runtime.huggingface import build_hf

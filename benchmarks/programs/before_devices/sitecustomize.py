@@ -1,9 +1,10 @@
 """Put a Paceline from before `runtime/devices.py` on the double: its names are replaced where a
-nursery starts. For `double_soak.py --source`."""
+fork server starts. For `double_soak.py --source`.
+"""
 
 import sys
 
-if any("paceline.runtime.nursery" in each for each in getattr(sys, "orig_argv", [])):
+if any("paceline.runtime.fork_server" in each for each in getattr(sys, "orig_argv", [])):
     import torch
     import torch.distributed as dist
     from tests.sim import backend, device, late
@@ -11,7 +12,7 @@ if any("paceline.runtime.nursery" in each for each in getattr(sys, "orig_argv", 
     import paceline.runtime.recovery.groups as groups
     import paceline.runtime.recovery.member as member
     from paceline.runtime import worker
-    from paceline.runtime.checkpoint import _stage as stage
+    from paceline.runtime.checkpoint import _staging as stage
 
     copy = stage.Stage.copy
 

@@ -6,21 +6,21 @@ together, so that everything no edit names stays as it was, byte for byte.
 
 import ast
 
-from paceline.adapt.alike import Alike
+from paceline.adapt.adaptation import Work
 from paceline.adapt.data import share_data
+from paceline.adapt.devices import place_on_device
 from paceline.adapt.edits import Edits
+from paceline.adapt.launch_command import job_file, start_command
 from paceline.adapt.loop import adapt_loop
-from paceline.adapt.numbers import reduce_numbers
-from paceline.adapt.places import place_on_device
+from paceline.adapt.metrics import reduce_numbers
 from paceline.adapt.printing import print_once
 from paceline.adapt.program import check_goes_on
+from paceline.adapt.rank_invariant import Alike
 from paceline.adapt.refuse import check_is_single_device, read
 from paceline.adapt.result import Adapted, Left, Refusal, Target
 from paceline.adapt.roles import Roles
 from paceline.adapt.saving import save_and_load
 from paceline.adapt.setup import MARK, meet_and_leave
-from paceline.adapt.start import job_file, start_command
-from paceline.adapt.work import Work
 from paceline.adapt.wrapping import wrap_model
 
 _CONCERNS = (

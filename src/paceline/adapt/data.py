@@ -7,9 +7,9 @@ script before, so the losses agree where the order does.
 
 import ast
 
+from paceline.adapt.adaptation import Work
 from paceline.adapt.roles import Loop
 from paceline.adapt.script import Place
-from paceline.adapt.work import Work
 
 _BY_POSITION = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler")
 

@@ -3,7 +3,7 @@
 import ast
 import re
 
-from paceline.adapt.work import Work
+from paceline.adapt.adaptation import Work
 
 
 def adapt_loop(work: Work) -> None:

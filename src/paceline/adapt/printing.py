@@ -2,7 +2,7 @@
 
 import ast
 
-from paceline.adapt.work import Work
+from paceline.adapt.adaptation import Work
 
 _WRITERS = (
     "torch.utils.tensorboard.SummaryWriter", "torch.utils.tensorboard.writer.SummaryWriter",

@@ -8,7 +8,7 @@ of these could only be guessed. docs/guides/own-code.md shows the five lines tha
 
 import ast
 
-from paceline.adapt.work import Work
+from paceline.adapt.adaptation import Work
 
 
 def check_goes_on(work: Work) -> None:

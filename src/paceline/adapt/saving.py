@@ -2,9 +2,9 @@
 
 import ast
 
+from paceline.adapt.adaptation import Work
 from paceline.adapt.data import given_last
 from paceline.adapt.result import Target
-from paceline.adapt.work import Work
 
 _FILE_CALLS = {
     "shutil.copyfile", "shutil.copy", "shutil.copy2", "shutil.move", "shutil.rmtree", "os.remove",

@@ -3,12 +3,12 @@
 import ast
 import builtins
 
+from paceline.adapt.adaptation import Work
 from paceline.adapt.data import epoch_loop
+from paceline.adapt.devices import uses_no_gpu
 from paceline.adapt.helpers import ON_CPU, bound_names, helpers_of, with_needs
-from paceline.adapt.places import uses_no_gpu
+from paceline.adapt.launch_command import start_command
 from paceline.adapt.result import Done, Left, Refusal
-from paceline.adapt.start import start_command
-from paceline.adapt.work import Work
 
 MARK = "# paceline adapt: "
 """Begins the comment that tells an adapted script from one that was written so."""

@@ -3,9 +3,9 @@
 import ast
 from collections.abc import Iterator
 
+from paceline.adapt.adaptation import Work
 from paceline.adapt.result import Left, Refusal
 from paceline.adapt.script import Function, Script
-from paceline.adapt.work import Work
 
 MODULE_NAMES = {
     "add_module", "apply", "bfloat16", "buffers", "children", "compile", "cpu", "cuda", "double",

@@ -1,6 +1,6 @@
 """Whether a job can resume from a checkpoint: as it is, after a conversion, or not at all.
 
-Judges what the checkpoint's own files say (`record/foreign_checkpoints.py`, or a manifest of ours)
+Judges what the checkpoint's own files say (`record/external_checkpoints.py`, or a manifest of ours)
 against the job's plan. Leaves out whether the bytes are whole.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 from paceline.errors import PacelineError, Problem
 from paceline.parallel import Layout
 from paceline.record.checkpoints import Manifest
-from paceline.record.foreign_checkpoints import NAMES, ForeignCheckpoint
+from paceline.record.external_checkpoints import NAMES, ForeignCheckpoint
 from paceline.units import counted
 
 

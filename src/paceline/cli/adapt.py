@@ -131,7 +131,7 @@ def _write(source: _Source, adapted: "Adapted", script: Path, out: Path | None) 
     Raises:
         JobError: `A003`, a file is there already or cannot be written.
     """
-    from paceline.adapt.start import job_file_name
+    from paceline.adapt.launch_command import job_file_name
     from paceline.record.lines import write_whole
     from paceline.record.rewrite import rewrite
 
@@ -210,7 +210,7 @@ def _print(adapted: "Adapted", before: str, script: Path, target: str, written: 
             "".join(line if line.endswith("\n") else line + "\n" for line in lines), nl=False
         )
         if adapted.job_file is not None:
-            from paceline.adapt.start import job_file_name
+            from paceline.adapt.launch_command import job_file_name
 
             name = script.with_name(job_file_name(script.name))
             click.echo(f"\n==> {name} <==\n{adapted.job_file}", nl=False)

@@ -15,10 +15,10 @@ from paceline.report.table import format_table
 from paceline.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from paceline.launch.look import Looked
+    from paceline.launch.inspect_external import Looked
     from paceline.record.checkpoints import Manifest
     from paceline.record.conversion import Form
-    from paceline.record.foreign_checkpoints import ForeignCheckpoint
+    from paceline.record.external_checkpoints import ForeignCheckpoint
     from paceline.record.remote import Copy, Remote
 
 _path = click.argument("path", metavar="PATH")
@@ -92,7 +92,7 @@ def inspect(path: str, tensors: bool, key: str | None, as_json: bool) -> None:
       paceline checkpoint inspect /ckpt/global_step100
     """
     from paceline.errors import CheckpointError, Problem
-    from paceline.launch.other import find_other
+    from paceline.launch.external_checkpoints import find_other
     from paceline.record.checkpoints import read_manifest
     from paceline.record.find_checkpoints import one_checkpoint_at
     from paceline.record.tensors import read_tensors
@@ -173,7 +173,7 @@ def verify(
       2  there is nothing at PATH
       5  none is valid
     """
-    from paceline.launch.other import find_other
+    from paceline.launch.external_checkpoints import find_other
 
     unused = [name for name in ("expect", "tokens") if _is_given(context, name)]
     if unused and prompt is None:
@@ -403,7 +403,7 @@ def _show_other(
         CheckpointError: It is damaged.
     """
     from paceline.errors import CheckpointError
-    from paceline.launch.look import look
+    from paceline.launch.inspect_external import look
 
     _refuse_key(key if other.source[0] not in _KEYED else None, str(other.path))
     found = look(other, key=key)
@@ -446,7 +446,7 @@ def _list_tensors(rows: Iterable[tuple[str, str, Sequence[int]]]) -> None:
 def _verified_other(
     other: "ForeignCheckpoint", prompt: str | None, expect: str | None, tokens: int, key: str | None
 ) -> dict[str, Any]:
-    from paceline.launch.look import infer, look
+    from paceline.launch.inspect_external import infer, look
 
     _refuse_key(key if other.source[0] not in _KEYED else None, str(other.path))
     found = look(other, key=key, scan=True)

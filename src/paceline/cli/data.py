@@ -10,7 +10,7 @@ import msgspec
 
 from paceline.cli.data_check import check
 from paceline.cli.options import PathName, json_option, set_option
-from paceline.cli.preparing import read_as
+from paceline.cli.prepare_progress import read_as
 from paceline.cli.screen import show
 from paceline.report.table import format_table
 
@@ -61,7 +61,7 @@ def prepare(
       paceline data prepare job.yaml
       paceline data prepare job.yaml --set data.seq_len=2048 --processes 4
     """
-    from paceline.cli.preparing import show_preparing
+    from paceline.cli.prepare_progress import show_preparing
     from paceline.prepare import fingerprint, open_index, prepared
 
     folder = prepared(_read(job_file, overrides), show_preparing(), processes=processes)

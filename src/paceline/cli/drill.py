@@ -162,7 +162,7 @@ def _drill(
     as_json: bool,
 ) -> int:
     from paceline.check.drill.oracle import judge
-    from paceline.cli.preparing import show_preparing
+    from paceline.cli.prepare_progress import show_preparing
     from paceline.launch.drill import check_faults, raise_problems, run_to_end
     from paceline.prepare import find_data
     from paceline.record.run import create_run
@@ -205,7 +205,7 @@ def _soak(
     as_json: bool,
 ) -> int:
     from paceline.check.drill.soak import MOST_FAULTS, StretchJudge, draw, summarise
-    from paceline.cli.preparing import show_preparing
+    from paceline.cli.prepare_progress import show_preparing
     from paceline.launch.soak import Soak, run_soak, soak_job
     from paceline.prepare import find_data
     from paceline.report.drill_text import soak_lines

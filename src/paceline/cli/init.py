@@ -35,7 +35,7 @@ def command(path: Path | None, template: str | None, force: bool) -> None:
       paceline init my-job.yaml && paceline plan my-job.yaml
       paceline init --template sentiment && paceline run sentiment/job.yaml
     """
-    from paceline.cli.init_found import found_lines, job_for, look_around
+    from paceline.cli.init_detect import found_lines, job_for, look_around
 
     path = path or Path(template or "job.yaml")
     with as_file(files("paceline") / "templates") as templates:

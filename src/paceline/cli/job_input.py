@@ -75,7 +75,7 @@ def count_samples_at(place: str) -> CountSamples:
     """Counts the samples of a job that is to run at a place; data are prepared for it."""
 
     def count(job: Job) -> Sequence[SourceSize]:
-        from paceline.cli.preparing import show_preparing
+        from paceline.cli.prepare_progress import show_preparing
         from paceline.errors import JobError
         from paceline.launch.places import find_place
         from paceline.prepare import count_samples

@@ -267,7 +267,7 @@ def _print(
     from paceline.check.lint.fix import fix_files
     from paceline.check.lint.lint import linted_data
     from paceline.check.lint.sarif import sarif
-    from paceline.record.plain import plain
+    from paceline.record.sanitize import plain
     from paceline.report.lint_text import finding_lines, summary_line
 
     if as_sarif:

@@ -37,10 +37,10 @@ def command(run: str, rank: int | None, follow: bool, tail: int, runs: Path) -> 
       paceline logs login-node:/data/runs/my-job-20261121-101500
       paceline logs slurm:4711
     """
-    from paceline.launch.elsewhere import FarRun, find_elsewhere, log_command, naming_command
     from paceline.launch.logs import print_logs
     from paceline.launch.places import queued
-    from paceline.launch.standing import find_run
+    from paceline.launch.remote_jobs import FarRun, find_elsewhere, log_command, naming_command
+    from paceline.launch.run_status import find_run
     from paceline.record.placement import read_placement
 
     there = find_elsewhere(run)

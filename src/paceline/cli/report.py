@@ -52,7 +52,7 @@ def command(
       paceline report RUN --md --bench bench/bench.json --out report.md
       paceline report runs/tiny-lm-20261121-101500 --json
     """
-    from paceline.launch.standing import find_run
+    from paceline.launch.run_status import find_run
     from paceline.record.gather import write_page
 
     if as_markdown and as_json:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from paceline.job import Job
     from paceline.parallel import Layout
     from paceline.plan import Plan
-    from paceline.record.foreign_checkpoints import ForeignCheckpoint
+    from paceline.record.external_checkpoints import ForeignCheckpoint
 
 _CODES = {"compatible": 0, "convertible": 1, "not": 5}
 
@@ -59,8 +59,8 @@ def _verdict(
     place: str | None,
     hosts: str | None,
 ) -> "Verdict":
+    from paceline.record.external_checkpoints import find_foreign
     from paceline.record.find_checkpoints import is_checkpoint, is_ours
-    from paceline.record.foreign_checkpoints import find_foreign
     from paceline.record.run import RunFolder
 
     if RunFolder(path).info_file.exists():
@@ -139,7 +139,7 @@ def _of_foreign(
     found: "ForeignCheckpoint", job_file: Path, overrides: tuple[str, ...]
 ) -> "Verdict":
     from paceline.check.resume import judge_foreign
-    from paceline.launch.other import damage_in
+    from paceline.launch.external_checkpoints import damage_in
     from paceline.profile.resolve import written_config
 
     job, plan = _planned(job_file, overrides)

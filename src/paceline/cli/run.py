@@ -9,7 +9,7 @@ import click
 from paceline.cli.options import PathName, json_option, runs_option, set_option
 
 if TYPE_CHECKING:
-    from paceline.cli.run_asked import Asked
+    from paceline.cli.run_options import Asked
     from paceline.job import Job, Script
     from paceline.plan import Plan
     from paceline.record.run import RunFolder
@@ -183,7 +183,7 @@ def command(
       paceline run job.yaml --allow checkpoint-room
       paceline run job.yaml --on slurm --set slurm.partition=gpu --dry-run
     """
-    from paceline.cli.run_asked import Asked
+    from paceline.cli.run_options import Asked
     from paceline.cli.run_preflight import Looking
 
     asked = Asked(
@@ -247,7 +247,7 @@ def _start_job(job_file: Path, overrides: tuple[str, ...], asked: "Asked") -> in
 
     from paceline.check.preflight.look import keep_look, look_before_run
     from paceline.cli.job_input import count_samples_at, read_job
-    from paceline.cli.preparing import show_read
+    from paceline.cli.prepare_progress import show_read
     from paceline.cli.run_job import (
         begin_with,
         check_and_plan,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from paceline.cli.run_asked import Asked
+    from paceline.cli.run_options import Asked
     from paceline.job import Job, Script
     from paceline.launch.engine_run import EngineRun, OwnScript
     from paceline.launch.program_nodes import ProgramNodes

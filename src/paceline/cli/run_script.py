@@ -53,8 +53,8 @@ def check_program(program: "Script", place: str) -> None:
         JobError: It cannot be started.
     """
     from paceline.errors import JobError
-    from paceline.launch.foreign import check_script
     from paceline.launch.program_nodes import PLACES, check_place
+    from paceline.launch.script_run import check_script
 
     if place not in PLACES or (place != "local" and program.spec.starts != "nodes"):
         raise click.UsageError(
@@ -99,7 +99,7 @@ def run_program(
     from paceline.cli.script_progress import ScriptView
     from paceline.launch.attached import versions
     from paceline.launch.engine_run import check_started
-    from paceline.launch.foreign import run_script
+    from paceline.launch.script_run import run_script
     from paceline.record.run_row import read_row
     from paceline.record.script_profile import read_profile
     from paceline.report.script_text import profile_lines

@@ -1,5 +1,6 @@
 """The one printer of what people read: answers as wide as the terminal, in few colours, and what a
-command does while it works, lines and one live line."""
+command does while it works, lines and one live line.
+"""
 
 import os
 import re
@@ -11,7 +12,7 @@ from typing import TextIO
 
 import click
 
-from paceline.record.plain import plain
+from paceline.record.sanitize import plain
 from paceline.report.table import COLUMNS
 
 _LIVE_EVERY_S, _LOG_EVERY_S = 0.1, 10.0

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from paceline.cli.screen import Screen
-from paceline.control import foreign
+from paceline.control import script_run
 from paceline.job import Script
 from paceline.record import events as log
 from paceline.record.run import RunFolder
@@ -91,7 +91,7 @@ class ScriptView:
         if text is not None:
             self._line(f"{time.strftime('%H:%M:%S', time.localtime(event.at))}  {text}")
 
-    def ending(self, state: foreign.State) -> None:
+    def ending(self, state: script_run.State) -> None:
         """How it ended, and the end of the traceback of the rank that failed first."""
         for rank, rest in sorted(self._torn.items()):
             if rest:
@@ -119,7 +119,7 @@ class ScriptView:
         self._line("profile")
         self._lines(f"  {line}" for line in lines)
 
-    def closing(self, state: foreign.State, report: Path | None, why_not: str | None) -> None:
+    def closing(self, state: script_run.State, report: Path | None, why_not: str | None) -> None:
         """What to do next. The report's path is the last line."""
         self._line(f"logs        {self._run.logs}")
         if state.outcome == "interrupted":

@@ -13,7 +13,7 @@ from paceline.cli.options import json_option, runs_option
 from paceline.cli.screen import show
 
 if TYPE_CHECKING:
-    from paceline.launch.standing import Standing
+    from paceline.launch.run_status import Standing
 
 
 @click.command()
@@ -37,8 +37,8 @@ def command(run: str, runs: Path, as_json: bool) -> int:
       paceline status slurm:4711
       paceline status kubernetes:default.trainjob.my-job
     """
-    from paceline.launch.elsewhere import FarRun, find_elsewhere, stand_elsewhere
-    from paceline.launch.standing import stand
+    from paceline.launch.remote_jobs import FarRun, find_elsewhere, stand_elsewhere
+    from paceline.launch.run_status import stand
 
     there = find_elsewhere(run)
     if isinstance(there, FarRun):

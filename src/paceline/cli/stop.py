@@ -25,8 +25,8 @@ def command(run: str, runs: Path, as_json: bool) -> int:
       paceline stop login-node:/data/runs/my-job-20261121-101500
       paceline stop slurm:4711
     """
-    from paceline.launch.elsewhere import FarRun, find_elsewhere, stop_elsewhere
-    from paceline.launch.standing import stop
+    from paceline.launch.remote_jobs import FarRun, find_elsewhere, stop_elsewhere
+    from paceline.launch.run_status import stop
 
     there = find_elsewhere(run)
     if isinstance(there, FarRun):

@@ -81,7 +81,7 @@ def command(
 
 def _find(named: tuple[str, ...], runs: Path) -> "Mapping[str, RunRow]":
     """Key -> run: those named, in that order, or all in the folder of all runs, newest first."""
-    from paceline.launch.standing import find_run
+    from paceline.launch.run_status import find_run
     from paceline.record.registry import list_runs
     from paceline.record.run_row import read_row
 
@@ -126,7 +126,7 @@ _NEWEST = 8
 
 
 def _lines(picture: Mapping[str, Any]) -> list[str]:
-    from paceline.record.plain import plain
+    from paceline.record.sanitize import plain
 
     ranks = picture["ranks"]
     lines = [f"{picture['run']}  {picture['outcome']}", f"  {picture['sentence']}"]

@@ -4,9 +4,9 @@
 
 Its workers talk to others at the address and over the interface from which this machine reaches the
 controller, unless `PACELINE_HOST` and `GLOO_SOCKET_IFNAME` in the environment say otherwise. Its
-nursery is `paceline.runtime.nursery`, unless `PACELINE_NURSERY` names another one (tests do). The
-secret that it is known by comes in the environment, or as the first line of standard input: an
-argument could be read by everybody on the machine.
+fork server is `paceline.runtime.fork_server`, unless `PACELINE_FORK_SERVER` names another one
+(tests do). The secret that it is known by comes in the environment, or as the first line of
+standard input: an argument could be read by everybody on the machine.
 
 It obeys the controller. When the controller is gone training goes on, what the workers say is kept
 for the next one, and the agent looks for it (`control.json` in the run's folder). When none has
@@ -29,22 +29,22 @@ from pathlib import Path
 import msgspec
 
 from paceline.control import messages as say
+from paceline.control.controller_connection import LINE_LIMIT, Uplink
 from paceline.control.environment import environment_of_workers, undone
+from paceline.control.fork_server import Child, ForkServer
 from paceline.control.health import EVERY_S, open_health, own_gpus
 from paceline.control.injection import carry_out
 from paceline.control.kernel import num_oom_kills
 from paceline.control.limits import raise_open_files
-from paceline.control.lookout import LOOK_EVERY_S, STACKS_WAIT_S, Lookout, where
 from paceline.control.network import split_address
-from paceline.control.nursery import Child, Nursery
 from paceline.control.sampling import Sampling
 from paceline.control.slots import Phase, SlotFile, create_slot
-from paceline.control.uplink import LINE_LIMIT, Uplink
+from paceline.control.worker_watch import LOOK_EVERY_S, STACKS_WAIT_S, Lookout, where
 from paceline.errors import RunError
 from paceline.job.faults import parse_fault
 from paceline.record.events import Noted
-from paceline.record.holding import hold_agents, machine
 from paceline.record.machines import RankSample
+from paceline.record.ownership import hold_agents, machine
 from paceline.record.run import RunFolder, open_run
 from paceline.record.snapshot_files import FOLDER, remove_snapshots
 from paceline.topology.machine import find_gpu_uuids
@@ -111,7 +111,7 @@ class Agent:
         per_agent = cluster.ranks_per_node if is_alone else 1
         self._memories = range(node * per_agent, (node + 1) * per_agent)
         self._ranks_per_node = cluster.ranks_per_node
-        self._nursery = Nursery(
+        self._fork_server = ForkServer(
             environment_of_workers(
                 cluster,
                 controller[0],
@@ -128,7 +128,7 @@ class Agent:
 
     async def serve(self) -> None:
         """Obey the controller, and those that follow it, until one says leave, or none is there."""
-        self._nursery.open()
+        self._fork_server.open()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._tell_of_leaving)
         always = [
             asyncio.create_task(work())
@@ -150,7 +150,7 @@ class Agent:
                 task.cancel()
             await self._end_all()
             self._lookout.close()
-            self._nursery.close()
+            self._fork_server.close()
             for node in self._memories:
                 remove_snapshots(FOLDER, self._run.path, node=node)
 
@@ -277,7 +277,7 @@ class Agent:
             return
         pids = [each.process.pid for each in self._workers.values()]
         task = asyncio.create_task(
-            carry_out(fault, pid, pids, self._run.checkpoints, nursery=self._nursery.pid)
+            carry_out(fault, pid, pids, self._run.checkpoints, fork_server=self._fork_server.pid)
         )
         self._injections.add(task)
         task.add_done_callback(self._injections.discard)
@@ -293,7 +293,7 @@ class Agent:
             stamp = time.strftime("%Y-%m-%d %H:%M:%S")
             log.write(f"--- worker {order.worker}, {stamp}\n".encode())
             log.flush()
-            process = self._nursery.start(
+            process = self._fork_server.start(
                 order.worker,
                 ["--run", str(self._run.path)],
                 self._place_of(order.rank),
@@ -362,8 +362,9 @@ class Agent:
         )
 
     def _report_no_start(self, worker: int, returncode: int) -> None:
-        """A worker that was never born as its nursery failed: that is no fault of the hardware."""
-        message, log = self._nursery.last_words(returncode)
+        """A worker that was never born as its fork server failed: that is no fault of the
+        hardware."""
+        message, log = self._fork_server.last_words(returncode)
         crash = say.Crashed(
             kind="StartError",
             message=message,

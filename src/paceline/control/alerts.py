@@ -1,8 +1,8 @@
 """Alert rules on a run's numbers: which fire now, and which are over.
 
 Pure: the same samples make the same alerts. Leaves out where samples come from
-(`record/samples.py`), who takes them (`launch/alarms.py`) and who is sent a message
-(`launch/tell.py`).
+(`record/samples.py`), who takes them (`launch/judge_alerts.py`) and who is sent a message
+(`launch/notify.py`).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence

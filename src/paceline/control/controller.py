@@ -1,7 +1,7 @@
 """The controller's shell: sockets, clock and journal around the pure `core.decide`.
 
 What happens goes into the journal before anything is done about it, so that another controller can
-go on where this one dies; see `succession.py`.
+go on where this one dies; see `failover.py`.
 """
 
 import asyncio
@@ -20,16 +20,16 @@ import msgspec
 
 from paceline.control import messages as say
 from paceline.control import state as st
-from paceline.control.beats import BEAT_EVERY_S, Beats
-from paceline.control.connection import Connection
+from paceline.control.agent_connection import Connection
+from paceline.control.controller_connection import LINE_LIMIT
+from paceline.control.failover import Entry, Link, Memory, advance, encode_entry, snapshot
+from paceline.control.heartbeats import BEAT_EVERY_S, Beats
 from paceline.control.journal import Journal
-from paceline.control.link import Lost
 from paceline.control.network import join_address
 from paceline.control.probe import Prober
-from paceline.control.succession import Entry, Link, Memory, advance, encode_entry, snapshot
-from paceline.control.uplink import LINE_LIMIT
+from paceline.control.reliable_link import Lost
 from paceline.record.events import AnyEvent, EventLog, Reported
-from paceline.record.holding import machine
+from paceline.record.ownership import machine
 
 RENEWALS = 10
 """How often in a lease an agent hears that the controller is there. A guess: nine may be lost."""

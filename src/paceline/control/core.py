@@ -32,9 +32,7 @@ from paceline.control.deadlines import tick, took_over
 from paceline.control.decision import Decision
 from paceline.control.ending import stop_wanted
 from paceline.control.forming import begin, go_on
-from paceline.control.laggards import worker_seen, worker_stuck
-from paceline.control.losing import agent_lost, worker_gone
-from paceline.control.news import to_record, worker_said
+from paceline.control.stalls import worker_seen, worker_stuck
 from paceline.control.state import (
     Action,
     AgentJoined,
@@ -47,6 +45,8 @@ from paceline.control.state import (
     Tick,
     TookOver,
 )
+from paceline.control.worker_loss import agent_lost, worker_gone
+from paceline.control.worker_messages import to_record, worker_said
 from paceline.job.faults import parse_fault
 from paceline.record import events as log
 

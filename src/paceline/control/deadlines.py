@@ -1,19 +1,19 @@
 """What the clock brings about: whatever is waited for only so long is due, or is put off.
 
-Leaves out what is measured on workers (`patience.py`, in their agents).
+Leaves out what is measured on workers (`adaptive_timeouts.py`, in their agents).
 """
 
 from dataclasses import replace
 
 from paceline.control import messages as say
 from paceline.control import world
-from paceline.control.crew import fence, start_agent
 from paceline.control.decision import Decision
 from paceline.control.ending import end_all_agents, give_up
 from paceline.control.forming import go_on
-from paceline.control.laggards import judge_when_answered
-from paceline.control.losing import handle_loss
+from paceline.control.stalls import judge_when_answered
+from paceline.control.start_workers import fence, start_agent
 from paceline.control.state import KillAgent, State, Symptom
+from paceline.control.worker_loss import handle_loss
 from paceline.record import events as log
 
 

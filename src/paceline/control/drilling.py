@@ -4,8 +4,8 @@ Leaves out how a worker or an agent makes it happen (`injection.py`).
 """
 
 from paceline.control import messages as say
-from paceline.control.crew import keep_spares
 from paceline.control.decision import Decision, tell
+from paceline.control.start_workers import keep_spares
 from paceline.control.state import State, Worker
 from paceline.job.faults import parse_fault
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import msgspec
 
 from paceline.catalog.load import read_shipped
+from paceline.control.adaptive_timeouts import meet_limit_s
 from paceline.control.network import address_toward, interface_of
-from paceline.control.patience import meet_limit_s
 from paceline.topology import Cluster
 
 

@@ -1,16 +1,16 @@
 """From agents that are there to a generation at work: slots are filled, and all join.
 
-Leaves out what brings a generation to its end (`losing.py`, `resizing.py`).
+Leaves out what brings a generation to its end (`worker_loss.py`, `resizing.py`).
 """
 
 from paceline.control import messages as say
 from paceline.control import world
-from paceline.control.crew import fence, fill_slots, keep_spares, start_agent
 from paceline.control.decision import Decision, tell
 from paceline.control.drilling import faults_due_now
 from paceline.control.interrupting import abort_when_all_heard
+from paceline.control.rank_assignment import is_true_of_all, set_slots
 from paceline.control.resizing import grow_if_ready, shrink_if_short
-from paceline.control.seats import is_true_of_all, set_slots
+from paceline.control.start_workers import fence, fill_slots, keep_spares, start_agent
 from paceline.control.state import Slot, State, Worker
 from paceline.parallel.shrink import part_of
 from paceline.record import events as log

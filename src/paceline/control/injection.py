@@ -40,7 +40,7 @@ async def carry_out(
     workers: Sequence[int],
     checkpoints: Path,
     *,
-    nursery: int | None,
+    fork_server: int | None,
 ) -> None:
     """Do to a worker or its node what a fault asks; the fault is on the record already."""
     seconds = fault.for_s or 0.0
@@ -61,8 +61,8 @@ async def carry_out(
             for pid in workers:
                 signal_group(pid, signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
-        case "nursery" if nursery is not None:
-            os.kill(nursery, signal.SIGKILL)
+        case "fork-server" if fork_server is not None:
+            os.kill(fork_server, signal.SIGKILL)
         case "pause-agent":
             _wake_later(os.getpid(), seconds)
             os.kill(os.getpid(), signal.SIGSTOP)

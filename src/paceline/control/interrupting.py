@@ -22,7 +22,7 @@ from paceline.control.state import State
 _STEPS_TO_PARK = 3.0
 """Steps that an interrupted worker may take to leave its groups: it hears of it in its next
 collective, at most a step away. Some never come free: gloo forgets an operation in the middle of a
-message (`runtime/strategy/data/sums.py`), and only DDP's can be broken off."""
+message (`runtime/strategy/data/gloo_all_reduce.py`), and only DDP's can be broken off."""
 
 _LEAST_PARK_S = 3.0
 """Parking itself takes milliseconds, but for a worker that looks for the store of a rank that has

@@ -7,7 +7,7 @@ with a later one when it has grown. A controller that takes over replays the res
     file    = magic record*                      the first record is the snapshot
     record  = length:u32 crc(payload):u32 crc(of these 8 bytes):u32 payload
 
-Leaves out: what the entries mean (`succession.py`).
+Leaves out: what the entries mean (`failover.py`).
 """
 
 import errno

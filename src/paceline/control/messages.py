@@ -440,7 +440,7 @@ ToAgent = StartWorker | Tell | KillWorker | KillWorkers | Look | InjectFault | L
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent says, as it is on the wire; see `link.py`."""
+    """What an agent says, as it is on the wire; see `reliable_link.py`."""
 
     number: int
     """0 is outside of the conversation that outlives connections."""

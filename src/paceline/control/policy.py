@@ -13,7 +13,7 @@ From the gentlest to the last resort:
 
 Shrinking has no rung: it is what filling a slot comes to when nothing is left to fill it with.
 
-Leaves out: how a rung is carried out (`losing.py`).
+Leaves out: how a rung is carried out (`worker_loss.py`).
 """
 
 import math

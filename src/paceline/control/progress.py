@@ -1,13 +1,13 @@
 """How far a generation at work is: its state is back, its steps are done, its ranks are through.
 
-Leaves out what its workers say of other things (`news.py`).
+Leaves out what its workers say of other things (`worker_messages.py`).
 """
 
 from paceline.control import messages as say
-from paceline.control.crew import keep_spares
 from paceline.control.decision import Decision, tell_all
 from paceline.control.ending import give_up
-from paceline.control.seats import is_true_of_all
+from paceline.control.rank_assignment import is_true_of_all
+from paceline.control.start_workers import keep_spares
 from paceline.control.state import Clock, Failure, Slot, State
 from paceline.record import events as log
 

@@ -8,11 +8,11 @@ Leaves out who takes which rank, and how large the world can be (`world.py`).
 
 from paceline.control import messages as say
 from paceline.control import world
-from paceline.control.crew import fence, start_worker
 from paceline.control.decision import Decision, tell_all
 from paceline.control.drilling import faults_out_of_reach
 from paceline.control.ending import stop_wanted
-from paceline.control.seats import release
+from paceline.control.rank_assignment import release
+from paceline.control.start_workers import fence, start_worker
 from paceline.control.state import State
 from paceline.parallel.layout import Layout
 from paceline.record import events as log

@@ -23,7 +23,7 @@ import msgspec
 
 from paceline.choices import BatchPolicy
 from paceline.control import messages as say
-from paceline.control.patience import MEET_S, meet_limit_s
+from paceline.control.adaptive_timeouts import MEET_S, meet_limit_s
 from paceline.control.policy import History, Rules
 from paceline.control.stragglers import LossOutliers, Stragglers
 from paceline.errors import RunError
@@ -259,10 +259,10 @@ class State:
 
     slots: list[Slot] = field(default_factory=list)
     empty: set[int] = field(default_factory=set)
-    """Ranks without a worker. `seats.py` keeps it."""
+    """Ranks without a worker. `rank_assignment.py` keeps it."""
 
     unranked: set[int] = field(default_factory=set)
-    """Workers without a rank, by number. `seats.py` keeps it."""
+    """Workers without a rank, by number. `rank_assignment.py` keeps it."""
 
     witness: dict[str, int] = field(default_factory=dict)
     """A rank that was still waited for, by what for: where to look first."""

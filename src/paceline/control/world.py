@@ -7,7 +7,7 @@ brought from elsewhere.
 
 from collections import Counter
 
-from paceline.control.seats import assign, set_slots
+from paceline.control.rank_assignment import assign, set_slots
 from paceline.control.state import State
 from paceline.parallel.layout import Layout
 from paceline.parallel.shrink import part_of, shrunk

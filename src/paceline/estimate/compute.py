@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.estimate.rates import MatmulRate, Rates
-from paceline.estimate.sharing import Ways
+from paceline.estimate.sharding import Ways
 from paceline.parallel.table import Layouts, code_of
 from paceline.profile.block import (
     Block,

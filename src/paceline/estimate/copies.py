@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.estimate.compute import Work
-from paceline.estimate.given import Model, Traffic
+from paceline.estimate.inputs import Model, Traffic
 from paceline.estimate.rates import Rates
-from paceline.estimate.sharing import shared_of
+from paceline.estimate.sharding import shared_of
 from paceline.parallel.table import Layouts, code_of
 from paceline.profile.block import Block, Value
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from paceline.estimate.collectives import all_gather_s, all_reduce_s
 from paceline.estimate.copies import host_copies
-from paceline.estimate.given import Model, Traffic
+from paceline.estimate.inputs import Model, Traffic
 from paceline.estimate.on_stage import stage_parameters
 from paceline.estimate.rates import Rates
-from paceline.estimate.sharing import routed_split, shared_of
+from paceline.estimate.sharding import routed_split, shared_of
 from paceline.parallel.table import Layouts, code_of
 from paceline.profile.block import Block, Value, dense_parameters, expert_parameters
 

@@ -11,14 +11,14 @@ import numpy as np
 
 from paceline.catalog.efficiencies import Efficiencies, load_efficiencies
 from paceline.catalog.engines import Engine, load_engines
-from paceline.estimate.given import Holdings, Model, Traffic
-from paceline.estimate.holdings import (
+from paceline.estimate.engine_memory import (
     MOMENT_BYTES,
     holdings_of,
     is_written,
     root_moment_bytes,
     traffic_of,
 )
+from paceline.estimate.inputs import Holdings, Model, Traffic
 from paceline.estimate.memory import PARTS, fullest, memory_parts
 from paceline.estimate.rates import Rates, rates_of
 from paceline.estimate.step import TERMS, fast_end, slow_end, step_terms

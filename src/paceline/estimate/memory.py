@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.estimate.given import Holdings, Model
+from paceline.estimate.inputs import Holdings, Model
 from paceline.estimate.on_rank import (
     EveryRank,
     OnRank,

@@ -18,7 +18,7 @@ import numpy as np
 from paceline.estimate.collectives import all_gather_s
 from paceline.estimate.compute import matmul_s
 from paceline.estimate.rates import Rates
-from paceline.estimate.sharing import RoutedSplit
+from paceline.estimate.sharding import RoutedSplit
 from paceline.parallel.table import Layouts
 from paceline.profile.block import Block, Matrix, matrices
 

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.estimate.given import Holdings, Model
+from paceline.estimate.inputs import Holdings, Model
 from paceline.estimate.on_stage import stage_blocks
 from paceline.estimate.recompute import OneBlock, deferred_on_rank, kept_on_rank
-from paceline.estimate.sharing import RoutedSplit, Shared, routed_split, shared_of
+from paceline.estimate.sharding import RoutedSplit, Shared, routed_split, shared_of
 from paceline.parallel.stages import rank_of_head
 from paceline.parallel.table import Layouts, code_of
 from paceline.profile.adapter import NF4_AT_ONCE

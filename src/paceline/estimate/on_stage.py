@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.estimate.given import Model, Traffic
-from paceline.estimate.sharing import routed_split
+from paceline.estimate.inputs import Model, Traffic
+from paceline.estimate.sharding import routed_split
 from paceline.parallel.schedules import stages_each
 from paceline.parallel.stages import blocks_of_slowest, rank_of_head
 from paceline.parallel.table import Layouts

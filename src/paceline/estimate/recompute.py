@@ -11,9 +11,9 @@ import numpy as np
 
 from paceline.choices import Recompute
 from paceline.estimate.compute import BlockTimes
-from paceline.estimate.given import Holdings, Model
+from paceline.estimate.inputs import Holdings, Model
 from paceline.estimate.rates import Rates
-from paceline.estimate.sharing import routed_split
+from paceline.estimate.sharding import routed_split
 from paceline.parallel.table import Layouts, code_of
 from paceline.profile.block import Block
 from paceline.profile.saved import (

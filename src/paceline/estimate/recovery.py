@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
+from paceline.estimate.engine_memory import HOST_MEMORY_BYTES_PER_S
 from paceline.estimate.goodput import daly_interval_s, goodput, job_mtbf_s
-from paceline.estimate.holdings import HOST_MEMORY_BYTES_PER_S
 from paceline.parallel import Layout
 from paceline.units import bytes_apart
 

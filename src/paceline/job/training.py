@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 
 from paceline.errors import Problem
-from paceline.job.asked import settings_asked
 from paceline.job.job import JobSpec
+from paceline.job.non_defaults import settings_asked
 from paceline.job.train import TrainSpec
 
 _ADAM = ("adamw", "adamw-8bit", "muon")

@@ -13,18 +13,18 @@ from typing import IO, Any
 
 import paceline
 from paceline.control.controller import MARGIN_S, Controller, Progress
+from paceline.control.failover import Memory, replay, snapshot
 from paceline.control.journal import Journal
 from paceline.control.network import bound_socket
 from paceline.control.state import Setup, State
-from paceline.control.succession import Memory, replay, snapshot
 from paceline.errors import JobError
 from paceline.job import Job, dump_job
-from paceline.launch.alarms import Alarms, stamped
-from paceline.launch.front import Force, supervise
+from paceline.launch.foreground import Force, supervise
+from paceline.launch.judge_alerts import Alarms, stamped
 from paceline.launch.places import Inspection, Site, attached
 from paceline.launch.ready import check_can_run
 from paceline.launch.refit import failure_before
-from paceline.launch.sinks.beside import sinks_beside
+from paceline.launch.sinks.run_sinks import sinks_beside
 from paceline.parallel.rank_map import peers_of
 from paceline.parallel.shrink import rounding_bound
 from paceline.plan import Plan, is_deterministic
@@ -37,7 +37,7 @@ from paceline.record.events import (
     read_events,
 )
 from paceline.record.history import Event, History
-from paceline.record.holding import (
+from paceline.record.ownership import (
     InCharge,
     claim_control,
     claim_from_another,

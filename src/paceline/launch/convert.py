@@ -19,8 +19,8 @@ from paceline.job.pretrained import (
     loads_weights,
     weight_files,
 )
+from paceline.launch.external_checkpoints import damage_in, find_other, no_weights
 from paceline.launch.helper import NoAnswer, ask
-from paceline.launch.other import damage_in, find_other, no_weights
 from paceline.profile.resolve import written_config
 from paceline.record.checkpoints import read_manifest, verify_checkpoint
 from paceline.record.conversion import AdapterFacts, Conversion, Converted, Form

@@ -23,8 +23,8 @@ from paceline.job.faults import parse_fault
 from paceline.plan import Plan
 from paceline.prepare import TrainedOn
 from paceline.record import events as log
-from paceline.record.holding import is_held
 from paceline.record.metrics import StepMetrics, read_all_metrics
+from paceline.record.ownership import is_held
 from paceline.record.run import RunFolder, create_run, open_run
 from paceline.record.snapshot_files import FOLDER, remove_snapshots
 

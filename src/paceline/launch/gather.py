@@ -1,6 +1,6 @@
 """Look at every node of a job at the same time, and keep what each says.
 
-Leaves out the way there (`visits.py`), what is measured (`measure.py`) and the judgement
+Leaves out the way there (`node_commands.py`), what is measured (`measure.py`) and the judgement
 (`check/preflight/`).
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from paceline.job import Job
 from paceline.job.hf_config import has_hf_config
-from paceline.launch.visits import Nodes, Silence, Visit, ask_all
+from paceline.launch.node_commands import Nodes, Silence, Visit, ask_all
 from paceline.topology.node.facts import (
     Gathered,
     Interface,

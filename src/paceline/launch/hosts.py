@@ -18,11 +18,11 @@ from typing import IO
 
 import paceline
 from paceline.control.controller import AgentAddress
-from paceline.control.visit import GONE, LIVES
+from paceline.control.host_agents import GONE, LIVES
 from paceline.errors import JobError, Problem
 from paceline.launch.gather import gather, left_note
+from paceline.launch.node_commands import MOST_AT_ONCE, Nodes, Way
 from paceline.launch.places import LATER, Inspection, Start
-from paceline.launch.visits import MOST_AT_ONCE, Nodes, Way
 from paceline.record.placement import Placement, read_placement, write_placement
 from paceline.record.run import RunFolder
 from paceline.record.snapshot_files import FOLDER, remove_snapshots
@@ -55,7 +55,9 @@ class Hosts:
             OSError: The command for it cannot be started.
             TimeoutExpired: It took too long.
         """
-        inside = self.way.python("paceline.control.visit", "--run", str(self.run.path), *words)
+        inside = self.way.python(
+            "paceline.control.host_agents", "--run", str(self.run.path), *words
+        )
         return subprocess.run(
             self.way.command(host, inside),
             stdin=subprocess.DEVNULL,

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from paceline.errors import JobError
-from paceline.record.plain import plain
 from paceline.record.run import RunFolder
 from paceline.record.run_row import read_row
+from paceline.record.sanitize import plain
 
 _LOOK_S = 0.5
 _OVER_EVERY_S = 3.0

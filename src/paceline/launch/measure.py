@@ -12,7 +12,7 @@ from dataclasses import replace
 import msgspec
 
 from paceline.launch.gather import LIMIT_S, addresses_of
-from paceline.launch.visits import Nodes, Silence, Visit, ask_all
+from paceline.launch.node_commands import Nodes, Silence, Visit, ask_all
 from paceline.plan import Plan
 from paceline.render.example import script_text
 from paceline.topology.node.facts import (

@@ -14,8 +14,8 @@ import msgspec
 
 from paceline.errors import JobError, Problem
 from paceline.job import Job, Script
+from paceline.launch.node_commands import Here, Nodes
 from paceline.launch.places import find_place
-from paceline.launch.visits import Here, Nodes
 from paceline.plan import Plan
 from paceline.topology.node.facts import Gathered
 

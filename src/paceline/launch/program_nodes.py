@@ -1,7 +1,7 @@
 """The machines on which a script's launcher is started once each (`starts: nodes`), and the command
 that starts it there.
 
-Leaves out the launcher's own life on its node (`on_node.py`) and restarts (`foreign.py`).
+Leaves out the launcher's own life on its node (`on_node.py`) and restarts (`script_run.py`).
 """
 
 import shutil
@@ -17,7 +17,7 @@ from paceline.job import Script
 from paceline.job.hosts import find_hosts
 from paceline.launch import ray, srun, ssh
 from paceline.launch.hosts import Hosts, check_hosts
-from paceline.launch.visits import Here, Way
+from paceline.launch.node_commands import Here, Way
 from paceline.record.run import RunFolder
 from paceline.units import counted
 

@@ -8,10 +8,10 @@ from paceline.job import Job
 from paceline.job.data_fields import check_names_data
 from paceline.job.packages import check_package
 from paceline.launch.engine_run import check as check_engine
+from paceline.launch.notify import check_variables
 from paceline.launch.places import attached, find_place
 from paceline.launch.plannable import check_files, check_ours, check_reduction
-from paceline.launch.sinks.beside import check_sinks
-from paceline.launch.tell import check_variables
+from paceline.launch.sinks.run_sinks import check_sinks
 from paceline.parallel import reasons_ours_cannot
 from paceline.parallel.abilities import check_accelerator
 from paceline.plan import Plan

@@ -7,9 +7,9 @@ from paceline.control.alerts import Rules, check_names, rules_of
 from paceline.errors import JobError
 from paceline.job.alerts import AlertSpec
 from paceline.job.load import load_alerts
-from paceline.launch.alarms import Reader, usd_per_h
 from paceline.launch.default_alerts import alerts as default_alerts
-from paceline.launch.standing import find_run
+from paceline.launch.judge_alerts import Reader, usd_per_h
+from paceline.launch.run_status import find_run
 from paceline.record.events import AlertFired
 
 

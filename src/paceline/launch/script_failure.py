@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from paceline.control.foreign import Raised
 from paceline.control.messages import names_lost_peer
-from paceline.record.plain import plain
+from paceline.control.script_run import Raised
+from paceline.record.sanitize import plain
 
 MAX_BYTES = 256 << 10
 """Read from the end of a rank's log: a deep recursion prints 1,000 frames, about 100 kB."""

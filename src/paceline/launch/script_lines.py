@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from paceline.catalog.load import read_shipped
-from paceline.record.plain import plain
+from paceline.record.sanitize import plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

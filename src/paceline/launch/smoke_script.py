@@ -15,8 +15,8 @@ from pathlib import Path
 
 from paceline.job import Script
 from paceline.launch.attached import versions
-from paceline.launch.foreign import run_script
 from paceline.launch.scratch import Listed, list_writable, write_copy
+from paceline.launch.script_run import run_script
 from paceline.launch.smoke import OnNote, last_words
 from paceline.record.events import AnyEvent, WorkerStarted
 from paceline.record.metrics import StepMetrics, read_metrics

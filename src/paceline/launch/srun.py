@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from paceline.control.agent import ORPHANED
+from paceline.control.host_agents import GONE, LIVES
 from paceline.control.network import address_toward
-from paceline.control.visit import GONE, LIVES
 from paceline.errors import JobError, Problem
 from paceline.job import Job, Script
 from paceline.launch.hosts import Hosts, HostSite, check_hosts, starts_of
@@ -28,7 +28,9 @@ _VISIT_S = 30.0
 """For a job step to be made and Python to start. A guess: Slurm's MessageTimeout is 10 s."""
 
 
-_AGENT = f'code=0; "$@" || code=$?; [ $code -ne {ORPHANED} ] || exec "$0" -m paceline.launch.orphan'
+_AGENT = (
+    f'code=0; "$@" || code=$?; [ $code -ne {ORPHANED} ] || exec "$0" -m paceline.launch.requeue'
+)
 """An agent, and what is done when it had no controller any more."""
 
 

@@ -1,6 +1,7 @@
 """A job's folder to all of its hosts: what differs there is sent, and then compared again.
 
-Leaves out the way there (`visits.py`) and what a host does with it (`topology/node/take.py`).
+Leaves out the way there (`node_commands.py`) and what a host does with it
+(`topology/node/receive.py`).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -9,9 +10,9 @@ from pathlib import Path
 
 from paceline.errors import JobError
 from paceline.launch.gather import LIMIT_S
-from paceline.launch.visits import Nodes, Silence, Visit, ask_all
+from paceline.launch.node_commands import Nodes, Silence, Visit, ask_all
 from paceline.topology.node.messages import Sent, Take, Taken
-from paceline.topology.node.take import list_folder, read_file
+from paceline.topology.node.receive import list_folder, read_file
 from paceline.units import format_bytes
 
 _MOST_BYTES = 64 * 2**20

@@ -21,10 +21,10 @@ from paceline.launch.logs import last_lines
 from paceline.live.watched import Watched
 from paceline.record.compare import compare_settings
 from paceline.record.gather import gather
-from paceline.record.plain import plain
 from paceline.record.run import RunFolder
 from paceline.record.run_files import RunFiles
 from paceline.record.run_row import RunRow
+from paceline.record.sanitize import plain
 from paceline.report.curves import BUCKETS, names_of, table, tables_of
 from paceline.report.page import ASSETS, asset, render_live_page, render_tables
 from paceline.report.picture import happened, head, picture

@@ -13,9 +13,9 @@ from paceline.job import JobSpec
 from paceline.plan import Plan
 from paceline.record.events import AnyEvent, RunFinished, RunStarted
 from paceline.record.follow import Follower
-from paceline.record.holding import is_held
 from paceline.record.machine_series import MachineSeries
 from paceline.record.machines import MachineSample, decode_machine, machine_files
+from paceline.record.ownership import is_held
 from paceline.record.run import RunFolder, RunInfo
 from paceline.record.series import Line, Series
 from paceline.report.view import RunView

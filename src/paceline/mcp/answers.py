@@ -13,7 +13,7 @@ import yaml
 
 from paceline.errors import JobError
 from paceline.mcp.bounds import MOST_ROWS, below, bounded, marked, run_name, untrusted
-from paceline.record.plain import plain
+from paceline.record.sanitize import plain
 
 if TYPE_CHECKING:
     from paceline.job import Job
@@ -194,7 +194,7 @@ class Answers:
 
         `run` is a run's name or a queue's id of it.
         """
-        from paceline.launch.standing import stand
+        from paceline.launch.run_status import stand
 
         return bounded(asdict(stand(str(self.run(run).path), self.runs_folder)))
 
@@ -275,7 +275,7 @@ class Answers:
         Raises:
             JobError: `W015`, there is none; `V030`, the name is a path, or a link to elsewhere.
         """
-        from paceline.launch.standing import find_run
+        from paceline.launch.run_status import find_run
 
         inside = self.runs_folder / run_name(name)
         found = find_run(str(inside) if inside.exists() else name, self.runs_folder)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import JobError
-from paceline.record.plain import plain
+from paceline.record.sanitize import plain
 
 MOST_ROWS = 100
 """Rows of any list in an answer. A guess: a client's context holds no more of use."""

@@ -54,7 +54,7 @@ class Control:
 
     def run_stop(self, run: str) -> dict[str, Any]:
         """Ask a run to save at the next step boundary and end; one that waits leaves its queue."""
-        from paceline.launch.standing import stop
+        from paceline.launch.run_status import stop
 
         answers = self.answers
         return {"asked": stop(str(answers.run(run).path), answers.runs_folder)}

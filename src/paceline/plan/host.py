@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.errors import Problem
 from paceline.estimate import Case
-from paceline.estimate.holdings import holdings_of
+from paceline.estimate.engine_memory import holdings_of
 from paceline.estimate.memory import memory_parts
 from paceline.job import Job
 from paceline.parallel import Layout, Layouts, table_of

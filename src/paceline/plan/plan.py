@@ -20,15 +20,6 @@ from paceline.job.data_fields import objective_of
 from paceline.parallel import Layout, Space
 from paceline.parallel.abilities import check_accelerator
 from paceline.parallel.engine_laws import all_reduced
-from paceline.plan.asked import (
-    Asked,
-    CanRun,
-    case_of_asked,
-    clashes,
-    efficiencies_of,
-    engine_of,
-    space_of,
-)
 from paceline.plan.caution import (
     assumed_efficiency,
     assumed_shape,
@@ -39,14 +30,23 @@ from paceline.plan.choose import choose, rejected_of
 from paceline.plan.decide import decide_intervals, decisions_of, length_of
 from paceline.plan.decision import Decision, Plan, Point
 from paceline.plan.host import check_building, host_bytes_of_one
+from paceline.plan.infeasible import nothing_fits, offloads_of
 from paceline.plan.interval import interval_advice, interval_caution, shortened
 from paceline.plan.limits import limit_not_kept, limits_of
 from paceline.plan.loss import check_loss_chunk, check_router_loss, router_loss_of
 from paceline.plan.outlook import Outlook, needs_of, outlook
 from paceline.plan.parallelize import parallelize_plan
 from paceline.plan.recover import check_state, plan_state
-from paceline.plan.refuse import nothing_fits, offloads_of
 from paceline.plan.search import Found, fastest, search
+from paceline.plan.search_inputs import (
+    Asked,
+    CanRun,
+    case_of_asked,
+    clashes,
+    efficiencies_of,
+    engine_of,
+    space_of,
+)
 from paceline.profile import (
     DecoderShape,
     ModelProfile,

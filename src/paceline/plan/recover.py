@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from paceline.errors import Problem
-from paceline.estimate.holdings import MOMENT_BYTES
+from paceline.estimate.engine_memory import MOMENT_BYTES
 from paceline.estimate.recovery import (
     Machine,
     Reliability,

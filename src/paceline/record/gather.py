@@ -15,10 +15,10 @@ from paceline.plan import Plan
 from paceline.record.checkpoints import list_checkpoints
 from paceline.record.events import AnyEvent, read_events
 from paceline.record.follow import Follower
-from paceline.record.holding import is_held
 from paceline.record.machines import MachineSample, decode_machine, machine_files
 from paceline.record.metrics import StepMetrics, read_all_metrics
 from paceline.record.outputs import Outputs, read_outputs
+from paceline.record.ownership import is_held
 from paceline.record.run import RunFolder
 from paceline.record.script_profile import ScriptProfile, read_profile
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from paceline.errors import JobError, did_you_mean
 from paceline.record.registry import Listing, list_runs
+from paceline.record.run_filter import FIELDS, Where, as_text, read_where
 from paceline.record.run_row import RunRow
-from paceline.record.where import FIELDS, Where, as_text, read_where
 
 
 @dataclass(frozen=True, slots=True)

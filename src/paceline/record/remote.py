@@ -2,7 +2,7 @@
 
     s3://bucket/prefix/
       step-00000050/
-        __0_0.distcp ...   as they are, or compressed (`planes.py`) with `.planes` behind the name
+        __0_0.distcp ...   as they are, or compressed (`byte_shuffle.py`), then named `.planes`
         .metadata, tensors.json, manifest.json
         copy.json          which object holds which file, and how
         COMMIT             last: without it there is no copy
@@ -24,6 +24,7 @@ import msgspec
 import xxhash
 
 from paceline.errors import JobError, Problem, reason_of
+from paceline.record.byte_shuffle import compressed, decompressed, spans_of
 from paceline.record.checkpoints import (
     COMMIT,
     MANIFEST,
@@ -35,7 +36,6 @@ from paceline.record.checkpoints import (
     verify_checkpoint,
 )
 from paceline.record.events import CheckpointCopied
-from paceline.record.planes import compressed, decompressed, spans_of
 from paceline.record.tensors import read_tensors
 from paceline.units import format_bytes
 

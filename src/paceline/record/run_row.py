@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.record.history import History
-from paceline.record.holding import is_held
+from paceline.record.ownership import is_held
 from paceline.record.run_files import Planned, RunFiles, Start, Step
 
 OVER = ("finished", "interrupted", "failed")

@@ -19,8 +19,8 @@ from paceline.record.metric_names import numbers_of, numbers_of_evaluation
 from paceline.record.metrics import read_metrics
 from paceline.record.registry import Listing, list_runs
 from paceline.record.run_files import RunFiles
+from paceline.record.run_filter import as_text
 from paceline.record.run_row import RunRow
-from paceline.record.where import as_text
 
 _TYPES = {str: "TEXT", int: "BIGINT", float: "DOUBLE PRECISION", bool: "BOOLEAN"}
 _RUN = {"run": "TEXT NOT NULL REFERENCES runs (run)"}

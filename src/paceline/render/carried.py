@@ -12,8 +12,8 @@ import yaml
 
 from paceline.catalog.load import read_shipped
 from paceline.job import Job
-from paceline.job.asked import fields_of, settings_asked
 from paceline.job.data_fields import WITH_ANSWERS, objective_of
+from paceline.job.non_defaults import fields_of, settings_asked
 from paceline.job.pretrained import loads_weights
 from paceline.render.engine import Gap
 

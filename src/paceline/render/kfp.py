@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.job import Job
-from paceline.job.asked import settings_asked
+from paceline.job.non_defaults import settings_asked
 from paceline.plan import Plan
 from paceline.render import torchrun
 from paceline.render.carried import OF_DDP

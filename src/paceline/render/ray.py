@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.job import Job
-from paceline.job.asked import fields_of
 from paceline.job.kubernetes import KubernetesSpec
+from paceline.job.non_defaults import fields_of
 from paceline.plan import Plan
 from paceline.render.carried import OF_DDP
 from paceline.render.engine import Files, Gap

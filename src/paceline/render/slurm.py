@@ -12,7 +12,7 @@ again, and the run resumes from its newest checkpoint.
 from collections.abc import Iterator, Sequence
 
 from paceline.job import Job, Script, SlurmSpec
-from paceline.job.asked import fields_of
+from paceline.job.non_defaults import fields_of
 from paceline.plan import Plan
 from paceline.render.carried import OF_DDP
 from paceline.render.engine import Files, Gap

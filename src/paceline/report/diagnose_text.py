@@ -11,8 +11,8 @@ from paceline.check.diagnose.conclusion import (
     Consequence,
     Diagnosis,
 )
+from paceline.check.diagnose.messages import spans
 from paceline.check.diagnose.unique import Events
-from paceline.check.diagnose.words import spans
 from paceline.check.finding import Evidence
 from paceline.report.table import text_width
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from paceline.catalog.price import price_day
 from paceline.estimate import useful_passes
-from paceline.estimate.holdings import MOMENT_BYTES
+from paceline.estimate.engine_memory import MOMENT_BYTES
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
 from paceline.report.plan_text import format_amount, of_machine

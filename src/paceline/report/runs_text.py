@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from paceline.record.compare import Bits, Comparison, Curve, Sameness, Values
-from paceline.record.plain import plain
 from paceline.record.run_row import RunRow
+from paceline.record.sanitize import plain
 from paceline.report.table import not_shown
 from paceline.units import counted, format_bytes, format_count, format_seconds
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from paceline.runtime.checkpoint._agree import gather, threads_for_this_rank
+from paceline.runtime.checkpoint._all_ranks import gather, threads_for_this_rank
 from paceline.runtime.state import Box, Stored, boxes_of, named_state
 
 _AHEAD = 2

@@ -1,5 +1,6 @@
 """The evaluation loss: measured on every rank alike, and what follows from it, the best checkpoint
-and an early end."""
+and an early end.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from paceline.errors import JobError
 from paceline.job.evaluate import num_best
 from paceline.record import events as log
 from paceline.runtime import strategy
-from paceline.runtime.checkpoint._agree import from_first
+from paceline.runtime.checkpoint._all_ranks import from_first
 
 if TYPE_CHECKING:
     from paceline.runtime.generation import Generation

@@ -25,7 +25,7 @@ from paceline.record.run import training_digest
 from paceline.runtime import memory
 from paceline.runtime.batches import begin_batches
 from paceline.runtime.checkpoint import Checkpointer, Restored, Saved, SaveFailed
-from paceline.runtime.checkpoint._agree import from_first, gather
+from paceline.runtime.checkpoint._all_ranks import from_first, gather
 from paceline.runtime.digest import state_digest
 from paceline.runtime.evaluation import Evaluate, Evaluation
 from paceline.runtime.recovery.heal import adopt, receive, send

@@ -30,7 +30,7 @@ from paceline.errors import RunError
 from paceline.record import events as log
 from paceline.record.run import training_digest
 from paceline.runtime import strategy
-from paceline.runtime.checkpoint._agree import from_first
+from paceline.runtime.checkpoint._all_ranks import from_first
 from paceline.runtime.data import PreparedData, Samples
 from paceline.runtime.sampling import Ids, Mixture, sample_ids
 from paceline.runtime.session import Session
@@ -44,8 +44,8 @@ all at once. A guess."""
 
 _SIGN_OF_LIFE_S = 300.0
 """Between two signs that the reference is still being computed. A guess: far below what a phase may
-take before it is called late (`UNKNOWN_S` in control/patience.py), and too long to make the limit
-learned from it a short one."""
+take before it is called late (`UNKNOWN_S` in control/adaptive_timeouts.py), and too long to make
+the limit learned from it a short one."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A worker's process: take a rank, run the training function, leave a completion record.
 
-    python -m paceline.runtime.worker --run DIR ...     (the agent's nursery starts it)
+    python -m paceline.runtime.worker --run DIR ...     (the agent's fork server starts it)
 
 When another worker is lost, or this one's program raises, the process lives on: it leaves the
 process groups, keeps model and optimizer, and calls the training function again once it has a place

@@ -14,9 +14,9 @@ from paceline.estimate.recovery import StatePlan, Tier
 from paceline.job import Job
 from paceline.job.failures import FailuresSpec
 from paceline.plan import Plan, plan_job
-from paceline.plan.asked import CanRun
 from paceline.plan.outlook import DEFAULTS, outlook
 from paceline.plan.recover import plan_state
+from paceline.plan.search_inputs import CanRun
 from paceline.profile import ModuleFacts
 from paceline.simulation.costs import Costs, Phase, System, costs_on_gloo, costs_on_nccl
 from paceline.simulation.failures import DAY_S, Fault, draw_faults, expected_per_s

@@ -25,8 +25,8 @@ import simpy
 
 from paceline.control import messages as say
 from paceline.control.core import decide
-from paceline.control.laggards import ANSWER_S
 from paceline.control.slots import Phase as WorkPhase
+from paceline.control.stalls import ANSWER_S
 from paceline.control.state import (
     Action,
     AgentJoined,

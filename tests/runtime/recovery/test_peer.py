@@ -13,8 +13,8 @@ from paceline.parallel.replicas import neighbour_of
 from paceline.record.snapshot_files import remove_snapshots, snapshot_path
 from paceline.runtime.recovery.fingerprint import fingerprint
 from paceline.runtime.recovery.live import LiveState
-from paceline.runtime.recovery.peer import Peers
-from paceline.runtime.recovery.recall import recall, sources
+from paceline.runtime.recovery.peer_snapshots import Peers
+from paceline.runtime.recovery.rollback import recall, sources
 from paceline.runtime.recovery.snapshot import Facts, SnapshotError, Snapshots
 
 FACTS = Facts(job_digest="this")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from paceline.check.diagnose.conclusion import Confidence
 from paceline.check.diagnose.line import Line
-from paceline.check.diagnose.standing import Level
+from paceline.check.diagnose.precedence import Level
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from paceline.check.diagnose.conclusion import Diagnosis
+from paceline.check.diagnose.findings import cause
 from paceline.check.diagnose.flight import (
     MAX_BYTES,
     Dump,
@@ -35,8 +36,7 @@ from paceline.check.diagnose.stacks import (
     read_stacks,
     unlike_calls,
 )
-from paceline.check.diagnose.telling import cause
-from paceline.check.diagnose.told import is_told, told_causes
+from paceline.check.diagnose.symptom_text import is_told, told_causes
 from paceline.record.log_files import Log
 
 _EVENTS_BYTES = 256 << 20

@@ -290,6 +290,6 @@ def _short(value: object) -> str:
 
 
 def _list(ranks: Sequence[int]) -> str:
-    from paceline.check.diagnose.words import spans
+    from paceline.check.diagnose.messages import spans
 
     return spans(sorted(ranks))

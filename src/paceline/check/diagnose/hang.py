@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from paceline.catalog.load import read_shipped
+from paceline.check.diagnose.messages import spans
+from paceline.check.diagnose.precedence import Level
 from paceline.check.diagnose.seen import Seen, Watched
-from paceline.check.diagnose.standing import Level
-from paceline.check.diagnose.words import spans
 
 _NEAR = 6_000
 """Characters before the first failure that count as what the run was doing then. A guess: some

@@ -16,15 +16,15 @@ from paceline.check.diagnose.conclusion import (
     Diagnosis,
     Resemblance,
 )
-from paceline.check.diagnose.ends import ended
+from paceline.check.diagnose.exceptions import exceptions
+from paceline.check.diagnose.exit_causes import ended
+from paceline.check.diagnose.findings import cause, evidence, is_grave, notes, unknown
 from paceline.check.diagnose.line import Line
-from paceline.check.diagnose.possible import possible_causes
+from paceline.check.diagnose.precedence import GENERAL, YIELDS, Level
 from paceline.check.diagnose.printed import concluded, printed, specialise, weakly_printed
-from paceline.check.diagnose.raised import exceptions
-from paceline.check.diagnose.resemble import look_alikes
 from paceline.check.diagnose.seen import Seen
-from paceline.check.diagnose.standing import GENERAL, YIELDS, Level
-from paceline.check.diagnose.telling import cause, evidence, is_grave, notes, unknown
+from paceline.check.diagnose.similar import look_alikes
+from paceline.check.diagnose.symptoms import possible_causes
 from paceline.check.diagnose.waits import cut_off, hangs, only_symptom
 
 _QUIET = {Effect.SILENT, Effect.DEGRADED, Effect.WARNING, Effect.INFO, Effect.HANG}

@@ -7,14 +7,14 @@ from dataclasses import replace
 from paceline.catalog.failure import Effect, load_failures
 from paceline.check.diagnose.candidate import Candidate, ranks_of
 from paceline.check.diagnose.conclusion import Confidence
+from paceline.check.diagnose.corroborate import second_facts
 from paceline.check.diagnose.gpus import with_rank_of_gpu
 from paceline.check.diagnose.hang import around
 from paceline.check.diagnose.line import Line
+from paceline.check.diagnose.messages import OutOfMemory, say, who
 from paceline.check.diagnose.patterns import benign
+from paceline.check.diagnose.precedence import Level, level_of
 from paceline.check.diagnose.seen import Seen
-from paceline.check.diagnose.standing import Level, level_of
-from paceline.check.diagnose.weak import second_facts
-from paceline.check.diagnose.words import OutOfMemory, say, who
 
 
 def printed(seen: Seen) -> Iterator[Candidate]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from paceline.check.diagnose.exits import ExitTable, exits_of
+from paceline.check.diagnose.exit_lines import ExitTable, exits_of
 from paceline.check.diagnose.gpus import gpu_of_rank
 from paceline.check.diagnose.line import MAX_LINE, Line, read_line, with_rank, without_colours
 from paceline.check.diagnose.local_ranks import note_first_rank

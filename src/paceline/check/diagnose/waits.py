@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from paceline.check.diagnose.candidate import Candidate, ranks_of
 from paceline.check.diagnose.conclusion import Confidence
 from paceline.check.diagnose.hang import Reason, Standing, reasons, stand
+from paceline.check.diagnose.messages import spans, who
+from paceline.check.diagnose.precedence import Level
 from paceline.check.diagnose.seen import Seen
-from paceline.check.diagnose.standing import Level
-from paceline.check.diagnose.words import spans, who
 
 _WAITS = {
     "collective-watchdog-timeout",

@@ -20,9 +20,9 @@ from paceline.errors import JobError, Problem
 from paceline.job import Job
 from paceline.launch import gather
 from paceline.launch.measure import ask_torch, measure
+from paceline.launch.node_commands import Here, Nodes
 from paceline.launch.places import Inspection
 from paceline.launch.preflight import find_nodes
-from paceline.launch.visits import Here, Nodes
 from paceline.plan import Plan
 from paceline.record.lines import write_whole
 from paceline.record.run import RunFolder

@@ -8,8 +8,8 @@ from paceline.contracts.phases.cost import cheaper_than, cheapest_on_demand
 from paceline.contracts.phases.memory import optimise_memory
 from paceline.contracts.phases.split import choose_strategy
 from paceline.errors import Problem
+from paceline.plan.infeasible import join_ways, ways_of
 from paceline.plan.limits import affordable_steps
-from paceline.plan.refuse import join_ways, ways_of
 from paceline.prepare.checked import find_checked
 from paceline.units import format_bytes, format_seconds
 

@@ -7,7 +7,7 @@ from paceline.contracts.phases.case import Case
 from paceline.contracts.phases.required import savings
 from paceline.contracts.phases.resources import available_of
 from paceline.parallel.layout import Layout
-from paceline.plan.refuse import ways_of
+from paceline.plan.infeasible import ways_of
 from paceline.units import format_bytes
 
 _STAGES = {"none": 0, "zero1": 1, "zero2": 2, "full": 3, "hybrid": 3}

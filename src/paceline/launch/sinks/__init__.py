@@ -1,8 +1,9 @@
 """Where a run's numbers go besides its folder: one row for each sink, one module behind it.
 
-A sink is a process of its own that follows the run's files (`feed.py`). Another one (`keeper.py`)
-starts it, keeps its log and starts it again; `beside.py` starts that one with a run. So a sink that
-fails, hangs or is killed delays no step, and what it missed is sent later from the same files.
+A sink is a process of its own that follows the run's files (`feed.py`). Another one
+(`supervisor.py`) starts it, keeps its log and starts it again; `run_sinks.py` starts that one with
+a run. So a sink that fails, hangs or is killed delays no step, and what it missed is sent later
+from the same files.
 """
 
 import importlib

@@ -20,11 +20,19 @@ from multiprocessing.connection import Connection
 
 from paceline.record.events import CheckpointCopied, CheckpointCopyFailed
 from paceline.runtime.checkpoint._files import WriteTask
-from paceline.runtime.checkpoint._memory import make_memory, map_memory
 from paceline.runtime.checkpoint._reason import plain_reason
-from paceline.runtime.checkpoint._share import SavePlan
-from paceline.runtime.checkpoint._stage import Stage
-from paceline.runtime.checkpoint._talk import NOTHING, WANTED, Ended, GoOn, Memory, Phase, Write
+from paceline.runtime.checkpoint._save_plan import SavePlan
+from paceline.runtime.checkpoint._shared_memory import make_memory, map_memory
+from paceline.runtime.checkpoint._staging import Stage
+from paceline.runtime.checkpoint._writer_messages import (
+    NOTHING,
+    WANTED,
+    Ended,
+    GoOn,
+    Memory,
+    Phase,
+    Write,
+)
 
 OnPhase = Callable[[str], object]
 """Called with `writing` between the data files and the commit; a drill strikes there."""

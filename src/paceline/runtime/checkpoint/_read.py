@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from paceline.record.checkpoints import METADATA, Manifest
 from paceline.record.tensors import TENSORS, Place, TensorRecord, hashed_places
 from paceline.runtime.checkpoint._frames import frame_of
-from paceline.runtime.checkpoint._share import Part
+from paceline.runtime.checkpoint._save_plan import Part
 from paceline.runtime.checkpoint.pickles import decode_table
 from paceline.runtime.state import Box
 

@@ -19,10 +19,10 @@ from torch import nn
 from paceline import __version__
 from paceline.job import CheckpointSpec
 from paceline.record.events import CheckpointCopied, CheckpointCopyFailed
-from paceline.runtime.checkpoint._agree import Group, gather
+from paceline.runtime.checkpoint._all_ranks import Group, gather
 from paceline.runtime.checkpoint._files import CopyPolicy, Facts, KnownFacts, WriteTask
 from paceline.runtime.checkpoint._process import OnPhase, Pending, writer_process
-from paceline.runtime.checkpoint._share import SavePlan, SavePlanner
+from paceline.runtime.checkpoint._save_plan import SavePlan, SavePlanner
 from paceline.runtime.checkpoint.restore import Restored, restore_newest
 from paceline.runtime.checkpoint.write import (
     PartOutcome,

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import CheckpointError
-from paceline.runtime.checkpoint.foreign import Entry, Weights, entry, tensors_of
+from paceline.runtime.checkpoint.external import Entry, Weights, entry, tensors_of
 from paceline.runtime.checkpoint.pickles import read_pickle
 from paceline.runtime.checkpoint.state_files import StateFiles
 

@@ -12,7 +12,7 @@ from paceline.job.adapters import WEIGHTS
 from paceline.job.pretrained import PICKLES, weight_files
 from paceline.job.safetensors import StoredTensor, stored_tensors
 from paceline.record.conversion import Form
-from paceline.runtime.checkpoint.foreign import (
+from paceline.runtime.checkpoint.external import (
     Entry,
     Weights,
     read_dcp,

@@ -14,15 +14,15 @@ from paceline.record.best import Best
 from paceline.record.checkpoints import BatchChanges, CheckpointEntry, Manifest
 from paceline.record.remote import Remote
 from paceline.record.tensors import Place
-from paceline.runtime.checkpoint._agree import (
+from paceline.runtime.checkpoint._all_ranks import (
     Group,
     attempt,
     from_first,
     gather,
     threads_for_this_rank,
 )
+from paceline.runtime.checkpoint._load_plan import Saved, Target, make_target, take_over
 from paceline.runtime.checkpoint._read import Found, Reading, Tables, open_tables, read, readings_of
-from paceline.runtime.checkpoint._target import Saved, Target, make_target, take_over
 from paceline.runtime.state import DATA, MODEL, split_optimizer_name
 
 

@@ -25,7 +25,7 @@ from paceline.runtime.checkpoint._files import (
     write_part,
 )
 from paceline.runtime.checkpoint._frames import frame_of, table_of_contents
-from paceline.runtime.checkpoint._share import encode
+from paceline.runtime.checkpoint._save_plan import encode
 from paceline.runtime.checkpoint.pickles import read_table
 from paceline.runtime.digest import line_of, seal_of
 from paceline.runtime.state import DATA, OPTIMIZER

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from paceline.errors import Problem, RunError
-from paceline.runtime.checkpoint._agree import Group, gather
+from paceline.runtime.checkpoint._all_ranks import Group, gather
 from paceline.runtime.checkpoint._files import (
     WriteError,
     WriteTask,
@@ -23,7 +23,7 @@ from paceline.runtime.checkpoint._files import (
 )
 from paceline.runtime.checkpoint._process import OnPhase
 from paceline.runtime.checkpoint._reason import plain_reason
-from paceline.runtime.checkpoint._share import SavePlan
+from paceline.runtime.checkpoint._save_plan import SavePlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

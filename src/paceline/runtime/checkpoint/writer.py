@@ -35,8 +35,8 @@ from paceline.runtime.checkpoint._files import (
     wait_for_parts,
     write_part,
 )
-from paceline.runtime.checkpoint._memory import map_memory
-from paceline.runtime.checkpoint._talk import WANTED, Ended, GoOn, Memory, Phase, Write
+from paceline.runtime.checkpoint._shared_memory import map_memory
+from paceline.runtime.checkpoint._writer_messages import WANTED, Ended, GoOn, Memory, Phase, Write
 
 NICENESS = 10
 """Training comes first where both want a core. A guess: a tenth of its weight (sched(7))."""

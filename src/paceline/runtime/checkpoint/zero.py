@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import CheckpointError
-from paceline.runtime.checkpoint.foreign import Entry, Weights, counted, entry, read_files
+from paceline.runtime.checkpoint.external import Entry, Weights, counted, entry, read_files
 from paceline.runtime.checkpoint.pickles import read_pickle
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

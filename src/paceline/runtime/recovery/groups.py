@@ -4,7 +4,7 @@ Nothing in torch frees a gloo collective whose peer is gone: `abort` and `shutdo
 collective waits for its time limit; ranks that are no neighbours of the lost one hear nothing at
 all (measured, torch 2.13). Shutting down the sockets of the groups does, within milliseconds: every
 operation on them, now or later, raises, but for one in the middle of a message, of which DDP's
-all-reduces can be broken off (`strategy/data/sums.py`). NCCL has `abort`.
+all-reduces can be broken off (`strategy/data/gloo_all_reduce.py`). NCCL has `abort`.
 
 Leaves out: which ranks there are (the controller says), and the meshes on top.
 """
@@ -39,14 +39,15 @@ from paceline.runtime._torch_private import (
 )
 from paceline.runtime.devices import is_accelerator, synchronize
 from paceline.runtime.recovery.sequence import collectives, keep_dump
-from paceline.runtime.strategy.data.sums import break_off, take_broken_off
+from paceline.runtime.strategy.data.gloo_all_reduce import break_off, take_broken_off
 
 _STORE_TIMEOUT = timedelta(seconds=300)
 """For a key that another rank has to write; torch's default."""
 
 _TRY_TIMEOUT = timedelta(seconds=1)
 """For one try to reach the store. torch waits some more before it gives up (2.5 s in all,
-measured), which is part of what a worker may take to leave a generation: `control/losing.py`."""
+measured), which is part of what a worker may take to leave a generation:
+`control/worker_loss.py`."""
 
 _LOOK_S = 0.02
 """Between two looks whether the store is there at all."""

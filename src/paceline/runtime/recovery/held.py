@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from paceline.parallel.shrink import Part
-from paceline.runtime.checkpoint._agree import gather
+from paceline.runtime.checkpoint._all_ranks import gather
 from paceline.runtime.recovery.newest import Standing
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.runtime.checkpoint._agree import gather
+from paceline.runtime.checkpoint._all_ranks import gather
 from paceline.runtime.recovery.heal import as_bytes, receive_tensors, send_tensors
 from paceline.runtime.recovery.live import LiveState
 from paceline.runtime.recovery.verdict import Verdict, farther

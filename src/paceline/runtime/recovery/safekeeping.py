@@ -20,13 +20,13 @@ from paceline.control import messages as say
 from paceline.parallel.replicas import neighbour_of
 from paceline.record import events as log
 from paceline.record.best import Best
-from paceline.runtime.checkpoint._agree import gather
+from paceline.runtime.checkpoint._all_ranks import gather
 from paceline.runtime.recovery.guard import Guard, interval
 from paceline.runtime.recovery.held import StartOver
 from paceline.runtime.recovery.live import LiveState
-from paceline.runtime.recovery.peer import Peers
-from paceline.runtime.recovery.recall import recall
+from paceline.runtime.recovery.peer_snapshots import Peers
 from paceline.runtime.recovery.repair import Suspects, copy_from_replicas
+from paceline.runtime.recovery.rollback import recall
 from paceline.runtime.recovery.snapshot import Facts, SnapshotError, Snapshots
 from paceline.runtime.recovery.verdict import Verdict, differing, held_by_all
 

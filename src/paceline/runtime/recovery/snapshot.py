@@ -5,7 +5,7 @@ and says nothing while it is written: a process killed meanwhile leaves the othe
 A step waits for one copy of the bytes; they are hashed in a thread, and the header is written then.
 
 Leaves out: files of another run on this machine, and their removal when a node is given up
-(`record.snapshot_files`); sending a copy to another node (`peer.py`).
+(`record.snapshot_files`); sending a copy to another node (`peer_snapshots.py`).
 """
 
 import mmap

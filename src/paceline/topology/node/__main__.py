@@ -25,7 +25,7 @@ from paceline.topology.node.facts import Reached
 from paceline.topology.node.messages import ANSWER, Call, Look, Seen, Start, Started, Take, Taken
 from paceline.topology.node.probe import probe_node
 from paceline.topology.node.reach import Listener, call_all, free_port
-from paceline.topology.node.take import take
+from paceline.topology.node.receive import take
 
 
 def main() -> int:

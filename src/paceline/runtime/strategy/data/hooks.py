@@ -2,7 +2,8 @@
 
 Every hook gives *sums* over the ranks, in the type of the gradients.
 
-- `none`: DDP's own reduction, which gives means; over gloo a hook of its own (`sums.py`).
+- `none`: DDP's own reduction, which gives means; over gloo a hook of its own
+  (`gloo_all_reduce.py`).
 - `bf16`: half the bytes; each addition on the way rounds to 8 bits. torch's own refuses everything
   but NCCL.
 - `fp16`: half the bytes, three bits more than bf16, and sums above 65,504 overflow. See `RISKS`.
@@ -24,8 +25,8 @@ from torch.futures import Future
 
 from paceline.choices import Compression as CompressionKind
 from paceline.runtime._torch_private import GradBucket
+from paceline.runtime.strategy.data.gloo_all_reduce import BucketSums, sum_bucket
 from paceline.runtime.strategy.data.replica import Replica
-from paceline.runtime.strategy.data.sums import BucketSums, sum_bucket
 
 RISKS: Mapping[CompressionKind, str] = {
     "fp16": "gradients are summed in fp16, which overflows above 65,504 and loses what is below "

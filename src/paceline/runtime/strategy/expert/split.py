@@ -1,7 +1,7 @@
 """Routed experts shared among ranks: every rank keeps some, and tokens travel to theirs and back.
 
 Leaves out: the router and shared experts, which stay whole on every rank; reducing gradients under
-FSDP2 (`shard.py` wraps `expert_modules`). The travelling itself is in `exchange.py`.
+FSDP2 (`shard.py` wraps `expert_modules`). The travelling itself is in `all_to_all.py`.
 
 **A module of routed experts** has `num_experts`, parameters that all have one row for each expert
 in dim 0, no buffers, and the call that `Experts` describes. transformers 5 has written its own so;
@@ -39,7 +39,7 @@ from paceline.parallel.layout import Layout
 from paceline.parallel.layout_laws import check_expert_ranks, check_experts
 from paceline.profile.ways import Ways
 from paceline.runtime._torch_private import parameters_of
-from paceline.runtime.strategy.expert.exchange import run_spread_experts
+from paceline.runtime.strategy.expert.all_to_all import run_spread_experts
 from paceline.runtime.strategy.local import local_of
 from paceline.runtime.strategy.mesh import Meshes
 from paceline.runtime.strategy.tensor.regions import copy_to

@@ -1,0 +1,135 @@
+"""Look into another program's checkpoint: request on stdin, answer on stdout, both JSON.
+
+    python -m paceline.runtime.checkpoint.inspect_external < request.json
+
+What it holds; and where it is asked, whether every value is a number, the shapes are those of the
+model that config.json describes, and the tokenizer loads and stays inside the embedding.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from paceline.errors import PacelineError, Problem, reason_of
+from paceline.profile.fitting import listed
+from paceline.record.conversion import HeldTensor, Look, Seen
+from paceline.runtime.checkpoint.external import Entry, Weights
+from paceline.runtime.checkpoint.fit import check_fit
+from paceline.runtime.checkpoint.readers import read_weights
+from paceline.runtime.checkpoint.state_files import nonfinite_in
+
+_Said = tuple[list[str], list[str], list[Problem]]
+"""What was checked, what was not and why, and what is wrong."""
+
+
+def look(asked: Look) -> Seen:
+    """What is there, and what is wrong with it."""
+    try:
+        weights = read_weights(asked.form, Path(asked.path), asked.key)
+    except PacelineError as error:
+        return Seen(problems=tuple(error.problems))
+    except Exception as error:  # noqa: BLE001 - a file that has something else than its name says
+        what = f"{Path(asked.path).name} is not what its files' names say: {reason_of(error)}"
+        fix = "copy or download the files again, or take an earlier step"
+        return Seen(problems=(Problem(code="M012", what=what, where=asked.path, fix=fix),))
+    config = asked.config or weights.config
+    checked, skipped, problems = list[str](), list[str](), list[Problem]()
+    if asked.scan:
+        problems += _scan(asked, weights.entries)
+        if not problems:
+            checked.append(f"every value of {len(weights.entries)} tensors is a number")
+        if config is not None and asked.form != "adapter":
+            shapes = {name: each.shape for name, each in weights.entries.items()}
+            fit = check_fit(config, shapes, where=asked.path)
+            checked += [fit.checked] if fit.checked else []
+            skipped += [fit.skipped] if fit.skipped else []
+            problems += fit.problems
+        if asked.tokenizer is not None:
+            _tokenizer(asked, config or {}, (checked, skipped, problems))
+    held = [
+        HeldTensor(name=name, dtype=str(each.dtype).removeprefix("torch."), shape=each.shape)
+        for name, each in weights.entries.items()
+    ]
+    return Seen(
+        tensors=tuple(held),
+        optimizer=_optimizer(weights),
+        notes=weights.notes,
+        config=config,
+        checked=tuple(checked),
+        skipped=tuple(skipped),
+        problems=tuple(problems),
+    )
+
+
+def _optimizer(weights: Weights) -> str:
+    if weights.unread:
+        return f"there is one that `checkpoint convert` does not read: {weights.unread}"
+    keys = dict.fromkeys(key for state in weights.optimizer.values() for key in state)
+    return f"{', '.join(keys)} of {len(weights.optimizer)} parameters" if keys else ""
+
+
+def _scan(asked: Look, entries: Mapping[str, Entry]) -> Iterator[Problem]:
+    """`C016`: tensors with values that are NaN or infinite; `M012`: those that cannot be read."""
+    wrong: list[str] = []
+    for name, each in entries.items():
+        try:
+            values = each.load()
+        except Exception as error:  # noqa: BLE001 - a damaged file fails in its library's own way
+            yield Problem(
+                code="M012",
+                what=f"{name} cannot be read: {reason_of(error)}",
+                where=asked.path,
+                fix="copy or download the file again",
+            )
+            continue
+        if found := nonfinite_in(values):
+            wrong.append(f"{name} ({found})")
+    if wrong:
+        yield Problem(
+            code="C016",
+            what=f"{len(wrong)} tensors have values that are no numbers: {listed(wrong)}",
+            where=asked.path,
+            fix="take an earlier checkpoint; `paceline diagnose` finds where a loss became NaN",
+        )
+
+
+def _tokenizer(asked: Look, config: Mapping[str, Any], said: _Said) -> None:
+    """`C017`: the tokenizer does not load, or has tokens that the embedding has no row for."""
+    checked, skipped, problems = said
+    fix = "copy the tokenizer's files of the same model beside config.json"
+    try:
+        import transformers
+
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
+            asked.tokenizer, local_files_only=True
+        )
+        largest = max(tokenizer.get_vocab().values())
+    except ImportError as error:
+        skipped.append(f"the tokenizer: {error}")
+        return
+    except Exception as error:  # noqa: BLE001 - whatever the library says of the files is shown
+        what = f"the tokenizer does not load: {reason_of(error)}"
+        problems.append(Problem(code="C017", what=what, where=str(asked.tokenizer), fix=fix))
+        return
+    text = config.get("text_config") or config
+    rows = text.get("vocab_size")
+    if rows is None:
+        checked.append(f"the tokenizer loads; its largest token is {largest}")
+    elif largest >= rows:
+        what = f"the tokenizer has tokens up to {largest}, and the embedding {rows} rows"
+        problems.append(Problem(code="C017", what=what, where=str(asked.tokenizer), fix=fix))
+    else:
+        checked.append(f"the tokenizer loads; its largest token {largest} is below {rows}")
+
+
+def main() -> None:
+    """Entry point of the process."""
+    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Look)
+    sys.stdout.buffer.write(b"\n" + msgspec.json.encode(look(asked)) + b"\n")
+
+
+if __name__ == "__main__":
+    main()
