@@ -64,7 +64,7 @@ def command(
     \b
     Exit codes:
       0  a cause is named, or nothing is wrong
-      1  no cause is known of the failure or the symptom
+      1  no cause is known, or the run's end is not in its logs
       2  there is nothing to read
     """
     from paceline.check.diagnose.data import check_read, diagnosis_data

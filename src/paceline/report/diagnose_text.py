@@ -81,6 +81,10 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
         yield from _row("cause", f"unknown: {why}", 2)
         for each in diagnosis.unknown:
             yield from _quote("see", each)
+    elif diagnosis.open_end:
+        why = f"no sign of a failure, and none of the run's end: {diagnosis.open_end}"
+        yield from _row("unknown", why, 4)
+        yield from _row("check", _HOW_IT_ENDED, 3)
     elif not diagnosis.facts.keys() & {"repaired", "recovered"}:
         yield from _row("nothing", "no sign of a failure in these logs", 2)
     if diagnosis.consequences:
@@ -109,6 +113,12 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
         yield from _row("not read", trouble.removeprefix("not read: "), 4)
     if not diagnosis.is_words:
         yield from _row("read", _read(diagnosis), 2)
+
+
+_HOW_IT_ENDED = (
+    "does it still run? py-spy dump --pid PID of each rank shows where, and diagnose reads it; if "
+    "it is gone, the scheduler's record says how it ended (sacct -j ID, kubectl describe pod)"
+)
 
 
 def _cause(cause: Cause) -> Iterator[str]:

@@ -106,6 +106,9 @@ class Diagnosis:
     has_failed: bool = False
     """Whether anything in the logs says that the run failed."""
 
+    open_end: str | None = None
+    """Where training stood, where no sign of a failure is seen and none of its end."""
+
     saturated: Sequence[str] = ()
     is_words: bool = False
     """Whether a person's words are all that was given, and no log."""
@@ -115,5 +118,6 @@ class Diagnosis:
 
     @property
     def is_concluded(self) -> bool:
-        """A cause is known, or nothing is wrong. Words are no proof that nothing is."""
-        return bool(self.causes) or not (self.has_failed or self.is_words)
+        """A cause is known, or nothing is wrong. Words are no proof that nothing is, and logs of a
+        run whose end is not in them are none."""
+        return bool(self.causes) or not (self.has_failed or self.is_words or self.open_end)

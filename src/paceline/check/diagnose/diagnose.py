@@ -26,6 +26,7 @@ from paceline.check.diagnose.nccl import (
     read_network,
 )
 from paceline.check.diagnose.own_run import is_events, read_own_run
+from paceline.check.diagnose.progress import open_end
 from paceline.check.diagnose.scan import Scan
 from paceline.check.diagnose.seen import ErrorLine, Found, Seen, Source
 from paceline.check.diagnose.stacks import (
@@ -37,6 +38,7 @@ from paceline.check.diagnose.stacks import (
     unlike_calls,
 )
 from paceline.check.diagnose.symptom_text import is_told, told_causes
+from paceline.check.diagnose.waits import stood_still
 from paceline.record.log_files import Log
 
 _EVENTS_BYTES = 256 << 20
@@ -76,7 +78,7 @@ def diagnose(logs: Iterable[Log]) -> Diagnosis:
         scan.read(log.name, blocks, rank=log.rank, host=log.host)
     name_ranks(scan.seen)
     _conclude(scan.seen, of_newest_generation(dumps), stacks)
-    diagnosis = judge(scan.seen)
+    diagnosis = _with_progress(judge(scan.seen), scan.seen)
     if spoken and not read[0].is_words:  # words beside logs: behind what the logs show
         sentence, known = spoken.decode("utf-8", "replace"), {each.id for each in diagnosis.causes}
         candidates = told_causes(sentence, "words", [], has_failed=False)
@@ -95,6 +97,20 @@ def diagnose(logs: Iterable[Log]) -> Diagnosis:
     candidates = told_causes(words, log.name, printed, has_failed=has_failed)
     causes = [cause(each, scan.seen) for each in candidates]
     return replace(diagnosis, causes=causes, has_failed=has_failed or bool(causes))
+
+
+def _with_progress(diagnosis: Diagnosis, seen: Seen) -> Diagnosis:
+    """What the last steps show, where nothing else is wrong: training stands, or goes on unseen."""
+    is_known = diagnosis.causes or diagnosis.has_failed or diagnosis.notes or "run" in seen.facts
+    if is_known:
+        return diagnosis
+    stands = open_end(seen)
+    if stands is None:
+        return diagnosis
+    if not stands.has_stopped:
+        return replace(diagnosis, open_end=stands.what)
+    causes = [cause(each, seen) for each in stood_still(seen, stands)]
+    return replace(diagnosis, causes=causes, has_failed=True)
 
 
 def diagnose_text(text: str, name: str = "-") -> Diagnosis:

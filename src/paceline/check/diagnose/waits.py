@@ -3,12 +3,15 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+from paceline.catalog.symptom import load_symptoms
 from paceline.check.diagnose.candidate import Candidate, ranks_of
 from paceline.check.diagnose.conclusion import Confidence
 from paceline.check.diagnose.hang import Reason, Standing, reasons, stand
 from paceline.check.diagnose.messages import spans, who
 from paceline.check.diagnose.precedence import Level
+from paceline.check.diagnose.progress import Progress
 from paceline.check.diagnose.seen import Seen
 
 _WAITS = {
@@ -51,6 +54,25 @@ def hangs(seen: Seen, candidates: Sequence[Candidate]) -> Iterator[Candidate]:
             count=len(lines),
             order=why[0].order,
             rank=odd[0] if odd else None,
+        )
+
+
+def stood_still(seen: Seen, stands: Progress) -> Iterator[Candidate]:
+    """Why a run may stand that prints no more steps and nothing else that is known."""
+    checks = {each.id: each.check for each in load_symptoms()["collective-timeout"].causes}
+    found: dict[str, Reason] = {}
+    for reason in reasons(seen, None):
+        found.setdefault(reason.id, reason)
+    for name, reason in found.items():
+        yield Candidate(
+            id=name,
+            level=reason.level,
+            confidence=Confidence.POSSIBLE,
+            lines=[replace(stands.line, rank=None)],  # who prints last is not who is waited for
+            what=f"{stands.what}; {reason.why}",
+            rank=stands.behind[0] if stands.behind else None,
+            order=reason.order,
+            check=checks.get(name),
         )
 
 
