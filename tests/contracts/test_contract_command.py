@@ -10,9 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from paceline.cli import cli
-from paceline.contracts.skills import SKILLS, find_skill, run_skill
+from paceline.contracts.skills import SKILLS, find_skill, ray, run_skill
 from paceline.contracts.skills.messages.read import answer_json, read_request, schema_of
 from paceline.errors import JobError
+
+RAY = find_skill("ray-distributed-trainer").request
 
 
 def refusal(name, text, tmp_path):
@@ -190,6 +192,37 @@ def test_a_request_of_ray_that_cannot_be_is_refused(change, said, tmp_path):
     } | change
     asked = {key: value for key, value in asked.items() if value is not None}
     assert said in refusal("ray-distributed-trainer", json.dumps(asked), tmp_path)
+
+
+def workers_here(number, tmp_path):
+    (tmp_path / "t.py").touch()
+    asked = {
+        "mode": "train",
+        "config": {"numWorkers": number},
+        "trainConfig": {"trainerPath": "t.py"},
+    }
+    return json.dumps(asked)
+
+
+def test_s2_9_more_workers_than_this_machines_memory_holds_are_refused_before_any_starts(
+    tmp_path, monkeypatch
+):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    found = refusal("ray-distributed-trainer", workers_here(100_000, tmp_path), tmp_path)
+    assert "100,000 workers need 24.4 TiB at least, and this machine has" in found
+    assert "workers or fewer, or the address of a cluster" in found
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")  # where the cluster's own memory counts
+    request = read_request(RAY, workers_here(100_000, tmp_path), source="here")
+    assert not list(ray._check(request, tmp_path))
+    assert ray._shares_cores(request) is None
+
+
+def test_s2_9_workers_that_share_this_machines_cores_are_said_to(tmp_path, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    request = read_request(RAY, workers_here(3, tmp_path), source="here")
+    assert "3 workers ask for 3 cores and share the 2" in ray._shares_cores(request)
+    assert ray._shares_cores(read_request(RAY, workers_here(2, tmp_path), source="here")) is None
 
 
 @pytest.mark.parametrize(

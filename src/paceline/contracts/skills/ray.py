@@ -13,6 +13,8 @@ from paceline.contracts.skills import need
 from paceline.contracts.skills.messages.ray import Answer, ClusterStatus, Range, Request, Results
 from paceline.contracts.skills.words import problem
 from paceline.errors import JobError, Problem
+from paceline.topology.machine import find_local_machine
+from paceline.units import counted, format_bytes
 
 _PACKAGES = {"pytorch": "torch", "tensorflow": "tensorflow", "xgboost": "xgboost"}
 
@@ -22,6 +24,10 @@ _TOKEN = (
     "`ray get-auth-token` prints it"
 )
 """Source: docs.ray.io, "Ray token authentication" and the notice of its rollout, 2026-11."""
+
+_WORKER_BYTES = 256 * 2**20
+"""Memory of a worker before it has a model. Measured: 255 MB of its own in a process that has
+imported Ray Train and torch (Ray 2.60, torch 2.13 for CPUs)."""
 
 
 def run(request: Request, folder: Path) -> Answer:
@@ -65,6 +71,12 @@ def _check(request: Request, folder: Path) -> Iterator[Problem]:
         if least > most:
             what = f"at least {least} workers are asked for, and at most {most}"
             yield problem("trainConfig.scalingConfig", what, f"minWorkers {most} or less")
+    if train is not None and not _address(request):
+        free = find_local_machine().available_bytes
+        if most * _WORKER_BYTES > free:
+            what = f"{_memory_of(most)}, and this machine has {format_bytes(free)} free"
+            fix = f"{max(1, free // _WORKER_BYTES)} workers or fewer, or the address of a cluster"
+            yield problem("config.numWorkers", what, fix)
     if request.mode == "tune" and tune is None:
         yield problem("tuneConfig", "mode tune needs `tuneConfig`", "add it")
     if request.mode == "tune" and tune is not None:
@@ -97,6 +109,16 @@ def _workers(request: Request) -> tuple[int, int]:
     return scaling.minWorkers or most, most
 
 
+def _address(request: Request) -> str | None:
+    """The cluster that is asked for; None starts one on this machine."""
+    return request.config.address or os.environ.get("RAY_ADDRESS")
+
+
+def _memory_of(workers: int) -> str:
+    needed = format_bytes(workers * _WORKER_BYTES)
+    return f"{counted(workers, 'worker')} need{'s' if workers == 1 else ''} {needed} at least"
+
+
 def _of_worker(request: Request) -> dict[str, float]:
     """What Ray keeps for one worker."""
     config = request.config
@@ -112,7 +134,7 @@ def _connected(request: Request, folder: Path) -> Iterator[str | None]:
     """A cluster; None, or why there is none."""
     import ray
 
-    address = request.config.address or os.environ.get("RAY_ADDRESS")
+    address = _address(request)
     # A search needs the dashboard's state API: by it Ray takes back the workers of a stopped trial.
     options: dict[str, Any] = {
         "ignore_reinit_error": True,
@@ -171,12 +193,29 @@ def _lacks(request: Request, status: ClusterStatus) -> str | None:
     """What the smallest group of workers needs and the cluster does not have; Ray would wait."""
     if request.mode == "cluster":
         return None
+    import ray
+
     least, asked = _workers(request)[0], _of_worker(request)
     for kind, there in (("CPU", status.totalCpu), ("GPU", status.totalGpu)):
         needed = least * asked.get(kind, 0.0)
         if needed > there:
             return f"{least} workers need {needed:g} {kind}s, the cluster has {there:g}"
+    memory = ray.cluster_resources().get("memory")
+    if memory is not None and least * _WORKER_BYTES > memory:
+        return f"{_memory_of(least)}, the cluster has {format_bytes(int(memory))}"
     return None
+
+
+def _shares_cores(request: Request) -> str | None:
+    """What is said of a cluster that is started here with more cores than this machine has."""
+    workers, cores = _workers(request)[1], os.cpu_count() or 1
+    needed = workers * _of_worker(request).get("CPU", 0.0)
+    if _address(request) or needed <= cores:
+        return None
+    return (
+        f"{counted(workers, 'worker')} ask for {needed:g} cores and share the {cores} of this "
+        "machine: their time is not that of a cluster"
+    )
 
 
 def _loop(request: Request, folder: Path) -> Callable[[dict[str, Any]], None]:
@@ -250,6 +289,7 @@ def _train(request: Request, folder: Path, status: ClusterStatus, began: float) 
         checkpointPath=None if checkpoint is None else checkpoint.path,
         clusterStatus=status,
         trainingTime=round(time.monotonic() - began, 3),
+        message=_shares_cores(request),
     )
 
 
@@ -361,7 +401,7 @@ def _searched(request: Request, found: Any, status: ClusterStatus, began: float)
         checkpointPath=checkpoint,
         clusterStatus=status,
         trainingTime=round(time.monotonic() - began, 3),
-        message=message,
+        message=message or _shares_cores(request),
     )
 
 

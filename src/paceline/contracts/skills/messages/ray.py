@@ -30,7 +30,8 @@ class Config:
     """The workers and where they are."""
 
     numWorkers: Annotated[Positive, Field(le=100_000)] = 1
-    """Processes that train together."""
+    """Processes that train together. Refused are more than the memory holds, of the cluster or of
+    this machine: 256 MiB each before they have a model."""
 
     useGpu: bool = False
     """Whether each has a GPU."""
@@ -205,4 +206,4 @@ class Answer:
     """Seconds, without starting a cluster."""
 
     message: str | None = None
-    """Addition: why the status is not `success`."""
+    """Addition: why the status is not `success`, or that workers share this machine's cores."""
