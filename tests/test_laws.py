@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -175,6 +176,48 @@ def test_no_module_imports_a_package_below_it():
             if downward and (package, parts[1]) not in ALLOWED_UPWARD:
                 wrong.append(f"{place(path, line)} imports {name}")
     assert not wrong
+
+
+LINTS_WALK = ROOT / "check" / "lint"
+"""Its walk through a program follows calls into further functions, and so stays one circle."""
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    """Imports inside functions count, as they only put the circle off; those for types do not."""
+    names = {dotted(path) for _, path, _ in modules()}
+    TopologicalSorter(
+        {
+            dotted(path): imported_modules(tree, names)
+            for _, path, tree in modules()
+            if not path.is_relative_to(LINTS_WALK)
+        }
+    ).prepare()
+
+
+def dotted(path: Path) -> str:
+    parts = ("paceline", *path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts).removesuffix(".__init__")
+
+
+def imported_modules(tree: ast.AST, names: set[str]) -> set[str]:
+    """Modules of ours that a module imports; of `from package import module` the module alone."""
+    found = set()
+    ahead: list[ast.AST] = [tree]
+    while ahead:
+        node = ahead.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= inner & names or {node.module or ""}
+        elif not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+            ahead += ast.iter_child_nodes(node)
+    return found & names
+
+
+def test_a_package_of_which_a_module_is_imported_is_no_circle():
+    inside = ast.parse("def f():\n    from a import b\n    from a.c import d")
+    assert imported_modules(inside, {"a", "a.b", "a.c"}) == {"a.b", "a.c"}
 
 
 def test_torch_is_imported_only_in_runtime_and_prove():

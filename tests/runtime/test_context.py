@@ -32,6 +32,8 @@ from paceline.runtime.decoder import Decoder
 from paceline.runtime.huggingface import build_hf
 from paceline.runtime.strategy.context import kernels
 from paceline.runtime.strategy.context import split as context
+from paceline.runtime.strategy.context.attention import attention, positions
+from paceline.runtime.strategy.context.tokens import local_positions, local_tokens
 from paceline.runtime.strategy.mesh import make_meshes
 
 EXACT = 1e-12
@@ -63,28 +65,26 @@ def layout_of(degree, kind="ring", *, data=1, tensor=1, sharding="none"):
 @pytest.mark.parametrize("kind", ["ring", "ulysses"])
 def test_every_token_is_on_exactly_one_context_rank(kind):
     layout = layout_of(4, kind)
-    found = torch.cat([context.local_positions(32, layout, rank) for rank in range(4)])
+    found = torch.cat([local_positions(32, layout, rank) for rank in range(4)])
     assert sorted(found.tolist()) == list(range(32))
 
 
 def test_every_rank_of_a_ring_sees_as_many_pairs_of_tokens():
-    pairs = [int((context.local_positions(32, layout_of(4), rank) + 1).sum()) for rank in range(4)]
+    pairs = [int((local_positions(32, layout_of(4), rank) + 1).sum()) for rank in range(4)]
     assert pairs == [32 * 33 // 2 // 4] * 4
 
 
 def test_tokens_and_targets_are_cut_alike():
     tokens = torch.arange(34).view(2, 17)
     layout = layout_of(2)
-    inputs, targets = (
-        context.local_tokens(part, layout, 1) for part in (tokens[:, :-1], tokens[:, 1:])
-    )
+    inputs, targets = (local_tokens(part, layout, 1) for part in (tokens[:, :-1], tokens[:, 1:]))
     assert inputs[0].tolist() == [4, 5, 6, 7, 8, 9, 10, 11]
     assert torch.equal(targets, inputs + 1)
 
 
 def test_without_context_ranks_the_tokens_are_handed_through():
     tokens = torch.arange(15).view(1, 15)
-    assert context.local_tokens(tokens, layout_of(1), 0) is tokens
+    assert local_tokens(tokens, layout_of(1), 0) is tokens
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def check_attention(rank, world):
     for (kind, is_causal, kv_heads), dtype in product(CASES, DTYPES):
         layout = layout_of(world, kind)
         here = context.Context(layout, rank, dist.group.WORLD)
-        where = context.local_positions(16, layout, rank)
+        where = local_positions(16, layout, rank)
         whole = draw(4, kv_heads, dtype)
         wide = [each.detach().double().requires_grad_() for each in whole]
         expected = [each[:, :, where] for each in on_one_device(*wide, is_causal)]
@@ -257,7 +257,7 @@ def test_attention_over_ranks_equals_attention_on_one_device(world):
 
 def check_saved(rank, world):
     """Numbers that a ring keeps for its backward pass: of its arguments, and besides them."""
-    where = context.local_positions(16, layout_of(world), rank)
+    where = local_positions(16, layout_of(world), rank)
     query, key, value, _ = (each.detach()[:, :, where] for each in draw(4, 2, torch.float32))
     query.requires_grad_()
     saved = []
@@ -277,7 +277,7 @@ def check_windows(rank, world):
     """Ulysses with what a ring refuses, and its deviation from the same on one device."""
     layout = layout_of(world, "ulysses")
     here = context.Context(layout, rank, dist.group.WORLD)
-    where = context.local_positions(16, layout, rank)
+    where = local_positions(16, layout, rank)
     worst = 0.0
     for options in ({"window": 5}, {"softcap": 2.0}, {"window": 3, "softcap": 2.0, "scale": 0.2}):
         query, key, value, grad = draw(4, 2, torch.float64)
@@ -375,7 +375,7 @@ class Own(nn.Module):
         self.head = nn.Linear(32, 64)
 
     def forward(self, tokens_BS):
-        hidden = self.tokens(tokens_BS) + self.places(context.positions(tokens_BS.shape[1]))
+        hidden = self.tokens(tokens_BS) + self.places(positions(tokens_BS.shape[1]))
         for block in self.blocks:
             hidden = block(hidden)
         return self.head(hidden)
@@ -390,7 +390,7 @@ class OwnBlock(nn.Module):
     def forward(self, hidden):
         heads = self.qkv(hidden).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
         if self.ask:
-            mixed = context.attention(*heads)
+            mixed = attention(*heads)
         else:
             mixed = F.scaled_dot_product_attention(*heads, is_causal=True)
         return hidden + mixed.transpose(1, 2).flatten(2)
@@ -427,10 +427,7 @@ def check_models(rank, world):
             mine = slice(place.data * each, (place.data + 1) * each)
             model = make(family)
             context.split_context(model, layout, meshes)
-            parts = [
-                context.local_tokens(part[mine], layout, place.context)
-                for part in (inputs, targets)
-            ]
+            parts = [local_tokens(part[mine], layout, place.context) for part in (inputs, targets)]
             loss = loss_sum(model, *parts) / targets.numel()
             loss.backward()
             alone.zero_grad()
@@ -473,7 +470,7 @@ def check_recompute(rank, world):
         context.split_context(model, layout, make_meshes(layout, "cpu"))
         for block in model.blocks:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False, **options)
-        parts = [context.local_tokens(part, layout, rank) for part in (inputs, targets)]
+        parts = [local_tokens(part, layout, rank) for part in (inputs, targets)]
         loss_sum(model, *parts).backward()
         for name, parameter in model.named_parameters():
             dist.all_reduce(parameter.grad)
@@ -496,7 +493,7 @@ def check_bfloat16(rank, world):
             parts = inputs, targets
             if layout.context > 1:
                 context.split_context(model, layout, make_meshes(layout, "cpu"))
-                parts = [context.local_tokens(part, layout, rank) for part in parts]
+                parts = [local_tokens(part, layout, rank) for part in parts]
             with torch.autocast("cpu", torch.bfloat16):
                 loss = loss_sum(model, *parts) / targets.numel()
             loss.backward()
@@ -548,8 +545,7 @@ def check_shared(rank, world):
         each = 2 // data
         mine = slice(meshes.place.data * each, (meshes.place.data + 1) * each)
         parts = [
-            context.local_tokens(part[mine], layout, meshes.place.context)
-            for part in (inputs, targets)
+            local_tokens(part[mine], layout, meshes.place.context) for part in (inputs, targets)
         ]
         loss = loss_sum(model, *parts) / targets.numel() * layout.shard_degree  # FSDP2's mean
         loss.backward()
@@ -620,9 +616,7 @@ def check_windowed(rank, world):
     torch.manual_seed(0)
     model = build_hf(config).double()
     context.split_context(model, layout, make_meshes(layout, "cpu"))
-    loss_sum(
-        model, *(context.local_tokens(part, layout, rank) for part in (inputs, targets))
-    ).backward()
+    loss_sum(model, *(local_tokens(part, layout, rank) for part in (inputs, targets))).backward()
     worst = 0.0
     for name, parameter in model.named_parameters():
         dist.all_reduce(parameter.grad)
@@ -630,7 +624,7 @@ def check_windowed(rank, world):
     refused = build_hf(config).double()
     context.split_context(refused, ring, make_meshes(ring, "cpu"))
     with pytest.raises(JobError) as raised:
-        refused(context.local_tokens(inputs, ring, rank))
+        refused(local_tokens(inputs, ring, rank))
     return worst, str(raised.value)
 
 
@@ -674,7 +668,7 @@ def check_fake(rank, world, out):
             model.to_empty(device="cpu")
             model.reset_parameters()
             tokens = torch.zeros(2, SEQ_LEN, dtype=torch.int64)
-            parts = [context.local_tokens(tokens, layout, meshes.place.context)] * 2
+            parts = [local_tokens(tokens, layout, meshes.place.context)] * 2
             with Sent() as forward:
                 loss = loss_sum(model, *parts)
             with Sent() as backward:

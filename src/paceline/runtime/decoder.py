@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from paceline.errors import JobError
 from paceline.profile import DecoderShape
+from paceline.runtime.strategy.context.attention import attention
 from paceline.runtime.strategy.context.documents import Documents, current
-from paceline.runtime.strategy.context.split import attention
 
 INIT_STD = 0.02
 """Standard deviation of initial weights. Source: GPT-2, section 2.3, and Llama's reference code."""

@@ -7,7 +7,7 @@ from paceline.choices import Precision
 from paceline.profile.ways import Ways
 from paceline.runtime.strategy.apply import Options, apply, options_of, rejoin
 from paceline.runtime.strategy.blocks import repeated_blocks
-from paceline.runtime.strategy.context.split import attention, positions
+from paceline.runtime.strategy.context.attention import attention, positions
 from paceline.runtime.strategy.data.hooks import RISKS
 from paceline.runtime.strategy.data.shard import finish_gradients, loss_factor, set_gradient_sync
 from paceline.runtime.strategy.gradients import (

@@ -25,7 +25,8 @@ from paceline.runtime.devices import to_device
 from paceline.runtime.strategy.chunked import IGNORED as IGNORED
 from paceline.runtime.strategy.chunked import in_chunks
 from paceline.runtime.strategy.context.documents import Documents, check_asked, kept_apart
-from paceline.runtime.strategy.context.split import keep_apart, local_tokens
+from paceline.runtime.strategy.context.split import keep_apart
+from paceline.runtime.strategy.context.tokens import local_tokens
 from paceline.runtime.strategy.data.shard import (
     finish_gradients,
     free_gathered,

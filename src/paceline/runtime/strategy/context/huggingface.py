@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from paceline.errors import JobError
-from paceline.runtime.strategy.context.split import Context, cannot
+from paceline.runtime.strategy.context.attention import Context, cannot
 from paceline.units import with_article
 
 NAME = "paceline_context"
