@@ -20,7 +20,7 @@ from pathlib import Path
 
 from price_lists import Row, name_of, read_cloudprice, read_skypilot, write_table
 
-from paceline.catalog import accelerator_spellings, load_accelerators
+from paceline.catalog import load_accelerators
 from paceline.catalog.price import read_prices
 from paceline.catalog.provider import load_providers
 from paceline.errors import JobError
@@ -68,8 +68,7 @@ def refresh(asked: argparse.Namespace) -> str:
     have = {row["provider"] for row in fresh}
     kept = [row for row in old if row["provider"] not in have]
     text = write_table([*kept, *fresh])
-    names = accelerator_spellings(load_accelerators())
-    read_prices(text, file=asked.out.name, spellings=names)  # it can be read again
+    read_prices(text, file=asked.out.name, accelerators=load_accelerators())  # it can be read again
     asked.out.write_text(text, encoding="utf-8")
     mapped = sum(bool(row["name"]) for row in (*kept, *fresh))
     return (

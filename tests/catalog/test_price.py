@@ -85,7 +85,7 @@ def problems_of_table(
     lines = [head, *(row.values() for row in rows)]
     text = "\n".join(",".join(line) for line in lines)
     with pytest.raises(JobError) as caught:
-        read_prices(text, file="p.csv", spellings={"h100": "H100-SXM", "H100-SXM": "H100-SXM"})
+        read_prices(text, file="p.csv", accelerators=load_accelerators())
     return list(caught.value.problems)
 
 
@@ -135,7 +135,7 @@ def test_a_column_that_nothing_reads_and_one_that_is_missing_are_named():
 
 def test_a_table_s_spelling_of_an_accelerator_stands_for_our_name():
     text = "\n".join(",".join(line) for line in (PRICE_COLUMNS, (ROW | {"name": "H100"}).values()))
-    (row,) = read_prices(text, file="p.csv", spellings={"h100": "H100-SXM"})
+    (row,) = read_prices(text, file="p.csv", accelerators=load_accelerators())
     assert (row.accelerator, row.spelled, row.spot_per_hour_usd) == ("H100-SXM", "H100", None)
 
 

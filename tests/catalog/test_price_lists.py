@@ -32,7 +32,7 @@ def test_the_lowest_price_of_all_regions_is_taken_with_its_machine(tmp_path):
         "cpu_4x,,,4.0,16.0,0.2,us-east-1,,",
     )
     assert row["name"] == "H100-SXM"
-    (price,) = read_prices(write_table([row]), file="p.csv", spellings={"H100-SXM": "H100-SXM"})
+    (price,) = read_prices(write_table([row]), file="p.csv", accelerators=load_accelerators())
     assert (price.per_hour_usd, price.spot_per_hour_usd) == (31.92, 12.5)
     assert (price.num_vcpus, price.host_memory_bytes) == (208, 1800 * 2**30)
     assert price.as_of == "2026-11-01"

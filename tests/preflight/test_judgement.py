@@ -467,6 +467,19 @@ def test_a_node_without_any_gpu_is_offered_cpus():
     assert found.fix.endswith("or set cluster.accelerator to cpu")
 
 
+def test_a_plan_for_a_slice_wants_a_card_that_is_cut():
+    need = replace(ON_8_H100, accelerator="H100-SXM 1g.10gb", ranks_per_node=1)
+    cut = with_gpu(H100, state=text("state-8xh100.csv").replace("Disabled", "Enabled"))
+    wrong = {name for _, name in not_right(judged(cut, need=need))}
+    assert "accelerators" not in wrong
+    (whole,) = [
+        each
+        for (_, name), each in not_right(judged(H100, need=need)).items()
+        if name == "accelerators"
+    ]
+    assert "not cut into slices (MIG); the plan is for H100-SXM 1g.10gb" in whole.evidence
+
+
 def test_every_check_of_these_tests_can_be_allowed():
     assert {name for _, _, name, _ in CASES.values()} <= set(check_names())
 

@@ -177,11 +177,8 @@ def test_a_card_of_the_catalog_that_does_not_say_its_memory_has_the_catalog_s():
     assert cluster.known["memory_bytes"] == "cited"
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["0, GRID V100-8Q, [N/A], 3, 16", "0, NVIDIA H100 80GB HBM3, 81559 MiB, 5, 16, 9.0, Enabled"],
-)
-def test_a_memory_that_nobody_says_is_asked_for(line: str):
+def test_a_memory_that_nobody_says_is_asked_for():
+    line = "0, GRID V100-8Q, [N/A], 3, 16"
     with pytest.raises(JobError, match=r"T007: (.|\n)*set cluster\.memory"):
         told(line)
     assert told(line, "memory=10 GiB").memory_bytes == 10 * GIB
@@ -197,12 +194,49 @@ def test_copies_to_the_host_have_the_pcie_link_that_the_card_reports():
     assert grace.host_link_bytes_per_s == 450e9
 
 
+CUT = "0, NVIDIA H100 80GB HBM3, 81559 MiB, 5, 16, 9.0, Enabled\n"
+LISTED = (
+    CUT
+    + """\
+GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-5d5ba0d6)
+  MIG 1g.10gb     Device  0: (UUID: MIG-48a5a7d5)
+  MIG 1g.10gb     Device  1: (UUID: MIG-37aee2a8)
+"""
+)
+
+
 def test_a_slice_of_a_card_has_its_share_of_the_rates_and_a_range():
-    line = "0, NVIDIA H100 80GB HBM3, 81559 MiB, 5, 16, 9.0, Enabled"
-    whole, slice_ = load_accelerators()["H100-SXM"], told(line, "memory=10195 MiB")
+    whole, slice_ = load_accelerators()["H100-SXM"], told(LISTED)
     peak = whole.peak_flops_per_s["bf16"]
-    assert slice_.peak_flops_per_s["bf16"] == pytest.approx(peak / 8, rel=0.01)
-    assert slice_.rates_within == 2
+    assert slice_.accelerator == "H100-SXM 1g.10gb"
+    assert slice_.peak_flops_per_s["bf16"] == pytest.approx(peak / 7)
+    assert slice_.memory_bytes_per_s == pytest.approx(whole.memory_bytes_per_s / 8)
+    assert slice_.memory_bytes == pytest.approx(9.7 * GIB, rel=0.01)  # nvidia-smi: 9.75
+    assert (slice_.rates_within, slice_.num_ranks) == (1.2, 1)
+
+
+def test_unlike_slices_have_to_be_named():
+    unlike = LISTED.replace("1g.10gb     Device  1", "3g.40gb     Device  1")
+    for lines in (CUT, unlike):
+        with pytest.raises(JobError, match=r"T007: (.|\n)*cluster\.accelerator: H100-SXM 1g"):
+            told(lines)
+    named = told(unlike, "accelerator=H100-SXM 3g.40gb")
+    assert (named.is_local, named.accelerator) == (True, "H100-SXM 3g.40gb")
+
+
+def test_the_whole_card_is_not_planned_where_it_is_cut():
+    assert not told(LISTED, "accelerator=H100-SXM").is_local
+
+
+def test_ranks_on_slices_of_one_node_are_refused():
+    for lines, overrides in ((LISTED, ["per_node=2"]), ("", ["accelerator=A100-80 3g.40gb"])):
+        with pytest.raises(JobError, match=r"T025: 2 ranks(.|\n)*set per_node to 1"):
+            told(lines, *overrides, "per_node=2")
+
+
+def test_slices_of_several_nodes_share_no_nvlink():
+    cluster = told("", "accelerator=GB200 1g.23gb", "nodes=4")
+    assert [level.name for level in cluster.levels] == ["network"]
 
 
 @pytest.mark.parametrize(
@@ -220,7 +254,9 @@ def test_a_slice_of_a_card_has_its_share_of_the_rates_and_a_range():
         ("NVIDIA GeForce RTX 4090 D", None),
         ("Quadro RTX 6000", None),
         ("Aldebaran/MI200 [Instinct MI250X/MI250]", None),
-        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "H100-SXM 1g.10gb"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.11gb", None),
+        ("NVIDIA L4 MIG 1g.6gb", None),
     ],
 )
 def test_a_card_is_known_by_the_names_that_its_tools_report(smi, name):

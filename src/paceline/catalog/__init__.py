@@ -3,6 +3,7 @@
 from paceline.catalog.accelerator import PRECISIONS, Accelerator, Backend
 from paceline.catalog.link import Link
 from paceline.catalog.load import (
+    accelerator_named,
     accelerator_spellings,
     catalog_name,
     find_accelerator,
@@ -35,6 +36,7 @@ __all__ = [
     "Link",
     "Price",
     "Provider",
+    "accelerator_named",
     "accelerator_spellings",
     "built_in_catalog",
     "catalog_name",

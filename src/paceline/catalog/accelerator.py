@@ -1,5 +1,6 @@
 """One kind of accelerator: what a row of accelerators.toml says."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -79,13 +80,28 @@ class Accelerator:
     """CUDA's, `9.0`, or AMD's, `gfx942`. A card that is not in the catalog is estimated from cards
     that share its own."""
 
+    mig_profiles: tuple[str, ...] = ()
+    """Slices that NVIDIA's drivers cut it into (MIG), `1g.10gb`, the smallest first; the last is
+    all of it. Empty where it cannot be cut."""
+
+    slice_of: str | None = None
+    """Name of the whole card; None where this is one."""
+
     sources: Mapping[str, str] = field(default_factory=dict)
     """Group of numbers (peak, memory, link, network, overhead) -> where they are from."""
 
 
+def _profiles(value: object) -> tuple[str, ...]:
+    found = r.texts(value)
+    if not all(re.fullmatch(r"[1-9]\d*g\.[1-9]\d*gb", each) for each in found):
+        raise ValueError('profiles as nvidia-smi names them, such as ["1g.10gb", "7g.80gb"]')
+    return found
+
+
 ACCELERATOR_KEYS: Mapping[str, r.Key] = {
-    **r.keys_of(Accelerator, without=("name", "peak_flops_per_s", "source")),
+    **r.keys_of(Accelerator, without=("name", "peak_flops_per_s", "source", "slice_of")),
     **{f"peak_{precision}_flops_per_s": r.Key(read=r.number) for precision in PRECISIONS},
+    "mig_profiles": r.Key(read=_profiles),
     "source": r.Key(read=r.text),
 }
 """Every key of a row of `[accelerators.NAME]`. `memory_bytes` is missing for a CPU alone."""

@@ -7,6 +7,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from paceline.catalog.mig import split_slice
+
 AS_OTHER = {"fp16": "bf16", "tf32": "fp32", "fp4": "nvfp4", "mxfp8": "fp8"}
 """Precisions that are as fast, in share of their own peak, as another one."""
 
@@ -56,12 +58,13 @@ class Efficiencies:
 
     def family_of(self, accelerator: str) -> str:
         """The family whose constants an accelerator has; `other` when none was measured."""
-        return self.family.get(accelerator, "other")
+        whole, _ = split_slice(accelerator)
+        return self.family.get(accelerator) or self.family.get(whole, "other")
 
     def of_accelerator(self, values: Mapping[str, float], accelerator: str) -> float:
         """An entry of `sustained` or `attention_half_len`: the accelerator's own where it was
         measured, else its family's, else the usual one."""
-        names = (accelerator, self.family_of(accelerator))
+        names = (accelerator, split_slice(accelerator)[0], self.family_of(accelerator))
         return next((values[name] for name in names if name in values), values["other"])
 
     def has_hopper_kernels(self, accelerator: str) -> bool:

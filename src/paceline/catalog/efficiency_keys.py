@@ -4,33 +4,34 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from paceline.catalog._rows import no_such, unknown_key
-from paceline.catalog.accelerator import PRECISIONS
+from paceline.catalog.accelerator import PRECISIONS, Accelerator
 from paceline.catalog.efficiencies import (
     AS_OTHER,
     MEASURED_LINKS,
     MatmulEfficiency,
     load_efficiencies,
 )
+from paceline.catalog.load import accelerator_named, accelerator_spellings
 from paceline.errors import Problem
 
 
 def check_efficiencies(
-    rows: Mapping[str, Mapping[str, Any]], spellings: Mapping[str, str], *, file: str
+    rows: Mapping[str, Mapping[str, Any]], accelerators: Mapping[str, Accelerator], *, file: str
 ) -> Iterator[Problem]:
     """Unknown accelerators, unknown keys and values that are no numbers.
 
     Args:
         rows: Tables `[efficiencies.NAME]` by name.
-        spellings: Every accepted spelling of an accelerator -> its name.
+        accelerators: Those that a table may be of, and their slices.
         file: For messages.
     """
-    known = {spelling.lower() for spelling in spellings}
     shipped = load_efficiencies()
     names = (*shipped.attention, *shipped.step, *MEASURED_LINKS)
     numbers = ["sustained", "attention_half_len", *names]
     for name, row in rows.items():
         where = f"efficiencies.{name}"
-        if name.lower() not in known:
+        if accelerator_named(name, accelerators) is None:
+            spellings = accelerator_spellings(accelerators)
             yield no_such("T001", "accelerator", name, spellings, f"{where} in {file}")
         for key, value in row.items():
             if key == "source":

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.catalog._rows import no_such, read_row, with_likes
 from paceline.catalog.accelerator import ACCELERATOR_KEYS, Accelerator, make_accelerator
 from paceline.catalog.link import LINK_KEYS, Link, make_link
+from paceline.catalog.mig import num_slices, slice_of, split_slice
 from paceline.errors import JobError, Problem
 
 if TYPE_CHECKING:
@@ -56,12 +57,45 @@ def find_accelerator(name: str, *, where: str, catalog: "Catalog | None" = None)
         JobError: `T001`, naming the nearest one.
     """
     accelerators = load_accelerators() if catalog is None else catalog.accelerators
+    if (found := accelerator_named(name, accelerators)) is not None:
+        return found
+    card, profile = split_slice(name)
+    whole = accelerator_named(card, accelerators) if profile is not None else None
+    if whole is not None:
+        raise JobError(_no_such_slice(whole, profile, where))
+    spellings = accelerator_spellings(accelerators)
+    raise JobError(_or_own(no_such("T001", "accelerator", name, spellings, where)))
+
+
+def accelerator_named(name: str, accelerators: Mapping[str, Accelerator]) -> Accelerator | None:
+    """The accelerator, or the slice of one, that a name means in any spelling; None without one.
+
+    >>> accelerator_named("h100 1g.10gb", load_accelerators()).name
+    'H100-SXM 1g.10gb'
+    """
+    if name in accelerators:
+        return accelerators[name]
     spellings = accelerator_spellings(accelerators)
     by_lower = {spelling.lower(): known for spelling, known in spellings.items()}
-    found = by_lower.get(name.strip().lower()) or catalog_name(name, catalog)
-    if found is None:
-        raise JobError(_or_own(no_such("T001", "accelerator", name, spellings, where)))
-    return accelerators[found]
+    for spelled, profile in dict.fromkeys(((name, None), split_slice(name))):
+        found = by_lower.get(spelled.strip().lower()) or _by_smi_name(spelled, accelerators)
+        if found is not None:
+            return (
+                accelerators[found] if profile is None else slice_of(accelerators[found], profile)
+            )
+    return None
+
+
+def _no_such_slice(card: Accelerator, profile: str | None, where: str) -> Problem:
+    has = ", ".join(f"{each} ({num_slices(card, each)} of it)" for each in card.mig_profiles)
+    return Problem(
+        code="T001",
+        what=f"{card.name} has no slice (MIG) `{profile}`",
+        where=where,
+        fix=f"choose one of its own: {has}; `nvidia-smi -L` lists those of a machine"
+        if has
+        else f"name the whole card, {card.name}: the catalog knows no slices of it",
+    )
 
 
 def find_link(name: str, *, where: str, catalog: "Catalog | None" = None) -> Link:
@@ -85,6 +119,15 @@ def catalog_name(smi_name: str, catalog: "Catalog | None" = None) -> str | None:
     ('H100-SXM', 'MI300X')
     """
     accelerators = load_accelerators() if catalog is None else catalog.accelerators
+    card, profile = split_slice(smi_name)
+    found = _by_smi_name(card, accelerators)
+    if found is None or profile is None:
+        return found
+    part = slice_of(accelerators[found], profile)
+    return None if part is None else part.name
+
+
+def _by_smi_name(smi_name: str, accelerators: Mapping[str, Accelerator]) -> str | None:
     bare = _bare(smi_name)
     for name, accelerator in accelerators.items():
         if any(bare == _bare(each) for each in accelerator.smi_names):

@@ -12,7 +12,8 @@ from importlib.resources import files
 from typing import Any
 
 from paceline.catalog import _rows as r
-from paceline.catalog.load import accelerator_spellings, load_accelerators
+from paceline.catalog.accelerator import Accelerator
+from paceline.catalog.load import accelerator_named, accelerator_spellings, load_accelerators
 from paceline.catalog.provider import Rents, load_providers
 from paceline.errors import JobError, Problem
 
@@ -90,15 +91,14 @@ def make_price(values: Mapping[str, Any], *, file: str) -> Price:
 def load_prices() -> tuple[Price, ...]:
     """Every price that is shipped, mapped to our names or not."""
     text = (files("paceline.catalog") / "prices.csv").read_text(encoding="utf-8")
-    names = accelerator_spellings(load_accelerators())
-    return read_prices(text, file="prices.csv", spellings=names, day=r.day)
+    return read_prices(text, file="prices.csv", accelerators=load_accelerators(), day=r.day)
 
 
 def read_prices(
     text: str,
     *,
     file: str,
-    spellings: Mapping[str, str],
+    accelerators: Mapping[str, Accelerator],
     day: Callable[[object], str] = r.past_day,
 ) -> tuple[Price, ...]:
     """The rows of a table with the columns of `PRICE_COLUMNS`, as the catalog's `prices.csv`.
@@ -106,7 +106,7 @@ def read_prices(
     Args:
         text: The table.
         file: Its name, for messages.
-        spellings: Every spelling of an accelerator -> the name it stands for.
+        accelerators: Those that a row may be of.
         day: Reads the day of a price; one that has not come is refused.
 
     Raises:
@@ -133,7 +133,7 @@ def read_prices(
             continue
         cells = {name: cell.strip() for name, cell in row.items() if cell.strip()}
         values, wrong = r.read_row(keys, cells, where=where, file=file)
-        name, unknown = name_of_price(values.get("name"), spellings, f"{where}.name in {file}")
+        name, unknown = name_of_price(values.get("name"), accelerators, f"{where}.name in {file}")
         problems += wrong + unknown
         if not wrong + unknown:
             found.append(_price_of({**values, "name": name}))
@@ -142,14 +142,15 @@ def read_prices(
 
 
 def name_of_price(
-    spelled: str | None, spellings: Mapping[str, str], where: str
+    spelled: str | None, accelerators: Mapping[str, Accelerator], where: str
 ) -> tuple[str | None, list[Problem]]:
     """The catalog's name of a price's accelerator, and the problem where it has none."""
-    if spelled is None or spelled in spellings:
-        return spellings.get(spelled or ""), []
-    known = {spelling.lower(): name for spelling, name in spellings.items()}
-    if spelled.lower() in known:
-        return known[spelled.lower()], []
+    if spelled is None:
+        return None, []
+    known = accelerator_named(spelled, accelerators)
+    if known is not None:
+        return known.name, []
+    spellings = accelerator_spellings(accelerators)
     return None, [r.no_such("T001", "accelerator", spelled, spellings, where)]
 
 

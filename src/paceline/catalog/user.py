@@ -20,6 +20,7 @@ from paceline.catalog.efficiencies import load_efficiencies
 from paceline.catalog.efficiency_keys import check_efficiencies
 from paceline.catalog.link import LINK_KEYS, Link, make_link
 from paceline.catalog.load import (
+    accelerator_named,
     accelerator_spellings,
     load_accelerators,
     load_links,
@@ -125,15 +126,14 @@ def merge_catalog(tables: Mapping[str, Any], path: Path) -> Catalog:
     prices += [each for each in listed if (each.provider, each.accelerator) not in replaced]
     prices = _with_rents(tables, prices, file, problems)
     efficiencies = _tables_of(tables, "efficiencies", file, problems)
-    names = accelerator_spellings(accelerators)
-    problems += check_efficiencies(efficiencies, names, file=file)
+    problems += check_efficiencies(efficiencies, accelerators, file=file)
     if problems:
         raise JobError(*problems)
     return Catalog(
         accelerators=accelerators,
         links=all_links,
         prices=tuple(prices),
-        efficiencies=_with_families(_by_name(efficiencies, names), merge.likes),
+        efficiencies=_with_families(_by_name(efficiencies, accelerators), merge.likes),
         source=path,
         changed=frozenset(
             {f"links.{name}" for name in new_links} | {f"accelerators.{name}" for name in new}
@@ -248,11 +248,11 @@ def _tables_of(
 
 
 def _by_name(
-    rows: Mapping[str, Mapping[str, Any]], spellings: Mapping[str, str]
+    rows: Mapping[str, Mapping[str, Any]], accelerators: Mapping[str, Accelerator]
 ) -> dict[str, Mapping[str, Any]]:
     """The rows under the catalog's names: `[efficiencies.h100]` is of H100-SXM."""
-    known = {spelling.lower(): name for spelling, name in spellings.items()}
-    return {known[name.lower()]: row for name, row in rows.items()}
+    found = ((accelerator_named(name, accelerators), row) for name, row in rows.items())
+    return {known.name: row for known, row in found if known is not None}
 
 
 def _with_families(
@@ -300,13 +300,12 @@ def _prices(
             )
         )
         return []
-    spellings = accelerator_spellings(accelerators)
     found: list[Price] = []
     for index, row in enumerate(rows, start=1):
         where = f"prices {index}"
         values, wrong = read_row(PRICE_KEYS, row, where=where, file=file)
         place = f"{where}.accelerator in {file}"
-        name, unknown = name_of_price(values.get("accelerator"), spellings, place)
+        name, unknown = name_of_price(values.get("accelerator"), accelerators, place)
         problems += wrong + unknown
         if not wrong + unknown:
             found.append(replace(make_price(values, file=file), accelerator=name))
@@ -350,8 +349,7 @@ def _listed(
         return load_prices()
     try:
         table = path.parent / Path(text(named)).expanduser()
-        names = accelerator_spellings(accelerators)
-        return read_prices(table.read_text("utf-8"), file=table.name, spellings=names)
+        return read_prices(table.read_text("utf-8"), file=table.name, accelerators=accelerators)
     except JobError as error:
         problems += error.problems
         return ()

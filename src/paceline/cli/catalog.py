@@ -207,6 +207,7 @@ def _one_accelerator(catalog: "Catalog", name: str) -> Iterator[str]:
 
 
 def _numbers(known: "Accelerator", catalog: "Catalog") -> Iterator[tuple[str, str]]:
+    from paceline.catalog.mig import num_slices
     from paceline.topology.levels import node_bytes_per_s
     from paceline.units import format_bytes, format_flops_per_s
 
@@ -231,6 +232,9 @@ def _numbers(known: "Accelerator", catalog: "Catalog") -> Iterator[tuple[str, st
     yield "per node", str(known.num_per_node)
     if known.num_multiprocessors is not None:
         yield "multiprocessors", str(known.num_multiprocessors)
+    if known.mig_profiles:
+        cut = (f"{num_slices(known, each)} of {each}" for each in known.mig_profiles)
+        yield "slices (MIG)", ", ".join(cut)
     yield "collectives", known.backend
     yield "process overhead", format_bytes(known.overhead_bytes)
 

@@ -11,6 +11,7 @@ from math import ceil
 from typing import Literal
 
 from paceline.catalog import Price, Provider, load_providers
+from paceline.catalog.mig import split_slice
 from paceline.estimate.goodput import Goodput, daly_interval_s, goodput, job_mtbf_s
 from paceline.units import bytes_apart, counted, format_bytes
 
@@ -176,6 +177,12 @@ def why_no_cost(accelerator: str, prices: Iterable[Price], train_s: float | None
     """Why a run on an accelerator has no price anywhere, for a person who then looks for one."""
     if train_s is None:
         return "a step's time is; `paceline bench` measures it on the machine itself"
+    card, profile = split_slice(accelerator)
+    if not any(prices) and profile is not None:
+        return (
+            f"the prices of {card} are for whole cards, and what a slice (MIG) of one costs is for "
+            f"its owner to say: add [[prices]] of {accelerator} to paceline-catalog.toml"
+        )
     if not any(prices):
         return (
             f"the catalog has no price of {accelerator}; name another accelerator, or add a price "

@@ -15,8 +15,8 @@ class ClusterSpec:
     """Where to train. Left out, it is this machine."""
 
     accelerator: str | Auto = "auto"
-    """An accelerator from the catalog, such as `H100-SXM`, or `cpu`. `auto` is what this machine
-    has."""
+    """An accelerator from the catalog, such as `H100-SXM`; a slice of one (MIG), such as
+    `H100-SXM 1g.10gb`; or `cpu`. `auto` is what this machine has."""
 
     nodes: Positive = 1
     """Machines. On this machine, each is simulated by an agent of its own."""

@@ -53,7 +53,7 @@ class KubernetesSpec:
 
     accelerator_resource: Resource | Literal["auto", "none"] = "auto"
     """How the cluster counts accelerators. `auto` is `nvidia.com/gpu`, `amd.com/gpu` by the
-    accelerator's vendor, and `none` on a CPU."""
+    accelerator's vendor, `nvidia.com/mig-1g.10gb` for a slice, and `none` on a CPU."""
 
     node_selector: dict[Resource, str] = Field(default_factory=dict)
     """Labels that a node must have, such as `nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3`."""

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from paceline.catalog import Catalog
+from paceline.catalog import Catalog, accelerator_named
 from paceline.catalog.efficiencies import Efficiencies
+from paceline.catalog.mig import split_slice
 from paceline.estimate import Case, Estimate
 from paceline.estimate.estimate import case_holdings
 from paceline.job import Job, LayoutSpec
@@ -81,6 +82,7 @@ def cautions_of(
         takes: Whether another engine takes the job as it is.
     """
     yield from _runs_elsewhere(case, takes)
+    yield from _slices_of_nodes(case.cluster)
     yield from _newer_patch(case)
     yield from _assumed_length(job)
     yield from _beyond_positions(job, case)
@@ -100,6 +102,18 @@ def _runs_elsewhere(case: Case, takes: Callable[[str], bool]) -> Iterator[Cautio
     problem = check_accelerator(name, case.cluster)
     if problem is not None:
         yield Caution(about="accelerator", what=problem.what, fix=problem.fix)
+
+
+def _slices_of_nodes(cluster: Cluster) -> Iterator[Caution]:
+    """Slices (MIG) that reach each other over a network. Source: NVIDIA/nccl#1716."""
+    card, profile = split_slice(cluster.accelerator)
+    if profile is not None and cluster.num_nodes > 1:
+        yield Caution(
+            about="cluster",
+            what=f"{cluster.num_nodes} slices (MIG) train together: NCCL has that as an experiment "
+            "from 2.32 on, without peer-to-peer, and was not tried",
+            fix=f"set cluster.accelerator to {card}, undivided (nvidia-smi -mig 0)",
+        )
 
 
 def _newer_patch(case: Case) -> Iterator[Caution]:
@@ -144,7 +158,7 @@ def assumed_shape(
     job: Job, catalog: Catalog, cluster: Cluster, layout: Layout
 ) -> Iterator[Caution]:
     """What is taken for granted of declared nodes that the catalog does not have so."""
-    known, spec = catalog.accelerators.get(cluster.accelerator), job.spec.cluster
+    known, spec = accelerator_named(cluster.accelerator, catalog.accelerators), job.spec.cluster
     if cluster.is_local or known is None:
         return
     per_node, taken, fixes = cluster.ranks_per_node, [], []

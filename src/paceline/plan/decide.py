@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from paceline.catalog import load_accelerators
+from paceline.catalog import accelerator_named, load_accelerators
+from paceline.catalog.mig import split_slice
 from paceline.job import Job, JobSpec, LayoutSpec, Length
 from paceline.job.faults import parse_fault
 from paceline.parallel.candidates import asks_for_pipeline, with_implied
@@ -94,7 +95,9 @@ def _cluster_decisions(job: Job, cluster: Cluster) -> Iterator[Decision]:
     yield from _unknown_card(cluster)
     if spec.per_node == "auto":
         reason = f"usual for {cluster.accelerator}"
-        if cluster.is_local:
+        if split_slice(cluster.accelerator)[1] is not None:
+            reason = "a process sees one slice (MIG)"
+        elif cluster.is_local:
             cores = (cluster.cores_per_rank or 0) * cluster.num_ranks
             reason = (
                 f"this machine has {cores:.3g} cores; one each, up to 2"
@@ -102,7 +105,7 @@ def _cluster_decisions(job: Job, cluster: Cluster) -> Iterator[Decision]:
                 else "every one of this machine"
             )
         yield Decision(field="cluster.per_node", value=str(cluster.ranks_per_node), reason=reason)
-    known = load_accelerators().get(cluster.accelerator)
+    known = accelerator_named(cluster.accelerator, load_accelerators())
     usual = known.memory_bytes if known is not None else None
     if spec.memory != "auto" and usual is not None and spec.memory > usual:
         yield Decision(
@@ -128,10 +131,12 @@ def _cluster_decisions(job: Job, cluster: Cluster) -> Iterator[Decision]:
 def _unknown_card(cluster: Cluster) -> Iterator[Decision]:
     """How a card is planned that the catalog does not have."""
     within, like = cluster.rates_within, cluster.resembles
-    if like == (cluster.accelerator,):
+    card, profile = split_slice(cluster.accelerator)
+    if profile is not None:
         value = f"rates within {within:.2g} times"
-        reason = "a slice (MIG) is taken to have its share of the card's rates, as of its memory"
+        reason = f"a slice (MIG) is taken to have its share of the rates and the memory of a {card}"
         yield Decision(field="cluster.accelerator", value=value, reason=reason)
+        return
     if not cluster.is_local or cluster.accelerator in load_accelerators():
         return
     if like:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from paceline.catalog import load_accelerators
+from paceline.catalog import accelerator_named, load_accelerators
 from paceline.parallel.abilities import what_trains_on
 from paceline.plan import Plan
 from paceline.render.engine import Gap
@@ -33,7 +33,7 @@ def accelerator_refusals(plan: Plan, *, uses: tuple[str, ...], why: str) -> Iter
 def kernel_refusals(plan: Plan) -> Iterator[Gap]:
     """Kernels of PyTorch's attention that an accelerator or a split sample does not have."""
     asked, cluster = plan.attention, plan.cluster
-    known = load_accelerators().get(cluster.accelerator)
+    known = accelerator_named(cluster.accelerator, load_accelerators())
     why = ""
     if asked == "fused" and (known is None or known.vendor != "NVIDIA"):
         why = "cuDNN has it for NVIDIA's GPUs"

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from paceline.catalog.mig import split_slice
 from paceline.job import Job
 from paceline.job.sources import absolute_paths
 from paceline.plan import Plan
@@ -94,6 +95,8 @@ def accelerator_resource(plan: Plan, job: Job) -> str | None:
         return asked
     if plan.cluster.accelerator.startswith("MI"):
         return "amd.com/gpu"
+    if (profile := split_slice(plan.cluster.accelerator)[1]) is not None:
+        return f"nvidia.com/mig-{profile}"
     return _RESOURCES.get(plan.cluster.backend)
 
 

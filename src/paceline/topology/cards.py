@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from paceline.catalog import Accelerator, Catalog, accelerator_spellings
 from paceline.errors import JobError, Problem
+from paceline.job import ClusterSpec
 from paceline.topology.machine import Machine
 from paceline.topology.read_nvidia import FoundGpu
 from paceline.units import format_bytes
@@ -16,15 +17,18 @@ def memory_of_gpus(
     gpus: Sequence[FoundGpu], known: Accelerator | None, host_bytes: int
 ) -> int | None:
     """Memory of the smallest of a machine's GPUs of one kind: as reported; else its share of the
-    host's, where they use that; else the catalog's. None where nobody says, and of MIG's slices.
+    host's, where they use that; else the catalog's, which a slice (MIG) has too. None where nobody
+    says.
 
     Args:
         gpus: As their tool reports them.
         known: The catalog's row of them.
         host_bytes: Memory of the machine.
     """
-    if not gpus or any(gpu.is_mig for gpu in gpus):
+    if not gpus:
         return None
+    if any(gpu.is_mig for gpu in gpus):
+        return known.memory_bytes if known is not None and known.slice_of is not None else None
     told = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None]
     if len(told) == len(gpus):
         return min(told)
@@ -48,10 +52,10 @@ def memory_problem(gpus: Sequence[FoundGpu], where: str) -> Problem:
     if any(gpu.is_mig for gpu in gpus):
         return Problem(
             code="T007",
-            what=f"{name} is cut into MIG slices, and nvidia-smi reports the whole card's memory",
+            what=f"{name} is cut into slices (MIG), and which one a rank gets is not known",
             where=where,
-            fix="set cluster.memory to that of one slice, which nvidia-smi -L names (1g.10gb has "
-            "10 GB), or undo the slices: nvidia-smi -mig 0",
+            fix="name the slice, as nvidia-smi -L lists it: cluster.accelerator: H100-SXM 1g.10gb; "
+            "or undo the slices: nvidia-smi -mig 0",
         )
     return Problem(
         code="T007",
@@ -119,4 +123,26 @@ def check_one_kind(asked: str, catalog: Catalog, where: str) -> None:
         where=where,
         fix=f"set accelerator to {slowest.name} and memory to {format_bytes(least)}: the "
         "slowest sets the pace and the smallest the room",
+    )
+
+
+def check_slices(known: Accelerator, spec: ClusterSpec, where: str) -> None:
+    """Refuse several ranks on the slices (MIG) of one node.
+
+    Sources: NVIDIA MIG user guide, device enumeration: a CUDA process enumerates one MIG device;
+    and application considerations: no peer-to-peer between slices. NCCL's init.cc refuses two ranks
+    on one card; from 2.32 on it has slices as an experiment, over host memory (NVIDIA/nccl#1716).
+
+    Raises:
+        JobError: `T025`.
+    """
+    if known.slice_of is None or spec.per_node in ("auto", 1):
+        return
+    raise JobError.of(
+        code="T025",
+        what=f"{spec.per_node} ranks on slices (MIG) of one node: a process sees one slice alone, "
+        "and NCCL refuses two ranks on one card",
+        where=where,
+        fix=f"set per_node to 1 for one {known.name}, or undo the slices (nvidia-smi -mig 0) and "
+        f"set accelerator to {known.slice_of}",
     )

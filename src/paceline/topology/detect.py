@@ -6,7 +6,7 @@ Not covered: several machines, see `detect_hosts.py`.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.catalog import Catalog, built_in_catalog, catalog_name
+from paceline.catalog import Catalog, accelerator_named, built_in_catalog, catalog_name
 from paceline.errors import Problem
 from paceline.topology.cards import (
     different_gpus,
@@ -130,7 +130,7 @@ def detect(facts: NodeFacts, catalog: Catalog | None = None) -> Detected:
         gpus = (FoundGpu(name=mac.chip, memory_bytes=mac.memory_bytes),)
     different = different_gpus(gpus, WHERE)
     accelerator = catalog_name(gpus[0].name, catalog) if gpus and different is None else None
-    known = catalog.accelerators[accelerator] if accelerator is not None else None
+    known = accelerator_named(accelerator or "", catalog.accelerators)
     host_bytes = _memory(facts, mac)
     memory = memory_of_gpus(gpus, known, host_bytes or 0) or None
     problems = [] if different is None else [different]
@@ -192,8 +192,10 @@ def cluster_section(found: Detected, catalog: Catalog | None = None) -> dict[str
         "nodes": 1,
         "per_node": len(found.gpus),
     }
+    if any(gpu.is_mig for gpu in found.gpus):
+        section["per_node"] = 1  # a CUDA process sees one slice
     least = found.gpu_memory_bytes
-    known = catalog.accelerators[found.accelerator] if found.accelerator else None
+    known = accelerator_named(found.accelerator or "", catalog.accelerators)
     usual = known.memory_bytes if known is not None else None
     if least is not None and (usual is None or abs(least - usual) > _NEAR * usual):
         section["memory"] = _size(least)

@@ -6,16 +6,19 @@ from pathlib import Path
 from paceline.catalog import (
     Accelerator,
     Catalog,
+    accelerator_named,
     catalog_name,
     find_accelerator,
     find_catalog_file,
     load_catalog,
 )
+from paceline.catalog.mig import RATES_WITHIN
 from paceline.errors import JobError
 from paceline.job import ClusterSpec, Job
 from paceline.topology.cards import (
     check_gpus_seen,
     check_one_kind,
+    check_slices,
     different_gpus,
     memory_of_gpus,
     memory_problem,
@@ -75,16 +78,25 @@ def find_cluster(spec: ClusterSpec, job: Job, machine: Machine | None = None) ->
     where = job.where("cluster.accelerator")
     check_one_kind(spec.accelerator, catalog, where)
     known = find_accelerator(spec.accelerator, where=where, catalog=catalog)
-    num_here = sum(catalog_name(gpu.name, catalog) == known.name for gpu in machine.gpus)
+    check_slices(known, spec, job.where("cluster.per_node"))
+    if known.slice_of is not None:
+        spec = replace(spec, per_node=1)
+    num_here = sum(_is_of(gpu, known, catalog) for gpu in machine.gpus)
     per_node = spec.per_node if spec.per_node != "auto" else max(1, num_here // spec.nodes)
     if num_here and num_here == len(machine.gpus) and spec.nodes * per_node <= num_here:
-        return _gpu_cluster(spec, job, links_of(machine), catalog)
+        return _gpu_cluster(spec, job, links_of(machine), catalog, known)
     if declared is not None:
         if spec.per_node == "auto":
             spec = replace(spec, per_node=len(declared.gpus))
         else:
             _enough(declared, spec.per_node, job)
     return _declared_cluster(spec, _with_rdma(known, job, catalog), catalog, declared)
+
+
+def _is_of(gpu: FoundGpu, known: Accelerator, catalog: Catalog) -> bool:
+    """Whether a GPU is of a kind; one with unlike slices (MIG) may be any of them."""
+    name = catalog_name(gpu.name, catalog)
+    return name == known.name or (gpu.is_mig and name is not None and name == known.slice_of)
 
 
 _WITHOUT_RDMA = ("tcp", "tcpx")
@@ -251,11 +263,22 @@ def cpu_peak_flops_per_s(machine: Machine, num_cores: float) -> dict[str, float]
     return {"fp32": fp32, "bf16": fp32 * (2 if machine.has_bf16 else 1)}
 
 
-def _gpu_cluster(spec: ClusterSpec, job: Job, machine: Machine, catalog: Catalog) -> Cluster:
-    """The GPUs of this machine; several nodes divide them."""
+def _gpu_cluster(
+    spec: ClusterSpec,
+    job: Job,
+    machine: Machine,
+    catalog: Catalog,
+    known: Accelerator | None = None,
+) -> Cluster:
+    """The GPUs of this machine; several nodes divide them. What they are is looked up where the job
+    does not name it."""
     if (different := different_gpus(machine.gpus, job.where("cluster.accelerator"))) is not None:
         raise JobError(different)
-    num_here = len(machine.gpus)
+    known = known or accelerator_named(machine.gpus[0].name, catalog.accelerators)
+    is_slice = known is not None and known.slice_of is not None
+    num_here = 1 if is_slice else len(machine.gpus)  # a CUDA process sees one slice
+    if known is not None:
+        check_slices(known, spec, job.where("cluster.per_node"))
     per_node = spec.per_node if spec.per_node != "auto" else max(1, num_here // spec.nodes)
     if spec.nodes * per_node > num_here:
         raise JobError.of(
@@ -268,10 +291,9 @@ def _gpu_cluster(spec: ClusterSpec, job: Job, machine: Machine, catalog: Catalog
             else "set nodes to 1, or name another machine's accelerator",
         )
     gpu, num_ranks = machine.gpus[0], spec.nodes * per_node
-    name = catalog_name(gpu.name, catalog)
-    known = catalog.accelerators[name] if name is not None else None
+    name = known.name if known is not None else gpu.name
     memory = memory_of_gpus(machine.gpus, known, machine.memory_bytes)
-    if memory is None and spec.memory == "auto":
+    if (memory is None and spec.memory == "auto") or (gpu.is_mig and not is_slice):
         raise JobError(memory_problem(machine.gpus, job.where("cluster.memory")))
     card = None if known is not None else estimate_card(gpu, per_node, catalog)
     row = known or (card.accelerator if card else catalog.accelerators[_OTHER_GPU])
@@ -293,7 +315,7 @@ def _gpu_cluster(spec: ClusterSpec, job: Job, machine: Machine, catalog: Catalog
         row,
         catalog,
         in_node=in_node,
-        name=name or gpu.name,
+        name=name,
         has_rates=known is not None or card is not None,
         is_local=True,
         per_node=per_node,
@@ -307,8 +329,6 @@ def _gpu_cluster(spec: ClusterSpec, job: Job, machine: Machine, catalog: Catalog
         cluster = replace(cluster, host_link_bytes_per_s=rate)
     if spec.memory == "auto" and gpu.memory_bytes is None:
         cluster = _unreported(cluster, known, machine)
-    if known is not None and any(gpu.is_mig for gpu in machine.gpus):
-        return _sliced(cluster, known)
     return cluster if card is None else _estimated(cluster, card)
 
 
@@ -320,21 +340,6 @@ def _unreported(cluster: Cluster, known: Accelerator | None, machine: Machine) -
         return replace(cluster, usable_bytes=min(cluster.usable_bytes, free))
     cited: dict[str, Known] = dict.fromkeys(("memory_bytes", "usable_bytes"), "cited")
     return replace(cluster, known={**cluster.known, **cited})
-
-
-def _sliced(cluster: Cluster, known: Accelerator) -> Cluster:
-    """The cluster of MIG slices: a slice has its share of the rates as of the memory, which is off
-    by two at the most (1g.20gb of an H100: an eighth of the multiprocessors, a quarter of the
-    memory). Source: NVIDIA MIG user guide, supported profiles."""
-    share = cluster.memory_bytes / (known.memory_bytes or cluster.memory_bytes)
-    return _estimated(
-        replace(
-            cluster,
-            peak_flops_per_s={kind: share * r for kind, r in cluster.peak_flops_per_s.items()},
-            memory_bytes_per_s=share * (cluster.memory_bytes_per_s or 0.0),
-        ),
-        EstimatedCard(accelerator=known, rates_within=2.0, like=(known.name,)),
-    )
 
 
 def _estimated(cluster: Cluster, card: EstimatedCard) -> Cluster:
@@ -411,6 +416,8 @@ def _from_catalog(
             in_node=in_node,
         )
     measured: dict[str, Known] = {"cores_per_rank": "measured"} if is_local else {}
+    if known.slice_of is not None:
+        measured |= dict.fromkeys(("peak_flops_per_s", "memory_bytes_per_s"), "estimated")
     if in_node:
         measured["link_bytes_per_s"] = "measured"
     if host_bytes is None and known.host_memory_bytes is not None:
@@ -436,6 +443,8 @@ def _from_catalog(
         host_bytes=host_bytes if spec.host_memory == "auto" else spec.host_memory,
         levels=levels,
         num_multiprocessors=known.num_multiprocessors if has_rates else None,
+        rates_within=1.0 if known.slice_of is None else RATES_WITHIN,
+        resembles=() if known.slice_of is None else (known.slice_of,),
         known=_known(
             spec,
             "measured" if is_local else "cited",

@@ -59,11 +59,13 @@ class PortText:
 
 
 def query_gpus(looks: list[Look]) -> str:
-    """The lines of NVIDIA's GPUs, for `read_gpu_query`: from `nvidia-smi`, else from NVML."""
+    """The lines of NVIDIA's GPUs, for `read_gpu_query`: from `nvidia-smi`, else from NVML. Where
+    cards are cut into slices (MIG), those of `nvidia-smi -L` follow."""
     for fields in (QUERY_MORE, QUERY):
         command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
         if text := run_tool(command, looks):
-            return text
+            is_cut = any(line.endswith("Enabled") for line in text.splitlines())
+            return text + (run_tool(["nvidia-smi", "-L"], looks) if is_cut else "")
         if looks[-1].code != _NO_SUCH_FIELD:
             break
     return _nvml(looks)

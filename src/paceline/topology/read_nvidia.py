@@ -26,7 +26,8 @@ class FoundGpu:
     """CUDA's compute capability: `8.9`."""
 
     is_mig: bool = False
-    """Whether it is cut into slices (MIG): the tool reports the memory of the whole card."""
+    """Whether it is cut into slices (MIG): `memory_bytes` is the whole card's then, and `name` ends
+    in the slices' profile where they are all of one, `MIG 1g.10gb`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +74,8 @@ _FAST = ("NV", "XGMI")
 
 
 def read_gpu_query(text: str) -> tuple[FoundGpu, ...]:
-    """The GPUs in the output of either query above. Lines that are no GPU's are left out.
+    """The GPUs in the output of either query above, and of `nvidia-smi -L` after it where cards are
+    cut into slices. Lines that are no GPU's are left out.
 
     >>> read_gpu_query("0, NVIDIA L4, 23034 MiB, 4, 16\\n")[0].memory_bytes
     24152899584
@@ -81,19 +83,32 @@ def read_gpu_query(text: str) -> tuple[FoundGpu, ...]:
     '8.9'
     """
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
+    slices = _slices(text)
     return tuple(
-        _gpu(dict(zip(QUERY_MORE, row, strict=False)))
+        _gpu(dict(zip(QUERY_MORE, row, strict=False)), slices.get(row[0], set()))
         for row in rows
         if row[0].isdecimal() and len(row) >= len(QUERY) and not row[1].startswith("[")
     )
 
 
-def _gpu(row: Mapping[str, str]) -> FoundGpu:
+def _slices(text: str) -> dict[str, set[str]]:
+    """Index of a GPU -> the profiles of its slices, of `nvidia-smi -L`."""
+    found: dict[str, set[str]] = {}
+    index = ""
+    for line in text.splitlines():
+        if card := re.match(r"GPU (\d+):", line):
+            index = card[1]
+        elif part := re.match(r"\s*MIG (\S+)\s+Device\s+\d+:", line):
+            found.setdefault(index, set()).add(part[1])
+    return found
+
+
+def _gpu(row: Mapping[str, str], slices: set[str]) -> FoundGpu:
     """A line of the query: a cell without a value is `[N/A]`, `[Not Supported]` or such."""
     memory = re.fullmatch(r"(\d+) MiB", row["memory.total"])
     capability = row.get("compute_cap", "")
     return FoundGpu(
-        name=row["name"],
+        name=row["name"] + (f" MIG {min(slices)}" if len(slices) == 1 else ""),
         memory_bytes=int(memory[1]) * 2**20 if memory and int(memory[1]) else None,
         pcie_generation=_whole(row["pcie.link.gen.max"]),
         pcie_lanes=_whole(row["pcie.link.width.max"]),

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from paceline.catalog import catalog_name
+from paceline.catalog.mig import split_slice
 from paceline.check.preflight.mac import check_mac
 from paceline.check.preflight.need import Need
 from paceline.check.preflight.result import Result, failed, passed, unknown, warned
@@ -127,11 +128,17 @@ def _are_there(node: str, gpus: tuple[GpuState, ...], facts: NodeFacts, need: Ne
         fix = "nvidia-smi -c DEFAULT"
         said = "compute mode Prohibited: no process may use it"
         return failed(name, node, said, id="too-few-accelerators", fix=fix)
-    if any(gpu.is_mig for gpu in seen):
-        fix = "nvidia-smi -mig 0, or plan for the slices"
-        said = f"{listed}, cut into MIG slices"
+    card, profile = split_slice(need.accelerator)
+    if any(gpu.is_mig != (profile is not None) for gpu in seen):
+        fix = "nvidia-smi -mig 0, or plan for a slice: cluster.accelerator: H100-SXM 1g.10gb"
+        said = f"{listed}, cut into slices (MIG)"
+        if profile is not None:
+            fix = f"cut it, nvidia-smi -mig 1, or set cluster.accelerator to {card}"
+            said = f"{listed}, not cut into slices (MIG); the plan is for {need.accelerator}"
         return failed(name, node, said, id="too-few-accelerators", fix=fix)
     named = {catalog_name(kind) or kind for kind in kinds}
+    if profile is not None and named == {card}:
+        named = {need.accelerator}  # which slice a process gets is not in the list
     if named != {need.accelerator} and not (len(named) == 1 and need.accelerator in kinds):
         said = f"{listed}; the plan is for {need.accelerator}"
         fix = "take nodes of one kind, or set cluster.accelerator to what there is"
