@@ -12,7 +12,7 @@ from tests.record.made_runs import AT, evaluated, finished, job_with, make_run, 
 from paceline.cli.runs import command
 from paceline.errors import JobError
 from paceline.report.runs_text import COLUMNS as FIELDS
-from paceline.report.table import COLUMNS
+from paceline.report.table import COLUMNS, UNBOUNDED
 
 
 @pytest.fixture
@@ -90,11 +90,11 @@ def test_listing_imports_none_of_what_takes_long():
     assert done.stdout.strip() == "[]", done.stderr
 
 
-@pytest.mark.parametrize(("columns", "is_whole"), [("80", False), (None, True)])
-def test_a_pipe_gets_every_column_unless_columns_asks_for_fewer(runs, columns, is_whole):
-    token = COLUMNS.set(80)
+@pytest.mark.parametrize(("columns", "is_whole"), [(80, False), (UNBOUNDED, True)])
+def test_a_pipe_gets_every_column_and_a_terminal_those_that_fit(runs, columns, is_whole):
+    token = COLUMNS.set(columns)
     try:
-        done = CliRunner().invoke(command, ["--runs", str(runs)], env={"COLUMNS": columns})
+        done = CliRunner().invoke(command, ["--runs", str(runs)])
     finally:
         COLUMNS.reset(token)
     assert ("Not shown" not in done.stdout) is is_whole

@@ -92,8 +92,8 @@ def test_a_table_never_cuts_a_name():
 
 def test_a_line_is_continued_under_its_text():
     with columns_are(80):
-        assert fitted("label       " + "word " * 20)[1].startswith(" " * 12 + "word")
-        assert fitted("a sentence without a label " + "word " * 20)[1].startswith("  word")
+        assert fitted("label       " + "word " * 20, 80)[1].startswith(" " * 12 + "word")
+        assert fitted("a sentence without a label " + "word " * 20, 80)[1].startswith("  word")
 
 
 @pytest.mark.parametrize(
@@ -147,6 +147,28 @@ def test_a_pipe_has_no_colour_and_takes_its_width_from_columns():
     )
     assert "\x1b" not in done.stdout
     assert max(map(len, done.stdout.splitlines())) in range(120, 161)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("catalog", "prices"),
+        ("diagnose", "training hangs, no error"),
+        ("explain", "missing-set-epoch"),
+    ],
+)
+def test_what_goes_to_a_pipe_is_neither_wrapped_nor_cut(words):
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline", *words],
+        capture_output=True,
+        text=True,
+        env={name: value for name, value in os.environ.items() if name != "COLUMNS"},
+        check=True,
+    )
+    lines = done.stdout.splitlines()
+    assert not [line for line in lines if re.match(r" {12}[a-z]", line)]  # the rest of a line
+    assert "Not shown" not in done.stdout
+    assert max(map(len, lines)) > 110
 
 
 def test_a_diagnosis_ends_its_explanations_at_a_sentence_and_names_where_the_rest_is():

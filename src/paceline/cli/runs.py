@@ -1,8 +1,6 @@
 """`paceline runs`: the registry."""
 
 import json
-import os
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -81,8 +79,7 @@ def command(
     if not found.rows:
         show(f"no runs in {runs}" if not found.listing.rows else "no such runs", err=True)
         return
-    is_read_by_people = "COLUMNS" in os.environ or (sys.stdout is not None and sys.stdout.isatty())
-    width = SCREEN.get() if is_read_by_people and not shown else None
+    width = None if shown else SCREEN.get()
     lines = list_lines(found.rows, shown or COLUMNS, found.value, width=width)
     (click.echo if width is None else show)("\n".join(lines))
 

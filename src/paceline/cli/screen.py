@@ -13,7 +13,7 @@ from typing import TextIO
 import click
 
 from paceline.record.sanitize import plain
-from paceline.report.table import COLUMNS
+from paceline.report.table import COLUMNS, UNBOUNDED
 
 _LIVE_EVERY_S, _LOG_EVERY_S = 0.1, 10.0
 """The live line is written anew about this often: in a terminal, and in a log file as plain lines.
@@ -36,7 +36,8 @@ class Screen:
         self._has_live = self._is_torn = False
         shown = list(map(plain, text.split("\n")))  # a program's error may be in it
         if self._is_terminal:
-            shown = [part for line in shown for part in fitted(line)]
+            columns = _columns_of(self._stream)
+            shown = [part for line in shown for part in fitted(line, columns)]
         if has_colour(self._stream):
             shown = list(map(painted, shown))
         self._print(start + "\n".join(shown), newline=True)
@@ -53,7 +54,7 @@ class Screen:
             self.line(text)
             return
         self._has_live = True
-        self._print(f"\r\x1b[2K{text[: COLUMNS.get() - 1]}", newline=False)
+        self._print(f"\r\x1b[2K{text[: _columns_of(self._stream) - 1]}", newline=False)
 
     def output(self, content: bytes) -> None:
         """Print what a program has printed, as it is; it may end in the middle of a line."""
@@ -81,37 +82,49 @@ def say(text: str) -> None:
 
 
 def show(text: str, *, err: bool = False) -> None:
-    """Print lines for a person, none wider than the terminal, in colour where it has any. Messages
-    that no terminal shows keep their lines, to be searched for in a log."""
+    """Print lines for a person, none wider than the terminal, in colour where it has any. What no
+    terminal shows keeps its lines, to be searched for."""
     stream = sys.stderr if err else sys.stdout
     paints, fits = has_colour(stream), not err or _is_terminal(stream)
+    columns = _columns_of(stream)
     for line in map(plain, text.split("\n")):  # a log's escape sequences may be in it
-        for part in fitted(line) if fits else [line]:
+        for part in fitted(line, columns) if fits else [line]:
             click.echo(painted(part) if paints else part, err=err)
 
 
 def take_terminal() -> None:
-    """From now on screens are as wide as this terminal, or as COLUMNS asks."""
-    COLUMNS.set(max(_NARROWEST, shutil.get_terminal_size((80, 24)).columns))
+    """From now on screens are as wide as this terminal, or as COLUMNS asks; in a pipe or a file
+    nothing is wrapped or left out."""
+    is_bounded = "COLUMNS" in os.environ or _is_terminal(sys.stdout)
+    columns = max(_NARROWEST, shutil.get_terminal_size((80, 24)).columns)
+    COLUMNS.set(columns if is_bounded else UNBOUNDED)
 
 
 _NARROWEST = 60
 """Columns below which a terminal wraps the lines itself: labels and figures need as many."""
 
 
-def fitted(line: str) -> list[str]:
+def _columns_of(stream: TextIO | None) -> int:
+    """Characters of a line there: standard error may be a terminal though the answer is piped."""
+    columns = COLUMNS.get()
+    if columns != UNBOUNDED or stream is None or not stream.isatty():
+        return columns
+    return max(_NARROWEST, os.get_terminal_size(stream.fileno()).columns)
+
+
+def fitted(line: str, columns: int) -> list[str]:
     """The line in pieces that fit; what follows begins under its text, or two spaces in.
 
-    >>> fitted("short")
+    >>> fitted("short", 80)
     ['short']
     """
-    if len(line) <= COLUMNS.get():
+    if len(line) <= columns:
         return [line]
     label = _LABEL.match(line)
     indent = label.end() if label else len(line) - len(line.lstrip()) + 2
     return textwrap.wrap(
         line,
-        COLUMNS.get(),
+        columns,
         subsequent_indent=" " * indent,
         break_long_words=False,
         break_on_hyphens=False,

@@ -1,12 +1,16 @@
 """Plain tables and labelled paragraphs for people, as wide as their terminal."""
 
+import sys
 import textwrap
 from collections.abc import Sequence
 from contextvars import ContextVar
 from itertools import chain
 
 COLUMNS: ContextVar[int] = ContextVar("columns", default=80)
-"""Characters of a line. The command sets it to the terminal's; a pipe and a file have 80."""
+"""Characters of a line. The command sets it to the terminal's, and to `UNBOUNDED` for a pipe or a
+file, whose reader searches for lines and wants them whole."""
+
+UNBOUNDED = sys.maxsize
 
 _WIDEST_TEXT = 100
 """Characters of a line of a paragraph, however wide the terminal is: longer lines read badly."""
@@ -14,7 +18,8 @@ _WIDEST_TEXT = 100
 
 def text_width() -> int:
     """Characters of a line of a paragraph."""
-    return min(COLUMNS.get(), _WIDEST_TEXT)
+    columns = COLUMNS.get()
+    return columns if columns == UNBOUNDED else min(columns, _WIDEST_TEXT)
 
 
 def format_table(rows: Sequence[Sequence[str]], *, keep: int | None = None) -> str:
