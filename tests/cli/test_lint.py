@@ -120,6 +120,8 @@ def test_s0_25_what_refers_to_a_secret_or_stands_for_one_is_none(folder):
     ("name", "text"),
     [
         ("train.py", 'API_KEY = "api-key"\n'),  # the name of a key
+        ("run.sh", "gantry run --secret S2_API_KEY=team1_S2_API_KEY -- torchrun train.py\n"),
+        ("vm.json", '{"username": "me", "password": "password1234"}'),
         ("tests/test_client.py", f'client = Client(api_key="{PASSWORD}")\n'),
         ("chats.jsonl", f'{{"text": "my password: {PASSWORD}"}}\n'),
         ("stack.yaml", "MasterPassword: !Ref Password1234\n"),
@@ -157,7 +159,7 @@ def test_a_file_without_findings_ends_with_0(folder):
 
 
 def test_s3_12_warnings_end_with_1_only_when_strict(folder):
-    (folder / "run.sh").write_text("export NCCL_GRAPH_FILE=/g.xml\ntorchrun train.py\n")
+    (folder / "run.sh").write_text("export NCCL_NTHREADS=1\ntorchrun train.py\n")
     lint("run.sh", expect=0)
     lint("run.sh", "--strict", expect=1)
 
@@ -656,11 +658,13 @@ def test_what_is_nested_too_deeply_to_read_is_said_in_words(folder, name, text, 
 
 
 def test_a_level_hides_what_is_below_it_and_an_id_can_be_left_out(folder):
-    (folder / "run.sh").write_text("export NCCL_GRAPH_FILE=/g.xml\ntorchrun train.py\n")
-    assert "nccl-graph" in lint("run.sh", "--severity", "warning", expect=0).stdout
-    assert "nccl-graph" not in lint("run.sh", "--severity", "error", expect=0).stdout
+    (folder / "run.sh").write_text("export NCCL_NTHREADS=1\ntorchrun train.py\n")
+    assert "debugging-left-on" in lint("run.sh", "--severity", "warning", expect=0).stdout
+    assert "debugging-left-on" not in lint("run.sh", "--severity", "error", expect=0).stdout
     assert "not shown" in lint("run.sh", "--severity", "error").stdout
-    assert "nccl-graph" not in lint("run.sh", "--ignore", "nccl-graph-file-env", expect=0).stdout
+    assert (
+        "debugging-left-on" not in lint("run.sh", "--ignore", "debugging-left-on", expect=0).stdout
+    )
     with pytest.raises(Exception, match="no finding is called"):
         lint("run.sh", "--ignore", "nonsense")
 

@@ -46,6 +46,13 @@ class Failure:
 
     effect: Effect
     frameworks: tuple[str, ...] = ()
+    lint: str | None = None
+    """The highest level that `lint` gives it: `error`, `warning` or `info`; None: it finds none.
+
+    An error needs a proof for every run; a warning names the condition; with fewer than three
+    independent cases, or where less than 85 % of what it found in others' code was right, it is a
+    hint (`info`)."""
+
     published: tuple[str, ...] = ()
     """Ids of the published sharp edges and validations that it answers to."""
 

@@ -81,6 +81,17 @@ class Finding:
         object.__setattr__(self, "fix", writable(self.fix))
 
 
+def lint_level(id: str, shown: Severity = Severity.ERROR) -> Severity:
+    """The level of a failure in a file: what is shown there, and no higher than its catalogue row.
+
+    Args:
+        id: Id of the failure. One without a level is a hint.
+        shown: How far what was read shows that it happens.
+    """
+    highest = Severity(load_failures()[id].lint or Severity.INFO)
+    return max(highest, shown, key=list(Severity).index)
+
+
 def writable(text: str) -> str:
     r"""The text with lone surrogates spelled out: a program's strings hold them, no output does.
 

@@ -107,10 +107,11 @@ class Named:
         """Whether a part of the value has letters and digits, and is as long as passwords are.
 
         Words (`token = "next"`), numbers, versions and names of several words
-        (`x-aws-ec2-metadata-token`) are no secrets, whatever they are called.
+        (`x-aws-ec2-metadata-token`) are no secrets, whatever they are called; nor is a value that
+        speaks of one: `team_1_API_KEY` names it where it is kept, `password1234` stands for one.
         """
         plain = self.value.strip("\"'")
-        return not re.search(r"\s", plain) and any(
+        return not re.search(r"(?i)\s|pass|secret|token|key", plain) and any(
             len(part) >= _SHORTEST and re.search(r"\d", part) and re.search(r"[A-Za-z]", part)
             for part in re.split(r"[-./:]", plain)
         )
@@ -134,7 +135,8 @@ def find_in_text(text: str, form: Form = "text") -> Named | None:
                 continue
             kind = find_under_name(match["name"], match["value"])
             if kind is not None:
-                return Named(kind, match["value"])
+                is_of_link = text[match.start() - 1 : match.start()] in {"?", "&"}
+                return Named(kind, "" if is_of_link else match["value"])  # links are passed on
     for pattern in (_LOGIN_CALL, *_COMMANDS) if in_text else (_LOGIN_CALL,):
         for match in pattern.finditer(text):
             if not is_harmless(match["value"]):

@@ -56,6 +56,7 @@ ENDINGS = {
     ".env",
     ".conf",
 }
+PREFIXES = ("dockerfile", ".env.", "requirements")
 NAMES = {"dockerfile", "containerfile", "hostfile", "machinefile", ".env", ".deepspeed_env"}
 
 
@@ -159,7 +160,7 @@ def _below(
 
 def _may_be_source(path: Path) -> bool:
     name = path.name.lower()
-    if path.suffix.lower() in ENDINGS or name in NAMES or name.startswith(("dockerfile", ".env.")):
+    if path.suffix.lower() in ENDINGS or name in NAMES or name.startswith(PREFIXES):
         return True
     if path.suffix:
         return False

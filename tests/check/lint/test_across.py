@@ -6,10 +6,10 @@ from paceline.check.lint.lint import lint
 
 
 def test_the_worst_that_is_said_of_a_line_is_told():
-    line = b"python -m torch.distributed.launch --nproc_per_node=8 t.py\n"
-    script = b"import argparse\nargs = argparse.ArgumentParser().parse_args()\n"
+    line = b"#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --gpus-per-node=4\npython train.py\n"
+    script = b"import torch.distributed as dist\ndist.init_process_group('nccl')\n"
     alone, together = (
-        [one.severity for one in lint(files, Context()) if one.id == "old-launcher"]
-        for files in ({"run.sh": line}, {"run.sh": line, "t.py": script})
+        [one.severity for one in lint(files, Context()) if one.id == "launcher-plain-python"]
+        for files in ({"run.sh": line}, {"run.sh": line, "train.py": script})
     )
-    assert (alone, together) == ([Severity.INFO], [Severity.WARNING])
+    assert (alone, together) == ([Severity.INFO], [Severity.ERROR])

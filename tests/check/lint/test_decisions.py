@@ -46,8 +46,8 @@ def severities(condition: str) -> list[Severity]:
         pytest.param("total / num_seen > 3", id="a mean: its sum, not how many samples it is of"),
     ],
 )
-def test_a_value_of_this_rank_in_code_that_is_read_is_an_error(condition):
-    assert severities(condition) == [Severity.ERROR]
+def test_a_value_of_this_rank_in_code_that_is_read_is_a_warning(condition):
+    assert severities(condition) == [Severity.WARNING]
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_a_value_of_this_rank_in_code_that_is_read_is_an_error(condition):
         pytest.param("batch.get(keys[0]) is None", id="which keys they have, by a method"),
     ],
 )
-def test_what_samples_there_are_and_how_they_look_is_a_warning(condition):
-    assert severities(condition) == [Severity.WARNING]
+def test_what_samples_there_are_and_how_they_look_is_a_hint(condition):
+    assert severities(condition) == [Severity.INFO]
 
 
 @pytest.mark.parametrize(

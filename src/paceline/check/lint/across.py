@@ -16,8 +16,7 @@ from paceline.check.lint.configs.kubernetes import read_jobs
 from paceline.check.lint.configs.launch_line import Launch, file_name, launches_in
 from paceline.check.lint.configs.launch_rules import check_launch
 from paceline.check.lint.configs.marked import Marked
-from paceline.check.lint.configs.old_launcher import check_local_rank_argument
-from paceline.check.lint.configs.say import ERROR, found
+from paceline.check.lint.configs.say import found
 from paceline.check.lint.configs.scene import Scene, scene_of, started
 from paceline.check.lint.configs.sharding import is_sharded
 from paceline.check.lint.configs.slurm import check_slurm
@@ -61,7 +60,9 @@ def names_file(launch: Launch, path: str) -> bool:
 def context_for(
     path: str, context: Context, starts: Sequence[Start], configs: Sequence[Config]
 ) -> Context:
-    """The context of a file: what the launch lines that name it know, where they agree."""
+    """The context of a file: what the launch lines that name it know, where they agree, and the
+    packages that requirements files above it pin."""
+    context = merged(context, Context(versions=_pinned(path, configs)))
     said = [
         _said(one, path)
         for one in starts
@@ -77,6 +78,23 @@ def context_for(
     if not said or any(one != said[0] for one in said[1:]):
         return context
     return merged(context, said[0])
+
+
+_PIN = re.compile(r"(?m)^\s*(torch|deepspeed)\s*(==|<=|~=|<)\s*(\d+(?:\.\d+)*)")
+
+
+def _pinned(path: str, configs: Sequence[Config]) -> dict[str, str]:
+    """Package -> the highest version that requirements files in the folders around a file allow."""
+    found: dict[str, str] = {}
+    for one in sorted(configs, key=lambda config: len(config.path)):
+        folder = one.path.rpartition("/")[0]
+        if one.kind != "requirements" or not (not folder or path.startswith(f"{folder}/")):
+            continue
+        for name, sign, version in _PIN.findall(one.text):
+            numbers = [int(part) for part in re.sub(r"(\.0)+$", "", version).split(".")]
+            below = [*numbers[:-1], max(0, numbers[-1] - 1), 99]
+            found[name] = ".".join(map(str, below)) if sign == "<" else version
+    return found
 
 
 def is_sharded_by_start(path: str, starts: Sequence[Start], configs: Sequence[Config]) -> bool:
@@ -138,7 +156,6 @@ def check_beside(
     for start in starts:
         if _target(start) == file_name(program.path):
             yield from _check_start(start, program, configs, context)
-            yield from check_local_rank_argument(start.launch, program.path, program.text)
     yield from check_variables(variables_in(program), surroundings(context))
 
 
@@ -223,7 +240,6 @@ def _check_start(
         if not carried:
             yield found(
                 "launcher-plain-python",
-                ERROR,
                 launch.path,
                 launch.line,
                 f"{program.path} takes its rank from a launcher's environment, and none starts it",
@@ -232,7 +248,6 @@ def _check_start(
         elif "srun" in carried and not re.search(r"\bRANK\b", _text_of(launch.path, configs)):
             yield found(
                 "slurm-world-size-copies",
-                ERROR,
                 launch.path,
                 launch.line,
                 f"srun tells no RANK, which {program.path} reads: every task ends, or trains alone",
@@ -296,7 +311,6 @@ def _check_arguments(launch: Launch, deepspeed: Mapping[str, Config]) -> Iterato
         if key.true("enabled"):
             yield found(
                 "ds-fp16-bf16-both",
-                ERROR,
                 config.path,
                 key.line,
                 f"{other} is enabled, and {file_name(launch.path)} line {word.line} says "
@@ -314,7 +328,6 @@ def _differ(
         return
     yield found(
         "ds-batch-size-mismatch",
-        ERROR,
         config.path,
         key.line,
         f"{name} is {number} here, and {argument} is {given} in {path} line {line}",

@@ -112,7 +112,7 @@ def compare(walk: "Walk", node: ast.Compare) -> Value:
         and any(type(one.const) is int and one.const in {0, 1} for one in parts)
     ):
         made.taints |= {DATA}
-    if is_rank(left):
+    if is_rank(left) or (RANK in left.taints and has_minus_one(right)):
         rank_comparison(made, sign, left, right)
     elif is_rank(right) and sign in {"Eq", "NotEq"}:
         rank_comparison(made, sign, right, left)
@@ -170,6 +170,11 @@ def alone(sign: str, left: Value, right: Value) -> bool | None:
 def is_rank(value: Value) -> bool:
     """Whether it is a rank itself, and not something computed by it or from data."""
     return value.main is None and is_rank_number(value)
+
+
+def has_minus_one(value: Value) -> bool:
+    """Whether it is -1, which stands for a run without ranks, or a list with it."""
+    return any(one.const == -1 for one in (value, *(value.items or ())))
 
 
 def rank_comparison(made: Value, sign: str, rank: Value, other: Value) -> None:

@@ -159,7 +159,7 @@ class Guard(Placed):
 
     @property
     def by_rank(self) -> bool:
-        if self.how == "except" or self.exits == "raise" or RANK not in self.test.taints:
+        if self.how == "except" or self.exits in {"raise", "exit"} or RANK not in self.test.taints:
             return False
         return decided_by_rank(self.test)
 
@@ -186,10 +186,12 @@ def decided_by_rank(test: Value, depth: int = 12) -> bool:
 
 def is_rank_number(value: Value, depth: int = 8) -> bool:
     """A rank, or arithmetic on one: `rank % 2`."""
-    if RANK not in value.taints or value.taints & NOT_RANKS or depth == 0:
+    if RANK not in value.taints or depth == 0:
         return False
     if value.options:
         return any(is_rank_number(one, depth - 1) for one in value.any())
+    if value.taints & NOT_RANKS:
+        return False
     if value.operation is not None:
         return any(is_rank_number(one, depth - 1) for one in value.operation[1:])
     made = value.call

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from posixpath import commonprefix
 from typing import Any
 
 from paceline.check.finding import Finding, Severity, finding_data, in_reading_order
@@ -150,9 +151,7 @@ class Reading:
         for rule in RULES:
             judged.over(path, rule.__name__, partial(rule, program, own))
         starts = self.starts if file_name(path) in self.targets else ()
-        if is_test(path) and not is_started:
-            judged.findings = [_in_test(one) for one in judged.findings]
-        beside = partial(check_beside, program, starts, self.configs, self.context)
+        beside = partial(check_beside, program, starts, self.configs, own)
         judged.over(path, "check_beside", beside)
         if "paceline:" in program.text.lower():
             judged.answers += suppressions_in(path, program.text, _statements(program.tree))
@@ -228,7 +227,9 @@ def lint_files(
         across = partial(check_across, configs, once, context)
         judged.over(configs[0].path, "check_across", across)
     broken = set(judged.broken)
-    findings = _shown_secrets(_worst(judged.findings), may_hold_secrets)
+    root = commonprefix([f"{path.rpartition('/')[0]}/" for path in sources]).rpartition("/")[0]
+    worst = _worst(_in_test(one, root) for one in judged.findings)
+    findings = _shown_secrets(worst, may_hold_secrets)
     stay, answered = apply_suppressions(findings, judged.answers)
     return Linted(
         findings=in_reading_order(stay),
@@ -256,9 +257,15 @@ def _look(path: str, source: bytes) -> tuple[Judged, Config | None]:
     return seen, config
 
 
-def _in_test(finding: Finding) -> Finding:
-    """A finding in a test, which calls things as training does not. A secret is one anywhere."""
-    return finding if finding.id == SECRET else replace(finding, severity=Severity.INFO)
+def _in_test(finding: Finding, root: str) -> Finding:
+    """A finding in a test, which calls things as training does not. A secret is one anywhere.
+
+    Args:
+        root: The folder of all files: what is in it was asked for, whatever it is called.
+    """
+    if finding.id == SECRET or not is_test(finding.where.path.removeprefix(root)):
+        return finding
+    return replace(finding, severity=Severity.INFO)
 
 
 def _shown_secrets(

@@ -27,7 +27,7 @@ A rule:
             shuffle, sampler = call.argument(2, "shuffle"), call.argument(3, "sampler")
             if shuffle is not None and shuffle.const is True and sampler is not None:
                 yield program.finding(
-                    "sampler-and-shuffle", Severity.ERROR, call,
+                    "sampler-and-shuffle", call,
                     what="...", fix="leave out shuffle=True",
                 )
 
@@ -41,7 +41,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from io import StringIO
 
-from paceline.check.finding import Evidence, Finding, Place, Severity
+from paceline.check.finding import Evidence, Finding, Place, Severity, lint_level
 from paceline.check.lint.context import launch_in_text
 from paceline.check.lint.events import (
     Assign,
@@ -261,20 +261,20 @@ class Program:
     def finding(
         self,
         id: str,
-        severity: Severity,
         at: "ast.AST | Event | Guard | Loop",
         *,
         what: str,
         fix: str,
         seen: "Iterable[ast.AST | Event | Guard | Loop]" = (),
         first: str | None = None,
+        level: Severity = Severity.ERROR,
     ) -> Finding:
         """A finding at a node; `seen` are further lines that show it."""
         evidence = [Evidence(where=self.place(one), text=self.line_of(one)) for one in (at, *seen)]
         where = self.place(at)
         return Finding(
             id=id,
-            severity=severity,
+            severity=lint_level(id, level),
             where=where,
             what=with_spots(what, where.path),
             fix=fix,

@@ -84,7 +84,9 @@ def is_about_training(source: bytes | str) -> bool:
     return _TRAINING.search(data) is not None
 
 
-_OF_TESTS = re.compile(r"(^|/)(test_[^/]*|conftest)\.py$|_test\.py$")
+_OF_TESTS = re.compile(
+    r"(^|/)(test_[^/]*|conftest)\.py$|_test\.py$|(^|/)(tests?|testdata|fixtures)/"
+)
 
 
 def is_test(path: str) -> bool:

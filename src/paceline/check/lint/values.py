@@ -258,6 +258,12 @@ def _all_known(numbers: list[Any], *, stop: bool) -> Any:
     return UNKNOWN if any(one is UNKNOWN for one in numbers) else not stop
 
 
+def stops_gradients(entered: Value) -> bool:
+    """Whether what a `with` enters is `torch.no_grad()` or `torch.inference_mode()`."""
+    name = entered.name or entered.instance or str(getattr(entered.call, "name", ""))
+    return name.endswith((".no_grad", ".inference_mode"))
+
+
 def innermost(model: Value) -> Value:
     """The plain model under all wrappers."""
     for _ in range(10):

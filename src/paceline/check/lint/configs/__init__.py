@@ -138,6 +138,7 @@ def _of_text(path: str, name: str, ending: str, text: str) -> Config | None:
             is_dockerfile(text) and ("docker" in name or ending in {"", "containerfile"}),
         ),
         ("arguments", is_arguments(text)),
+        ("requirements", re.fullmatch(r"requirements[\w.-]*\.txt", name) is not None),
         (
             "environment",
             (ending in {"", "env", "conf", "deepspeed_env"} and is_environment(text))
@@ -157,6 +158,7 @@ _CHECKS: dict[str, Callable[[Config, Context], Iterator[Finding]]] = {
     "dockerfile": lambda one, context: check_dockerfile(one.path, one.text, context),
     "arguments": lambda one, context: check_arguments(one.path, one.text, context),
     "environment": lambda one, context: check_environment(one.path, one.text, context),
+    "requirements": lambda one, context: iter(()),
 }
 """Kind -> what is wrong in a file of it."""
 

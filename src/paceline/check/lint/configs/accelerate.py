@@ -8,7 +8,7 @@ from paceline.check.finding import Finding
 from paceline.check.lint.configs.bf16 import bf16_finding
 from paceline.check.lint.configs.known_values import ACCELERATE, check_values
 from paceline.check.lint.configs.marked import Marked
-from paceline.check.lint.configs.say import ERROR, INFO, WARNING, found
+from paceline.check.lint.configs.say import INFO, WARNING, found
 from paceline.check.lint.configs.variables import LOOPBACK, check_port
 from paceline.check.lint.context import Context
 from paceline.check.lint.gpus import lacks_bf16
@@ -71,7 +71,6 @@ def _check_numbers(path: str, config: Marked) -> Iterator[Finding]:
         if number is None or number < lowest:
             yield found(
                 "config-unknown-key",
-                ERROR,
                 path,
                 value.line,
                 f"{name} is {text}: it has to be a whole number from {lowest} on",
@@ -96,7 +95,6 @@ def _check_keys(path: str, config: Marked) -> Iterator[Finding]:
             )
             yield found(
                 "config-unknown-key",
-                ERROR,
                 path,
                 value.line,
                 f"Accelerate has no key {name}: the launch ends with `unknown keys`",
@@ -106,11 +104,11 @@ def _check_keys(path: str, config: Marked) -> Iterator[Finding]:
         for old in value.again:
             yield found(
                 "config-unknown-key",
-                WARNING,
                 path,
                 old.line,
                 f"{name} is given again in line {value.line}, and only the last counts",
                 fix="keep one",
+                level=WARNING,
             )
     for section, known, prefix in (
         ("deepspeed_config", DEEPSPEED, ""),
@@ -124,12 +122,12 @@ def _check_keys(path: str, config: Marked) -> Iterator[Finding]:
             near = difflib.get_close_matches(short, known, n=1, cutoff=0.75)
             yield found(
                 "config-unknown-key",
-                WARNING if near else INFO,
                 path,
                 value.line,
                 f"{section} has no key {name}: nothing reads it",
                 fix=f"write {prefix}{near[0]}" if near else "take it out",
                 column=value.column,
+                level=WARNING if near else INFO,
             )
 
 
@@ -142,7 +140,6 @@ def _check_counts(path: str, config: Marked, context: Context) -> Iterator[Findi
     if kind in {"NO", "FALSE"} and total > 1:
         yield found(
             "launcher-plain-python",
-            ERROR,
             path,
             (config.at("distributed_type") or processes).line,
             f"distributed_type NO starts one process, whatever num_processes: {total} says",
@@ -152,7 +149,6 @@ def _check_counts(path: str, config: Marked, context: Context) -> Iterator[Findi
     if total % nodes:
         yield found(
             "divisibility",
-            ERROR,
             path,
             processes.line,
             f"num_processes {total} is the total of all machines, and {nodes} machines do not "
@@ -164,7 +160,6 @@ def _check_counts(path: str, config: Marked, context: Context) -> Iterator[Findi
     if each is not None and total // nodes > each:
         yield found(
             "invalid-device-ordinal",
-            ERROR,
             path,
             processes.line,
             f"{total // nodes} processes on each of {nodes} machines, which have {each} GPUs",
@@ -173,17 +168,16 @@ def _check_counts(path: str, config: Marked, context: Context) -> Iterator[Findi
     elif each is not None and nodes > 1 and total == each:
         yield found(
             "divisibility",
-            WARNING,
             path,
             processes.line,
             f"num_processes is the total of all machines: {total} starts {total // nodes} on each "
             f"of {nodes}, which have {each} GPUs",
             fix=f"num_processes: {each * nodes}",
+            level=WARNING,
         )
     if machines is not None and context.nodes is not None and nodes != context.nodes:
         yield found(
             "rendezvous-timeout-few-nodes",
-            ERROR,
             path,
             machines.line,
             f"{nodes} machines are waited for, and the job has {context.nodes}",
@@ -194,7 +188,6 @@ def _check_counts(path: str, config: Marked, context: Context) -> Iterator[Findi
     if rank is not None and number is not None and number >= nodes:
         yield found(
             "rendezvous-timeout-few-nodes",
-            ERROR,
             path,
             rank.line,
             f"machine_rank {number} of {nodes} machines: they are counted from 0",
@@ -209,7 +202,6 @@ def _check_meeting(path: str, config: Marked) -> Iterator[Finding]:
     if address is not None and text is not None and nodes > 1 and LOOPBACK.match(text):
         yield found(
             "rendezvous-c10d-timeout",
-            ERROR,
             path,
             address.line,
             f"main_process_ip {text} is another machine on each of {nodes}",
@@ -237,7 +229,6 @@ def _check_fsdp(path: str, config: Marked) -> Iterator[Finding]:
     if offload is not None and offload.true() and (wrap is None or wrap.text() == "NO_WRAP"):
         yield found(
             "fsdp-cpu-offload-oom",
-            WARNING,
             path,
             (wrap or offload).line,
             "without a wrap policy the model is one unit: all its offloaded weights come to the "
@@ -257,7 +248,6 @@ def _check_deepspeed(path: str, config: Marked) -> Iterator[Finding]:
             if clash is not None:
                 yield found(
                     "ds-config-silent-keys",
-                    ERROR,
                     path,
                     clash.line,
                     f"{name} is given beside deepspeed_config_file: {named.text()}, which has to "

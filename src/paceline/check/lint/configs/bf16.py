@@ -1,14 +1,13 @@
 """bfloat16 on accelerators whose hardware has none."""
 
 from paceline.check.finding import Finding
-from paceline.check.lint.configs.say import ERROR, found
+from paceline.check.lint.configs.say import found
 
 
 def bf16_finding(path: str, line: int, said: str, gpu: str) -> Finding:
     """bf16 asked for on a GPU before Ampere."""
     return found(
         "bf16-unsupported-gpu",
-        ERROR,
         path,
         line,
         f"{said} asks for bf16, which {gpu} has not",

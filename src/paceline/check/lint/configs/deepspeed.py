@@ -48,7 +48,8 @@ def is_deepspeed(config: Marked) -> bool:
 
 def check_deepspeed(path: str, config: Marked, context: Context) -> Iterator[Finding]:
     """Everything the file shows, alone and on the machines of the context."""
-    yield from _check_keys(path, config)
+    old = (context.version("deepspeed") or (99,)) < (0, 17, 1)
+    yield from (one for one in _check_keys(path, config) if not (old and SINCE_0_17 in one.what))
     yield from _check_kinds(path, config)
     yield from _check_zero(path, config)
     yield from _check_precision(path, config, context)
@@ -67,12 +68,12 @@ def _unknown(
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     return found(
         "ds-config-silent-keys",
-        WARNING if what is SINCE_0_17 else ERROR,
         path,
         value.line,
         f"{section} has no key {name}: {what}",
         fix=f"write {near[0]}" if near else "take it out",
         column=value.column,
+        level=WARNING if what is SINCE_0_17 else ERROR,
     )
 
 
@@ -81,7 +82,6 @@ def _check_keys(path: str, config: Marked) -> Iterator[Finding]:
         for old in value.again:
             yield found(
                 "ds-config-silent-keys",
-                ERROR,
                 path,
                 value.line,
                 f"{name} stands here again: what line {old.line} says is lost",
@@ -93,7 +93,6 @@ def _check_keys(path: str, config: Marked) -> Iterator[Finding]:
         if name in ZERO:
             yield found(
                 "ds-config-silent-keys",
-                ERROR,
                 path,
                 value.line,
                 f"{name} belongs into zero_optimization: here it is passed over",
@@ -103,7 +102,6 @@ def _check_keys(path: str, config: Marked) -> Iterator[Finding]:
         elif name == "zero_stage":
             yield found(
                 "ds-config-silent-keys",
-                ERROR,
                 path,
                 value.line,
                 "zero_stage is no key of DeepSpeed's file: no sharding is on",
@@ -115,12 +113,12 @@ def _check_keys(path: str, config: Marked) -> Iterator[Finding]:
         else:
             yield found(
                 "ds-config-silent-keys",
-                WARNING,
                 path,
                 value.line,
                 f"DeepSpeed's configuration has no key {name}: it is passed over without a word",
                 fix="take it out",
                 column=value.column,
+                level=WARNING,
             )
     for section, known in (*PRECISION.items(), ("optimizer", OPTIMIZER), ("scheduler", SCHEDULER)):
         inside = config.at(section)
@@ -136,7 +134,6 @@ def _check_kinds(path: str, config: Marked) -> Iterator[Finding]:
     def wrong(value: Marked, what: str, fix: str) -> Finding:
         return found(
             "ds-config-silent-keys",
-            ERROR,
             path,
             value.line,
             f"{what}: the start fails",
@@ -196,7 +193,6 @@ def _check_zero(path: str, config: Marked) -> Iterator[Finding]:
     if offload is not None and stage < 3 and offload.text("device") not in {None, "none"}:
         yield found(
             "ds-config-silent-keys",
-            ERROR,
             path,
             offload.line,
             f"offload_param is of stage 3, and the stage is {stage}: the weights stay on the GPU",
@@ -206,7 +202,6 @@ def _check_zero(path: str, config: Marked) -> Iterator[Finding]:
     if moved is not None and stage == 0 and moved.text("device") not in {None, "none"}:
         yield found(
             "ds-config-silent-keys",
-            ERROR,
             path,
             moved.line,
             "offload_optimizer needs a stage of 1 or more, and none is set",
@@ -218,7 +213,6 @@ def _check_zero(path: str, config: Marked) -> Iterator[Finding]:
         # deepspeed/runtime/zero/stage3.py.
         yield found(
             "ckpt-world-size-mismatch",
-            ERROR,
             path,
             elastic.line,
             "stage 3 has no elastic_checkpoint: save_checkpoint and load_checkpoint raise",
@@ -228,11 +222,11 @@ def _check_zero(path: str, config: Marked) -> Iterator[Finding]:
     if stage_at is None and len(zero.value) and not moved and not offload:
         yield found(
             "ds-config-silent-keys",
-            WARNING,
             path,
             zero.line,
             "zero_optimization without a stage is stage 0: nothing is sharded",
             fix='"stage": 2',
+            level=WARNING,
         )
 
 
@@ -245,7 +239,6 @@ def _check_precision(path: str, config: Marked, context: Context) -> Iterator[Fi
         first, last = sorted((fp16, bf16), key=lambda one: (one.line, one.column))
         yield found(
             "ds-fp16-bf16-both",
-            ERROR,
             path,
             last.line,
             "fp16 and bf16 are both enabled",
@@ -259,11 +252,11 @@ def _check_precision(path: str, config: Marked, context: Context) -> Iterator[Fi
         if scale is not None and scale.text() in {"1", "1.0"}:
             yield found(
                 "mixed-precision-loss-scaling",
-                WARNING,
                 path,
                 scale.line,
                 "loss_scale 1 is no scaling: small gradients become 0 in fp16",
                 fix='"loss_scale": 0, which scales dynamically',
+                level=WARNING,
             )
 
 
@@ -278,7 +271,6 @@ def check_triangle(path: str, config: Marked, ranks: int | None) -> Iterator[Fin
     if micro and steps and ranks and total != micro * steps * ranks:
         yield found(
             "ds-batch-size-mismatch",
-            ERROR,
             path,
             place.line,
             f"train_batch_size {total} is not micro-batch {micro} x {steps} accumulated x "
@@ -295,7 +287,6 @@ def check_triangle(path: str, config: Marked, ranks: int | None) -> Iterator[Fin
             by = f"{name} x {ranks} ranks" if ranks else name
             yield found(
                 "ds-batch-size-mismatch",
-                ERROR,
                 path,
                 place.line,
                 f"train_batch_size {total} is no multiple of {by}",
@@ -305,7 +296,6 @@ def check_triangle(path: str, config: Marked, ranks: int | None) -> Iterator[Fin
     if ranks and not micro and not steps and total % ranks:
         yield found(
             "ds-batch-size-mismatch",
-            ERROR,
             path,
             place.line,
             f"train_batch_size {total} is no multiple of {ranks} ranks",

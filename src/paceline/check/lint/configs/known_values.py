@@ -44,12 +44,12 @@ def _check(path: str, name: str, value: Marked, choice: Choice) -> Iterator[Find
     near = difflib.get_close_matches(text.lower(), known, n=1, cutoff=0.7)
     yield found(
         "config-unknown-key",
-        ERROR if near or choice.is_closed else INFO,
         path,
         value.line,
         f"{name} is {text}, which is none of {', '.join(sorted(choice.values))}",
         fix=f"write {known[near[0]]}" if near else "one of these",
         column=value.column,
+        level=ERROR if near or choice.is_closed else INFO,
     )
 
 

@@ -8,7 +8,7 @@ from paceline.check.lint.configs.kubernetes import ClusterJob, Pods, read_jobs
 from paceline.check.lint.configs.launch_line import Launch, whole
 from paceline.check.lint.configs.launch_rules import check_launch
 from paceline.check.lint.configs.marked import Marked
-from paceline.check.lint.configs.say import ERROR, INFO, WARNING, found
+from paceline.check.lint.configs.say import INFO, WARNING, found
 from paceline.check.lint.configs.variables import check_variables
 from paceline.check.lint.context import Context
 
@@ -49,7 +49,6 @@ def _check_shared_memory(job: ClusterJob) -> Iterator[Finding]:
             if limit is not None and size is not None and size < 2**30:
                 yield found(
                     "shm-too-small",
-                    ERROR,
                     job.path,
                     limit.line,
                     f"/dev/shm of {limit.text()} for the NCCL and DataLoader workers of "
@@ -58,15 +57,14 @@ def _check_shared_memory(job: ClusterJob) -> Iterator[Finding]:
                 )
                 return
             continue
-        several = pods.gpus > 1 or any(_workers(each) for each in job.launches)
         yield found(
             "shm-too-small",
-            ERROR if several else INFO,
             job.path,
             job.line,
             f"nothing is mounted at /dev/shm of the {pods.role} pods: {pods.gpus} GPUs get the "
             "64 MB a container has by itself",
             fix="a volume `emptyDir: {medium: Memory, sizeLimit: 16Gi}` mounted at /dev/shm",
+            level=WARNING if any(map(_workers, job.launches)) else INFO,
         )
         return
 
@@ -124,7 +122,6 @@ def _check_images(job: ClusterJob) -> Iterator[Finding]:
         if keeps and "@sha256:" not in text and (":" not in last or last.endswith(":latest")):
             yield found(
                 "nccl-version-mismatch",
-                WARNING,
                 job.path,
                 image.line,
                 f"{text} may be another image on each of {job.num_pods} nodes, with another NCCL",
@@ -138,7 +135,6 @@ def _check_images(job: ClusterJob) -> Iterator[Finding]:
         if first.rsplit(":", 1)[0] == second.rsplit(":", 1)[0] or job.kind == "PyTorchJob":
             yield found(
                 "nccl-version-mismatch",
-                WARNING,
                 job.path,
                 place.line,
                 f"pods of one job run {first} and {second}",
@@ -155,7 +151,6 @@ def _check_processes(job: ClusterJob) -> Iterator[Finding]:
         if pods.gpus and wanted > pods.gpus:
             yield found(
                 "invalid-device-ordinal",
-                ERROR,
                 job.path,
                 job.per_node.line,
                 f"{wanted} processes on each pod, and the {pods.role} pods have {pods.gpus} GPUs",

@@ -39,7 +39,6 @@ def check_neighbours(
         if launch.background and launch.loop and port.isdigit() and not is_elsewhere(launch):
             yield found(
                 "port-in-use",
-                ERROR,
                 launch.path,
                 word.line if word else launch.line,
                 f"every turn of `{launch.loop[:60]}` starts another launch on port {port}",
@@ -49,7 +48,6 @@ def check_neighbours(
             first = running[port]
             yield found(
                 "port-in-use",
-                ERROR,
                 launch.path,
                 word.line if word else launch.line,
                 f"port {port} is taken by the launch of line {first.line}, which is still running",
@@ -113,16 +111,15 @@ def check_meeting(launch: Launch, scene: Scene) -> Iterator[Finding]:
         if nodes and (wrong := wrong_host(host)) is not None and "SLURM_" in address.source:
             yield found(
                 wrong[0],
-                ERROR,
                 launch.path,
                 address.line,
                 f"{shown(address.text)}: {wrong[1]}",
                 fix=FIRST_NODE,
+                level=ERROR,
             )
         if nodes and LOOPBACK.match(host):
             yield found(
                 "rendezvous-c10d-timeout",
-                ERROR,
                 launch.path,
                 address.line,
                 f"{host} is another machine on each of {nodes} nodes: none finds the others",
@@ -130,12 +127,11 @@ def check_meeting(launch: Launch, scene: Scene) -> Iterator[Finding]:
             )
         if (
             nodes
-            and re.search(r"\$\(hostname|`hostname|\$\{?HOSTNAME", host)
+            and re.search(r"\$\(hostname|`hostname|\$\{?HOSTNAME", address.source)
             and (launch.on_node or ESCAPED in host)
         ):
             yield found(
                 "rendezvous-c10d-timeout",
-                ERROR,
                 launch.path,
                 address.line,
                 f"{shown(host)} is evaluated on every node: each waits at its own address",
@@ -158,7 +154,6 @@ def check_nodes(launch: Launch, scene: Scene) -> Iterator[Finding]:
         if not is_part and scene.scheduler is not None:
             yield found(
                 "rendezvous-timeout-few-nodes",
-                ERROR,
                 launch.path,
                 word.line,
                 f"{nodes} nodes are waited for, and the job has {given}",
@@ -177,7 +172,6 @@ def check_nodes(launch: Launch, scene: Scene) -> Iterator[Finding]:
     ):
         yield found(
             "rendezvous-c10d-timeout",
-            ERROR,
             launch.path,
             word.line,
             f"--nnodes={text} is a range, and the static rendezvous waits for all {match[2]}",
@@ -200,7 +194,6 @@ def check_number_of_node(launch: Launch) -> Iterator[Finding]:
         if _NUMBER.search(word.text) and not word.single and "rank" in names:
             yield found(
                 "accelerate-machine-rank-expanded",
-                ERROR,
                 launch.path,
                 _line_of(launch, before, word),
                 f"{shown(word.text)} is 0 for every node: the batch shell expands it before srun",

@@ -12,8 +12,7 @@ from paceline.check.lint.configs.launch_meeting import (
     check_number_of_node,
 )
 from paceline.check.lint.configs.megatron_arguments import check_megatron
-from paceline.check.lint.configs.old_launcher import check_old_launcher
-from paceline.check.lint.configs.say import ERROR, INFO, found
+from paceline.check.lint.configs.say import INFO, found
 from paceline.check.lint.configs.scene import Scene, started
 from paceline.check.lint.configs.shell import Word
 from paceline.check.lint.gpus import lacks_bf16
@@ -30,12 +29,28 @@ def check_launch(launch: Launch, scene: Scene) -> Iterator[Finding]:
         yield from check_meeting(launch, scene)
         yield from check_nodes(launch, scene)
         yield from _check_devices(launch, scene)
-        yield from check_old_launcher(launch)
+        yield from _check_old_launcher(launch)
     yield from check_number_of_node(launch)
     yield from _check_precision(launch, scene)
     yield from _check_plain_python(launch, scene)
     yield from _check_container(launch)
     yield from check_megatron(launch, scene)
+
+
+_OLD = "torch.distributed.launch"
+
+
+def _check_old_launcher(launch: Launch) -> Iterator[Finding]:
+    """The launcher that torchrun has replaced."""
+    word = next((one for one in launch.words if one.text == _OLD), None)
+    if word is not None:
+        yield found(
+            "old-launcher",
+            launch.path,
+            word.line,
+            f"{_OLD} is deprecated: torchrun has taken its place",
+            fix="torchrun with the same options, and int(os.environ['LOCAL_RANK']) in the script",
+        )
 
 
 def _check_devices(launch: Launch, scene: Scene) -> Iterator[Finding]:
@@ -54,7 +69,6 @@ def _check_devices(launch: Launch, scene: Scene) -> Iterator[Finding]:
     if per_node > devices:
         yield found(
             "invalid-device-ordinal",
-            ERROR,
             launch.path,
             word.line,
             f"{per_node} processes on each node, and {whose} has {devices} GPUs",
@@ -114,7 +128,6 @@ def _check_plain_python(launch: Launch, scene: Scene) -> Iterator[Finding]:
     if word is not None:
         yield found(
             "launcher-plain-python",
-            ERROR,
             launch.path,
             launch.line,
             f"{launch.target.text} is started once, and {gpus} GPUs are there for it",
@@ -123,30 +136,33 @@ def _check_plain_python(launch: Launch, scene: Scene) -> Iterator[Finding]:
     elif TRAINS.search(launch.target.text):
         yield found(
             "launcher-plain-python",
-            INFO,
             launch.path,
             launch.line,
             f"one process of {launch.target.text} sees {gpus} GPUs: a program for many ranks "
             "needs a launcher",
+            level=INFO,
         )
 
 
 def _check_container(launch: Launch) -> Iterator[Finding]:
-    """`docker run` around a launch."""
+    """`docker run` around a launch that trains."""
+    target = launch.target.text if launch.target is not None else ""
+    if launch.program == "python" and not TRAINS.search(target):
+        return
     for name in ("docker", "podman"):
         words = launch.wrappers.get(name)
         if words is not None:
-            yield from check_docker(launch.path, launch.line, words, trains=True)
+            yield from check_docker(launch.path, launch.line, words)
 
 
-def check_docker(path: str, line: int, words: Sequence[Word], *, trains: bool) -> Iterator[Finding]:
+def check_docker(path: str, line: int, words: Sequence[Word]) -> Iterator[Finding]:
     """The options of `docker run` for a container that trains on GPUs."""
     text = " ".join(word.text for word in words)
     if not re.search(r"(^|\s)(run|create)\s", text + " "):
         return
     gpus = re.search(r"--gpus[ =]\S+|--runtime[ =]nvidia|nvidia\.com/gpu", text)
     size = re.search(r"--shm-size[ =](\d+(?:\.\d+)?)\s*([kKmMgG]?)", text)
-    if gpus and trains and not re.search(r"--ipc[ =]\"?host|/dev/shm", text):
+    if gpus and not re.search(r"--ipc[ =]\"?host|/dev/shm", text):
         scale = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
         given = float(size[1]) * scale[size[2].lower()] if size else 64 * 2**20
         if given < 2**30:
@@ -154,7 +170,6 @@ def check_docker(path: str, line: int, words: Sequence[Word], *, trains: bool) -
             said = f"{size[1]}{size[2]}" if size else "64 MB, Docker's default,"
             yield found(
                 "shm-too-small",
-                ERROR,
                 path,
                 place,
                 f"the container has {said} of shared memory for NCCL and DataLoader workers",

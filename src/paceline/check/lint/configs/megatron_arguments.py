@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from paceline.check.finding import Finding
 from paceline.check.lint.configs.launch_line import Launch, whole
-from paceline.check.lint.configs.say import ERROR, WARNING, found
+from paceline.check.lint.configs.say import found
 from paceline.check.lint.configs.scene import Scene, started
 from paceline.check.lint.configs.shell import Word
 
@@ -58,7 +58,6 @@ def _check_tensor(launch: Launch, scene: Scene, sizes: _Sizes) -> Iterator[Findi
     if sizes.tensor > per_node:
         yield found(
             "tp-across-nodes",
-            WARNING,
             launch.path,
             sizes.tensor_word.line,
             f"tensor parallel {sizes.tensor} spans nodes of {per_node} GPUs: four all-reduces a "
@@ -76,7 +75,6 @@ def _check_world(launch: Launch, scene: Scene, sizes: _Sizes) -> Iterator[Findin
     if world % split:
         yield found(
             "divisibility",
-            ERROR,
             launch.path,
             word.line,
             f"tensor {sizes.tensor or 1} x pipeline {sizes.pipeline or 1} x context "
@@ -89,7 +87,6 @@ def _check_world(launch: Launch, scene: Scene, sizes: _Sizes) -> Iterator[Findin
     if micro and whole_batch and whole_batch % (micro * data):
         yield found(
             "divisibility",
-            ERROR,
             launch.path,
             sizes.word("global_batch_size").line,
             f"global batch {whole_batch} is no multiple of micro-batch {micro} x {data} data ranks",
@@ -106,6 +103,8 @@ def _check_model(launch: Launch, sizes: _Sizes) -> Iterator[Finding]:
         "account_for_embedding_in_pipeline_split",
         "pipeline_model_parallel_layout",
         "decoder_last_pipeline_num_layers",
+        "pp_partition_method",
+        "deepspeed",
     )
     for name, degree, what in (
         ("num_attention_heads", tensor, "tensor"),
@@ -118,7 +117,6 @@ def _check_model(launch: Launch, sizes: _Sizes) -> Iterator[Finding]:
         if number and number % degree and not (name == "num_query_groups" and degree % number == 0):
             yield found(
                 "divisibility",
-                ERROR,
                 launch.path,
                 sizes.word(name).line,
                 f"--{name.replace('_', '-')} {number} is not divisible by {what} parallel {degree}",
@@ -155,7 +153,6 @@ def bubble(path: str, line: int, stages: int, batches: int, chunks: int) -> Iter
         enough = -(-4 * (stages - 1) // chunks)
         yield found(
             "pipeline-bubble",
-            WARNING,
             path,
             line,
             f"{stages} stages with {batches} micro-batches wait {share:.0%} of each step",

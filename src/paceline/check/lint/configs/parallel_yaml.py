@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from paceline.check.finding import Finding
 from paceline.check.lint.configs.marked import Marked
 from paceline.check.lint.configs.megatron_arguments import bubble
-from paceline.check.lint.configs.say import ERROR, WARNING, found
+from paceline.check.lint.configs.say import found
 from paceline.check.lint.context import Context
 
 TENSOR = ("tensor_model_parallel_size", "tensor_parallel_size", "tensor_parallel_degree")
@@ -29,7 +29,6 @@ def check_parallel(path: str, document: Marked, context: Context) -> Iterator[Fi
     if tensor_at is not None and per_node is not None and tensor > per_node:
         yield found(
             "tp-across-nodes",
-            WARNING,
             path,
             tensor_at.line,
             f"tensor parallel {tensor} spans nodes of {per_node} GPUs: four all-reduces a layer go "
@@ -40,7 +39,6 @@ def check_parallel(path: str, document: Marked, context: Context) -> Iterator[Fi
     if world is not None and place is not None and world % split:
         yield found(
             "divisibility",
-            ERROR,
             path,
             place.line,
             f"tensor {tensor} x pipeline {pipeline} x context {cut} is {split}, which does not "
@@ -57,7 +55,6 @@ def check_parallel(path: str, document: Marked, context: Context) -> Iterator[Fi
     if total % (size * data):
         yield found(
             "divisibility",
-            ERROR,
             path,
             batch.line,
             f"global batch {total} is no multiple of micro-batch {size} x {data} data ranks",
@@ -82,7 +79,6 @@ def _check_model(path: str, document: Marked, tensor: int, pipeline: int) -> Ite
             continue
         yield found(
             "divisibility",
-            ERROR,
             path,
             given.line,
             f"{name} {number} is not divisible by {what} parallel {degree}",

@@ -11,7 +11,7 @@ import msgspec
 
 from paceline.check.finding import Finding
 from paceline.check.lint.configs.marked import Marked
-from paceline.check.lint.configs.say import ERROR, INFO, WARNING, found
+from paceline.check.lint.configs.say import INFO, WARNING, found
 from paceline.errors import PacelineError, Problem
 from paceline.plan import Plan, plan_from_json
 from paceline.units import bytes_apart
@@ -51,10 +51,10 @@ def check_plan(path: str, document: Marked, text: str) -> Iterator[Finding]:
         plan = plan_from_json(text.encode())
     except (msgspec.ValidationError, ValueError) as error:
         what = f"it is no plan of this version of Paceline: {error}"
-        yield found("plan-file", WARNING, path, 1, what, fix=_AGAIN)
+        yield found("plan-file", path, 1, what, fix=_AGAIN, level=WARNING)
         return
     for keys, what, fix in _contradictions(plan):
-        yield found("plan-file", ERROR, path, _line(document, keys), what, fix=fix)
+        yield found("plan-file", path, _line(document, keys), what, fix=fix)
     yield from _plan_findings(path, document, plan)
 
 
@@ -71,19 +71,19 @@ def problem_finding(path: str, problem: Problem) -> Finding:
     """A problem of a job file, on the line that it names."""
     line = re.search(r"line (\d+)", problem.where)
     what = f"{problem.code}: {problem.what}"
-    return found("job-file", ERROR, path, int(line[1]) if line else 1, what, fix=problem.fix)
+    return found("job-file", path, int(line[1]) if line else 1, what, fix=problem.fix)
 
 
 def _plan_findings(path: str, document: Marked, plan: Plan) -> Iterator[Finding]:
     for caution in plan.cautions:
         id, level, keys = _CAUTIONS.get(caution.about, ("plan-caution", INFO, ()))
-        yield found(id, level, path, _line(document, keys), caution.what, fix=caution.fix)
+        yield found(id, path, _line(document, keys), caution.what, fix=caution.fix, level=level)
     for limit in plan.limits:
         if limit.is_kept is False and limit.name != "memory":
             what = f"plan.{limit.name} is {limit.limit:g}, and {limit.expected:g} is expected"
             fix = f"raise plan.{limit.name}, or take fewer steps"
             keys = ("plan", limit.name)
-            yield found("plan-caution", WARNING, path, _line(document, keys), what, fix=fix)
+            yield found("plan-caution", path, _line(document, keys), what, fix=fix)
     yield from _scaling(path, document, plan)
 
 
@@ -99,7 +99,6 @@ def _scaling(path: str, document: Marked, plan: Plan) -> Iterator[Finding]:
     ranks = plan.cluster.num_ranks
     yield found(
         "scaling-not-linear",
-        WARNING,
         path,
         _line(document, ("cluster",)),
         f"ranks wait {share:.0%} of a step for each other, most of it for {most} (estimated): "

@@ -3,14 +3,13 @@
 from collections.abc import Iterable
 
 from paceline.catalog.failure import load_failures
-from paceline.check.finding import Evidence, Finding, Place, Severity
+from paceline.check.finding import Evidence, Finding, Place, Severity, lint_level
 
 ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
 
 
 def found(
     failure: str,
-    severity: Severity,
     path: str,
     line: int,
     what: str,
@@ -18,11 +17,12 @@ def found(
     fix: str | None = None,
     column: int | None = None,
     evidence: Iterable[tuple[str, int, str]] = (),
+    level: Severity = ERROR,
 ) -> Finding:
     """One finding; without a nearer `fix` it has the catalog's. `evidence` is path, line, text."""
     return Finding(
         id=failure,
-        severity=severity,
+        severity=lint_level(failure, level),
         where=Place(path=path, line=line, column=column),
         what=what,
         fix=fix if fix is not None else load_failures()[failure].fix,

@@ -54,5 +54,5 @@ def _check_docker_lines(script: Script, launches: list[Launch]) -> Iterator[Find
         if not words or words[0].text not in {"docker", "podman"} or command.line in seen:
             continue
         text = " ".join(word.text for word in words)
-        trains = re.search(r"train|finetune|torchrun|ddp|nccl", text) is not None
-        yield from check_docker(script.path, command.line, words[1:], trains=trains)
+        if re.search(r"train|finetune|torchrun|ddp|nccl", text):
+            yield from check_docker(script.path, command.line, words[1:])

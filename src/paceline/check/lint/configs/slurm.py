@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from paceline.check.finding import Finding
 from paceline.check.lint.configs.launch_line import Launch, whole
 from paceline.check.lint.configs.launch_rules import TRAINS
-from paceline.check.lint.configs.say import ERROR, WARNING, found
+from paceline.check.lint.configs.say import WARNING, found
 from paceline.check.lint.configs.scene import Scene
 from paceline.check.lint.configs.shell import ESCAPED, Script
 
@@ -65,7 +65,6 @@ def _check_tasks(script: Script, launch: Launch, scene: Scene) -> Iterator[Findi
         if tasks > 1 and started_by_one is not None and whole(started_by_one.text) != 1:
             yield found(
                 "slurm-ntasks-mismatch",
-                ERROR,
                 script.path,
                 place,
                 f"{tasks} tasks a node each start {launch.program}, which starts all ranks of the "
@@ -92,7 +91,6 @@ def _check_trainer(
     if lightning and wanted is not None and wanted > 1 and tasks != wanted:
         yield found(
             "slurm-ntasks-mismatch",
-            ERROR,
             script.path,
             place,
             f"{tasks} task{'s' if tasks > 1 else ''} a node, and the trainer wants one for each of "
@@ -107,7 +105,6 @@ def _check_trainer(
         line = _place(script, "nodes") or (nodes_word.line if nodes_word else launch.line)
         yield found(
             "slurm-ntasks-mismatch",
-            ERROR,
             script.path,
             nodes_word.line if nodes_word is not None else line,
             f"the trainer waits for {nodes} nodes, and the job has {scene.nodes}",
@@ -143,7 +140,6 @@ def _check_without_srun(script: Script, launch: Launch, scene: Scene) -> Iterato
         return
     yield found(
         "slurm-ntasks-mismatch",
-        ERROR,
         script.path,
         launch.line,
         f"without srun this runs on the first of {scene.nodes} nodes, and waits for the others",
@@ -153,7 +149,13 @@ def _check_without_srun(script: Script, launch: Launch, scene: Scene) -> Iterato
 
 def _check_ports(launch: Launch, scene: Scene) -> Iterator[Finding]:
     """One port for all tasks of an array, which may share a node."""
-    if "array" not in scene.sbatch or "exclusive" in scene.sbatch or "standalone" in launch.options:
+    array = scene.sbatch.get("array")
+    if (
+        array is None
+        or array.value.endswith("%1")
+        or "exclusive" in scene.sbatch
+        or "standalone" in launch.options
+    ):
         return
     word = launch.option("master_port", "main_process_port", "rdzv_endpoint")
     said = launch.environment.get("MASTER_PORT")
@@ -163,11 +165,11 @@ def _check_ports(launch: Launch, scene: Scene) -> Iterator[Finding]:
         line = said.line if said is not None and held else word.line if word else launch.line
         yield found(
             "port-in-use",
-            WARNING,
             launch.path,
             line,
             f"every task of the array takes port {text}, and several may share a node",
             fix="$((20000 + SLURM_JOB_ID % 12768)), or --standalone on one node",
+            level=WARNING,
         )
 
 
@@ -193,7 +195,6 @@ def _check_expanded(script: Script, launches: Sequence[Launch]) -> Iterator[Find
         if passed and each.value.strip() not in used:
             yield found(
                 "accelerate-machine-rank-expanded",
-                ERROR,
                 each.path,
                 each.line,
                 f"{each.name}={each.value} is 0 for every task: the batch shell expands it once",

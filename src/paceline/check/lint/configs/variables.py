@@ -45,6 +45,9 @@ class Surroundings:
     has_rdma: bool | None = None
     """Whether the nodes have InfiniBand or RoCE: asked for, named or configured here."""
 
+    torch: tuple[int, ...] | None = None
+    """The highest version of PyTorch that the files allow."""
+
     @property
     def many_nodes(self) -> bool:
         return self.nodes is not None and self.nodes > 1
@@ -57,6 +60,7 @@ def surroundings(context: Context) -> Surroundings:
         gpus_per_node=context.gpus_per_node or context.devices,
         gpu=context.gpu,
         has_rdma=None,
+        torch=context.version("torch"),
     )
 
 
@@ -75,13 +79,13 @@ def check_variables(variables: Sequence[Variable], around: Surroundings) -> Iter
 def _say(
     each: Variable,
     failure: str,
-    severity: Severity,
     what: str,
     fix: str | None = None,
     *,
     becomes: str | None = None,
+    level: Severity = ERROR,
 ) -> Finding:
-    said = found(failure, severity, each.path, each.line, what, fix=fix, column=each.column)
+    said = found(failure, each.path, each.line, what, fix=fix, column=each.column, level=level)
     return replace(said, renames=(each.name, becomes)) if becomes else said
 
 
@@ -96,10 +100,10 @@ def _check_name(each: Variable) -> Iterator[Finding]:
         yield _say(
             each,
             "nccl-env-deprecated",
-            INFO if each.name in STILL_READ or f"TORCH_{each.name}" == new else WARNING,
             f"{each.name} has been {new} since {since}",
             f"set {new} instead",
             becomes=None if each.name in OTHER_VALUES else new,
+            level=INFO if each.name in STILL_READ or f"TORCH_{each.name}" == new else WARNING,
         )
         return
     known = NCCL | TORCH_NCCL | OTHERS
@@ -116,19 +120,19 @@ def _check_name(each: Variable) -> Iterator[Finding]:
         yield _say(
             each,
             "nccl-env-deprecated",
-            WARNING,
             f"nothing reads {each.name}: the name is {near[0]}",
             f"write {near[0]}",
             becomes=near[0],
+            level=WARNING,
         )
     elif each.name.startswith("NCCL_") and f"TORCH_{each.name}" in TORCH_NCCL:
         yield _say(
             each,
             "nccl-env-deprecated",
-            WARNING,
             f"NCCL does not read {each.name}; PyTorch reads TORCH_{each.name}",
             f"set TORCH_{each.name} instead",
             becomes=f"TORCH_{each.name}",
+            level=WARNING,
         )
 
 
@@ -147,10 +151,10 @@ def _check_words(each: Variable) -> Iterator[Finding]:
         yield _say(
             each,
             "nccl-env-deprecated",
-            WARNING if logs else ERROR,
             f"{each.name} has no value `{part.strip()}`: "
             + ("nothing is logged" if logs else "NCCL ends the run with it (2.24 and later)"),
             f"write {near[0].upper() if logs else near[0]}" if near else f"remove {each.name}",
+            level=WARNING if logs else ERROR,
         )
 
 
@@ -187,7 +191,6 @@ def _check_interface(each: Variable, around: Surroundings) -> Iterator[Finding]:
         yield _say(
             each,
             "gloo-ifname-missing",
-            ERROR,
             f"Gloo looks for an interface that is called `{value}`: signs such as ^ are NCCL's",
             "write the whole name of the interface between the nodes",
         )
@@ -199,25 +202,24 @@ def _check_interface(each: Variable, around: Surroundings) -> Iterator[Finding]:
         yield _say(
             each,
             "gloo-loopback-fullmesh" if is_gloo else "nccl-wrong-interface",
-            ERROR,
             f"{each.name}={value} is the loopback: no other node can be reached over it",
             "name the interface that the nodes reach each other by, "
             + ("" if is_gloo else "or exclude: ^lo,docker0; ")
             + "`ip -br addr` lists them",
+            level=ERROR if around.many_nodes else INFO,
         )
     elif _VIRTUAL.match(first):
         yield _say(
             each,
             "gloo-ifname-missing" if is_gloo else "nccl-wrong-interface",
-            ERROR,
             f"{each.name}={value} is a bridge inside one machine, with the same address on each",
             "name the interface that the nodes reach each other by",
+            level=ERROR if around.many_nodes else INFO,
         )
     elif re.fullmatch(r"[\d.]+(/\d+)?", first):
         yield _say(
             each,
             "gloo-ifname-missing" if is_gloo else "nccl-wrong-interface",
-            ERROR,
             f"{each.name}={value} is an address; it takes the name of an interface",
             "write the interface that has this address: `ip -br addr` lists them",
         )
@@ -239,16 +241,15 @@ def _check_network(each: Variable, around: Surroundings, names: set[str]) -> Ite
         yield _say(
             each,
             "ethernet-fallback",
-            WARNING if rdma else INFO,
             f"{each.name}={value} sends everything between nodes over TCP"
             + (", although the nodes have RDMA" if rdma else ""),
             f"remove {each.name} where the nodes have InfiniBand or RoCE",
+            level=WARNING if rdma else INFO,
         )
     if each.name in {"NCCL_GRAPH_FILE", "NCCL_TOPO_FILE"} and value:
         yield _say(
             each,
             "nccl-graph-file-env",
-            WARNING,
             f"{each.name}={value} replaces what NCCL finds with the file of one kind of machine",
             f"unset {each.name}: NCCL looks at the machine itself",
         )
@@ -258,16 +259,15 @@ def _check_network(each: Variable, around: Surroundings, names: set[str]) -> Ite
         yield _say(
             each,
             "acs-p2p-hang",
-            WARNING if linked else INFO,
             "NCCL_P2P_DISABLE=1 sends between the GPUs of a node through the host's memory"
             + (f", past the NVLink of {around.gpu}" if linked else ""),
             "remove it; where peer-to-peer hangs, switch PCIe ACS off",
+            level=WARNING if linked else INFO,
         )
     if each.name == "NCCL_NET_GDR_LEVEL" and low in {"0", "loc"}:
         yield _say(
             each,
             "gdr-peermem-missing",
-            WARNING,
             f"NCCL_NET_GDR_LEVEL={value} switches GPUDirect RDMA off",
             "remove it: NCCL decides by the topology",
         )
@@ -275,7 +275,6 @@ def _check_network(each: Variable, around: Surroundings, names: set[str]) -> Ite
         yield _say(
             each,
             "ib-modify-qp-failed",
-            WARNING,
             "GID 0 of a RoCE port is link-local: queue pairs between subnets fail",
             "the index of the RoCE v2 GID (`show_gids`; often 3), or leave it out since NCCL 2.21",
         )
@@ -283,7 +282,6 @@ def _check_network(each: Variable, around: Surroundings, names: set[str]) -> Ite
         yield _say(
             each,
             "ib-wc-retry-exceeded",
-            WARNING,
             f"NCCL_IB_TIMEOUT={value} gives up on a busy network; 20 is the default",
             "remove it, or set 22",
         )
@@ -295,7 +293,6 @@ def _check_libraries(each: Variable) -> Iterator[Finding]:
         yield _say(
             each,
             "nccl-version-mismatch",
-            WARNING,
             f"LD_PRELOAD puts {each.value} in the place of the NCCL that torch came with",
             "unset it, or be sure that every node has the same file",
         )
@@ -321,16 +318,16 @@ def _check_master(each: Variable, around: Surroundings) -> Iterator[Finding]:
     value = each.value.strip()
     if each.name in {"MASTER_ADDR", "PET_MASTER_ADDR"}:
         if around.nodes != 1 and (wrong := wrong_host(value)) is not None:
-            yield _say(each, wrong[0], ERROR, f"{each.name}={value}: {wrong[1]}", FIRST_NODE)
+            yield _say(each, wrong[0], f"{each.name}={value}: {wrong[1]}", FIRST_NODE, level=ERROR)
         elif LOOPBACK.match(value) and around.many_nodes:
             yield _say(
                 each,
                 "rendezvous-c10d-timeout",
-                ERROR,
                 f"{each.name}={value} is another machine on each of {around.nodes} nodes",
                 "set it to an address of the first node that the others reach",
             )
-    if each.name in {"MASTER_PORT", "PET_MASTER_PORT"} and value.isdigit():
+    refuses = around.torch is None or around.torch >= (2,)
+    if each.name in {"MASTER_PORT", "PET_MASTER_PORT"} and value.isdigit() and refuses:
         yield from check_port(each.path, each.line, each.name, int(value), column=each.column)
 
 
@@ -341,7 +338,6 @@ def check_port(
     if 0 < port < 1024:
         yield found(
             "port-in-use",
-            ERROR,
             path,
             line,
             f"{name} {port} is below 1024: only root may listen there",
@@ -351,7 +347,6 @@ def check_port(
     elif port > 65535:
         yield found(
             "port-in-use",
-            ERROR,
             path,
             line,
             f"{name} {port} is no port: the highest is 65535",
@@ -387,4 +382,4 @@ def _check_by_hand(each: Variable) -> Iterator[Finding]:
     severity, failure, values = _BY_HAND.get(each.name, (INFO, "", "$.^"))
     if re.fullmatch(values, each.value.strip()):
         what = f"{each.name}={each.value.strip()}: {REMOVED[each.name]}"
-        yield _say(each, failure, severity, what, f"remove {each.name}")
+        yield _say(each, failure, what, f"remove {each.name}", level=severity)

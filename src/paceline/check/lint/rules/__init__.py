@@ -25,7 +25,6 @@ from paceline.check.lint.rules import (
     unprepared,
     unused,
     workers,
-    written_files,
     zero3,
 )
 
@@ -51,7 +50,6 @@ RULES: tuple[Rule, ...] = (
     *unprepared.RULES,
     *unused.RULES,
     *workers.RULES,
-    *written_files.RULES,
     *zero3.RULES,
 )
 """In no particular order: findings are sorted by their place."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from paceline.check.finding import Finding, Severity
+from paceline.check.finding import Finding
 from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call, Event, Guard, Loop
 from paceline.check.lint.names import DDP
@@ -48,7 +48,6 @@ def check_no_sync_missing(program: Program, context: Context) -> Iterator[Findin
             reported.add(id(backward.node))
             yield program.finding(
                 "no-sync-missing",
-                Severity.WARNING,
                 backward,
                 what=(
                     f"the optimizer steps once in several micro-batches ({guard.spot}), and "
@@ -88,7 +87,6 @@ def check_loss_not_divided(program: Program, context: Context) -> Iterator[Findi
             continue
         yield program.finding(
             "ga-loss-normalisation",
-            Severity.WARNING,
             backward,
             what=(
                 f"the optimizer steps ({step.spot}) on the sum of the micro-batches' "
@@ -128,7 +126,6 @@ def check_no_sync_off_by_one(program: Program, context: Context) -> Iterator[Fin
             reported.add(id(event.node))
             yield program.finding(
                 "no-sync-off-by-one",
-                Severity.ERROR,
                 event,
                 what=(
                     f"the optimizer steps after this loop ({last.spot}), and the gradients of "
@@ -147,7 +144,6 @@ def check_no_sync_off_by_one(program: Program, context: Context) -> Iterator[Fin
             reported.add(id(event.node))
             yield program.finding(
                 "no-sync-off-by-one",
-                Severity.ERROR,
                 event,
                 what=(
                     f"in iteration {wrong} (from 0) the optimizer steps ({step.spot}) on "

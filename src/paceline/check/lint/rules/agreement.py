@@ -9,7 +9,7 @@ from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call, Guard
 from paceline.check.lint.names import COLLECTIVES, DDP, FSDP
 from paceline.check.lint.program import Program
-from paceline.check.lint.values import Value, innermost
+from paceline.check.lint.values import Value, innermost, stops_gradients
 
 CHECKPOINT = "torch.distributed.checkpoint"
 
@@ -92,11 +92,10 @@ def conditional_calls(program: Program) -> Iterator[Joint]:
 
 def only_reads_ddp(call: Call) -> bool:
     """Whether it is a forward pass of DDP without gradients: it broadcasts buffers, if anything."""
-    entered = (one.name or one.instance or getattr(one.call, "name", "") for one in call.withs)
     return (
         call.forward_of is not None
         and call.forward_of.wrapped_by("ddp")
-        and any(one.endswith((".no_grad", ".inference_mode")) for one in entered)
+        and any(map(stops_gradients, call.withs))
     )
 
 
@@ -491,7 +490,6 @@ def rank_finding(program: Program, joint: Joint, guard: Guard) -> Finding:
     }[joint.kind]
     return program.finding(
         id,
-        joint.severity,
         at,
         what=(
             f"{only} reaches {joint.shown}{deeper}, by the condition in {guard.spot}; "
@@ -500,6 +498,7 @@ def rank_finding(program: Program, joint: Joint, guard: Guard) -> Finding:
         ),
         fix=fix,
         seen=(guard, call),
+        level=joint.severity,
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from paceline.check.finding import Finding, Severity
+from paceline.check.finding import Finding
 from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call
 from paceline.check.lint.names import DATALOADER
@@ -32,7 +32,6 @@ def check_pinned_copies(program: Program, context: Context) -> Iterator[Finding]
                     continue
                 yield program.finding(
                     "no-pin-memory",
-                    Severity.INFO,
                     call,
                     what=(
                         f"{copy.spot} copies its batches with non_blocking=True, which does "

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from paceline.check.finding import Finding, Severity
+from paceline.check.finding import Finding
 from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call, exclusive
 from paceline.check.lint.names import DDP
@@ -45,7 +45,6 @@ def check_forward_bypassed(program: Program, context: Context) -> Iterator[Findi
             reported.add(id(call.node))
             yield program.finding(
                 "ddp-forward-bypassed",
-                Severity.ERROR,
                 chosen_at(call, model),
                 what=(
                     "the loss of the backward pass comes from the plain model inside DDP: DDP "
@@ -121,7 +120,6 @@ def check_moved_after_wrap(program: Program, context: Context) -> Iterator[Findi
         reported.add(id(wraps[0]))
         yield program.finding(
             "ddp-moved-after-wrap",
-            Severity.ERROR,
             call,
             what=(
                 f"the model was wrapped in {wraps[0].spot} and is moved or cast here, while "

@@ -1,13 +1,13 @@
 """Ranks that branch on what they alone see: files, their loss, their clock, their failure."""
 
 import ast
+import sys
 from collections.abc import Iterator
 
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call, Event, Exit, Guard, Loop
-from paceline.check.lint.expressions import is_unseen
-from paceline.check.lint.names import INIT_GROUP
+from paceline.check.lint.names import CLOCKS, INIT_GROUP, KNOWN_LIBRARIES
 from paceline.check.lint.program import Program
 from paceline.check.lint.rules.agreement import joint_calls, joint_kind, rank_guard
 from paceline.check.lint.values import (
@@ -41,7 +41,6 @@ def check_filesystem_branches(program: Program, context: Context) -> Iterator[Fi
             reported.add(id(guard.node))
             yield program.finding(
                 "divergent-filesystem-branch",
-                how_bad(guard, context),
                 guard,
                 what=(
                     f"each rank asks its file system, and {joint.shown} in line "
@@ -55,21 +54,6 @@ def check_filesystem_branches(program: Program, context: Context) -> Iterator[Fi
                 seen=(joint.call,),
             )
             break
-
-
-OF_ONE_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/local", "/scratch/local", "/mnt/local", "/raid")
-"""Folders that each machine has for itself."""
-
-
-def how_bad(guard: Guard, context: Context) -> Severity:
-    """A question to a disk that each machine has for itself is answered otherwise on each."""
-    texts = [one.likely() for one in guard.test.origins()]
-    alone = any(
-        isinstance(one, str) and (one in OF_ONE_NODE or one.startswith(f"{folder}/"))
-        for one in texts
-        for folder in OF_ONE_NODE
-    )
-    return Severity.WARNING if alone and context.nodes != 1 else Severity.INFO
 
 
 def whole_run(program: Program, guard: Guard) -> bool:
@@ -104,7 +88,7 @@ def check_divergent_exits(program: Program, context: Context) -> Iterator[Findin
     for leave in program.exits:
         if leave.kind == "raise" or not leave.loops or any(one.alone for one in leave.guards):
             continue
-        guard, reasons = decision(leave)
+        guard = decision(leave)
         if guard is None or id(guard.node) in reported:
             continue
         loop = left_loop(leave)
@@ -114,18 +98,28 @@ def check_divergent_exits(program: Program, context: Context) -> Iterator[Findin
         if missed is None:
             continue
         reported.add(id(guard.node))
-        yield decision_finding(program, guard, reasons, missed, f"`{leave.kind}`s in {leave.spot}")
+        yield decision_finding(
+            program,
+            leave,
+            guard,
+            missed,
+            f"a rank for which it holds `{leave.kind}`s in {leave.spot}, while the others go on to "
+            f"{missed.name.rpartition('.')[2]} in {missed.spot} and wait for it",
+            "decide together: `flag = torch.tensor(int(condition), device=device); "
+            "dist.all_reduce(flag, op=dist.ReduceOp.MAX)`, then branch on `flag.item()`; or filter "
+            "the data before the sampler",
+        )
 
 
-def decision(event: Event) -> tuple[Guard | None, frozenset[str]]:
+def decision(event: Event) -> Guard | None:
     """The innermost condition on what one rank alone knows."""
     for guard in reversed(event.guards):
         reasons = guard.divergent & DECISIONS
         if reasons == {FAILURE} and not fails_alone(event):
             continue
         if reasons and guard.how != "decorator":
-            return guard, reasons
-    return None, frozenset()
+            return guard
+    return None
 
 
 def left_loop(leave: Exit) -> Loop | None:
@@ -167,61 +161,67 @@ def needs_company(program: Program, call: Call) -> bool:
 WRAPPING_FRAMEWORKS = frozenset({"accelerate", "fabric", "deepspeed", "ray", "horovod"})
 
 
-def seriousness(program: Program, guard: Guard) -> Severity:
-    """An error only where this rank's own value decides in code that was read.
+def shown_source(program: Program, event: Event, guard: Guard) -> Value | None:
+    """Where a condition gets a value of this rank alone from, in the condition's own function.
 
-    A signal that all ranks get at once is seen in one step by nearly all runs.
+    None where a part of the way there is not in sight: an attribute of an object, another
+    function, code that was not read. It may have made ranks equal.
     """
-    reasons = guard.divergent & DECISIONS - {SIGNAL, RANK}
-    own = differentiated(program)
-    grades = [grade for one in reasons for grade in proofs(guard.test, one, own)]
-    return next((one for one in (Severity.ERROR, Severity.WARNING) if one in grades), Severity.INFO)
+    frame = event.frames[guard.depth - 1] if guard.depth else None
+    function = frame.function.node if frame is not None else program.tree
+    inside = {id(node) for node in ast.walk(function)}
+    losses = differentiated(program)
+    for reason in sorted(guard.divergent & {DATA, TIME}):
+        found = source_of(guard.test, reason, inside, losses)
+        if found is not None:
+            return found
+    return None
 
 
-def proofs(test: Value, reason: str, own: set[int]) -> Iterator[Severity]:
-    """How sure each origin of a condition makes it that ranks differ for this reason.
-
-    Nothing of what code that was not read gave: it may have made ranks equal. A warning of how
-    many samples there are, how long they are or which keys they have (`if mask.numel() > 0`,
-    `if len(batch)`): it differs in few steps. A loss that is differentiated is the rank's own,
-    whatever computed it.
-    """
-    seen: set[int] = set()
-    queue = [test]
-    while queue:
-        value = queue.pop()
-        if id(value) in seen or (id(value) not in own and is_from_unseen(value, reason)):
-            continue
-        seen.add(id(value))
-        parts = [*value.inputs(), *([value.test] if value.test is not None else [])]
-        inner = [one for one in parts if reason in one.taints]
-        if asks_for_samples(value) or (
-            not inner and any({"count", "shape"} & one.taints for one in parts)
-        ):
-            yield Severity.WARNING
-        elif inner:
-            queue += inner
-        else:
-            yield Severity.ERROR
-
-
-def asks_for_samples(value: Value) -> bool:
-    """`batch is None`, `"mask" in batch`, `batch.get("mask")`, `x.size(1)`."""
-    if value.operation is not None and value.operation[0] in {"Is", "IsNot", "In", "NotIn"}:
-        return True
+def source_of(
+    value: Value, reason: str, inside: set[int], losses: set[int], depth: int = 30
+) -> Value | None:
+    """The loss, output, batch or clock that makes ranks differ in a value, whatever it may be."""
+    if depth == 0 or id(value.node) not in inside or asks_for_presence(value):
+        return None
+    if reason == TIME and any(getattr(one, "const", None) == 0 for one in value.operation or ()):
+        return None  # whether a clock was read at all
+    if value.options:
+        found = [
+            source_of(one, reason, inside, losses, depth - 1)
+            for one in value.options
+            if one.const is UNKNOWN
+        ]
+        return found[0] if found and all(one is not None for one in found) else None
     made = value.call
-    if not isinstance(made, Call) or made.receiver is None or made.result is not value:
-        return False
-    return made.method == "size" or (made.method == "get" and made.receiver.kind == "batch")
+    if reason == TIME:
+        is_source = isinstance(made, Call) and made.name in CLOCKS
+    else:
+        is_source = id(value) in losses or value.kind in {"output", "batch"}
+    if is_source:
+        return value
+    unread = isinstance(made, Call) and made.own is None and is_unread(made.name)
+    only = made.receiver if isinstance(made, Call) else value.receiver
+    parts = [only or Value()] if unread or value.attribute is not None else value.inputs()
+    for one in parts:
+        if reason in one.taints:
+            return source_of(one, reason, inside, losses, depth - 1)
+    return None
 
 
-def is_from_unseen(value: Value, reason: str) -> bool:
-    """Whether code that was not read made the value; a tensor's own methods are known."""
-    made = value.call
-    if isinstance(made, Call) and made.name.startswith("?") and made.own is None:
-        known = made.receiver is not None and reason in made.receiver.taints
-        return not known and value.kind is None
-    return is_unseen(value)
+def is_unread(name: str) -> bool:
+    """Whether a call is of a method of something unknown (`?.item`), or of a library's that rules
+    know nothing of: what it is given may be equal on all ranks afterwards."""
+    top = name.partition(".")[0]
+    return top not in KNOWN_LIBRARIES | sys.stdlib_module_names | {"builtins"}
+
+
+def asks_for_presence(value: Value) -> bool:
+    """`batch is None`, `"mask" in batch`, `x.size(1)`: where a data set ends and what it has, ranks
+    mostly agree."""
+    if isinstance(value.call, Call) and value.call.result is value:
+        return value.call.method in {"get", "size", "numel"}
+    return value.operation is not None and value.operation[0] in {"Is", "IsNot", "In", "NotIn"}
 
 
 def differentiated(program: Program) -> set[int]:
@@ -240,24 +240,21 @@ def differentiated(program: Program) -> set[int]:
 
 
 def decision_finding(
-    program: Program, guard: Guard, reasons: frozenset[str], missed: Call, does: str
+    program: Program, event: Event, guard: Guard, missed: Call, what: str, fix: str
 ) -> Finding:
+    """A warning where the file shows where the value is made that ranks differ in, else a hint."""
+    source = shown_source(program, event, guard)
+    node = source.node if source is not None else None
+    reasons = guard.divergent & DECISIONS
     why = " and ".join(REASONS[one] for one in sorted(reasons))
+    line = f" (line {getattr(node, 'lineno', 0)})" if node is not None else ""
     return program.finding(
         "rank-divergent-decision",
-        seriousness(program, guard),
         guard,
-        what=(
-            f"the condition depends on {why}, and a rank for which it holds {does}, while the "
-            f"others go on to {missed.name.rpartition('.')[2]} in {missed.spot} and wait "
-            "for it"
-        ),
-        fix=(
-            "decide together: `flag = torch.tensor(int(condition), device=device); "
-            "dist.all_reduce(flag, op=dist.ReduceOp.MAX)`, then branch on `flag.item()`; or filter "
-            "the data before the sampler"
-        ),
-        seen=(missed,),
+        what=f"the condition depends on {why}{line}: {what}",
+        fix=fix,
+        seen=(missed,) if node is None else (node, missed),
+        level=Severity.INFO if node is None else Severity.WARNING,
     )
 
 
@@ -283,7 +280,16 @@ def check_divergent_branches(program: Program, context: Context) -> Iterator[Fin
             if guard.how == "except":
                 yield failed_finding(program, guard, call)
             else:
-                yield branch_finding(program, guard, reasons, call)
+                yield decision_finding(
+                    program,
+                    call,
+                    guard,
+                    call,
+                    f"{call.name.rpartition('.')[2]} in {call.spot} needs every rank, and some "
+                    "ranks call it and some do not",
+                    "reduce the value over the ranks first (`dist.all_reduce`), or broadcast rank "
+                    "0's decision, so that all take the same branch",
+                )
             break
 
 
@@ -330,32 +336,14 @@ def tries_together(program: Program, guard: Guard) -> bool:
 def failed_finding(program: Program, guard: Guard, call: Call) -> Finding:
     return program.finding(
         "collective-mismatch",
-        Severity.ERROR,
         call.at_depth(guard.depth),
         what=(
             f"{call.name.rpartition('.')[2]} is called only on a rank that had the exception; "
-            "the others make other calls and wait"
+            "where another had none, it makes other calls and waits"
         ),
+        level=Severity.WARNING,
         fix="let the exception end the process, or let all ranks agree that one failed",
         seen=(guard,),
-    )
-
-
-def branch_finding(program: Program, guard: Guard, reasons: frozenset[str], call: Call) -> Finding:
-    why = " and ".join(REASONS[one] for one in sorted(reasons))
-    return program.finding(
-        "rank-divergent-decision",
-        seriousness(program, guard),
-        guard,
-        what=(
-            f"{call.name.rpartition('.')[2]} in {call.spot} needs every rank, and is reached "
-            f"by a condition on {why}: some ranks call it and some do not"
-        ),
-        fix=(
-            "reduce the value over the ranks first (`dist.all_reduce`), or broadcast rank 0's "
-            "decision, so that all take the same branch"
-        ),
-        seen=(call,),
     )
 
 
@@ -366,7 +354,6 @@ def check_agreement_of_a_bool(program: Program, context: Context) -> Iterator[Fi
         if tensor is not None and is_plain_number(tensor):
             yield program.finding(
                 "rank-divergent-decision",
-                Severity.ERROR,
                 call,
                 what="all_reduce is given a Python bool or number; it takes a tensor and raises",
                 fix=(
@@ -380,7 +367,6 @@ def check_agreement_of_a_bool(program: Program, context: Context) -> Iterator[Fi
             if isinstance(made, Call) and made.name == "torch.distributed.all_reduce":
                 yield program.finding(
                     "rank-divergent-decision",
-                    Severity.ERROR,
                     guard,
                     what="all_reduce returns None: this condition never holds",
                     fix="reduce in a line of its own, and branch on the tensor's `.item()`",

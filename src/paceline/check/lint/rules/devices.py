@@ -11,7 +11,7 @@ from paceline.check.lint.names import (
     LOCAL_RANK_WORDS,
 )
 from paceline.check.lint.program import Program
-from paceline.check.lint.values import RANK, Value
+from paceline.check.lint.values import RANK, Value, stops_gradients
 
 
 def device_indices(program: Program) -> list[tuple[Call, Value]]:
@@ -53,7 +53,6 @@ def check_global_rank_as_device(program: Program, context: Context) -> Iterator[
         per_node = context.devices or context.gpus_per_node
         yield program.finding(
             "invalid-device-ordinal",
-            Severity.ERROR,
             call,
             what=(
                 "this is the rank in the whole job, and a node has GPUs"
@@ -84,14 +83,16 @@ def is_global_rank(index: Value) -> bool:
 
 
 def check_data_parallel(program: Program, context: Context) -> Iterator[Finding]:
-    """nn.DataParallel: one process, the model copied in every step."""
+    """nn.DataParallel: one process, the model copied in every step. A hint where none trains it."""
+    forwards = [one for one in program.forwards if not any(map(stops_gradients, one.withs))]
     for call in program.calls(DATA_PARALLEL):
+        trains = any(call.result in (one.forward_of or Value()).any() for one in forwards)
         yield program.finding(
             "dataparallel-not-ddp",
-            Severity.WARNING,
             call,
             what="DataParallel runs all GPUs from one process and copies the model in every step",
             fix="DistributedDataParallel, one process a GPU; `paceline adapt` rewrites it",
+            level=Severity.WARNING if trains and program.backwards else Severity.INFO,
         )
 
 

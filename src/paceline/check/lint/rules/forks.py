@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from paceline.check.finding import Finding, Severity
+from paceline.check.finding import Finding
 from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call
 from paceline.check.lint.program import Program
@@ -31,9 +31,10 @@ def check_fork_after_cuda(program: Program, context: Context) -> Iterator[Findin
                 continue
             if any(frame.call is fork for frame in call.frames):
                 continue
+            if {id(one.node) for one in call.guards} - {id(one.node) for one in fork.guards}:
+                continue  # only some of the runs that fork come there
             yield program.finding(
                 "cuda-init-before-fork",
-                Severity.ERROR,
                 call,
                 what=(
                     f"CUDA is initialised here, and {fork.spot} forks processes: it cannot be "

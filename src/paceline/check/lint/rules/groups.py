@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from paceline.check.finding import Finding, Severity
+from paceline.check.finding import Finding
 from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call
 from paceline.check.lint.names import (
@@ -56,7 +56,6 @@ def check_fixed_world(program: Program, context: Context) -> Iterator[Finding]:
             reported.add(id(at))
             yield program.finding(
                 "world-size-hardcoded",
-                Severity.ERROR,
                 at,
                 what=f"{name} is fixed to {given.const}, whatever the launcher starts",
                 fix=f"leave {name} out, so that it comes from the launcher's environment",
@@ -75,7 +74,6 @@ def check_fixed_world(program: Program, context: Context) -> Iterator[Finding]:
                     continue
                 yield program.finding(
                     "world-size-hardcoded",
-                    Severity.ERROR,
                     assign,
                     what=f"the program overwrites the launcher's {name} with {assign.value.const}",
                     fix=f"leave {name} to the launcher",
@@ -101,7 +99,6 @@ def check_gloo_for_gpu(program: Program, context: Context) -> Iterator[Finding]:
         if users:
             yield program.finding(
                 "gloo-backend-gpu",
-                Severity.WARNING,
                 init,
                 what=(
                     f"the model is on a GPU ({users[0].spot}) and gloo moves its gradients "
@@ -161,7 +158,6 @@ def check_cpu_tensor_in_nccl(program: Program, context: Context) -> Iterator[Fin
         if on_cpu(tensor):
             yield program.finding(
                 "no-backend-for-cpu",
-                Severity.ERROR,
                 call,
                 what="this tensor is on the CPU, and the process group has NCCL alone: it raises",
                 fix="make the tensor with device=device, or use backend cpu:gloo,cuda:nccl",

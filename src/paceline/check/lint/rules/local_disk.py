@@ -7,9 +7,7 @@ from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call
 from paceline.check.lint.program import Program
-from paceline.check.lint.rules.decisions import OF_ONE_NODE
 from paceline.check.lint.rules.samplers import training_loops
-from paceline.check.lint.rules.written_files import JOINS
 from paceline.check.lint.values import UNKNOWN, Value
 
 SAVES: dict[str, tuple[int | None, str]] = {
@@ -24,6 +22,11 @@ SAVES: dict[str, tuple[int | None, str]] = {
     "lightning.pytorch.callbacks.ModelCheckpoint": (0, "dirpath"),
 }
 """Call -> position and keyword of the path that a checkpoint is written to."""
+
+OF_ONE_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/local", "/scratch/local", "/mnt/local", "/raid")
+"""Folders that each machine has for itself."""
+
+JOINS = frozenset({"os.path.join", "pathlib.Path", "builtins.str", "os.path.expanduser"})
 
 WIPED = ("/tmp", "/var/tmp", "/dev/shm")
 """Folders that a restart of the machine may empty. Source: Filesystem Hierarchy Standard 3.0, 3.18;
@@ -48,13 +51,13 @@ def check_local_disk(program: Program, context: Context) -> Iterator[Finding]:
         surely = folder in WIPED and path is not None and is_literal(path)
         yield program.finding(
             "checkpoint-ephemeral",
-            Severity.WARNING if surely else Severity.INFO,
             call,
             what=(
                 f"checkpoints are written below {folder}, which "
                 + ("a restart of the machine may empty" if surely else "only one machine has")
             ),
             fix="write to storage that stays and that all nodes see, or copy each checkpoint there",
+            level=Severity.WARNING if surely else Severity.INFO,
         )
         return
 

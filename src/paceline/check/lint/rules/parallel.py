@@ -51,7 +51,6 @@ def check_ddp_fits(program: Program, context: Context) -> Iterator[Finding]:
             continue
         yield program.finding(
             "ddp-does-not-fit",
-            Severity.ERROR,
             wrap,
             what=(
                 f"DDP keeps {format_bytes(count * each)} on every rank ({count / 1e9:g}B "
@@ -90,7 +89,6 @@ def check_tiny_batches(program: Program, context: Context) -> Iterator[Finding]:
                 continue
             yield program.finding(
                 "scaling-not-linear",
-                Severity.WARNING,
                 call,
                 what=(
                     f"each of {ranks} ranks computes one sample between two all-reduces of all "
@@ -129,7 +127,6 @@ def check_tensor_mesh(program: Program, context: Context) -> Iterator[Finding]:
             if is_tensor and per_node and isinstance(size, int) and size > per_node:
                 yield program.finding(
                     "tp-across-nodes",
-                    Severity.WARNING,
                     call,
                     what=f"{size} tensor ranks are on several nodes of {per_node}: every block is "
                     "summed over the network",
@@ -150,7 +147,6 @@ def check_needless(program: Program, context: Context) -> Iterator[Finding]:
         if count is not None and 2 * count * WIDE_BYTES <= room:
             yield program.finding(
                 "model-parallel-needless",
-                Severity.INFO,
                 splits[0],
                 what=(
                     f"{count / 1e9:g}B parameters take {format_bytes(count * WIDE_BYTES)} with "
@@ -159,6 +155,7 @@ def check_needless(program: Program, context: Context) -> Iterator[Finding]:
                 ),
                 fix="DDP or fully_shard alone; `paceline plan` compares them",
                 seen=(call,),
+                level=Severity.INFO,
             )
             return
 
@@ -176,7 +173,6 @@ def check_unverified(program: Program, context: Context) -> Iterator[Finding]:
         if tensor is not None and any(one.attribute == "grad" for one in tensor.origins()):
             yield program.finding(
                 "sync-unverified",
-                Severity.INFO,
                 call,
                 what="gradients are averaged by hand, and nothing checks that the ranks' copies of "
                 "the model stay equal",
@@ -224,7 +220,6 @@ def check_never_averaged(program: Program, context: Context) -> Iterator[Finding
                 continue
             yield program.finding(
                 "gradients-not-averaged",
-                Severity.WARNING,
                 step,
                 what="the ranks of a process group each step their own optimizer, and nothing "
                 "carries gradients between them: every rank trains another model",

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-from paceline.check.finding import Finding, Severity
+from paceline.check.finding import Finding
 from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call, exclusive
 from paceline.check.lint.gpus import lacks_bf16
 from paceline.check.lint.names import AUTOCAST, DDP, FSDP, FULLY_SHARD
 from paceline.check.lint.program import Program
-from paceline.check.lint.values import Value
+from paceline.check.lint.values import Value, stops_gradients
 
 HALF = frozenset({"torch.float16", "torch.half"})
 OLD_AUTOCAST = "torch.cuda.amp.autocast"
@@ -56,7 +56,6 @@ def check_loss_scaling(program: Program, context: Context) -> Iterator[Finding]:
             ):
                 yield program.finding(
                     "mixed-precision-loss-scaling",
-                    Severity.ERROR,
                     call,
                     what=(
                         "gradients are computed in float16 and nothing scales the loss: those "
@@ -75,6 +74,7 @@ def covers_training(program: Program, call: Call) -> bool:
         one
         for one in program.events
         if any(part.call is call for value in one.withs for part in value.any())
+        and not any(map(stops_gradients, one.withs))
     ]
     if not inside:
         return False
@@ -113,7 +113,6 @@ def scaler_misuse(program: Program) -> Iterator[Finding]:
         ):
             yield program.finding(
                 "mixed-precision-loss-scaling",
-                Severity.ERROR,
                 step,
                 what=(
                     f"the loss was scaled in {scaled[0].spot}, and the optimizer steps on "
@@ -128,7 +127,6 @@ def scaler_misuse(program: Program) -> Iterator[Finding]:
     if steps and not program.has_call(method="update"):
         yield program.finding(
             "mixed-precision-loss-scaling",
-            Severity.ERROR,
             steps[0],
             what="scaler.update() is never called: the scale never falls after an overflow",
             fix="call scaler.update() after scaler.step(optimizer)",
@@ -164,7 +162,6 @@ def clipped_scaled(program: Program, scaled: list[Call]) -> Iterator[Finding]:
             continue
         yield program.finding(
             "mixed-precision-loss-scaling",
-            Severity.ERROR,
             clip,
             what=(
                 f"the loss was scaled in {scaled[0].spot}, and the gradients are clipped "
@@ -193,7 +190,6 @@ def check_mixed_precision(program: Program, context: Context) -> Iterator[Findin
     for call in program.calls(DDP, FSDP, FULLY_SHARD):
         yield program.finding(
             "no-mixed-precision",
-            Severity.INFO,
             call,
             what="the model trains in float32: slower than bfloat16 on GPUs with tensor cores",
             fix="with torch.autocast('cuda', dtype=torch.bfloat16), or a mixed precision policy",
@@ -224,7 +220,6 @@ def check_bfloat16(program: Program, context: Context) -> Iterator[Finding]:
 def bfloat16_finding(program: Program, call: Call, context: Context) -> Finding:
     return program.finding(
         "bf16-unsupported-gpu",
-        Severity.ERROR,
         call,
         what=f"{context.gpu} has no bfloat16 in hardware: it raises, or is emulated slowly",
         fix="float16 with a GradScaler",
@@ -247,7 +242,6 @@ def check_never_scaled(program: Program, context: Context) -> Iterator[Finding]:
         if behind:
             yield program.finding(
                 "mixed-precision-loss-scaling",
-                Severity.ERROR,
                 step,
                 what=(
                     f"the loss of {behind[0].spot} was not scaled: scaler.step raises, for it "

@@ -23,12 +23,14 @@ def check_sampler_and_shuffle(program: Program, context: Context) -> Iterator[Fi
             continue
         if not surely_with_sampler(call, sampler):
             continue
+        is_written = len(call.args) > 2 or "shuffle" in call.keyword_nodes
         yield program.finding(
             "sampler-and-shuffle",
-            Severity.ERROR,
             call.keyword_nodes.get("shuffle", call.node),
             what="this DataLoader is given both shuffle=True and a sampler: it raises ValueError",
             fix="leave out shuffle=True here; the sampler shuffles",
+            # `**options` may have lost it where the sampler was added
+            level=Severity.ERROR if is_written else Severity.INFO,
         )
 
 
@@ -109,7 +111,6 @@ def epoch_findings(program: Program, sampler: Value, loop: Loop, epochs: Loop) -
         where = f"set_epoch stands outside it, in {sets[0].spot}" if sets else "nothing does"
         yield program.finding(
             "set-epoch-missing",
-            Severity.ERROR,
             epochs,
             what=(
                 "a DistributedSampler shuffles the batches of this loop over epochs, and each "
@@ -126,7 +127,6 @@ def epoch_findings(program: Program, sampler: Value, loop: Loop, epochs: Loop) -
         if constant or any(guard.main is not None for guard in one.guards):
             yield program.finding(
                 "set-epoch-missing",
-                Severity.ERROR,
                 one,
                 what=(
                     "set_epoch is given the same number in every epoch: the order never changes"
@@ -219,7 +219,6 @@ def check_sampler_missing(program: Program, context: Context) -> Iterator[Findin
             if whole_data_set(call) and not batches_are_split(program, loop):
                 yield program.finding(
                     "sampler-missing",
-                    Severity.ERROR,
                     call,
                     what=(
                         "this loader feeds a distributed model and has no DistributedSampler: "

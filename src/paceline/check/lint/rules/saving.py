@@ -9,6 +9,7 @@ from paceline.check.lint.events import Call, Guard
 from paceline.check.lint.names import INIT_GROUP, kind_by_name
 from paceline.check.lint.program import Program
 from paceline.check.lint.rules.samplers import training_loops
+from paceline.check.lint.source import path_of
 from paceline.check.lint.values import RANK, Value
 
 WRITES = frozenset({"torch.save", "numpy.save", "numpy.savez", "safetensors.torch.save_file"})
@@ -29,7 +30,6 @@ def check_same_file(program: Program, context: Context) -> Iterator[Finding]:
         reported.add(id(call.node))
         yield program.finding(
             "all-ranks-save-same-file",
-            Severity.ERROR,
             call,
             what="every rank writes this file, at the same time and under the same name",
             fix="write it on rank 0 only (`if dist.get_rank() == 0:`), or name it by the rank",
@@ -49,8 +49,13 @@ def written_path(call: Call) -> Value | None:
 
 def kept_to_some(call: Call, path: Value) -> bool:
     """Whether a condition on the rank leads there, or the path holds the rank."""
-    if any(one.by_rank or one.alone for one in call.guards):
+    if any(one.by_rank or one.alone or asks_who(one) for one in call.guards):
         return True
+    decorators = (one for frame in call.frames for one in frame.function.decorators)
+    if any(speaks_of_ranks(one.name or one.label) for one in decorators):
+        return True
+    if any((one.instance or "").startswith("io.") for one in path.any()):
+        return True  # memory, of which each process has its own
     if any(one.divergent for one in path.origins()):
         return True
     return any((value.instance or "").endswith("main_process_first") for value in call.withs)
@@ -90,12 +95,13 @@ def check_weights_only(program: Program, context: Context) -> Iterator[Finding]:
         is_same = path is written or (
             path and written and path.const and path.const == written.const
         )
-        is_model = is_state(program, call.result) or kind_by_name(call.result.label) == "model"
+        is_model = path_of(call.node) in places_of(saved[0]) and (
+            is_state(program, call.result) or kind_by_name(call.result.label) == "model"
+        )
         if not is_same and not is_model:
             continue
         yield program.finding(
             "weights-only-load",
-            Severity.ERROR if version is not None or only is not None else Severity.WARNING,
             call,
             what=(
                 f"{saved[0].spot} saves a whole object, not only tensors; torch.load refuses "
@@ -103,8 +109,15 @@ def check_weights_only(program: Program, context: Context) -> Iterator[Finding]:
             ),
             fix="save model.state_dict(), or pass weights_only=False for files that you trust",
             seen=saved[:1],
+            level=Severity.ERROR if version is not None or only is not None else Severity.WARNING,
         )
         return
+
+
+def places_of(call: Call) -> set[str | None]:
+    """The files that a call is made in and from."""
+    before = [one.call.node for one in call.frames if one.call is not None]
+    return {path_of(node) for node in (call.node, *before)}
 
 
 def saves_objects(call: Call) -> bool:
@@ -131,7 +144,11 @@ TRACKERS = frozenset(
 def asks_who(guard: Guard) -> bool:
     """Whether a condition speaks of a rank, though reading does not tell which ranks it keeps."""
     test = getattr(guard.node, "test", None)
-    text = ast.unparse(test).lower().replace("__main__", "") if test is not None else ""
+    return test is not None and speaks_of_ranks(ast.unparse(test))
+
+
+def speaks_of_ranks(text: str) -> bool:
+    text = text.lower().replace("__main__", "")
     return any(word in text for word in ("rank", "main", "master", "primary", "zero", "leader"))
 
 
@@ -149,7 +166,6 @@ def check_trackers(program: Program, context: Context) -> Iterator[Finding]:
             continue
         yield program.finding(
             "rank0-logging-missing",
-            Severity.WARNING,
             call,
             what="every rank opens a run of its own here",
             fix="open it on rank 0 only",
@@ -164,10 +180,10 @@ def check_trackers(program: Program, context: Context) -> Iterator[Finding]:
             continue
         yield program.finding(
             "rank0-logging-missing",
-            Severity.INFO,
             call,
             what="every rank prints this in its training loop",
             fix="print on rank 0 only",
+            level=Severity.INFO,
         )
         return
 

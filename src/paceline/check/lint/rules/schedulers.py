@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from paceline.check.finding import Finding, Severity
+from paceline.check.finding import Finding
 from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call
 from paceline.check.lint.names import ACCELERATOR
@@ -41,7 +41,6 @@ def check_scheduler_length(program: Program, context: Context) -> Iterator[Findi
             continue
         yield program.finding(
             "accelerate-scheduler-steps-xN",
-            Severity.WARNING,
             call,
             what="accelerator.prepare() makes the scheduler step once a process at every step: the "
             "rate has reached its end after 1/num_processes of num_training_steps",

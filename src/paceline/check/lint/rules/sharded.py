@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from paceline.check.finding import Finding, Severity
+from paceline.check.finding import Finding
 from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call, exclusive
 from paceline.check.lint.names import FSDP, FULLY_SHARD
@@ -20,7 +20,6 @@ def check_clip(program: Program, context: Context) -> Iterator[Finding]:
             continue
         yield program.finding(
             "fsdp-clip-grad-norm",
-            Severity.ERROR,
             call,
             what=(
                 "the parameters are FSDP shards: the norm is that of this rank's part alone, and "
@@ -90,7 +89,6 @@ def check_optimizer_first(program: Program, context: Context) -> Iterator[Findin
                 continue  # the optimizer's parameters stay, as views of what is sharded
             yield program.finding(
                 "fsdp-optimizer-before-wrap",
-                Severity.ERROR,
                 made,
                 what=(
                     f"the optimizer is made before {wrap.spot} shards the model: it keeps the "
@@ -124,7 +122,6 @@ def check_wrapper_discarded(program: Program, context: Context) -> Iterator[Find
             reported.add(id(call.node))
             yield program.finding(
                 "fsdp-wrapper-discarded",
-                Severity.ERROR,
                 call,
                 what=(
                     "FSDP returns the wrapper and it is thrown away: the model goes on to call "
@@ -195,7 +192,6 @@ def nested(program: Program, call: Call) -> bool:
 def offload_finding(program: Program, call: Call, why: str) -> Finding:
     return program.finding(
         "fsdp-cpu-offload-oom",
-        Severity.WARNING,
         call,
         what=(
             f"{why}: the whole model is one unit, and its forward pass gathers all parameters on "
@@ -217,7 +213,6 @@ def check_recomputation(program: Program, context: Context) -> Iterator[Finding]
         return
     yield program.finding(
         "no-gradient-checkpointing",
-        Severity.INFO,
         models[0],
         what="a sharded language model keeps the activations of all layers for the backward pass",
         fix="model.gradient_checkpointing_enable()",

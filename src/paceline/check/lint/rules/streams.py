@@ -36,7 +36,6 @@ def check_iterable_dataset(program: Program, context: Context) -> Iterator[Findi
         who = "every rank" if not ranked else "every worker process of a loader"
         yield program.finding(
             "iterable-dataset-duplicates",
-            Severity.ERROR if not ranked else Severity.INFO,
             own.node,
             what=(
                 f"{who} reads all samples of {own.name}: its __iter__ (line "
@@ -48,6 +47,7 @@ def check_iterable_dataset(program: Program, context: Context) -> Iterator[Findi
                 "world_size * num_workers, by get_worker_info() and the rank"
             ),
             seen=(iterate.node, loaders[0]),
+            level=Severity.ERROR if not ranked else Severity.INFO,
         )
 
 
@@ -113,7 +113,6 @@ def check_uneven_parts(program: Program, context: Context) -> Iterator[Finding]:
             reported.add(id(one.node))
             yield program.finding(
                 "uneven-inputs-hang",
-                Severity.ERROR if reason == "size" else Severity.WARNING,
                 one.node,
                 what=(
                     "the ranks' parts differ in length, as " + UNEVEN[reason] + "; the training "
@@ -126,6 +125,7 @@ def check_uneven_parts(program: Program, context: Context) -> Iterator[Finding]:
                     "`with Join([model]):`"
                 ),
                 seen=(loop,),
+                level=Severity.ERROR if reason == "size" else Severity.WARNING,
             )
 
 

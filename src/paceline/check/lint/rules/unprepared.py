@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from paceline.check.finding import Finding, Severity
+from paceline.check.finding import Finding
 from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call, Loop
 from paceline.check.lint.names import ACCELERATOR, DATALOADER
@@ -43,7 +43,6 @@ def check_unprepared_loader(program: Program, context: Context) -> Iterator[Find
             continue
         yield program.finding(
             "sampler-missing",
-            Severity.ERROR,
             calls[0],
             what=(
                 f"{loop.spot} trains a prepared model on this loader, which is not prepared: "

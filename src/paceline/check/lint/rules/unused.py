@@ -31,7 +31,6 @@ def check_unused_parameters(program: Program, context: Context) -> Iterator[Find
                 reported.add(assign)
                 yield program.finding(
                     "ddp-unused-parameters",
-                    Severity.ERROR,
                     assign,
                     what=(
                         f"{own.name}.{name} has parameters and forward never uses it: DDP waits "
@@ -42,7 +41,17 @@ def check_unused_parameters(program: Program, context: Context) -> Iterator[Find
                         "pass find_unused_parameters=True to DDP"
                     ),
                     seen=(call,),
+                    level=how_sure(own, module.fields[name], assign),
                 )
+
+
+def how_sure(own: Class, held: Value, assign: ast.AST) -> Severity:
+    """An error where the class stands alone and the line itself makes a layer of torch's."""
+    made = held.call.node if isinstance(held.call, Call) else None
+    is_layer = (held.instance or "").startswith("torch.nn.") and made is not None
+    alone = len(list(own.ancestors())) == 1
+    is_shown = is_layer and alone and made is getattr(assign, "value", None)
+    return Severity.ERROR if is_shown else Severity.INFO
 
 
 def tolerates_unused(call: Call) -> bool:
@@ -193,10 +202,25 @@ def attributes_reached(own: Class, start: str, never_set: set[str]) -> set[str]:
         seen.add(name)
         for node in reached_nodes(method.node, never_set if name == start else set()):
             attribute = self_attribute(node)
+            if is_super(node):
+                found |= {one for part in own.ancestors() for one in attributes_of(part, name)}
             if attribute is not None:
                 found.add(attribute)
                 queue.append(attribute)
     return found
+
+
+def is_super(node: ast.AST) -> bool:
+    """`super()`, by which a method of the class below reaches one of those above."""
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == "super"
+
+
+def attributes_of(part: Class, name: str) -> Iterator[str]:
+    """Attributes of self that a class's own method of a name speaks of."""
+    method = part.methods.get(name)
+    for node in ast.walk(method.node) if method is not None else ():
+        if (attribute := self_attribute(node)) is not None:
+            yield attribute
 
 
 def has_parameters(held: Value) -> bool:

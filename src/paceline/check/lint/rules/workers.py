@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from paceline.check.finding import Finding, Severity
+from paceline.check.finding import Finding
 from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call, Function
 from paceline.check.lint.names import DATALOADER
@@ -27,7 +27,6 @@ def check_cuda_in_workers(program: Program, context: Context) -> Iterator[Findin
             reported.add(id(run.node))
             yield program.finding(
                 "cuda-init-before-fork",
-                Severity.ERROR,
                 call,
                 what=(
                     f"{name_of(run)} uses CUDA, and the loader in {loader.spot} runs it "

@@ -64,11 +64,11 @@ def _generation(program: Program, calls: list[Call], by: str) -> Iterator[Findin
         watched = program.has_call(*WATCHED)
         yield program.finding(
             "zero3-generate-hang",
-            Severity.INFO if watched and not refused else Severity.WARNING,
             call,
             what="each rank's generate() ends after as many steps as its own sequences need, and "
             f"with {by} every step gathers weights from all ranks",
             fix="generate(..., synced_gpus=True)",
+            level=Severity.INFO if watched and not refused else Severity.WARNING,
         )
 
 
