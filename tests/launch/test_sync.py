@@ -116,7 +116,7 @@ def test_s4_19_with_git_what_it_ignores_stays_here_and_commits_are_compared(scen
     done = sync(scene)
     assert done.returncode == 0, done.stderr
     assert "with changes that are in no commit" in done.stdout
-    assert "git there is at no commit" in done.stdout
+    assert "its folder is without a commit, or has no git" in done.stdout
     there, ours = files(scene / "hosts" / "a"), files(job)
     assert there.keys() == ours.keys() - {"key.secret", "runs/one/run.json"}
 
@@ -156,6 +156,37 @@ def test_s4_19_a_host_that_is_not_reached_or_keeps_another_file_ends_it_with_1(s
     assert gone.returncode == 1
     assert "gone: FAILED: ssh: connect to host gone: No route to host" in gone.stdout
     assert "a: the same files as here" in gone.stdout
+
+
+@pytest.mark.parametrize("folder", ["/", "/etc", "/usr/../etc"])
+def test_s4_19_nothing_is_written_into_a_folder_of_the_system(folder):
+    send = Take(folder=folder, names=(), files={"a.py": Sent(content=b"", is_executable=False)})
+    assert "is the system's: give --to a folder of the job's own" in take(send).why_not
+
+
+def test_s4_19_nothing_is_removed_from_a_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.py").touch()
+    assert "home" in take(Take(folder=str(tmp_path), names=(), removed=("mine.py",))).why_not
+    assert (tmp_path / "mine.py").exists()
+
+
+def test_s4_19_git_without_a_commit_is_git_and_what_it_ignores_stays_here(scene):
+    job = scene / "job"
+    (job / "big.py").write_bytes(b"#" * (65 << 20))
+    git(job, "init", "-q")
+    assert "put data and checkpoints into .gitignore" in sync(scene).stderr
+    (job / ".gitignore").write_text("big.py\n")
+    done = sync(scene)
+    assert done.returncode == 0, done.stderr
+    assert "git without a commit" in done.stdout
+    assert "big.py" not in files(scene / "hosts" / "a")
+
+
+def test_s4_19_a_link_out_of_the_folder_is_named(scene):
+    (scene / "outside.py").write_text("x = 1\n")
+    (scene / "job" / "link.py").symlink_to(scene / "outside.py")
+    assert f"link.py is a link to {scene / 'outside.py'}: a copy" in sync(scene).stderr
 
 
 def test_s4_19_a_folder_with_data_is_refused_with_the_largest_file(scene):

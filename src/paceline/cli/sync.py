@@ -88,7 +88,8 @@ def command(
 
 
 def _lines(synced: "Synced", *, is_dry: bool, removes: bool) -> Iterator[str]:
-    commit = f", commit {synced.commit[:12]}" if synced.commit else ", no git repository"
+    commit = f", commit {synced.commit[:12]}" if synced.commit else ", git without a commit"
+    commit = commit if synced.has_git else ", no git repository"
     changed = " with changes that are in no commit" if synced.has_changes else ""
     yield f"here: {synced.num_files} files{commit}{changed}"
     for node in synced.nodes:
@@ -110,7 +111,8 @@ def _said(node: "SyncedNode", synced: "Synced", *, is_dry: bool, removes: bool) 
         done = "would remove" if is_dry else "removed"
         yield f"{done if removes else 'only there (--delete removes it):'} {_names(node.extra)}"
     if node.commit != synced.commit:
-        yield f"git there is at {node.commit[:12] or 'no commit'}"
+        has = f"at commit {node.commit[:12]}" if node.commit else "without a commit, or has no git"
+        yield f"its folder is {has}"
 
 
 def _names(names: Sequence[str]) -> str:

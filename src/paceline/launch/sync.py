@@ -47,8 +47,9 @@ class Synced:
 
     folder: str
     num_files: int
+    has_git: bool
     commit: str
-    """Here; empty without git."""
+    """Here; empty where there is none yet."""
 
     has_changes: bool
     """Whether something here is in no commit."""
@@ -80,8 +81,11 @@ def sync(
     Raises:
         JobError: `W033`, the folder has nothing to send, or more than code has.
     """
-    here = list_folder(folder)
-    sendable = dict(_read(folder, here.files))
+    here, root = list_folder(folder), folder.resolve()
+    sendable = dict(_read(folder, here.files, has_git=here.has_git))
+    for name in here.files:
+        if (path := folder / name).is_symlink() and not path.resolve().is_relative_to(root):
+            on_note(f"{name} is a link to {path.resolve()}: a copy of that file is sent")
     there = str((to or folder).absolute())
     look = Take(folder=there, names=tuple(here.files))
     on_note(f"comparing {len(here.files)} files on {len(nodes.names)} host(s)")
@@ -110,6 +114,7 @@ def sync(
     return Synced(
         folder=there,
         num_files=len(here.files),
+        has_git=here.has_git,
         commit=here.commit,
         has_changes=here.has_changes,
         nodes=tuple(_judged(name, here, before[name], after[name]) for name in nodes.names),
@@ -142,7 +147,7 @@ def _ask(nodes: Nodes, asked: Mapping[str, Take], limit_s: float) -> dict[str, T
     }
 
 
-def _read(folder: Path, files: Mapping[str, str]) -> Iterator[tuple[str, Sent]]:
+def _read(folder: Path, files: Mapping[str, str], *, has_git: bool) -> Iterator[tuple[str, Sent]]:
     sizes = {name: (folder / name).stat().st_size for name in files}
     total = sum(sizes.values())
     if total > _MOST_BYTES or not files:
@@ -154,7 +159,8 @@ def _read(folder: Path, files: Mapping[str, str]) -> Iterator[tuple[str, Sent]]:
             if files
             else f"{folder} has no file to send",
             where="the job's folder",
-            fix="put data and checkpoints into .gitignore, or keep them in a shared folder"
+            fix=("put data and checkpoints into .gitignore, or keep them" if has_git else "keep it")
+            + " in a folder that is not below the job's"
             if files
             else "name a job file that stands beside its program",
         )

@@ -94,8 +94,11 @@ class Taken:
     files: Mapping[str, str] = field(default_factory=dict)
     """Path relative to it -> SHA-256, with `+x` behind it for a file that can be started."""
 
+    has_git: bool = False
+    """Whether it is in a git repository."""
+
     commit: str = ""
-    """Commit of the git repository that the folder is in; empty where it is in none."""
+    """Its commit; empty where there is none yet."""
 
     has_changes: bool = False
     """Whether git sees changes that are in no commit."""

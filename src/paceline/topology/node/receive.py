@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from paceline.topology.node.messages import Sent, Take, Taken
@@ -14,10 +14,20 @@ from paceline.topology.probe import Look, run_tool
 _EXECUTABLE = "+x"
 """Behind the hash of a file that can be started."""
 
+_SYSTEM_FOLDERS = frozenset(
+    (
+        *("bin", "boot", "dev", "etc", "home", "lib", "lib64", "media", "mnt", "opt", "proc"),
+        *("run", "sbin", "srv", "sys", "tmp", "usr", "var"),
+    )
+)
+"""Below `/`. Source: Filesystem Hierarchy Standard 3.0, and Linux's /proc and /sys."""
+
 
 def take(asked: Take) -> Taken:
     """Write what was sent, remove what is to go, and say what is there then."""
     folder = Path(asked.folder)
+    if is_of := _is_of_the_system(folder, asked.removed):
+        return Taken(why_not=f"{folder} is {is_of}: give --to a folder of the job's own")
     try:
         for name, sent in asked.files.items():
             _write(_inside(folder, name), sent)
@@ -39,27 +49,42 @@ def list_folder(folder: Path, names: Iterable[str] | None = None) -> Taken:
     """
     looks: list[Look] = []
     git = ["git", "-C", str(folder)]
-    commit, _, prefix = run_tool([*git, "rev-parse", "HEAD", "--show-prefix"], looks).partition(
-        "\n"
-    )
+    is_git, _, prefix = run_tool(
+        [*git, "rev-parse", "--is-inside-work-tree", "--show-prefix"], looks
+    ).partition("\n")
+    has_git = is_git == "true"
+    commit = run_tool([*git, "rev-parse", "--verify", "-q", "HEAD"], looks) if has_git else ""
     runs = re.sub(r"([*?[\\])", r"\\\1", prefix.rstrip("\n"))  # patterns begin at git's own folder
     listing = [*git, "ls-files", "-z"]
     others = [*listing, "-o", "--exclude-standard", f"--exclude=/{runs}runs/"]
     found = {str(path.relative_to(folder)) for path in code_files(folder)}
     if names is not None:
         found.update(names)
-    elif commit:
+    elif has_git:
         new = filter(None, run_tool(others, looks).split("\0"))
         found = {name for name in new if not is_of_a_run(folder, Path(name).parent)}
         found.update(filter(None, run_tool(listing, looks).split("\0")))
     files = {name: _hash(folder / name) for name in sorted(found) if (folder / name).is_file()}
-    changed = run_tool([*git, "status", "--porcelain", "--", "."], looks) if commit else ""
-    return Taken(files=files, commit=commit, has_changes=bool(changed.strip()))
+    changed = run_tool([*git, "status", "--porcelain", "--", "."], looks) if has_git else ""
+    return Taken(
+        files=files,
+        has_git=has_git,
+        commit=commit.strip(),
+        has_changes=bool(changed.strip()),
+    )
 
 
 def read_file(path: Path) -> Sent:
     """A file as it is sent."""
     return Sent(content=path.read_bytes(), is_executable=os.access(path, os.X_OK))
+
+
+def _is_of_the_system(folder: Path, removed: Sequence[str]) -> str | None:
+    """What a folder is that no job has to itself."""
+    real = folder.resolve()
+    if real == Path("/") or (len(real.parts) == 2 and real.name in _SYSTEM_FOLDERS):
+        return "the system's"
+    return "somebody's home" if removed and real == Path.home().resolve() else None
 
 
 def _hash(path: Path) -> str:
