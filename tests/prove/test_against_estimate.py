@@ -110,6 +110,16 @@ def test_hosts_of_later_stages_launch_while_they_wait_for_input(of):
     assert simulated_s == pytest.approx(estimated_s, rel=0.08)
 
 
+@pytest.mark.parametrize(("ranks", "chunks"), [(4, 2), (2, 4)])
+def test_stages_in_a_loop_wait_for_a_head_that_takes_as_long_as_several_blocks(ranks, chunks):
+    """Llama 3.2 1B was estimated 17 to 31 % too fast: the rank with the head has few blocks for its
+    sake, and at its other stages waited for the others as they do for its head."""
+    text = JOB.replace("layers: 4", "layers: 16").replace("vocab: 32000", "vocab: 500000")
+    of = pipeline(ranks, "interleaved", chunks, accumulation=16, micro_batch=1)
+    simulated_s, estimated_s = both_s(text, of)
+    assert simulated_s == pytest.approx(estimated_s, rel=0.08)
+
+
 @pytest.mark.parametrize(
     "of",
     [

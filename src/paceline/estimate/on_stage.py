@@ -30,6 +30,14 @@ def stage_blocks(model: Model, t: Layouts) -> tuple[Column, Column]:
     return blocks_of_slowest(count, t.pipeline, head, is_balanced=model.is_balanced, least=least)
 
 
+def blocks_before_head(model: Model, t: Layouts, last: Column) -> Column:
+    """Of the `last` blocks on the rank with the head, those of its stages before the last one."""
+    stages = stages_each(t.schedule, t.chunks)
+    head, least = head_in_blocks(model), 1 - may_be_bare(model)
+    balanced = dict(is_balanced=model.is_balanced, least=least)
+    return last - blocks_of_slowest(last, stages, head, **balanced)[1]
+
+
 def may_be_bare(model: Model) -> Column:
     """Whether the stage with the head may have no block: beside adapters the head is not trained,
     and an optimizer of nothing is an error."""

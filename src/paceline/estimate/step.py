@@ -41,13 +41,13 @@ from paceline.estimate.copies import autocasts, copied_parameters_s, own_loss_s
 from paceline.estimate.data_ranks import data_s, gathered_s
 from paceline.estimate.inputs import Model, Traffic
 from paceline.estimate.muon import muon_s
-from paceline.estimate.on_stage import stage_blocks, stage_parameters
+from paceline.estimate.on_stage import blocks_before_head, stage_blocks, stage_parameters
 from paceline.estimate.rates import Rates
 from paceline.estimate.recompute import Pass, done_again
 from paceline.estimate.schedule import Launches, bubble_s, idle_share
 from paceline.estimate.sharding import Ways, routed_split
 from paceline.estimate.tensor_collectives import crossing_of
-from paceline.parallel.schedules import stages_each
+from paceline.parallel.schedules import is_in_v, stages_each
 from paceline.parallel.table import Layouts, code_of, distinct
 from paceline.profile.block import Block, dense_parameters, expert_parameters
 
@@ -132,6 +132,8 @@ def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -
     )
     turns = idle_share(t.pipeline, t.chunks, t.schedule, share)
     idle = bubble_s(turns, average, m, mean["forward_share"], launches)
+    if np.any(chunks > 1):
+        idle = idle + m * _uneven_s(model, t, (slow * whole_block, last, whole_block, head))
     sent = work.element_bytes * work.tokens * model.head_inputs / work.stream
     hop = p2p_s(sent, t.num_ranks(), rates, crossing=t.num_ranks() / t.pipeline)
     hop = hop * (t.pipeline > 1)
@@ -144,6 +146,29 @@ def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -
     domains = np.maximum(t.num_ranks() / rates.domain, 1)
     terms["stragglers"] = rates.straggler * np.log2(domains) * total
     return {name: np.asarray(terms[name]) for name in TERMS}
+
+
+def _uneven_s(model: Model, t: Layouts, of: tuple[Column, Column, Column, Column]) -> Column:
+    """Seconds of a micro-batch that ranks with several stages in a loop lose to stages which differ.
+
+    All ranks are at the same turn of a round, and each turn is as long as on the rank that takes
+    longest: while the rank with the head is at it the others wait, and it waits for them at its
+    other stages, which have fewer blocks for the head's sake. Of other ranks all turns are alike:
+    they go forward through some stages and backward through others.
+
+    Args:
+        model: Its sizes.
+        t: Layouts.
+        of: Seconds of the slowest rank without the head, blocks of the one with it, and seconds of
+            a block and of the head.
+    """
+    slow, last, block, head = of
+    stages = stages_each(t.schedule, t.chunks)
+    early = blocks_before_head(model, t, last) * block
+    at_head = last * block + head - early
+    turns = np.maximum(at_head, slow / stages) + np.maximum(early, slow - slow / stages)
+    waits = turns - np.maximum(slow, at_head + early)
+    return np.where((stages > 1) & ~is_in_v(t.schedule, t.chunks), waits, 0.0)
 
 
 def total_of(parts: Iterable[Column]) -> Column:
