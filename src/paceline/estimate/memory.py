@@ -38,7 +38,7 @@ from paceline.estimate.on_stage import head_in_blocks, may_be_bare
 from paceline.estimate.schedule import deferred_micro_batches, held_micro_batches
 from paceline.estimate.step import total_of
 from paceline.parallel.recomputes import share_untouched
-from paceline.parallel.schedules import stages_each
+from paceline.parallel.schedules import splits_backward, stages_each
 from paceline.parallel.stages import blocks_of_slowest
 from paceline.parallel.table import Layouts, code_of
 from paceline.profile.block import Value
@@ -245,16 +245,28 @@ def _fullest_moment(
         model, t, h, here, (held, held_head)
     )
     none = np.asarray(0.0)
-    appear = here.shared.gradients_appear
+    # With all micro-batches held none comes after the first backward pass.
+    waits = h.ways.frees_gradients * (held >= t.accumulation) * (t.pipeline > 1)
+    waits = waits * ~t.keeps_shards()
+    waits = waits * ~splits_backward(t.schedule) * ~(here.has_head & (t.schedule == _GPIPE))
+    appear = here.shared.gradients_appear | (waits > 0)
     early, first, at_last = gradients, gradients, []
     if np.any(appear):
         # The first block to go backward is the last one: there are gradients of it and of the head.
+        # The second micro-batch finds those of its stage; at a rank's first stage, which comes
+        # last, those of all its stages.
         count = np.maximum(here.block_share * sum(np.asarray(b.count) for b in model.blocks), 1)
-        inside = here.dense + here.routed - here.root
-        share = (here.root + inside / count) / (here.root + inside)
+        inside, v = here.dense + here.routed - here.root, stages_each(t.schedule, t.chunks)
+        head = here.root * (here.has_head | (t.pipeline == 1))
+        share, of_stage = ((head + inside / n) / (here.root + inside) for n in (count, v))
         early, first = np.where(appear, 0.0, gradients), np.where(appear, share, 1.0) * gradients
-        last = tokens * (kept / count + working + peak) + everywhere.restored
-        at_last = [_Moment(last, gathered_block, gradients)]
+        once = tokens * (working + peak) + everywhere.restored
+        second = tokens * kept * np.maximum((t.accumulation - 1) / v, 1 / count) + once
+        before = tokens * kept * (t.accumulation - 1 / v) + once
+        at_last = [
+            _Moment(np.where(appear, held_then, 0.0), gathered_block, theirs * gradients)
+            for held_then, theirs in ((second, 1.0), (before, of_stage))[: 1 + is_staged]
+        ]
     fullest_of = _Moment(at_loss, gathered_loss, early)
     most = total_of(fullest_of)
     cached: Column = none

@@ -34,8 +34,8 @@ def blocks_before_head(model: Model, t: Layouts, last: Column) -> Column:
     """Of the `last` blocks on the rank with the head, those of its stages before the last one."""
     stages = stages_each(t.schedule, t.chunks)
     head, least = head_in_blocks(model), 1 - may_be_bare(model)
-    balanced = dict(is_balanced=model.is_balanced, least=least)
-    return last - blocks_of_slowest(last, stages, head, **balanced)[1]
+    _, of_head = blocks_of_slowest(last, stages, head, is_balanced=model.is_balanced, least=least)
+    return last - of_head
 
 
 def may_be_bare(model: Model) -> Column:

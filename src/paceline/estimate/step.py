@@ -149,7 +149,7 @@ def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -
 
 
 def _uneven_s(model: Model, t: Layouts, of: tuple[Column, Column, Column, Column]) -> Column:
-    """Seconds of a micro-batch that ranks with several stages in a loop lose to stages which differ.
+    """Seconds of a micro-batch that ranks with several stages in a loop wait where stages differ.
 
     All ranks are at the same turn of a round, and each turn is as long as on the rank that takes
     longest: while the rank with the head is at it the others wait, and it waits for them at its
