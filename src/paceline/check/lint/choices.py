@@ -180,3 +180,10 @@ def is_so(test: Value, one: Value) -> bool | None:
     if one.wrapper in wanted - {None}:
         return True
     return None if None in wanted else False
+
+
+def one_of(parts: list[Value], test: Value | None) -> Value:
+    made = parts[0]
+    for part in parts[1:]:
+        made = either(made, part, test)
+    return made

@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from paceline.check.lint import expressions
 from paceline.check.lint.events import Guard, is_rank_number
-from paceline.check.lint.values import ARITHMETIC, DATA, RANK, SHARD, UNKNOWN, Value
+from paceline.check.lint.values import ARITHMETIC, DATA, RANK, SHARD, UNKNOWN, Value, all_taints
 
 if TYPE_CHECKING:
     from paceline.check.lint.walk import Walk
@@ -18,12 +17,12 @@ def boolean(walk: "Walk", node: ast.BoolOp) -> Value:
     parts: list[Value] = []
     mark = len(walk.guards)
     for one in node.values:
-        part = expressions.evaluate(walk, one)
+        part = walk.value(one)
         parts.append(part)
         walk.guards.append(Guard(part, node, sign == "And", "if", len(walk.frames)))
     del walk.guards[mark:]
     main = next((one.main for one in parts if one.main is not None), None)
-    made = Value(node=node, sources=tuple(parts), taints=expressions.all_taints(parts), main=main)
+    made = Value(node=node, sources=tuple(parts), taints=all_taints(parts), main=main)
     made.operation = (sign, *parts)
     if sign == "Or":
         made.main = (
@@ -59,7 +58,7 @@ THINGS = frozenset({"model", "loader", "sampler", "dataset", "optimizer", "sched
 
 
 def unary(walk: "Walk", node: ast.UnaryOp) -> Value:
-    part = expressions.evaluate(walk, node.operand)
+    part = walk.value(node.operand)
     sign = type(node.op).__name__
     made = Value(node=node, sources=(part,), taints=part.taints, operation=(sign, part))
     if sign == "Not":
@@ -77,10 +76,10 @@ def unary(walk: "Walk", node: ast.UnaryOp) -> Value:
 
 def compare(walk: "Walk", node: ast.Compare) -> Value:
     parts = [
-        expressions.evaluate(walk, node.left),
-        *(expressions.evaluate(walk, one) for one in node.comparators),
+        walk.value(node.left),
+        *(walk.value(one) for one in node.comparators),
     ]
-    made = Value(node=node, sources=tuple(parts), taints=expressions.all_taints(parts))
+    made = Value(node=node, sources=tuple(parts), taints=all_taints(parts))
     if len(parts) != 2:
         return made
     left, right = parts

@@ -4,7 +4,6 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from paceline.check.lint import calls
 from paceline.check.lint.events import Class, Loop
 from paceline.check.lint.values import DATA, FILES, Value
 
@@ -20,7 +19,7 @@ def count_up(walk: "Walk", body: Sequence[ast.stmt], loop: Loop) -> None:
             if old is None or old.kind != "counter":
                 walk.bind(target.id, counter(old, step, target.id, loop))
         elif isinstance(target, ast.Attribute):
-            owner = calls.evaluate_quietly(walk, target.value)
+            owner = walk.looked_up(target.value)
             for one in owner.any() if owner is not None else ():
                 old = one.fields.get(target.attr)
                 if old is not None and is_whole(old):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from paceline.check.lint import expressions, follow, plain_calls, wrapping
+from paceline.check.lint import plain_calls, wrapping
 from paceline.check.lint.events import RANK_SOURCES, Call, Function
 from paceline.check.lint.names import (
     CLOCKS,
@@ -26,6 +26,7 @@ from paceline.check.lint.values import (
     RANK_ZERO_ONLY,
     TIME,
     Value,
+    all_taints,
     cleared,
     innermost,
 )
@@ -68,7 +69,7 @@ def forward(walk: "Walk", made: Call, callee: Value) -> Value:
     made.forward_of = made.callee if made.callee.options else model
     inputs = inputs_of(made)
     returned = run_own_forward(walk, model, made)
-    taints = expressions.all_taints(inputs)
+    taints = all_taints(inputs)
     result = Value(
         kind="output",
         call=made,
@@ -88,7 +89,7 @@ def run_own_forward(walk: "Walk", model: Value, made: Call) -> Value | None:
     function = inner.of_class.method("forward")
     if function is not None and function.runs < 2:
         made.own = function
-        return follow.enter(walk, function, [inner, *made.args], made.kwargs, made)
+        return walk.enter(function, [inner, *made.args], made.kwargs, made)
     return None
 
 
@@ -113,7 +114,7 @@ def ordinary(walk: "Walk", made: Call) -> Value:
     states = [one for one in receiver if one.has_kind("model", "optimizer", "scheduler")]
     unlike = {id(one) for one in (*moved, *states, made.kwargs.get("device"))}
     felt = [one for one in parts if id(one) not in unlike]
-    value = Value(call=made, sources=parts, taints=expressions.all_taints(felt))
+    value = Value(call=made, sources=parts, taints=all_taints(felt))
     if made.method is None and made.name.split(".")[0] not in TRANSPARENT:
         value.taints -= {TIME, FILES}
     method_of_instance = made.receiver is not None and made.receiver.name is None
@@ -176,9 +177,7 @@ def rank_call(walk: "Walk", made: Call) -> Value:
 
 def file_call(walk: "Walk", made: Call) -> Value:
     parts = inputs_of(made)
-    return Value(
-        taints=expressions.all_taints(parts) | {FILES}, call=made, sources=parts, instance=made.name
-    )
+    return Value(taints=all_taints(parts) | {FILES}, call=made, sources=parts, instance=made.name)
 
 
 def clock(walk: "Walk", made: Call) -> Value:
@@ -255,7 +254,7 @@ def append(walk: "Walk", made: Call) -> Value | None:
     if receiver is None or receiver.name is not None or not made.args:
         return None
     entries = made.args[0].entries if made.method == "update" else None
-    more = expressions.all_taints(made.args) if entries is None else frozenset()
+    more = all_taints(made.args) if entries is None else frozenset()
     for one in receiver.any():
         if one.kind in {"model", "optimizer", "scaler", "sampler", "loader"}:
             continue
@@ -281,8 +280,8 @@ def get(walk: "Walk", made: Call) -> Value | None:
 
 
 def file_method(walk: "Walk", made: Call) -> Value | None:
-    if expressions.file_answer(made):
-        value = expressions.file_value(made)
+    if file_answer(made):
+        value = file_value(made)
         value.call = made
         return value
     return None
@@ -322,3 +321,15 @@ METHODS: Mapping[str, Callable[["Walk", Call], Value | None]] = {
     **dict.fromkeys(SAME_OBJECT, same_object),
     **dict.fromkeys(FILE_METHODS, file_method),
 }
+
+
+def file_answer(made: Call) -> bool:
+    """Whether a method asks the file system about a path: `Path(...).exists()`."""
+    receiver = made.receiver
+    if made.method not in FILE_METHODS or receiver is None:
+        return False
+    return receiver.kind == "path" or made.method in {"exists", "is_file", "is_dir"}
+
+
+def file_value(made: Call) -> Value:
+    return Value(taints=frozenset({FILES}), sources=(made.receiver,) if made.receiver else ())

@@ -89,6 +89,11 @@ class Class:
             if one.name is not None
         }
 
+    def attribute(self, name: str) -> Value | None:
+        """What its body, or that of one that it builds on, gives a name."""
+        parts = (one.attributes for one in self.ancestors())
+        return next((one[name] for one in parts if name in one), None)
+
     def method(self, name: str) -> Function | None:
         for own in self.ancestors():
             if name in own.methods:

@@ -6,30 +6,34 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from paceline.check.lint import calls, comparisons, follow, imports, iteration
-from paceline.check.lint.choices import either, left_of
-from paceline.check.lint.events import Call, Class, Function, Guard, Scope, is_rank_number
+from paceline.check.lint import calls, comparisons, imports, iteration
+from paceline.check.lint.choices import either, left_of, one_of
+from paceline.check.lint.events import Call, Function, Guard, Loop, Scope, is_rank_number
 from paceline.check.lint.names import (
-    FILE_METHODS,
     KNOWN_LIBRARIES,
     MAIN_NAMES,
-    RANK_ENVIRONMENT,
     RANK_NAMES,
     canonical,
     kind_by_name,
 )
-from paceline.check.lint.values import DATA, FILES, RANK, SHARD, UNKNOWN, Value
+from paceline.check.lint.source import text
+from paceline.check.lint.unknowns import environment, parameter
+from paceline.check.lint.values import (
+    DATA,
+    RANK,
+    SHARD,
+    UNKNOWN,
+    UNSEEN,
+    Value,
+    all_taints,
+    at_iteration,
+)
 
 if TYPE_CHECKING:
     from paceline.check.lint.walk import Walk
 
 
 SHAPES = frozenset({"shape", "ndim", "dtype", "device", "is_cuda", "requires_grad", "grad_fn"})
-
-
-def text(node: ast.AST | None) -> str:
-    """The expression as source, in one line."""
-    return "" if node is None else ast.unparse(node).split("\n")[0]
 
 
 def evaluate(walk: "Walk", node: ast.AST | None) -> Value:
@@ -62,13 +66,6 @@ def is_value(node: ast.AST) -> bool:
     return isinstance(node, ast.expr | ast.FormattedValue)
 
 
-def all_taints(parts: "tuple[Value, ...] | list[Value]") -> frozenset[str]:
-    found: frozenset[str] = frozenset()
-    for one in parts:
-        found |= one.taints
-    return found
-
-
 def constant(walk: "Walk", node: ast.Constant) -> Value:
     return Value(const=node.value, node=node)
 
@@ -79,13 +76,21 @@ def name(walk: "Walk", node: ast.Name) -> Value:
         return found if found.member is None else imports.member_of(walk, found)
     if node.id in BUILTINS:
         return Value(name=f"builtins.{node.id}", label=node.id)
-    from paceline.check.lint.walk import parameter
-
     made = parameter(node.id, None)
     return walk.scope.module.names.setdefault(node.id, made)
 
 
 BUILTINS = frozenset(dir(builtins))
+
+
+def evaluate_quietly(walk: "Walk", node: ast.AST) -> Value | None:
+    """The receiver of a method whose callee did not keep it: a plain look-up, noting nothing."""
+    if isinstance(node, ast.Name):
+        return walk.scope.find(node.id)
+    if isinstance(node, ast.Attribute):
+        base = evaluate_quietly(walk, node.value)
+        return None if base is None else attribute_of(walk, base, node.attr, node)
+    return None
 
 
 def attribute(walk: "Walk", node: ast.Attribute) -> Value:
@@ -158,10 +163,6 @@ def is_unseen(value: Value) -> bool:
     )
 
 
-UNSEEN = "unseen"
-"""The instance of what a function of one's own gives that was called too often to be walked."""
-
-
 def attribute_kind(base: Value, attr: str) -> str | None:
     if base.kind in {"batch", "output", "path", "namespace"}:
         return kind_by_name(attr) if base.kind == "namespace" else None
@@ -177,24 +178,12 @@ def own_attribute(walk: "Walk", base: Value, attr: str, node: ast.AST | None) ->
     if method is not None:
         bound = base if base.of_class is not None else None
         if bound is not None and method.has_decorator("property", "cached_property"):
-            return follow.enter(walk, method, [bound], {}, None)
+            return walk.enter(method, [bound], {}, None)
         if method.has_decorator("staticmethod"):
             bound = None
         return Value(function=method, receiver=bound, attribute=attr, label=f"{base.label}.{attr}")
-    return class_attribute(own_class, attr)
-
-
-def class_attribute(own_class: Class, name: str) -> Value | None:
-    """What the body of an own class, or of one that it builds on, gives a name."""
-    parts = (one.attributes for one in own_class.ancestors())
-    return next((one[name] for one in parts if name in one), None)
-
-
-def one_of(parts: list[Value], test: Value | None) -> Value:
-    made = parts[0]
-    for part in parts[1:]:
-        made = either(made, part, test)
-    return made
+    found: Value | None = own_class.attribute(attr)
+    return found
 
 
 def subscript(walk: "Walk", node: ast.Subscript) -> Value:
@@ -236,17 +225,6 @@ def holds_groups(base: Value) -> bool:
     """Whether it is a list of process groups: a rank takes its own, and all make the same calls."""
     parts = [*(base.items or ()), *(one for one in (base.fields.get("*"),) if one is not None)]
     return any(one.instance == "torch.distributed.new_group" for one in parts)
-
-
-def environment(variable: str, node: ast.AST, default: Value | None = None) -> Value:
-    made = Value(
-        node=node, instance="os.environ", attribute=variable, label=f"os.environ[{variable!r}]"
-    )
-    if variable in RANK_ENVIRONMENT:
-        made.taints = frozenset({RANK})
-    if default is not None and default.const is not UNKNOWN:
-        made.default = default.const
-    return made
 
 
 def slice_(walk: "Walk", node: ast.Slice) -> Value:
@@ -310,8 +288,6 @@ def binary(node: ast.AST, op: ast.operator, left: Value, right: Value) -> Value:
         made.items = [*left.items, *right.items]
     consts = (left.const, right.const)
     if all(isinstance(one, int | float) and not isinstance(one, bool) for one in consts):
-        from paceline.check.lint.values import at_iteration
-
         made.const = at_iteration(made, 0, {})
     return made
 
@@ -335,8 +311,6 @@ def conditional(walk: "Walk", node: ast.IfExp) -> Value:
 def comprehension(
     walk: "Walk", node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
 ) -> Value:
-    from paceline.check.lint.events import Loop
-
     outer, walk.scope = walk.scope, Scope(outer=walk.scope)
     loops, mark = len(walk.loops), len(walk.guards)
     sources: list[Value] = []
@@ -386,18 +360,6 @@ def yielded(walk: "Walk", node: ast.Yield | ast.YieldFrom) -> Value:
 
 def starred(walk: "Walk", node: ast.Starred) -> Value:
     return evaluate(walk, node.value)
-
-
-def file_answer(made: Call) -> bool:
-    """Whether a method asks the file system about a path: `Path(...).exists()`."""
-    receiver = made.receiver
-    if made.method not in FILE_METHODS or receiver is None:
-        return False
-    return receiver.kind == "path" or made.method in {"exists", "is_file", "is_dir"}
-
-
-def file_value(made: Call) -> Value:
-    return Value(taints=frozenset({FILES}), sources=(made.receiver,) if made.receiver else ())
 
 
 HANDLERS: Mapping[type[ast.AST], Callable[["Walk", Any], Value]] = {

@@ -4,19 +4,31 @@ import ast
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from paceline.check.lint import calls, counters, effects, expressions
-from paceline.check.lint.choices import either
+from paceline.check.lint import counters, effects
+from paceline.check.lint.choices import either, one_of
 from paceline.check.lint.events import Call, Class, Frame, Function, Guard, Scope
 from paceline.check.lint.names import (
     MAIN_NAMES,
     RANK_NAMES,
+    canonical,
     kind_of,
 )
-from paceline.check.lint.source import path_of
-from paceline.check.lint.values import RANK, UNKNOWN, Value
+from paceline.check.lint.source import path_of, text
+from paceline.check.lint.unknowns import parameter
+from paceline.check.lint.values import RANK, UNKNOWN, UNSEEN, Value, all_taints
 
 if TYPE_CHECKING:
     from paceline.check.lint.walk import Walk
+
+MAX_DEPTH = 14
+"""Own functions in own functions. A guess: scripts seen have at most 7."""
+
+MAX_RUNS = 10
+"""Walks through one own function; a helper called in 40 places is like itself in most."""
+
+MAX_FOREIGN = 6_000
+"""Statements of other files in one reading. A guess: a script with its helpers takes some hundred;
+without a bound, a program of a large package is read with most of the package."""
 
 
 def called(walk: "Walk", made: Call) -> Value:
@@ -37,7 +49,7 @@ def called(walk: "Walk", made: Call) -> Value:
             results.append(call_partial(walk, one, made))
         else:
             results.append(effects.apply(walk, made, one))
-    return expressions.one_of(results, made.callee.test)
+    return one_of(results, made.callee.test)
 
 
 def asked_rank(function: Function, given: Value) -> Value:
@@ -61,7 +73,7 @@ def call_partial(walk: "Walk", partial: Value, made: Call) -> Value:
     target, *args = stored.args
     kwargs = {**stored.kwargs, **made.kwargs}
     whole = Call(
-        name=calls.call_name(target, None, None),
+        name=call_name(target, None, None),
         callee=target,
         args=(*args, *made.args),
         kwargs=kwargs,
@@ -83,13 +95,11 @@ def enter(
     call_made: Call | None,
 ) -> Value:
     """Walk through an own function with these arguments; what it returns."""
-    from paceline.check.lint.walk import MAX_DEPTH, MAX_FOREIGN, MAX_RUNS
-
     inside = any(frame.function.node is function.node for frame in walk.frames)
     tired = walk.foreign > MAX_FOREIGN and path_of(function.node) != walk.main_path
     if inside or tired or function.runs >= MAX_RUNS or len(walk.frames) >= MAX_DEPTH:
-        taints = expressions.all_taints(args)
-        return Value(sources=tuple(args), taints=taints, instance=expressions.UNSEEN)
+        taints = all_taints(args)
+        return Value(sources=tuple(args), taints=taints, instance=UNSEEN)
     if walk.trial is not None:
         walk.trial.runs.setdefault(function, function.runs)
     function.runs += 1
@@ -102,7 +112,7 @@ def enter(
     walk.global_names.append(set())
     decorate(walk, function)
     if isinstance(function.node, ast.Lambda):
-        walk.returned[-1].append((expressions.evaluate(walk, function.node.body), None))
+        walk.returned[-1].append((walk.value(function.node.body), None))
     else:
         walk.block(function.node.body)
     walk.global_names.pop()
@@ -118,7 +128,7 @@ def joined(returns: list[tuple[Value, Guard | None]]) -> Value:
     """What a function gives back: one of its returns, or a stream of what it yields."""
     stream = [one for one, _ in returns if one.kind == "yielded"]
     if stream:
-        inner = expressions.one_of([one.fields["*"] for one in stream], None)
+        inner = one_of([one.fields["*"] for one in stream], None)
         made = Value(kind="stream", sources=(inner,), taints=inner.taints)
         made.fields["*"] = inner
         within = [part for one in stream for part in one.fields["within"].items or ()]
@@ -175,8 +185,6 @@ def bind_parameters(
     kwargs: Mapping[str, Value],
 ) -> None:
     """Give parameters what the call passes; their defaults, or unknowns of their own, otherwise."""
-    from paceline.check.lint.walk import parameter
-
     spec = function.node.args
     positional = [*spec.posonlyargs, *spec.args]
     defaults = dict(zip([one.arg for one in positional][::-1], spec.defaults[::-1], strict=False))
@@ -192,20 +200,18 @@ def bind_parameters(
         if one.arg in kwargs:
             scope.names[one.arg] = passed(one.arg, kwargs[one.arg])
             continue
-        value = parameter(one.arg, expressions.text(one.annotation) if one.annotation else None)
+        value = parameter(one.arg, text(one.annotation) if one.annotation else None)
         if one.arg in defaults:
-            given = expressions.evaluate(walk, defaults[one.arg])
+            given = walk.value(defaults[one.arg])
             value = parameter_default(walk, value, given)
         scope.names[one.arg] = value
     if spec.vararg is not None:
         rest = args[len(positional) :]
-        scope.names[spec.vararg.arg] = Value(items=list(rest), taints=expressions.all_taints(rest))
+        scope.names[spec.vararg.arg] = Value(items=list(rest), taints=all_taints(rest))
     if spec.kwarg is not None:
         named_ones = {one.arg for one in [*positional, *spec.kwonlyargs]}
         extra = {key: value for key, value in kwargs.items() if key not in named_ones}
-        scope.names[spec.kwarg.arg] = Value(
-            entries=extra, taints=expressions.all_taints([*extra.values()])
-        )
+        scope.names[spec.kwarg.arg] = Value(entries=extra, taints=all_taints([*extra.values()]))
 
 
 def passed(name: str, value: Value) -> Value:
@@ -246,9 +252,7 @@ def instantiate(
     made.sources = (*args, *kwargs.values())
     if made.kind not in {"model", "loader"}:
         made.taints = (
-            expressions.all_taints([*args, *kwargs.values()])
-            if made.kind == "dataset"
-            else frozenset()
+            all_taints([*args, *kwargs.values()]) if made.kind == "dataset" else frozenset()
         )
     walk.instances.setdefault(own_class, made)
     init = own_class.method("__init__")
@@ -277,7 +281,7 @@ def dataclass_fields(
     open_ended = isinstance(made.call, Call) and made.call.open_ended
     for name in names:
         if name not in made.fields:
-            given = expressions.class_attribute(own_class, name)
+            given = own_class.attribute(name)
             if given is not None:
                 made.fields[name] = field_default(walk, given, sure=not open_ended)
     after = own_class.method("__post_init__")
@@ -325,23 +329,31 @@ def class_kind(own_class: Class) -> str | None:
     return None
 
 
-def annotate(value: Value, annotation: str) -> None:
-    """What an annotation says of a parameter: `loader: DataLoader`."""
-    last = annotation.strip("'\"").rpartition(".")[2]
-    kinds = {
-        "Module": "model",
-        "DataLoader": "loader",
-        "Optimizer": "optimizer",
-        "Accelerator": "accelerator",
-        "Fabric": "fabric",
-        "DistributedSampler": "sampler",
-        "GradScaler": "scaler",
-        "Path": "path",
-        "Tensor": None,
-    }
-    if last in kinds:
-        value.kind = kinds[last]
-    if last in {"DistributedDataParallel", "DDP"}:
-        value.kind, value.wrapper = "model", "ddp"
-    if last == "DistributedSampler":
-        value.instance = "torch.utils.data.DistributedSampler"
+def call_name(callee: Value, receiver: Value | None, method: str | None) -> str:
+    """Qualified name of what is called."""
+    for one in callee.any():
+        if one.name is not None:
+            return one.name
+        if one.function is not None:
+            function = one.function
+            inside = f"{function.own_class.name}." if function.own_class is not None else ""
+            return f"own.{inside}{function.name}"
+        if one.own_class is not None:
+            return f"own.{one.own_class.name}"
+    if method is not None and receiver is not None:
+        for one in receiver.any():
+            if one.instance is not None:
+                return canonical(f"{one.instance}.{method}")
+        for one in receiver.any():
+            if one.kind in CLASS_OF_KIND:
+                return f"{CLASS_OF_KIND[one.kind]}.{method}"
+    return f"?.{method}" if method is not None else "?"
+
+
+CLASS_OF_KIND = {
+    "accelerator": "accelerate.Accelerator",
+    "fabric": "lightning.fabric.Fabric",
+    "sampler": "torch.utils.data.Sampler",
+    "engine": "deepspeed.DeepSpeedEngine",
+}
+"""The class behind names like `accelerator`, where a parameter's type is not seen."""

@@ -3,12 +3,12 @@
 import ast
 from typing import TYPE_CHECKING
 
-from paceline.check.lint import expressions, follow
+from paceline.check.lint.choices import one_of
 from paceline.check.lint.events import Call
 from paceline.check.lint.names import (
     DATALOADER,
 )
-from paceline.check.lint.values import ALIKE, DATA, Value
+from paceline.check.lint.values import ALIKE, DATA, Value, all_taints
 from paceline.check.lint.words import words_of
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def elements(walk: "Walk", iterated: Value, node: ast.AST) -> tuple[Value, Value
         follow_iteration(walk, iterated)
     if iterated.items is not None:
         options = list(iterated.items)
-        return iterated, expressions.one_of(options, None) if options else Value()
+        return iterated, one_of(options, None) if options else Value()
     if "*" in iterated.fields:
         return iterated, iterated.fields["*"]
     if iterated.kind == "model" and isinstance(call, Call) and call.args:
@@ -64,7 +64,7 @@ def follow_iteration(walk: "Walk", iterated: Value) -> None:
     method = iterated.of_class.method("__iter__")
     if method is None or method.runs:
         return
-    given = follow.enter(walk, method, [iterated], {}, None)
+    given = walk.enter(method, [iterated], {}, None)
     if "*" in given.fields:
         element = given.fields["*"]
         made = Value(sources=(element,), taints=element.taints | {DATA}, kind="batch")
@@ -72,7 +72,7 @@ def follow_iteration(walk: "Walk", iterated: Value) -> None:
 
 
 def range_of(call: Call, node: ast.AST) -> tuple[Value, Value]:
-    taints = expressions.all_taints(call.args)
+    taints = all_taints(call.args)
     whole = Value(kind="counter", sources=call.args, taints=taints, call=call, node=call.node)
     start = call.args[0].const if len(call.args) > 1 else 0
     step = call.args[2].const if len(call.args) > 2 else 1
@@ -126,7 +126,7 @@ def unpacked(value: Value, count: int, starred: int | None = None) -> list[Value
         return value.items
     if value.options:
         columns = [unpacked(one, count) for one in value.any()]
-        return [expressions.one_of(list(parts), value.test) for parts in zip(*columns, strict=True)]
+        return [one_of(list(parts), value.test) for parts in zip(*columns, strict=True)]
     parts = []
     for index in range(count):
         key = f"[{index}]"

@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from paceline.check.lint import follow
 from paceline.check.lint.events import Call
 from paceline.check.lint.values import Value
 
@@ -20,7 +19,7 @@ def enter(walk: "Walk", manager: Value) -> Value:
     if method is None:
         return manager
     first = len(walk.events)
-    held = follow.enter(walk, method, [manager], {}, None)
+    held = walk.enter(method, [manager], {}, None)
     walk.withs += [
         one.receiver
         for one in walk.events[first:]
@@ -44,4 +43,4 @@ def leave(walk: "Walk", manager: Value) -> None:
     method = manager.of_class.method("__exit__") if manager.of_class is not None else None
     if method is not None:
         nothing = [Value(const=None) for _ in range(3)]
-        follow.enter(walk, method, [manager, *nothing], {}, None)
+        walk.enter(method, [manager, *nothing], {}, None)

@@ -4,15 +4,17 @@ import ast
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from paceline.check.lint import expressions, follow, iteration
+from paceline.check.lint import iteration
 from paceline.check.lint.events import Call
 from paceline.check.lint.names import DATA_PARALLEL, DDP, FSDP
+from paceline.check.lint.unknowns import environment, parameter
 from paceline.check.lint.values import (
     DATA,
     RANK,
     SIGNAL,
     UNKNOWN,
     Value,
+    all_taints,
 )
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ def environment_get(walk: "Walk", made: Call) -> Value:
     variable = made.argument(0, "key")
     if variable is None or not isinstance(variable.const, str):
         return Value(call=made)
-    value = expressions.environment(variable.const, made.node, made.argument(1, "default"))
+    value = environment(variable.const, made.node, made.argument(1, "default"))
     value.call = made
     return value
 
@@ -39,8 +41,6 @@ def add_argument(walk: "Walk", made: Call) -> Value | None:
     destination = made.kwargs.get("dest")
     field = destination.const if destination is not None else None
     field = field if isinstance(field, str) else longest.lstrip("-").replace("-", "_")
-    from paceline.check.lint.walk import parameter
-
     value = parameter(field, None)
     value.label, value.node = f"args.{field}", made.node
     value.kind = None
@@ -116,7 +116,7 @@ def next_(walk: "Walk", made: Call) -> Value:
 def getattr_(walk: "Walk", made: Call) -> Value | None:
     if len(made.args) < 2 or not isinstance(made.args[1].const, str):
         return None
-    found = expressions.attribute_of(walk, made.args[0], made.args[1].const, made.node)
+    found = walk.attribute(made.args[0], made.args[1].const, made.node)
     return found
 
 
@@ -161,7 +161,7 @@ def dict_(walk: "Walk", made: Call) -> Value | None:
     return Value(
         call=made,
         entries=entries,
-        taints=expressions.all_taints([*entries.values()]),
+        taints=all_taints([*entries.values()]),
         attribute="open" if made.open_ended else None,
     )
 
@@ -204,7 +204,7 @@ def call_back(
     for one in target.any():
         if one.function is not None:
             bound = [one.receiver] if one.receiver is not None else []
-            follow.enter(walk, one.function, [*bound, *first, *rest], {}, made)
+            walk.enter(one.function, [*bound, *first, *rest], {}, made)
 
 
 def signal_handler(walk: "Walk", made: Call) -> Value:

@@ -191,3 +191,8 @@ def decoded(source: bytes) -> str:
         return source.decode(encoding)
     except (SyntaxError, UnicodeDecodeError, LookupError) as error:
         raise Unreadable(f"it cannot be decoded: {error}", None) from error
+
+
+def text(node: ast.AST | None) -> str:
+    """The expression as source, in one line."""
+    return "" if node is None else ast.unparse(node).split("\n")[0]

@@ -7,7 +7,7 @@ A `Value` is made by reading, never by running. It says where it comes from (`so
 import ast
 import operator
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -271,3 +271,14 @@ def innermost(model: Value) -> Value:
             return model
         model = model.inner
     return model
+
+
+def all_taints(parts: Iterable[Value]) -> frozenset[str]:
+    found: frozenset[str] = frozenset()
+    for one in parts:
+        found |= one.taints
+    return found
+
+
+UNSEEN = "unseen"
+"""The instance of what a function of one's own gives that was called too often to be walked."""

@@ -6,7 +6,7 @@ call, so that what a name holds is known for that call. Nothing is executed.
 """
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,19 +34,8 @@ from paceline.check.lint.events import (
     Loop,
     Scope,
 )
-from paceline.check.lint.names import MAIN_NAMES, RANK_NAMES, kind_by_name
-from paceline.check.lint.source import Source, is_main_test, path_of
-from paceline.check.lint.values import FAILURE, RANK, Value
-
-MAX_DEPTH = 14
-"""Own functions in own functions. A guess: scripts seen have at most 7."""
-
-MAX_RUNS = 10
-"""Walks through one own function; a helper called in 40 places is like itself in most."""
-
-MAX_FOREIGN = 6_000
-"""Statements of other files in one reading. A guess: a script with its helpers takes some hundred;
-without a bound, a program of a large package is read with most of the package."""
+from paceline.check.lint.source import Source, is_main_test, path_of, text
+from paceline.check.lint.values import FAILURE, Value
 
 MAX_EVENTS = 60_000
 """A guess that keeps one file under a few seconds."""
@@ -101,7 +90,7 @@ class Walk:
         if function.own_class is not None and not function.has_decorator("staticmethod"):
             given = [self.instance_of(function.own_class)]
         if not function.runs:
-            follow.enter(self, function.decorated or function, given, {}, None)
+            self.enter(function.decorated or function, given, {}, None)
 
     def instance_of(self, own_class: Class) -> Value:
         """Some instance of an own class: one the program made, or one with unknown arguments."""
@@ -139,7 +128,24 @@ class Walk:
         }
 
     def value(self, node: ast.AST | None) -> Value:
+        """What an expression holds."""
         return expressions.evaluate(self, node)
+
+    def attribute(self, base: Value, name: str, node: ast.AST | None) -> Value:
+        return expressions.attribute_of(self, base, name, node)
+
+    def looked_up(self, node: ast.AST) -> Value | None:
+        return expressions.evaluate_quietly(self, node)
+
+    def enter(
+        self,
+        function: Function,
+        args: Sequence[Value],
+        kwargs: Mapping[str, Value],
+        call: Call | None = None,
+    ) -> Value:
+        """Walk through an own function with these arguments; what it returns."""
+        return follow.enter(self, function, list(args), kwargs, call)
 
     def assign(self, target: ast.expr, value: Value, node: ast.AST) -> None:
         """Bind a target of an assignment, a loop or a `with`."""
@@ -158,7 +164,7 @@ class Walk:
             self.bind(target.id, value)
         elif isinstance(target, ast.Attribute):
             owner = self.value(target.value)
-            self.note_assign(expressions.text(target), owner, target.attr, value, node)
+            self.note_assign(text(target), owner, target.attr, value, node)
             for held in owner.any():
                 old = held.fields.get(target.attr)
                 if self.trial is not None:
@@ -166,7 +172,7 @@ class Walk:
                 held.fields[target.attr] = self.or_as_before(old, value)
         elif isinstance(target, ast.Subscript):
             owner, index = self.value(target.value), self.value(target.slice)
-            self.note_assign(expressions.text(target), owner, None, value, node)
+            self.note_assign(text(target), owner, None, value, node)
             for held in owner.any():
                 held.taints = held.taints | value.taints
                 if held.entries is not None and isinstance(index.const, str):
@@ -485,16 +491,3 @@ def exit_of(body: Sequence[ast.stmt]) -> str | None:
 def is_process_exit(node: ast.expr) -> bool:
     names = {"sys.exit", "exit", "quit", "os._exit"}
     return isinstance(node, ast.Call) and ast.unparse(node.func) in names
-
-
-def parameter(name: str, annotation: str | None) -> Value:
-    """What a parameter holds that nobody is seen to pass, by its name and annotation."""
-    value = Value(label=name)
-    if name in RANK_NAMES:
-        value.taints = frozenset({RANK})
-    elif name in MAIN_NAMES:
-        value.taints, value.main = frozenset({RANK}), True
-    value.kind = kind_by_name(name)
-    if annotation is not None:
-        follow.annotate(value, annotation)
-    return value
