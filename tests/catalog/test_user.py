@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from paceline.catalog import Catalog, find_accelerator, find_prices, load_catalog
+from paceline.catalog._rows import make_row
 from paceline.catalog.efficiencies import load_efficiencies, with_measured
 from paceline.catalog.load import load_accelerators
 from paceline.catalog.price import PRICE_COLUMNS
 from paceline.catalog.user import CATALOG_FILE, catalog_example, find_catalog_file, merge_catalog
+from paceline.control.environment import Setting
 from paceline.errors import JobError, Problem
 from paceline.estimate.cost import Keeping, run_costs
 
@@ -100,7 +102,7 @@ def test_efficiencies_of_a_cpu_may_be_above_its_estimated_peak():
         ("[efficiencies.cpu.matmul.bf16]\nshares = 1\n", "T015", "did you mean `share`?"),
         ("[efficiencies.cpu.matmul.bf15]\nshare = 1\n", "T015", "did you mean `bf16`?"),
         ("[efficiencies.cpu.matmul.fp16]\nshare = 1\n", "T015", "write matmul.bf16"),
-        ("[efficiencies.cpu]\nmatmul = 0.7\n", "T015", "write [efficiencies.cpu.matmul.bf16]"),
+        ("[efficiencies.cpu]\nmatmul = 0.7\n", "T015", "write a table: share = ..."),
         ("[efficiencies.cpu]\nsustained = -1\n", "T015", "write a number above 0"),
         ("[efficiencies.cpu]\nsustained = 0\n", "T015", "write a number above 0"),
         ("[efficiencies.cpu]\nflash2 = 0\n", "T015", "write a number above 0"),
@@ -329,3 +331,35 @@ def test_a_table_of_prices_that_cannot_be_read_is_named():
     (problem,) = problems('prices_file = "nowhere.csv"\n')
     assert problem.code == "T013"
     assert "nowhere.csv" in problem.what
+
+
+def test_a_mistake_in_a_file_is_named_with_its_line(tmp_path: Path):
+    path = tmp_path / "my.toml"
+    path.write_text(
+        """\
+[accelerators.H100-SXM]
+num_per_node = 4
+"memory_bytes" = "lots"
+
+[efficiencies."H100-SXM".matmul.bf16]
+share = 0
+[[prices]]
+provider = "us"
+accelerator = "H100-SXM"
+per_hour_usd = -1
+as_of = "2026-09-01"
+"""
+    )
+    with pytest.raises(JobError) as caught:
+        load_catalog(path)
+    assert {each.where for each in caught.value.problems} == {
+        "accelerators.H100-SXM.memory_bytes in my.toml line 3",
+        "efficiencies.H100-SXM.matmul.bf16.share in my.toml line 6",
+        "prices 1.per_hour_usd in my.toml line 10",
+    }
+
+
+def test_a_shipped_row_with_an_unknown_key_does_not_load():
+    row = {"value": "1", "otherwise": "x", "is_neded": True}
+    with pytest.raises(ValueError, match="`is_neded` is no key of NCCL_NVLS_ENABLE"):
+        make_row(Setting, row, where="NCCL_NVLS_ENABLE", file="recovery_variables.toml")

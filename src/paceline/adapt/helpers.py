@@ -5,18 +5,19 @@ sees all of what runs.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache
-
-import msgspec
+from typing import Annotated
 
 from paceline.adapt.result import Target
-from paceline.catalog.load import read_shipped
+from paceline.catalog.load import read_rows
 
 
-class Helper(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Helper:
     """One name that the script gets, as `helpers.toml` has it."""
 
-    text: str = ""
+    text: Annotated[str, str] = ""
     imports: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
 
@@ -25,7 +26,7 @@ class Helper(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def helpers_of(target: Target) -> Mapping[str, Helper]:
     """Name -> helper of a form, in the order in which they are defined."""
     forms = (target,) if target is Target.ACCELERATE else ("torchrun", target)
-    rows = msgspec.convert(read_shipped("helpers.toml"), dict[str, Helper])
+    rows = read_rows("helpers.toml", Helper, key=None)
     keys = [key.partition(".") for key in rows]
     return {name: rows[f"{form}.{name}"] for form, _, name in keys if form in forms}
 

@@ -1,4 +1,5 @@
-"""Rows of a catalog file: which keys there are, and every mistake in a row as a `Problem`.
+"""Rows of a catalog file, shipped or a reader's own: which keys there are, by the fields of their
+dataclass, and every mistake in a row as a `Problem`.
 
 Leaves out: what the rows mean; see `accelerator.py`, `link.py` and `price.py`.
 """
@@ -6,15 +7,17 @@ Leaves out: what the rows mean; see `accelerator.py`, `link.py` and `price.py`.
 import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from datetime import date, timedelta
+from functools import cache, partial
 from types import UnionType
 from typing import (
+    Annotated,
     Any,
     Literal,
-    TypeGuard,
     TypeVar,
     Union,
+    cast,
     get_args,
     get_origin,
     get_type_hints,
@@ -39,10 +42,10 @@ class Key:
 
 
 def text(value: object) -> str:
-    """Words."""
+    """Words. Those of several lines become one paragraph."""
     if not isinstance(value, str) or not value.strip():
         raise ValueError("text")
-    return value
+    return " ".join(value.split()) if "\n" in value else value
 
 
 def texts(value: object) -> tuple[str, ...]:
@@ -73,10 +76,22 @@ def count(value: object) -> int:
     return value
 
 
+def whole(value: object) -> int:
+    """A whole number that is 0 or more."""
+    return 0 if value == 0 and not isinstance(value, bool) else count(value)
+
+
 def number(value: object) -> float:
     """A number above 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
         raise ValueError("a number above 0")
+    return float(value)
+
+
+def amount(value: object) -> float:
+    """A number that is 0 or more."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e30:
+        raise ValueError("a number that is not negative")
     return float(value)
 
 
@@ -132,13 +147,14 @@ def one_of(*choices: str) -> Callable[[object], str]:
 
 def keys_of(kind: type[Any], *, without: Iterable[str]) -> dict[str, Key]:
     """What a row may hold, from the fields of its dataclass: the type says what is read, the end of
-    the name its unit. A field without a default is required.
+    the name its unit, and a reader in `Annotated` comes before both. A field without a default is
+    required.
 
     Args:
         kind: The dataclass.
         without: Fields that are not read from a row.
     """
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
     return {
         field.name: Key(
             read=_reader(field.name, hints[field.name]),
@@ -152,15 +168,86 @@ def keys_of(kind: type[Any], *, without: Iterable[str]) -> dict[str, Key]:
 def _reader(name: str, hint: Any) -> Callable[[Any], Any]:
     if get_origin(hint) in (Union, UnionType):
         (hint,) = (each for each in get_args(hint) if each is not type(None))
-    if get_origin(hint) is Literal:
-        return one_of(*get_args(hint))
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return cast("Callable[[Any], Any]", parts[1])
+    if origin is Literal:
+        return one_of(*parts)
+    if isinstance(hint, type) and is_dataclass(hint):
+        return partial(_table, hint)
+    if origin is tuple and is_dataclass(parts[0]):
+        return lambda rows: tuple(_table(parts[0], row) for row in rows)
+    if origin is Mapping and is_dataclass(parts[1]):
+        return lambda rows: {key: _table(parts[1], row) for key, row in rows.items()}
     if hint is float:
         return (
             rate if name.endswith("bytes_per_s") else share if name.endswith("_share") else number
         )
     if hint is int:
         return size if name.endswith("_bytes") else count
-    return {bool: truth, str: text, tuple: texts, Mapping: text_table}[get_origin(hint) or hint]
+    known: dict[Any, Callable[[Any], Any]] = {
+        bool: truth,
+        str: text,
+        tuple[str, ...]: texts,
+        Mapping[str, str]: text_table,
+    }
+    return known.get(hint) or partial(_converted, hint)
+
+
+def _table(kind: type[_T], row: object) -> _T:
+    if not isinstance(row, Mapping):
+        raise ValueError("a table")
+    return make_row(kind, row, where=kind.__name__, file="the row")
+
+
+def _converted(hint: Any, value: object) -> Any:
+    return msgspec.convert(value, hint, dec_hook=_compiled)
+
+
+def _compiled(_: type, pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.MULTILINE)
+
+
+@cache
+def _keys(kind: Any, without: frozenset[str]) -> dict[str, Key]:
+    return keys_of(kind, without=without)
+
+
+def make_row(kind: type[_T], row: Mapping[str, Any], *, where: str, file: str, **given: Any) -> _T:
+    """A shipped row as its dataclass.
+
+    Args:
+        kind: The dataclass.
+        row: What the row holds: the fields that are not given.
+        where: The row for messages.
+        file: The file for messages.
+        given: Fields that are not in the row.
+
+    Raises:
+        ValueError: Everything that is wrong with the row.
+    """
+    schema: Any = kind  # of which mypy doubts that it can be hashed
+    keys = _keys(schema, frozenset(given))
+    return kind(**checked_row(keys, row, where=where, file=file), **given)
+
+
+def checked_row(
+    keys: Mapping[str, Key], row: Mapping[str, Any], *, where: str, file: str
+) -> dict[str, Any]:
+    """The values of a shipped row.
+
+    Raises:
+        ValueError: Everything that is wrong with the row.
+    """
+    optional = NOT_OF.get(where, ())
+    values, problems = read_row(keys, row, where=where, file=file, optional=optional)
+    if problems:
+        raise ValueError("; ".join(f"{each.where}: {each.what}, {each.fix}" for each in problems))
+    return values
+
+
+NOT_OF = {"cpu": ("memory_bytes",)}
+"""Row -> what it lacks although others have it: a CPU's memory is read from the machine."""
 
 
 _OWN_KEYS = ("like", "aliases", "kinds", "smi_names", "before")
@@ -190,28 +277,6 @@ def laid_over(base: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]
         if isinstance(base.get(key), Mapping) and isinstance(own.get(key, {}), Mapping):
             whole[key] = {**base[key], **own.get(key, {})}
     return whole
-
-
-def make_row(kind: type[_T], row: Mapping[str, Any]) -> _T:
-    """A shipped row as its dataclass. Texts of several lines become one paragraph, and patterns are
-    compiled for whole texts.
-
-    Raises:
-        ValueError: A key is not a field, a field without a default is missing, or has another type.
-    """
-    if unknown := row.keys() - {field.name for field in fields(kind)}:  # type: ignore[arg-type]
-        name = row.get("id") or row.get("name")
-        raise ValueError(f"{name} has unknown keys: {', '.join(sorted(unknown))}")
-    plain = {key: " ".join(text.split()) if _is_long(text) else text for key, text in row.items()}
-    return msgspec.convert(plain, kind, dec_hook=_compiled)
-
-
-def _is_long(text: object) -> TypeGuard[str]:
-    return isinstance(text, str) and "\n" in text
-
-
-def _compiled(_: type, pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern, re.MULTILINE)
 
 
 def read_row(

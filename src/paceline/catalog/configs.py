@@ -3,11 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 from paceline.catalog._rows import no_such
-from paceline.catalog.load import read_shipped
+from paceline.catalog.load import read_rows
 from paceline.errors import JobError
+
+
+def _config(value: Mapping[str, Any]) -> dict[str, Any]:
+    config = dict(value)
+    if config.get("sliding_window") == 0:  # null in the file itself, which TOML cannot have
+        config["sliding_window"] = None
+    return config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +22,7 @@ class PublishedConfig:
     """A published model by the fields of its config.json."""
 
     name: str
-    config: Mapping[str, Any]
+    config: Annotated[Mapping[str, Any], _config]
     """The fields that say the sizes; `profile.families` counts them."""
 
     source: str
@@ -25,13 +32,7 @@ class PublishedConfig:
 @cache
 def load_published_configs() -> Mapping[str, PublishedConfig]:
     """Every model of `configs.toml` by its name."""
-    published = {}
-    for name, row in read_shipped("configs.toml").items():
-        config = dict(row["config"])
-        if config.get("sliding_window") == 0:  # null in the file itself, which TOML cannot have
-            config["sliding_window"] = None
-        published[name] = PublishedConfig(name=name, config=config, source=row["source"])
-    return published
+    return read_rows("configs.toml", PublishedConfig)
 
 
 def find_published(name: str, *, where: str) -> PublishedConfig:

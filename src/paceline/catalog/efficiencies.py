@@ -5,10 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Annotated, Any
 
+from paceline.catalog._rows import amount, make_row, number
 from paceline.catalog.mig import split_slice
 
+Rate = Annotated[float, number]
+Amount = Annotated[float, amount]
 AS_OTHER = {"fp16": "bf16", "tf32": "fp32", "fp4": "nvfp4", "mxfp8": "fp8"}
 """Precisions that are as fast, in share of their own peak, as another one."""
 
@@ -17,17 +20,17 @@ AS_OTHER = {"fp16": "bf16", "tf32": "fp32", "fp4": "nvfp4", "mxfp8": "fp8"}
 class MatmulEfficiency:
     """Constants of one product's time; the formula is at the top of `efficiencies.toml`."""
 
-    share: float
+    share: Rate
     """Share of the peak, for endless matrices."""
 
-    short_k: float
+    short_k: Amount
     """K at which a product takes twice as long for each multiplication."""
 
-    wave: float
+    wave: Amount
     """How much of a half-empty last wave of tiles is lost."""
 
-    launch_s: float
-    memory_share: float
+    launch_s: Amount
+    memory_share: Rate
     """Share of the memory's peak bandwidth."""
 
 
@@ -101,7 +104,12 @@ def load_efficiencies() -> Efficiencies:
 def make_efficiencies(tables: Mapping[str, Any]) -> Efficiencies:
     """The constants of a parsed file."""
     matmul = {
-        family: {kind: MatmulEfficiency(**row) for kind, row in rows.items()}
+        family: {
+            kind: make_row(
+                MatmulEfficiency, row, where=f"matmul.{family}.{kind}", file="efficiencies.toml"
+            )
+            for kind, row in rows.items()
+        }
         for family, rows in tables["matmul"].items()
     }
     return Efficiencies(**(dict(tables) | {"matmul": matmul}))

@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from paceline.catalog._rows import make_row
+from paceline.catalog._rows import amount, make_row, whole
 from paceline.catalog.load import read_shipped
 from paceline.job.engine import is_before
 
+Amount = Annotated[float, amount]
+Count = Annotated[int, whole]
 RoutedSplit = Literal["whole", "width", "always width", "expert"]
 Way = Literal[
     "fsdp_throughout",
@@ -42,15 +44,15 @@ class Engine:
     """One software stack. Fields are explained at the top of `engines.toml`."""
 
     name: str
-    weight_bytes: float
-    sharded_bytes: float
-    gradient_bytes: float
-    passing_bytes: float
-    master_bytes: float
-    reduce_bytes: float
-    step_bytes: float
-    buffer_bytes: float
-    cast_bytes: float
+    weight_bytes: Amount
+    sharded_bytes: Amount
+    gradient_bytes: Amount
+    passing_bytes: Amount
+    master_bytes: Amount
+    reduce_bytes: Amount
+    step_bytes: Amount
+    buffer_bytes: Amount
+    cast_bytes: Amount
     attention: Literal["flash1", "flash2", "flash3", "flex", "unfused"]
     host: Literal["eager", "fused", "compiled"]
     graphs_on: tuple[str, ...]
@@ -59,24 +61,24 @@ class Engine:
     overlaps_tensor: bool
     overlaps_pipeline: bool
     reduces_each: bool
-    norm_bytes: float
-    attention_casts: int
-    ffn_casts: int
-    gated_copies: float
-    plain_copies: float
-    score_bytes: float
-    dropout_bytes: float
-    logit_bytes: float
-    loss_peak_bytes: float
+    norm_bytes: Amount
+    attention_casts: Count
+    ffn_casts: Count
+    gated_copies: Amount
+    plain_copies: Amount
+    score_bytes: Amount
+    dropout_bytes: Amount
+    logit_bytes: Amount
+    loss_peak_bytes: Amount
     gathered_inputs: bool
     selective_cheap: bool
     balances_stages: bool
     dummy_gradients: bool
     narrow_routed_moments: bool
-    reserved_share: float
+    reserved_share: Amount
     source: str
-    step_unit: float = 0
-    unfused_bytes: float = 2
+    step_unit: Amount = 0
+    unfused_bytes: Amount = 2
     routed_split: RoutedSplit = "whole"
     folds_experts: bool = False
     ways: tuple[Way, ...] = ()
@@ -113,7 +115,7 @@ def _engine(name: str, row: dict[str, Any], version: str, year: int | None) -> E
     # The newest bound first: an older one is more particular and is laid over it.
     for past in sorted(older, key=lambda past: past["year"], reverse=True):
         facts |= {key: value for key, value in past.items() if key not in ("version", "year")}
-    return make_row(Engine, {**facts, "name": name, "version": version})
+    return make_row(Engine, facts, where=name, file="engines.toml", name=name, version=version)
 
 
 def compiled(engine: Engine) -> Engine:

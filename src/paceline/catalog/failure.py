@@ -10,7 +10,7 @@ from enum import StrEnum
 from functools import cache
 
 from paceline.catalog._rows import make_row
-from paceline.catalog.load import read_folder, read_shipped
+from paceline.catalog.load import read_folder, read_rows
 
 BENIGN = "benign"
 
@@ -96,7 +96,9 @@ def load_failures() -> Mapping[str, Failure]:
     """Every known failure by its id, in the order of the files."""
     rows = read_folder("failures")
     return {
-        name: make_row(Failure, {**row, "id": name, "category": category})
+        name: make_row(
+            Failure, row, where=name, file=f"failures/{category}.toml", id=name, category=category
+        )
         for name, (category, row) in rows.items()
         if category != BENIGN
     }
@@ -105,8 +107,7 @@ def load_failures() -> Mapping[str, Failure]:
 @cache
 def load_benign_lines() -> tuple[BenignLine, ...]:
     """Every line that is known to mean nothing."""
-    rows = read_shipped(f"failures/{BENIGN}.toml")
-    return tuple(make_row(BenignLine, {**row, "id": name}) for name, row in rows.items())
+    return tuple(read_rows(f"failures/{BENIGN}.toml", BenignLine, key="id").values())
 
 
 def failures_named(name: str) -> tuple[Failure, ...]:

@@ -4,10 +4,21 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Annotated
 
-from paceline.catalog.load import load_accelerators, read_shipped
+from paceline.catalog._rows import text
+from paceline.catalog.load import load_accelerators, read_rows
 
 Cuda = tuple[int, int]
+
+
+def _version(value: object) -> Cuda:
+    major, minor = text(value).split(".")
+    return int(major), int(minor)
+
+
+_Names = Annotated[re.Pattern[str], lambda value: re.compile(text(value), re.I)]
+_Version = Annotated[Cuda, _version]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,32 +26,22 @@ class Generation:
     """One row of generations.toml. None is unknown."""
 
     name: str
-    names: re.Pattern[str]
-    alone: re.Pattern[str] | None
+    names: _Names
+    alone: _Names | None = None
     """Names that are something else inside other words."""
 
-    has_bf16: bool | None
-    first_cuda: Cuda | None
+    has_bf16: bool | None = None
+    first_cuda: _Version | None = None
     """First CUDA toolkit with kernels for it."""
 
-    dropped_in_cuda: Cuda | None
+    dropped_in_cuda: _Version | None = None
     """First CUDA toolkit without."""
 
 
 @cache
 def load_generations() -> Mapping[str, Generation]:
     """Every generation by its name, longer names of cards first."""
-    return {
-        name: Generation(
-            name=name,
-            names=re.compile(row["names"], re.I),
-            alone=re.compile(row["alone"], re.I) if "alone" in row else None,
-            has_bf16=row.get("has_bf16"),
-            first_cuda=_version(row.get("first_cuda")),
-            dropped_in_cuda=_version(row.get("dropped_in_cuda")),
-        )
-        for name, row in read_shipped("generations.toml").items()
-    }
+    return read_rows("generations.toml", Generation)
 
 
 def generation_of(gpu: str) -> Generation | None:
@@ -78,10 +79,3 @@ def has_nvlink(gpu: str) -> bool:
 
 def _plain(name: str) -> str:
     return re.sub(r"[-_]+", " ", name).strip().lower()
-
-
-def _version(text: str | None) -> Cuda | None:
-    if text is None:
-        return None
-    major, minor = text.split(".")
-    return int(major), int(minor)

@@ -1,8 +1,7 @@
 """One kind of link: what a row of links.toml says."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from paceline.catalog import _rows as r
 
@@ -62,8 +61,3 @@ class Link:
 
 LINK_KEYS = r.keys_of(Link, without=("name",))
 """Every key of a row of `[links.NAME]`."""
-
-
-def make_link(name: str, values: Mapping[str, Any]) -> Link:
-    """The link of a row that `read_row` found nothing wrong with."""
-    return Link(name=name, **values)

@@ -5,38 +5,38 @@ A catalog file of the reader's own is merged over them in `user.py`.
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from paceline.catalog._rows import no_such, read_row, with_likes
+from paceline.catalog._rows import checked_row, make_row, no_such, with_likes
 from paceline.catalog.accelerator import ACCELERATOR_KEYS, Accelerator, make_accelerator
-from paceline.catalog.link import LINK_KEYS, Link, make_link
+from paceline.catalog.link import Link
 from paceline.catalog.mig import num_slices, slice_of, split_slice
 from paceline.errors import JobError, Problem
 
 if TYPE_CHECKING:
     from paceline.catalog.user import Catalog
 
+_T = TypeVar("_T")
+
 
 @cache
 def load_accelerators() -> Mapping[str, Accelerator]:
     """Every accelerator of the built-in catalog by its name."""
+    file = "accelerators.toml"
     return {
-        name: make_accelerator(name, read_row(ACCELERATOR_KEYS, row, where=name, file="")[0])
-        for name, row in read_shipped("accelerators.toml").items()
+        name: make_accelerator(name, checked_row(ACCELERATOR_KEYS, row, where=name, file=file))
+        for name, row in read_shipped(file).items()
     }
 
 
 @cache
 def load_links() -> Mapping[str, Link]:
     """Every link of the built-in catalog by its name."""
-    return {
-        name: make_link(name, read_row(LINK_KEYS, row, where=name, file="")[0])
-        for name, row in read_shipped("links.toml").items()
-    }
+    return read_rows("links.toml", Link)
 
 
 def _or_own(unknown: Problem) -> Problem:
@@ -156,6 +156,30 @@ def read_shipped(name: str) -> dict[str, Any]:
     """The rows of a TOML file of the catalog, whole: what `like` takes over is in them."""
     rows = tomllib.loads((files("paceline.catalog") / name).read_text(encoding="utf-8"))
     return with_likes(rows)
+
+
+def read_rows(
+    file: str,
+    kind: type[_T],
+    *,
+    key: str | None = "name",
+    named: Callable[[str], Any] = str,
+) -> dict[str, _T]:
+    """Every row of a shipped file as its dataclass, by the row's name.
+
+    Args:
+        file: In the catalog's folder.
+        kind: The dataclass.
+        key: The field that has the row's name; None where there is none.
+        named: Turns the row's name into the field's type.
+
+    Raises:
+        ValueError: What is wrong with a row; a key that is no field is refused.
+    """
+    return {
+        name: make_row(kind, row, where=name, file=file, **({key: named(name)} if key else {}))
+        for name, row in read_shipped(file).items()
+    }
 
 
 def read_folder(name: str) -> dict[str, tuple[str, Any]]:

@@ -3,8 +3,8 @@
 Leaves out: block storage, requests, taxes, discounts, and traffic inside a provider.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from math import inf
 from typing import Any
@@ -91,42 +91,41 @@ def load_providers() -> Mapping[str, Provider]:
 
 
 def _provider(name: str, row: Mapping[str, Any]) -> Provider:
-    return Provider(
-        name=name,
-        render=row["render"],
-        by_accelerator=row.get("by_accelerator", False),
-        serverless=row.get("serverless", False),
-        one_machine=row.get("one_machine"),
-        rents=_rents({key: row[key] for key in RENT_KEYS if key in row}, ""),
-        fabrics={instance: Fabric(**fabric) for instance, fabric in row.get("fabrics", {}).items()},
-    )
+    file, own = "providers.toml", dict(row)
+    rented = {key: own.pop(key) for key in _RENTS if key in own}
+    rents, problems = read_rents(rented, where=name, file=file, day=r.day)
+    if problems:
+        raise ValueError("; ".join(map(str, problems)))
+    return r.make_row(Provider, own, where=name, file=file, name=name, rents=rents)
 
 
-def _rents(rows: Mapping[str, Mapping[str, Any]], file: str) -> Rents:
-    """Rents of rows that were checked before; one without a source has its file as source."""
-    made = {key: Rent(**{"source": file, **row}) for key, row in rows.items()}
-    for key, rent in made.items():
-        ends = tuple((up_to or inf, usd) for up_to, usd in rent.steps)
-        made[key] = replace(rent, steps=ends)
-    return Rents(**made)
-
-
-def read_rents(row: Mapping[str, Any], *, where: str, file: str) -> tuple[Rents, list[Problem]]:
-    """The storage and traffic prices of one provider, of a file of the reader's own.
+def read_rents(
+    row: Mapping[str, Any],
+    *,
+    where: str,
+    file: str,
+    day: Callable[[object], str] = r.past_day,
+) -> tuple[Rents, list[Problem]]:
+    """The storage and traffic prices of one provider; one without a source has its file as source.
 
     Args:
         row: `storage` and `egress`, as in `providers.toml`.
         where: The row for messages, such as `providers.mylab`.
         file: The file for messages.
+        day: Reads the day of a price; one that has not come is refused.
     """
-    tables = {name: r.Key(read=_table) for name in RENT_KEYS}
-    found, problems = r.read_row(tables, row, where=where, file=file)
-    read: dict[str, dict[str, Any]] = {}
+    found, problems = r.read_row(
+        dict.fromkeys(_RENTS, r.Key(read=_table)), row, where=where, file=file
+    )
+    dated = {"as_of": r.Key(read=day, required=True), "source": r.Key(read=r.text)}
+    made: dict[str, Rent] = {}
     for name, values in found.items():
-        place = f"{where}.{name}"
-        read[name], wrong = r.read_row(RENT_KEYS[name], values, where=place, file=file)
+        keys, place = _RENTS[name] | dated, f"{where}.{name}"
+        read, wrong = r.read_row(keys, values, where=place, file=file)
         problems += wrong
-    return (Rents() if problems else _rents(read, file)), problems
+        if not wrong:
+            made[name] = Rent(**{"source": file, **read})
+    return (Rents() if problems else Rents(**made)), problems
 
 
 def _table(value: object) -> Mapping[str, Any]:
@@ -135,27 +134,21 @@ def _table(value: object) -> Mapping[str, Any]:
     return value
 
 
-def _free_or_dollars(value: object) -> float:
-    return 0.0 if value == 0 and not isinstance(value, bool) else r.number(value)
-
-
 def _steps(value: object) -> tuple[tuple[float, float], ...]:
     """Prices up to so many gigabytes, each above the one before; the last has no end."""
     pairs = value if isinstance(value, list) else []
     try:
-        steps = tuple((_free_or_dollars(up_to), _free_or_dollars(usd)) for up_to, usd in pairs)
+        steps = tuple((r.amount(up_to) or inf, r.amount(usd)) for up_to, usd in pairs)
     except (TypeError, ValueError):
         steps = ()
     ends = [up_to for up_to, _ in steps]
-    if not ends or ends[-1] != 0 or 0 in ends[:-1] or ends[:-1] != sorted(set(ends[:-1])):
+    if not ends or ends[-1] != inf or ends != sorted(set(ends)):
         raise ValueError("[[100, 0.0], [0, 0.09]]: up to so many GB, dollars a GB; 0 is no end")
     return steps
 
 
-_DATED = {"as_of": r.Key(read=r.past_day, required=True), "source": r.Key(read=r.text)}
-
-RENT_KEYS: Mapping[str, Mapping[str, r.Key]] = {
-    "storage": {"usd_per_gb_month": r.Key(read=_free_or_dollars, required=True), **_DATED},
-    "egress": {"steps": r.Key(read=_steps, required=True), **_DATED},
+_RENTS: Mapping[str, dict[str, r.Key]] = {
+    "storage": {"usd_per_gb_month": r.Key(read=r.amount, required=True)},
+    "egress": {"steps": r.Key(read=_steps, required=True)},
 }
-"""Every key of `[providers.NAME.storage]` and `[providers.NAME.egress]`."""
+"""Keys of `[providers.NAME.storage]` and `[providers.NAME.egress]` beside day and source."""

@@ -58,5 +58,7 @@ class Symptom:
 @cache
 def load_symptoms() -> Mapping[str, Symptom]:
     """Every symptom by its id."""
-    rows = read_folder("symptoms")
-    return {name: make_row(Symptom, {**row, "id": name}) for name, (_, row) in rows.items()}
+    return {
+        name: make_row(Symptom, row, where=name, file=f"symptoms/{stem}.toml", id=name)
+        for name, (stem, row) in read_folder("symptoms").items()
+    }

@@ -14,11 +14,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paceline.catalog._rows import Key, laid_over, no_such, read_row, text, unknown_key
+from paceline.catalog._rows import NOT_OF, Key, laid_over, no_such, read_row, text, unknown_key
 from paceline.catalog.accelerator import ACCELERATOR_KEYS, Accelerator, make_accelerator
 from paceline.catalog.efficiencies import load_efficiencies
 from paceline.catalog.efficiency_keys import check_efficiencies
-from paceline.catalog.link import LINK_KEYS, Link, make_link
+from paceline.catalog.link import LINK_KEYS, Link
 from paceline.catalog.load import (
     accelerator_named,
     accelerator_spellings,
@@ -35,6 +35,7 @@ from paceline.catalog.price import (
     read_prices,
 )
 from paceline.catalog.provider import Rents, read_rents
+from paceline.catalog.toml_lines import with_lines
 from paceline.errors import JobError, Problem, did_you_mean
 
 CATALOG_FILE = "paceline-catalog.toml"
@@ -99,7 +100,11 @@ def load_catalog(path: Path | None) -> Catalog:
     """
     if path is None:
         return built_in_catalog()
-    return merge_catalog(_read(path), path)
+    words, tables = _read(path)
+    try:
+        return merge_catalog(tables, path)
+    except JobError as error:
+        raise JobError(*with_lines(error.problems, words, path.name)) from None
 
 
 def merge_catalog(tables: Mapping[str, Any], path: Path) -> Catalog:
@@ -112,7 +117,9 @@ def merge_catalog(tables: Mapping[str, Any], path: Path) -> Catalog:
     ]
     shipped = built_in_catalog()
     links = _Merge("links", LINK_KEYS, {each: each for each in shipped.links}, file, problems)
-    new_links = links.rows(tables, read_shipped("links.toml"), make_link)
+    new_links = links.rows(
+        tables, read_shipped("links.toml"), lambda name, values: Link(name=name, **values)
+    )
     spellings = accelerator_spellings(shipped.accelerators)
     merge = _Merge("accelerators", ACCELERATOR_KEYS, spellings, file, problems)
     new = merge.rows(tables, read_shipped("accelerators.toml"), make_accelerator)
@@ -184,7 +191,7 @@ class _Merge:
                 whole,
                 where=where,
                 file=self._file,
-                optional=("memory_bytes",) if name == "cpu" else (),  # read from the machine
+                optional=NOT_OF.get(name, ()),
             )
             self._problems += problems
             raw[name] = whole
@@ -366,9 +373,11 @@ def _listed(
         return ()
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> tuple[str, dict[str, Any]]:
+    """A file's text, and its tables."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        words = path.read_text(encoding="utf-8")
+        return words, tomllib.loads(words)
     except FileNotFoundError:
         what, fix = f"there is no file {path}", "write one: paceline catalog --write FILE"
     except tomllib.TOMLDecodeError as error:

@@ -4,16 +4,16 @@ watchdogs. What the operator has set is left as it is.
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-import msgspec
-
-from paceline.catalog.load import read_shipped
+from paceline.catalog.load import read_rows
 from paceline.control.adaptive_timeouts import meet_limit_s
 from paceline.control.network import address_toward, interface_of
 from paceline.topology import Cluster
 
 
-class Setting(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
     """A variable that recovery rests on."""
 
     value: str
@@ -24,7 +24,7 @@ class Setting(msgspec.Struct, frozen=True):
     """Whether nothing can be recovered in place without it."""
 
 
-RECOVERY = msgspec.convert(read_shipped("recovery_variables.toml"), dict[str, Setting])
+RECOVERY = read_rows("recovery_variables.toml", Setting, key=None)
 """What agents set for their workers, unless the operator has."""
 
 CONNECT_LIMIT = "TORCH_NCCL_NONBLOCKING_TIMEOUT"

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 
 from paceline.catalog.accelerator import Backend
 from paceline.catalog.engines import Engine
-from paceline.catalog.load import read_shipped
+from paceline.catalog.load import read_rows
 from paceline.choices import (
     Attention,
     ContextKind,
@@ -184,9 +183,7 @@ class Abilities:
     """Facts of the engine that the files set otherwise than the runs that `engines.toml` is of."""
 
 
-ABILITIES: Mapping[str, Abilities] = {
-    name: msgspec.convert(row, Abilities) for name, row in read_shipped("abilities.toml").items()
-}
+ABILITIES: Mapping[str, Abilities] = read_rows("abilities.toml", Abilities, key=None)
 """Engine of the catalog -> what it has."""
 
 OURS = ABILITIES["paceline"]

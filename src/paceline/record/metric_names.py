@@ -6,16 +6,16 @@ docs/reference/metrics.md has this table.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
-from paceline.catalog.load import read_shipped
+from paceline.catalog.load import read_rows
 from paceline.record.events import Evaluated
 from paceline.record.metrics import StepMetrics
 
 
-class Metric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
     """One row of the table."""
 
     name: str
@@ -29,10 +29,7 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Field of a line of `metrics.jsonl`; None where it comes from somewhere else."""
 
 
-METRICS: Mapping[str, Metric] = {
-    name: msgspec.convert({"name": name, **row}, Metric)
-    for name, row in read_shipped("metrics.toml").items()
-}
+METRICS: Mapping[str, Metric] = read_rows("metrics.toml", Metric)
 """Name -> its row, in the order in which they are shown."""
 
 FIELDS: Mapping[str, str] = {

@@ -7,9 +7,7 @@ numbers are those of the design page, so that figures and tests can name them.
 from dataclasses import dataclass
 from typing import Literal
 
-import msgspec
-
-from paceline.catalog.load import read_shipped
+from paceline.catalog.load import read_rows
 
 Needs = Literal["root", "spares", "nodes", "checkpoint"]
 
@@ -32,10 +30,7 @@ class Row:
     needs: tuple[Needs, ...] = ()
 
 
-MATRIX: tuple[Row, ...] = tuple(
-    msgspec.convert({"number": int(number), **row}, Row)
-    for number, row in read_shipped("drills.toml").items()
-)
+MATRIX: tuple[Row, ...] = tuple(read_rows("drills.toml", Row, key="number", named=int).values())
 
 
 def rows_of(kind: str) -> tuple[int, ...]:
