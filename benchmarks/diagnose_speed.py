@@ -9,9 +9,10 @@ that each rank repeats, saves, and at the end a traceback of one rank between th
 It is generated block by block while it is read; the time that takes is measured and left out.
 Processor time of one thread, so that other work on the machine does not count.
 
-With --mixed it has nine kinds of line between each other, none of them a failure: progress with
+With --mixed it has ten kinds of line between each other, none of them a failure: progress with
 short and with long numbers, bars, warnings, retries that hold the words of errors, NCCL's report,
-and paths with an id that never comes again. With --unique it is reduced to its kinds of line.
+collectives with addresses, and paths with an id that never comes again. With --unique it is reduced
+to its kinds of line.
 
 With --file the log is written first, and then read by the command itself in a process of its own:
 its processor time and peak are those of everything, start of Python included. The file is removed.
@@ -76,7 +77,7 @@ def _page(chance: random.Random, ranks: int, first: int) -> str:
 
 
 def mixed_blocks(num_bytes: int, ranks: int) -> Iterator[bytes]:
-    """A log of nine kinds of line, in pieces of about 1 MiB, none of which comes twice."""
+    """A log of ten kinds of line, in pieces of about 1 MiB, none of which comes twice."""
     chance = random.Random(0)
     written = step = 0
     while written < num_bytes:
@@ -95,6 +96,12 @@ def _mixed_line(chance: random.Random, ranks: int, step: int) -> str:
             f"tokens/s={chance.randint(1000, 9999)} memory={80 * value:.1f}GiB\n"
         ),
         0.45: lambda: f"\r{step % 100:3d}%|{'#' * (step % 40):<40}| {step}/3200 [00:10<01:00]",
+        0.50: lambda: (
+            f"node{rank // 8}:{1000 + rank}:{2000 + rank} [{rank % 8}] NCCL INFO AllReduce: "
+            f"opCount {step:x} sendbuff 0x{chance.randrange(1 << 47):x} recvbuff "
+            f"0x{chance.randrange(1 << 47):x} count {chance.randrange(1 << 24)} datatype 9 op 0 "
+            f"root 0 comm 0x{chance.randrange(1 << 47):x} [nranks={ranks}]\n"
+        ),
         0.55: lambda: (
             f"node{rank // 8}:{1000 + rank}:{2000 + rank} [{rank % 8}] NCCL INFO Channel "
             f"{chance.randrange(16):02d}/0 : {rank}[{rank % 8}] -> {rank + 1}[{(rank + 1) % 8}] "

@@ -132,6 +132,7 @@ def test_a_checkpoint_of_one_device_is_resumed_by_ranks_and_theirs_by_one_device
     assert one.lines == [x for x in alone("resume").lines if re.match("epoch 3 |best", x)]
 
 
+@pytest.mark.repeat  # the losses of two ranks are above
 @pytest.mark.parametrize(
     "name", ["language_model", pytest.param("class_trainer", marks=pytest.mark.slow)]
 )

@@ -62,6 +62,7 @@ def test_what_is_measured_here_is_what_planning_reads(tmp_path: Path):
     assert after.memory_bytes_per_s != before.memory_bytes_per_s
 
 
+@pytest.mark.repeat  # the ranks of torchrun are told in the last test
 @pytest.mark.ranks
 def test_under_torchrun_rank_0_alone_writes_and_prints(tmp_path: Path):
     out = tmp_path / "ours.toml"

@@ -90,6 +90,7 @@ def test_s2_8_it_learns_and_says_every_epoch(folder):
     assert state["epoch"] == 6
 
 
+@pytest.mark.repeat  # what ranks read together is below, one process above
 @pytest.mark.ranks
 @pytest.mark.own_process
 def test_s2_8_two_processes_train_as_one_does(folder):

@@ -72,6 +72,7 @@ def test_row_36_the_fork_server_of_the_only_node_dies(scene):
     assert sources(said) <= {"checkpoint", "initial"}
 
 
+@pytest.mark.repeat  # the decisions are in `tests/control/test_core.py`
 @OVER_BOTH_SLOWLY
 def test_rows_8_and_26_the_store_dies_at_work_and_a_worker_while_another_is_replaced(scene):
     drill(
@@ -88,6 +89,7 @@ def test_row_8_the_store_dies_at_the_vote(scene):
     drill(scene, "store rank=1 step=6 phase=vote")
 
 
+@pytest.mark.repeat  # a takeover is in `tests/run/test_controller.py`
 @OVER_BOTH_SLOWLY
 def test_rows_9_and_28_a_parked_spare_dies_and_another_controller_takes_over(scene):
     drill(

@@ -5,7 +5,9 @@
 import pytest
 from tests.drill.test_fault_matrix import OVER_BOTH, OVER_BOTH_SLOWLY, drill, sources
 
-pytestmark = pytest.mark.ranks
+# Lost nodes, flipped bits and broken lines are run once each in `tests/run/`; their decisions are
+# in `tests/control/`.
+pytestmark = [pytest.mark.ranks, pytest.mark.repeat]
 
 FOUR = ("--set", "cluster.per_node=4")
 NODES = ("--set", "cluster.nodes=2", "--set", "cluster.per_node=1")

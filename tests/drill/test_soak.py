@@ -46,6 +46,7 @@ def processes_with(mark: str) -> list[int]:
     return found
 
 
+@pytest.mark.repeat  # a command that is killed is in `tests/run/test_controller.py`
 def test_a_soak_that_is_killed_ends_its_run_and_records_no_verdict(tmp_path):
     scene = Scene(tmp_path)
     mark = f"PACELINE_TEST={tmp_path}"

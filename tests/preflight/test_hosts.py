@@ -142,6 +142,7 @@ def test_a_folder_that_each_host_has_for_itself_is_no_place_for_a_run(cluster):
     assert failing(found) == {cluster.hosts.address(1): ["folder-not-shared"]}
 
 
+@pytest.mark.repeat  # on one host it is in `test_here.py`
 def test_all_reduce_goes_over_the_hosts(cluster):
     cluster.serve(0)
     cluster.serve(1)

@@ -20,6 +20,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     return own_scene(tmp_path_factory.mktemp("leaving"), fault=SLOW)
 
 
+@pytest.mark.repeat  # the decision is in `tests/control/test_world.py`
 @pytest.mark.parametrize("sharding", [pytest.param("none", marks=pytest.mark.slow), "full"])
 def test_a_worker_that_gets_sigterm_hands_its_rank_to_a_spare_and_no_step_is_lost(scene, sharding):
     options = (*STEPS, "--set", f"layout.sharding={sharding}")

@@ -94,6 +94,7 @@ def test_a_loss_that_is_not_finite_on_one_rank_is_refused_by_all_and_training_go
     assert run.finished.step == 12
 
 
+@pytest.mark.repeat  # one refused step is row 20 in `tests/drill/test_fault_matrix.py`
 def test_steps_that_are_refused_again_and_again_end_the_run(tmp_path):
     scene = own_scene(tmp_path, fault="loss = loss * float('inf')")
     run = scene.run("run", "--set", "train.max_refused_steps=3", code=4)
@@ -135,6 +136,7 @@ def test_a_poison_batch_stops_the_run_and_is_named_by_its_sample_ids(tmp_path):
     assert not run.of(log.NodeSetAside)
 
 
+@pytest.mark.repeat  # that it is named is row 21 in `tests/drill/test_fault_matrix.py`
 def test_a_poison_batch_is_left_out_by_every_rank_when_the_job_says_skip(tmp_path):
     scene = own_scene(tmp_path, fault=POISON)
     option = ("--set", "recovery.max_restarts=3", "--set", "recovery.poison=skip")
@@ -158,6 +160,7 @@ def test_a_full_memory_is_told_apart_and_not_held_against_the_node(tmp_path):
     assert not run.of(log.NodeSetAside)
 
 
+@pytest.mark.repeat  # the decision is in `tests/control/test_script_run.py`
 def test_a_worker_that_exits_quietly_is_no_success(tmp_path):
     scene = own_scene(
         tmp_path, fault="import os; step.number == 6 and session.is_first and os._exit(0)"

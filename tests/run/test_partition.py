@@ -162,6 +162,7 @@ class Deaths(threading.Thread):
             time.sleep(0.02)
 
 
+@pytest.mark.repeat  # that no rank is held twice is in `tests/control/test_core_properties.py`
 @pytest.mark.parametrize(
     "way",
     [

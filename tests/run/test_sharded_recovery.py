@@ -29,6 +29,7 @@ def clean_on_four(scene: Scene) -> Record:
     return scene.run("clean-4", *options(4))
 
 
+@pytest.mark.repeat  # a checkpoint is read again in `test_resume.py`, a shard lost below
 def test_s4_14_a_shard_that_is_nowhere_else_comes_back_from_the_checkpoint(scene, clean_on_four):
     # Step 6 is long, so that what step 4 saves is whole before the kill.
     faults = "drill.faults=['long rank=0 step=6 for=6','kill rank=2 step=7 phase=apply']"

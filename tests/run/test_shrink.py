@@ -68,6 +68,7 @@ def test_a_node_that_stays_away_is_done_without_and_the_batch_stays_the_same(sce
     assert "exactness   numeric" in run.output
 
 
+@pytest.mark.repeat  # the decisions are in `tests/control/test_world.py`
 def test_the_world_grows_back_when_the_node_returns_without_redoing_a_step(scene, clean):
     run = lost(scene, "back", away="5s")
     assert_equal_to_rounding(run, clean)

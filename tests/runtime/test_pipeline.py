@@ -243,6 +243,7 @@ def top_heavy_decoder(layers: int, tied: bool) -> nn.Module:
     ).double()
 
 
+@pytest.mark.repeat  # stages that are split over tensor ranks are above
 def test_a_last_stage_of_the_head_alone_is_split_over_tensor_ranks():
     found = [
         *of_all_schedules("1f1b", "interleaved", "zero-bubble v", tied=False, tensor=2),

@@ -35,12 +35,16 @@ _ENDS_OF_LINE = 16 * 1024
 """Bytes at the beginning and at the end of a very long line that are searched."""
 
 _ZEROS = bytes.maketrans(b"0123456789", b"0" * 10)
-_IDS = re.compile(rb"[0a-fA-F]{8,}(?:(?:-[0a-fA-F]{4}){3}-[0a-fA-F]{12})?")
+_IDS = re.compile(
+    rb"[0a-fA-F]{8}(?:"
+    rb"(?:(?<![\w.].{8})|(?<=\b0x.{8}))(?:(?<![a-fA-F]{8})|(?=[a-fA-F]*0))"
+    rb"[0a-fA-F]*+(?:(?:-[0a-fA-F]{4}){3}-[0a-fA-F]{12})?+(?!\w|[-+]0)"
+    rb"|(?<=0{8})(?<![0a-fA-F].{8})0*+(?![a-fA-F]))"
+)
 """UUIDs, hashes, addresses and long fractions: a kind for each would be a kind for each line.
 Shorter names that are hexadecimal numbers too (a100, bf16) are words of patterns."""
 
 _ID = b"0" * 8
-_BEFORE_ID, _AFTER_ID = re.compile(rb"[\w.](?<!\b0x)"), re.compile(rb"\w|[-+]0")
 _TOKENS = re.compile(
     r"\(\?<?![^()]*\)|\\x..|\\.|\{\d+(?:,\d*)?\}|\[\^?\]?(?:\\.|[^\]])*\]|\(\?P<\w+>|\d"
 )
@@ -60,6 +64,10 @@ class _Kind(NamedTuple):
 
     open: Sequence[int]
     """Patterns that match some of its lines, as their digits are."""
+
+    shown: Sequence[bytes] = ()
+    """What each of `sure` matches and the letters beside it, where it looks at no more; else a text
+    that no line holds."""
 
 
 class Matcher:
@@ -108,8 +116,13 @@ class Matcher:
         for known in (self._kinds, self._forms):
             for text, kind in known.items():
                 if kind is not None:
-                    still = _Kind(*([n for n in numbers if n not in gone] for numbers in kind))
-                    known[text] = still if any(still) else None
+                    sure = [at for at, n in enumerate(kind.sure) if n not in gone]
+                    still = _Kind(
+                        [kind.sure[at] for at in sure],
+                        [n for n in kind.open if n not in gone],
+                        [kind.shown[at] for at in sure] if kind.shown else (),
+                    )
+                    known[text] = still if still.sure or still.open else None
 
     def _learn(self, texts: Sequence[bytes]) -> None:
         joined = b"\n".join(texts)
@@ -118,8 +131,12 @@ class Matcher:
         self._num_bytes += 2 * len(joined)
         for text, form in zip(texts, forms, strict=True):
             kind = self._forms[form]
-            if kind is not None and form != text:
-                kind = _Kind((), [*kind.sure, *kind.open])
+            if kind is not None and form != text:  # ids may stand where a pattern matches
+                still = {n for n, shown in zip(kind.sure, kind.shown, strict=True) if shown in text}
+                kind = _Kind(
+                    [n for n in kind.sure if n in still],
+                    [*(n for n in kind.sure if n not in still), *kind.open],
+                )
             self._kinds[text] = kind
 
     def _judge(self, forms: Sequence[bytes]) -> None:
@@ -142,7 +159,8 @@ class Matcher:
             if matching:
                 sure = [each for each in matching if _open(each) is _exact(each)]
                 still = [each for each in matching if each not in sure]
-                self._forms[forms[line]] = _Kind(sure, still)
+                shown = [_shown(each, text) for each in sure]
+                self._forms[forms[line]] = _Kind(sure, still, shown)
 
     def _with_words(self, words: frozenset[str]) -> Sequence[int]:
         if words not in self._likely:
@@ -157,6 +175,22 @@ def _exact(number: int) -> re.Pattern[str]:
     text = all_patterns()[number].text
     bare = text.pattern.removeprefix("^").removesuffix("$")
     return text if bare == text.pattern else re.compile(bare, text.flags)
+
+
+_NOWHERE = b"\n"
+_LOOKS_AROUND = re.compile(r"\(\?(?:[=!]|<[=!])|(?<![\\\[])[\^$]|\\[AZ]")
+
+
+def _shown(number: int, text: str) -> bytes:
+    """What a pattern matches in a text, with the letter on each side for its \\b."""
+    pattern = _exact(number)
+    match = pattern.search(text)
+    if match is None or _LOOKS_AROUND.search(pattern.pattern):
+        return _NOWHERE
+    start, end = match.span()
+    if start == 0 or end == len(text):
+        return _NOWHERE
+    return text[start - 1 : end + 1].encode()
 
 
 @cache
@@ -189,16 +223,7 @@ def without_ids(zeros: bytes) -> bytes:
     >>> without_ids(with_zeros(b"comm 0x7f3a5c0012ab opCount 0x1f"))
     b'comm 0x00000000 opCount 0x0f'
     """
-    return _IDS.sub(_alike, zeros)
-
-
-def _alike(match: re.Match[bytes]) -> bytes:
-    text, (start, end) = match.string, match.span()
-    is_number = match[0].count(b"0") == len(match[0])
-    is_id = b"0" in match[0] and not (
-        _BEFORE_ID.match(text, max(0, start - 1), start) or _AFTER_ID.match(text, end)
-    )
-    return _ID if is_number or is_id else match[0]
+    return _IDS.sub(_ID, zeros)
 
 
 def _readable(line: bytes) -> str:
