@@ -13,12 +13,19 @@ from paceline.errors import JobError, PacelineError, PlanError, Problem
 from paceline.job import Job, MetricsSpec
 from paceline.job.evaluate import measures_loss
 from paceline.launch.factory import measure_factory
-from paceline.launch.ranks import OnProgress, RankProcess, run_ranks
+from paceline.launch.ranks import Failing, OnProgress, RankProcess, run_ranks, surroundings
 from paceline.launch.ready import check_can_run
 from paceline.plan import Plan, plan_job
 from paceline.record.bench import Measured, RankTimes, Scaling, Stretch
 from paceline.record.lines import read_facts
 from paceline.record.run import RunFolder, create_run
+
+_FAILING = Failing(
+    code="R041",
+    where="paceline bench",
+    late="give them longer with --timeout, or fewer --steps or --ranks",
+    died="fewer ranks, or a smaller model: a signal without words is often memory",
+)
 
 _FOREVER = 10**9
 """Steps: a bench ends its ranks long before, and saves and evaluates nothing."""
@@ -95,8 +102,7 @@ def measure(
         run = create_run(case.job, case.plan, folder=Path(name) / "run", runs=Path(name))
         count = case.plan.layout.num_ranks
         ranks = [_rank(rank, count, run, case.plan, stretch) for rank in range(count)]
-        late = _late(count, limit_s)
-        run_ranks(ranks, limit_s=limit_s, on_progress=on_progress, late=late, died=_died)
+        run_ranks(ranks, limit_s=limit_s, on_progress=on_progress, failing=_FAILING)
         times = tuple(read_facts(_times_file(run, rank), RankTimes) for rank in range(count))
     spec = case.job.spec
     return Measured(
@@ -208,11 +214,7 @@ def _rank(rank: int, world: int, run: RunFolder, plan: Plan, stretch: Stretch) -
     command += ["--rank", str(rank), "--world", str(world), "--parent", str(os.getpid())]
     command += ["--warm-up", str(stretch.warm_up), "--timed", str(stretch.timed)]
     command += ["--profiled", str(stretch.profiled)]
-    environment = dict(os.environ)
-    if plan.cluster.backend == "gloo":
-        threads = max(1, int(plan.cluster.cores_per_rank or 1))  # as a run's agent does
-        environment.setdefault("OMP_NUM_THREADS", str(threads))
-        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    threads = max(1, int(plan.cluster.cores_per_rank or 1))  # as a run's agent does
     times_file = _times_file(run, rank)
 
     def read_problems() -> Sequence[Problem]:
@@ -222,25 +224,7 @@ def _rank(rank: int, world: int, run: RunFolder, plan: Plan, stretch: Stretch) -
         rank,
         command,
         log=run.rank_log(rank),
-        environment=environment,
+        environment=surroundings(threads if plan.cluster.backend == "gloo" else None),
         mark="bench: ",
         read_problems=read_problems,
-    )
-
-
-def _late(count: int, limit_s: float) -> Problem:
-    return Problem(
-        code="R041",
-        what=f"{count} rank(s) took longer than {limit_s:.0f} s",
-        where="paceline bench",
-        fix="give them longer with --timeout, or fewer --steps or --ranks",
-    )
-
-
-def _died(rank: RankProcess) -> Problem:
-    return Problem(
-        code="R041",
-        what=f"rank {rank.rank} died: {rank.last_line()[:400]}",
-        where="paceline bench",
-        fix="fewer ranks, or a smaller model: a signal without words is often memory",
     )

@@ -15,12 +15,15 @@ import msgspec
 
 from paceline.catalog import Catalog, catalog_name
 from paceline.catalog.measured import Measurements
-from paceline.errors import JobError, Problem, RunError
+from paceline.errors import JobError, RunError
 from paceline.job import parse_job
 from paceline.job.packages import need_package
-from paceline.launch.ranks import RankProcess, run_ranks
+from paceline.launch.ranks import Failing, RankProcess, run_ranks
 from paceline.topology import Cluster, find_cluster
 from paceline.topology.machine import Machine, find_local_machine, with_links
+
+_FIX = "try --ranks 1, and free memory and cores of this machine"
+_FAILING = Failing(code="T017", where="paceline calibrate", late=_FIX, died=_FIX)
 
 _START_S = 120.0
 """On top of what measuring may take: PyTorch's import, contexts and the last call. A guess."""
@@ -127,8 +130,7 @@ def measure_machine(
                 [_rank(rank, folder, cluster, place, seconds) for rank in ranks],
                 limit_s=limit_s,
                 on_progress=lambda line: on_progress(f"{_MARK}{line}"),
-                late=_failed(f"it took longer than {limit_s:.0f} s"),
-                died=lambda rank: _failed(f"rank {rank.rank} failed: {rank.last_line()}"),
+                failing=_FAILING,
             )
         except RunError as error:
             raise JobError(*error.problems) from None
@@ -165,8 +167,3 @@ def _rank(rank: int, folder: Path, cluster: Cluster, place: Place, seconds: floa
 def _ranks_of(rank: int, num_ranks: int) -> dict[str, str]:
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     return dict(zip(names, map(str, (rank, rank, num_ranks, num_ranks)), strict=True))
-
-
-def _failed(what: str) -> Problem:
-    fix = "try --ranks 1, and free memory and cores of this machine"
-    return Problem(code="T017", what=what, where="paceline calibrate", fix=fix)

@@ -4,9 +4,11 @@ and ended.
 Leaves out: ranks of a run, which the agents start and restart.
 """
 
+import os
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.control.messages import names_lost_peer
@@ -20,6 +22,33 @@ connection at once, and write a small file."""
 
 _POLL_S = 0.1
 """Between two looks at the processes. A guess: short beside their start, which takes seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failing:
+    """What a command of such ranks reports where they fail by themselves."""
+
+    code: str
+    where: str
+    late: str
+    """What to change where they take too long."""
+
+    died: str
+    """What to change where one of them dies."""
+
+    def problem(self, what: str, fix: str) -> Problem:
+        """The problem of it."""
+        return Problem(code=self.code, what=what, where=self.where, fix=fix)
+
+
+def surroundings(threads: int | None) -> dict[str, str]:
+    """The environment of a rank; of one that meets others over gloo, with its share of the cores
+    and the interface of this machine alone."""
+    found = dict(os.environ)
+    if threads is not None:
+        found.setdefault("OMP_NUM_THREADS", str(threads))
+        found.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    return found
 
 
 class RankProcess:
@@ -92,49 +121,45 @@ def run_ranks(
     *,
     limit_s: float,
     on_progress: OnProgress,
-    late: Problem,
-    died: Callable[[RankProcess], Problem],
+    failing: Failing,
 ) -> None:
     """Start them, and return once all have ended well; none is left behind.
 
     Args:
-        died: Raised of a rank that failed without a problem that a person can fix; its code is also
-            that of what the ranks write about such an end.
+        failing: Its code is also that of what the ranks write about an end that nobody can fix.
 
     Raises:
         JobError, PlanError: What a person can fix, as the ranks report.
-        RunError: `late`, or what `died` makes of the rank that failed by itself.
+        RunError: They took too long, or a rank failed by itself.
     """
     try:
         for rank in ranks:
             rank.start()
-        _wait(ranks, time.monotonic() + limit_s, on_progress, late, died)
+        _wait(ranks, limit_s, on_progress, failing)
     finally:
         for rank in ranks:
             rank.end()
 
 
 def _wait(
-    ranks: Sequence[RankProcess],
-    end: float,
-    on_progress: OnProgress,
-    late: Problem,
-    died: Callable[[RankProcess], Problem],
+    ranks: Sequence[RankProcess], limit_s: float, on_progress: OnProgress, failing: Failing
 ) -> None:
+    end = time.monotonic() + limit_s
     while True:
         codes = [rank.exit_code() for rank in ranks]
         for line in ranks[0].progress():
             on_progress(line)
         if any(codes):
-            raise _failure(ranks, died)
+            raise _failure(ranks, failing)
         if all(code == 0 for code in codes):
             return
         if time.monotonic() > end:
-            raise RunError(late)
+            what = f"{len(ranks)} rank(s) took longer than {limit_s:.0f} s"
+            raise RunError(failing.problem(what, failing.late))
         time.sleep(_POLL_S)
 
 
-def _failure(ranks: Sequence[RankProcess], died: Callable[[RankProcess], Problem]) -> PacelineError:
+def _failure(ranks: Sequence[RankProcess], failing: Failing) -> PacelineError:
     """What a person can fix first, then the first that failed by itself and not because another
     one was gone."""
     first_end = time.monotonic() + _PATIENCE_S
@@ -142,7 +167,8 @@ def _failure(ranks: Sequence[RankProcess], died: Callable[[RankProcess], Problem
         time.sleep(_POLL_S)
     failed = [rank for rank in ranks if rank.exit_code()]
     own = [rank for rank in failed if not names_lost_peer(rank.last_line())]
-    end = died((own or failed)[0])
+    first = (own or failed)[0]
+    end = failing.problem(f"rank {first.rank} failed: {first.last_line()[:400]}", failing.died)
     told = [problem for rank in ranks for problem in rank.read_problems()]
     if mendable := list(dict.fromkeys(each for each in told if each.code != end.code)):
         is_plan = all(problem.code.startswith("L") for problem in mendable)

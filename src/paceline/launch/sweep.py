@@ -3,20 +3,20 @@
 The program is the one that `paceline render --for network` hands over for several nodes.
 """
 
-import os
 import sys
 import tempfile
 from pathlib import Path
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 from paceline.job.packages import need_package
-from paceline.launch.ranks import OnProgress, RankProcess, run_ranks
+from paceline.launch.ranks import Failing, OnProgress, RankProcess, run_ranks, surroundings
 from paceline.record.sweep import Sweep, read_sweep
 from paceline.render.example import script_text
 from paceline.topology.machine import find_local_machine
 from paceline.topology.node.reach import free_port
 
-_WHERE = "paceline bench --all-reduce"
+_FIX = "give them longer with --timeout, or fewer --ranks; NCCL_DEBUG=INFO says more"
+_FAILING = Failing(code="R041", where="paceline bench --all-reduce", late=_FIX, died=_FIX)
 
 
 def sweep_all_reduce(
@@ -44,8 +44,7 @@ def sweep_all_reduce(
             [_rank(rank, num_ranks, command, folder, port) for rank in range(num_ranks)],
             limit_s=limit_s,
             on_progress=on_progress,
-            late=_failed(f"{num_ranks} ranks took longer than {limit_s:.0f} s"),
-            died=lambda rank: _failed(f"rank {rank.rank} died: {rank.last_line()[:400]}"),
+            failing=_FAILING,
         )
         return read_sweep(found)
 
@@ -63,28 +62,12 @@ def _check(num_ranks: int) -> None:
 
 
 def _rank(rank: int, world: int, command: list[str], folder: Path, port: int) -> RankProcess:
-    environment = os.environ | {
+    environment = surroundings(1) | {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-    environment.setdefault("OMP_NUM_THREADS", "1")
-    environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    return RankProcess(
-        rank,
-        command,
-        log=folder / f"rank-{rank}.log",
-        environment=environment,
-        mark="  ",
-    )
-
-
-def _failed(what: str) -> Problem:
-    return Problem(
-        code="R041",
-        what=what,
-        where=_WHERE,
-        fix="give them longer with --timeout, or fewer --ranks; NCCL_DEBUG=INFO says more",
-    )
+    log = folder / f"rank-{rank}.log"
+    return RankProcess(rank, command, log=log, environment=environment, mark="  ")

@@ -8,9 +8,16 @@ from pathlib import Path
 
 from paceline.errors import JobError, Problem
 from paceline.job.packages import check_package
-from paceline.launch.ranks import OnProgress, RankProcess, run_ranks
+from paceline.launch.ranks import Failing, OnProgress, RankProcess, run_ranks, surroundings
 from paceline.record.lines import read_facts, write_facts
 from paceline.record.verification import Case, Facts, RankFacts, Reference
+
+_FAILING = Failing(
+    code="V004",
+    where="paceline verify",
+    late="give them longer with --timeout, or fewer --steps or --ranks",
+    died="see whether the model runs on one device; other layouts: --layout",
+)
 
 
 def check_verifiable(case: Case) -> Iterator[Problem]:
@@ -39,8 +46,7 @@ def verify_on_ranks(
             [_rank(rank, world, folder, case) for rank in range(world)],
             limit_s=limit_s,
             on_progress=lambda line: on_progress(f"verify: {line}"),
-            late=_late(limit_s),
-            died=_died,
+            failing=_FAILING,
         )
         return Facts(
             case=case,
@@ -56,10 +62,9 @@ def _facts_file(folder: Path, rank: int) -> Path:
 def _rank(rank: int, world: int, folder: Path, case: Case) -> RankProcess:
     command = [sys.executable, "-m", "paceline.runtime.verify", "--folder", str(folder)]
     command += ["--rank", str(rank), "--world", str(world), "--parent", str(os.getpid())]
-    environment = dict(os.environ)
+    environment = surroundings(case.threads if case.device == "cpu" else None)
     if case.device == "cpu":
         environment["OMP_NUM_THREADS"] = str(case.threads)
-        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
     else:  # cuBLAS gives the same bits again only so: NVIDIA's cuBLAS docs, 2.1.4
         environment.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     facts_file = _facts_file(folder, rank)
@@ -74,22 +79,4 @@ def _rank(rank: int, world: int, folder: Path, case: Case) -> RankProcess:
         environment=environment,
         mark="verify: ",
         read_problems=read_problems,
-    )
-
-
-def _late(limit_s: float) -> Problem:
-    return Problem(
-        code="V004",
-        what=f"the ranks took longer than {limit_s:.0f} s",
-        where="paceline verify",
-        fix="give them longer with --timeout, or fewer --steps or --ranks",
-    )
-
-
-def _died(rank: RankProcess) -> Problem:
-    return Problem(
-        code="V004",
-        what=f"rank {rank.rank} failed: {rank.last_line()[:500]}",
-        where="paceline verify",
-        fix="see whether the model runs on one device; other layouts: --layout",
     )
