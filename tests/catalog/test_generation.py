@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.catalog import load_accelerators
-from paceline.catalog.generation import generation_of, gpu_in, has_nvlink, load_generations
+from paceline.catalog.generation import generation_of, gpu_in, has_nvlink
 
 FROM_AMPERE_ON = 8.0
 
@@ -56,9 +56,3 @@ def test_a_card_is_found_in_an_option_and_a_machine_is_none():
 def test_a_card_of_pcie_has_no_nvlink():
     assert has_nvlink("A100-SXM4-80GB")
     assert not has_nvlink("A100-PCIE-40GB")
-
-
-def test_a_generation_is_dropped_after_it_came():
-    both = [one for one in load_generations().values() if one.first_cuda and one.dropped_in_cuda]
-    assert both
-    assert all(one.first_cuda < one.dropped_in_cuda for one in both)

@@ -9,16 +9,7 @@ from typing import Annotated
 from paceline.catalog._rows import text
 from paceline.catalog.load import load_accelerators, read_rows
 
-Cuda = tuple[int, int]
-
-
-def _version(value: object) -> Cuda:
-    major, minor = text(value).split(".")
-    return int(major), int(minor)
-
-
 _Names = Annotated[re.Pattern[str], lambda value: re.compile(text(value), re.I)]
-_Version = Annotated[Cuda, _version]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +22,6 @@ class Generation:
     """Names that are something else inside other words."""
 
     has_bf16: bool | None = None
-    first_cuda: _Version | None = None
-    """First CUDA toolkit with kernels for it."""
-
-    dropped_in_cuda: _Version | None = None
-    """First CUDA toolkit without."""
 
 
 @cache

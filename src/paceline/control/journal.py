@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.errors import JobError
+from paceline.record.checkpoints import sync_path
 
 MAGIC = b"PLJRNL1\n"
 
@@ -57,7 +58,7 @@ class Journal:
             except BaseException:
                 os.close(fd)
                 raise
-            _sync_folder(self._path.parent)
+            sync_path(self._path.parent)
         except OSError as error:
             self._give_up(error)
             return
@@ -154,14 +155,6 @@ def _record(payload: bytes) -> bytes:
 def _write_all(fd: int, content: bytes) -> None:
     while content:
         content = content[os.write(fd, content) :]
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _damaged(path: Path, at: int) -> JobError:

@@ -50,7 +50,6 @@ class FitError:
     median: float
     p90: float
     num_held_out: int
-    num_fitted: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,9 +292,7 @@ def _fit(
         some = _least_squares(predict, start, times, np.where(held_out, 0.0, trust), far_off)
         error = _error(predict(some), times, held_out)
     else:
-        error = FitError(
-            median=float("nan"), p90=float("nan"), num_held_out=0, num_fitted=len(times)
-        )
+        error = FitError(median=float("nan"), p90=float("nan"), num_held_out=0)
     return _least_squares(predict, start, times, trust, far_off), error
 
 
@@ -307,7 +304,6 @@ def _error(predicted: Column, times: _Times, chosen: Column | None = None) -> Fi
         median=float(np.median(off)),
         p90=float(np.quantile(off, 0.9)),
         num_held_out=len(off) if chosen is not None else 0,
-        num_fitted=len(times) - (len(off) if chosen is not None else 0),
     )
 
 

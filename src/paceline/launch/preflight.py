@@ -6,7 +6,7 @@ Leaves out what they are asked (`gather.py`, `measure.py`) and the judgement (`c
 import os
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def find_nodes(job: Job | Script, plan: Plan | None, place: str) -> Nodes:
         from paceline.job.hosts import find_hosts
         from paceline.launch import ssh
 
-        _raise_any(ssh.check(job, plan))
+        JobError.raise_for(ssh.check(job, plan))
         names = tuple(host for host, _ in find_hosts(job))
         return Nodes(place=place, names=names, way=ssh.Ssh(job.spec.ssh, job.folder))
     if place in ("srun", "slurm"):
@@ -41,13 +41,13 @@ def find_nodes(job: Job | Script, plan: Plan | None, place: str) -> Nodes:
 
         if place == "slurm" and "SLURM_JOB_ID" not in os.environ:
             raise JobError(_no_nodes_yet(place, plan, "its nodes are not known before it runs"))
-        _raise_any(srun.check(job, plan))
+        JobError.raise_for(srun.check(job, plan))
         way = srun.Srun(job.spec.slurm.python or sys.executable)
         return Nodes(place=place, names=tuple(srun.node_names()), way=way)
     if place == "ray":
         from paceline.launch import ray
 
-        _raise_any(ray.check(job, plan))
+        JobError.raise_for(ray.check(job, plan))
         found = ray.find_nodes(job.spec.ray.address)
         through = ray.Through(0.0, 0.0, job.spec.ray.python or sys.executable, job.spec.ray.address)
         names = tuple(node.name for node in found)
@@ -103,10 +103,6 @@ def write_gathered(gathered: Gathered, path: Path) -> None:
 def dump_gathered(gathered: Gathered) -> bytes:
     """The text of a recording."""
     return msgspec.json.format(msgspec.json.encode(gathered))
-
-
-def _raise_any(problems: Iterator[Problem]) -> None:
-    JobError.raise_for(problems)
 
 
 def _no_nodes_yet(place: str, plan: Plan | None, why: str) -> Problem:

@@ -24,10 +24,10 @@ def main() -> None:
     job_id = os.environ["SLURM_JOB_ID"]
     while True:
         said = _ask("show", "job", job_id).stdout
-        if (state := _value(said, "JobState")) not in (None, "RUNNING"):
+        if (state := value_of(said, "JobState")) not in (None, "RUNNING"):
             print(f"the job is {state}", flush=True)
             return
-        head, nodes = _value(said, "BatchHost"), _value(said, "NodeList")
+        head, nodes = value_of(said, "BatchHost"), value_of(said, "NodeList")
         if head is not None and nodes is not None:
             left = _ask("show", "hostnames", nodes).stdout.split()
             if left and head not in left:
@@ -44,7 +44,8 @@ def _ask(*words: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def _value(line: str, name: str) -> str | None:
+def value_of(line: str, name: str) -> str | None:
+    """One value of a line of scontrol, `NAME=VALUE`."""
     found = re.search(rf"(?:^|\s){name}=(\S+)", line)
     return found[1] if found else None
 

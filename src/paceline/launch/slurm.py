@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from paceline.errors import JobError, Problem, RunError
 from paceline.job import Job, Script
 from paceline.launch.places import Sight, State, Submission
+from paceline.launch.requeue import value_of
 from paceline.plan import Plan
 from paceline.record.placement import Placement
 from paceline.record.run import RunFolder
@@ -160,14 +161,14 @@ def log_command(placement: Placement, rank: int | None, follow: bool) -> Sequenc
 def read_jobs(text: str, *, expand: "Expand") -> Sight:
     """What `scontrol --oneliner show job` says: a line for a job, several for an array."""
     lines = [line for line in text.splitlines() if "JobState=" in line]
-    words = [_value(line, "JobState") or "UNKNOWN" for line in lines]
-    reason = _value(lines[0], "Reason")
-    nodes = _value(lines[0], "NodeList")
-    started = [_time(_value(line, "StartTime")) for line in lines]
-    ended = [_time(_value(line, "EndTime")) for line in lines]
+    words = [value_of(line, "JobState") or "UNKNOWN" for line in lines]
+    reason = value_of(lines[0], "Reason")
+    nodes = value_of(lines[0], "NodeList")
+    started = [_time(value_of(line, "StartTime")) for line in lines]
+    ended = [_time(value_of(line, "EndTime")) for line in lines]
     state = _whole(words)
     over = state in ("finished", "failed", "cancelled")
-    restarts = _value(lines[0], "Restarts")
+    restarts = value_of(lines[0], "Restarts")
     return Sight(
         state=state,
         detail=_detail(words, None if state == "running" else reason),
@@ -175,7 +176,7 @@ def read_jobs(text: str, *, expand: "Expand") -> Sight:
         started_at=None if state == "waiting" else min(filter(None, started), default=None),
         ended_at=max(filter(None, ended), default=None) if over else None,
         restarts=int(restarts) if restarts else None,
-        limit_s=_limit_s(_value(lines[0], "TimeLimit")),
+        limit_s=_limit_s(value_of(lines[0], "TimeLimit")),
     )
 
 
@@ -216,11 +217,6 @@ def _detail(words: Sequence[str], reason: str | None) -> str:
         word if len(words) == 1 else f"{number} {word}" for word, number in counted.items()
     )
     return text if reason in (None, "None", "(null)") else f"{text} ({reason})"
-
-
-def _value(line: str, name: str) -> str | None:
-    found = re.search(rf"(?:^|\s){name}=(\S+)", line)
-    return found[1] if found else None
 
 
 def _time(text: str | None) -> float | None:

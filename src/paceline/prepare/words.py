@@ -90,7 +90,8 @@ def shingles_of(hashes: Hashes, starts: Ints) -> tuple[Hashes, Ints]:
 
 
 def mixed(hashes: Hashes) -> Hashes:
-    """Hashes with every bit stirred in (splitmix64, Steele et al., OOPSLA 2014)."""
+    """Hashes with every bit stirred in: the finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA
+    2014, figure 5), modulo 2 ** 64."""
     hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return hashes ^ (hashes >> np.uint64(31))

@@ -316,11 +316,11 @@ def commit(tmp: Path, final: Path, manifest: Manifest) -> None:
         OSError: The disk refused; the folder is as good as not there, and `prune` removes it.
     """
     for name in manifest.files:
-        _fsync(tmp / name)
+        sync_path(tmp / name)
     encoded = msgspec.json.encode(manifest)
     _write_synced(tmp / MANIFEST, encoded)
     _write_synced(tmp / COMMIT, xxhash.xxh3_128_hexdigest(encoded).encode("ascii"))
-    _fsync(tmp)
+    sync_path(tmp)
     aside = final.with_name(final.name + ".replaced")
     if final.exists():
         _remove(aside)
@@ -331,7 +331,7 @@ def commit(tmp: Path, final: Path, manifest: Manifest) -> None:
         if aside.exists():
             aside.rename(final)
         raise
-    _fsync(final.parent)
+    sync_path(final.parent)
     _remove(aside)
 
 
@@ -473,7 +473,8 @@ def _write_synced(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _fsync(path: Path) -> None:
+def sync_path(path: Path) -> None:
+    """Have a file, or the names in a folder, on its disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

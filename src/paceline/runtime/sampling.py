@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from paceline.parallel.layout import Layout
 from paceline.prepare.index import SourceIndex
+from paceline.prepare.words import mixed
 from paceline.runtime.batches import Batches
 
 Ids = NDArray[np.int64]
@@ -262,12 +263,5 @@ def _feistel(values: NDArray[np.uint64], keys: NDArray[np.uint64], bits: int) ->
     shift, mask = np.uint64(bits), np.uint64(2**bits - 1)
     left, right = values >> shift, values & mask
     for key in keys:
-        left, right = right, left ^ (_mixed(right ^ key) & mask)
+        left, right = right, left ^ (mixed(right ^ key) & mask)
     return (left << shift) | right
-
-
-def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finalizer of SplitMix64 (Steele, Lea and Flood 2014, figure 5), modulo 2 ** 64."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))

@@ -139,8 +139,6 @@ class Outcome:
     downtimes_s: list[float] = field(default_factory=list)
     """From each fault to the first step after it."""
 
-    num_decisions: int = 0
-
 
 def simulate(scene: Scene, faults: Sequence[Fault], rng: np.random.Generator) -> Outcome:
     """One run from its start to the horizon."""
@@ -242,7 +240,6 @@ class _World:
 
     def _feed(self, event: Happening) -> None:
         clock = Clock(monotonic_s=self.env.now, unix_s=self.env.now)
-        self.outcome.num_decisions += 1
         for action in decide(self.state, event, clock):
             self._act(action)
         if self.state.phase == "over":

@@ -11,7 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from paceline.contracts.skills import need
-from paceline.contracts.skills.messages.tensorflow import Answer, Metrics, Request
+from paceline.contracts.skills.messages.pytorch import Metrics
+from paceline.contracts.skills.messages.tensorflow import Answer, Request
 from paceline.contracts.skills.words import last_words, problem
 from paceline.errors import JobError, Problem
 

@@ -128,10 +128,10 @@ class Request:
 
 @section
 class Metrics:
-    """At the end of the last epoch."""
+    """Figures of the last epoch, of the TensorFlow trainer too."""
 
     trainLoss: float | None = None
-    """Mean over the samples of the epoch, as they were trained on."""
+    """Mean over the samples, as they were trained on."""
 
     valLoss: float | None = None
     """Mean over the held-out samples."""
@@ -143,7 +143,7 @@ class Metrics:
     """Share from 0 to 1; only with classes."""
 
     epochsTrained: int = 0
-    """Epochs that are in the model, those before a resume included."""
+    """Epochs that are in the model, those before a resume included (PyTorch)."""
 
     trainingTime: float = 0.0
     """Seconds, from the start of the processes to their end."""

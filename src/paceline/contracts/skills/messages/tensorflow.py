@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from paceline.contracts.skills.messages.pytorch import Metrics
 from paceline.job.section import Number, Positive, Whole, section
 
 _STRATEGIES = {
@@ -132,29 +133,6 @@ class Request:
 
     exportConfig: ExportConfig = Field(default_factory=ExportConfig)
     """What to write at the end."""
-
-
-@section
-class Metrics:
-    """Figures of the last epoch."""
-
-    trainLoss: float | None = None
-    """Mean over the samples, as they were trained on."""
-
-    valLoss: float | None = None
-    """Mean over the held-out samples."""
-
-    trainAccuracy: float | None = None
-    """Share from 0 to 1; only with classes."""
-
-    valAccuracy: float | None = None
-    """Share from 0 to 1; only with classes."""
-
-    epochsTrained: int = 0
-    """Epochs that this call trained."""
-
-    trainingTime: float = 0.0
-    """Seconds of the process, its start included."""
 
 
 @section
