@@ -170,7 +170,7 @@ def test_a_killed_agent_of_another_host_costs_no_bit(scene, clean, cluster):
     pids: list[int] = []
 
     def kill() -> None:
-        pids.extend(agents_here(run, 1, cluster.hosts.address(1), 0))
+        pids.extend(agents_here(run, node=1, host=cluster.hosts.address(1)))
         assert set(pids) <= set(cluster.hosts.processes(1))
         token = replay(run / "journal").memory.token
         assert token not in b"".join(_command_lines()).decode("utf-8", "replace")

@@ -84,7 +84,7 @@ def address(node: int) -> AgentAddress:
 
 def agent_on(run: RunFolder, host: str) -> int:
     found: list[int] = wait_until(
-        lambda: agents_here(run.path, None, host, 0), what=f"an agent on {host}"
+        lambda: agents_here(run.path, host=host), what=f"an agent on {host}"
     )
     (pid,) = found
     return pid
@@ -144,8 +144,10 @@ def test_no_spare_is_taken_from_a_host_that_only_lost_its_agent(run, agents):
     pid = agent_on(run, "a")
     agents.kill(0, pid)
     agents.start(address(0))
-    wait_until(lambda: agents_here(run.path, 0, "a", 0) not in ([], [pid]), what="the next one")
-    assert not agents_here(run.path, None, "spare", 0)
+    wait_until(
+        lambda: agents_here(run.path, node=0, host="a") not in ([], [pid]), what="the next one"
+    )
+    assert not agents_here(run.path, host="spare")
 
 
 def test_hosts_that_are_fine_are_not_spoken_of(hosts):

@@ -1,4 +1,4 @@
-"""A short visit to one host of a run: whether an agent is gone, and its end.
+"""Agents of a run on the host where this runs: whether one is gone, and its end.
 
     python -m paceline.control.host_agents --run DIR --agent N --host H   end with 0 when it is gone
 
@@ -22,14 +22,17 @@ _END_S = 5.0
 """How long an agent may take to die of SIGKILL. A guess; then its host is in trouble."""
 
 
-def agents_here(run: Path, node: int | None, host: str, pid: int) -> list[int]:
-    """Process ids of a run's agents that were started on the host of this name.
+def agents_here(
+    run: Path, *, node: int | None = None, host: str | None = None, pid: int | None = None
+) -> list[int]:
+    """Process ids of a run's agents. Zombies are none: they have no arguments.
 
     Args:
-        node: None for those of every node.
-        pid: Only this one, if it is one; 0 for all.
+        node: Only that of this node.
+        host: Only those that were started on the host of this name.
+        pid: Only this process, if it is one.
     """
-    folders = [Path(f"/proc/{pid}")] if pid else list(Path("/proc").glob("[0-9]*"))
+    folders = Path("/proc").glob("[0-9]*") if pid is None else [Path(f"/proc/{pid}")]
     found = []
     for folder in folders:
         try:
@@ -40,17 +43,19 @@ def agents_here(run: Path, node: int | None, host: str, pid: int) -> list[int]:
         if (
             b"paceline.control.agent" in words
             and pairs.get(b"--run") == str(run).encode()
-            and pairs.get(b"--host") == host.encode()
+            and (host is None or pairs.get(b"--host") == host.encode())
             and (node is None or pairs.get(b"--node") == str(node).encode())
         ):
             found.append(int(folder.name))
     return found
 
 
-def end_agents(run: Path, node: int | None, host: str, pid: int) -> bool:
+def end_agents(
+    run: Path, *, node: int | None = None, host: str | None = None, pid: int | None = None
+) -> bool:
     """SIGKILL to them; the kernel ends their workers. Whether they are gone."""
     deadline = time.monotonic() + _END_S
-    while (pids := agents_here(run, node, host, pid)) and time.monotonic() < deadline:
+    while (pids := agents_here(run, node=node, host=host, pid=pid)) and time.monotonic() < deadline:
         for each in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(each, signal.SIGKILL)
@@ -59,8 +64,7 @@ def end_agents(run: Path, node: int | None, host: str, pid: int) -> bool:
 
 
 def main() -> int:
-    """Entry point."""
-    parser = argparse.ArgumentParser(prog="paceline-visit", description=__doc__)
+    parser = argparse.ArgumentParser(prog="paceline-host-agents", description=__doc__)
     parser.add_argument("--run", type=Path, required=True, help="the run's folder")
     parser.add_argument(
         "--agent", type=int, required=True, help="node whose agent is asked about; -1 for all"
@@ -70,8 +74,8 @@ def main() -> int:
     parser.add_argument("--end", action="store_true", help="end it by force")
     options = parser.parse_args()
     node = None if options.agent < 0 else options.agent
-    asked = (options.run, node, options.host, options.pid)
-    is_gone = end_agents(*asked) if options.end else not agents_here(*asked)
+    run, asked = options.run, {"node": node, "host": options.host, "pid": options.pid or None}
+    is_gone = end_agents(run, **asked) if options.end else not agents_here(run, **asked)
     return GONE if is_gone else LIVES
 
 

@@ -10,11 +10,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
 from paceline.control.agent import TOKEN_VARIABLE
 from paceline.control.controller import AgentAddress
+from paceline.control.host_agents import agents_here, end_agents
 from paceline.errors import Problem
 from paceline.job import Job
 from paceline.launch.places import LATER, Inspection, Start
@@ -23,9 +23,6 @@ from paceline.record.run import RunFolder
 from paceline.record.snapshot_files import FOLDER, remove_snapshots
 from paceline.topology import Cluster
 from paceline.topology.machine import find_local_machine
-
-_PATIENCE_S = 5.0
-"""How long agents may take to die of SIGKILL. A guess."""
 
 
 def check(job: Job, plan: Plan) -> Iterator[Problem]:
@@ -85,7 +82,9 @@ class Here:
 
     def end_by_force(self) -> None:
         """SIGKILL to every agent of the run, whoever started it; the kernel kills their workers."""
-        _end_by_force(self.run)
+        end_agents(self.run.path)
+        if FOLDER.is_dir():
+            remove_snapshots(FOLDER, self.run.path)
 
 
 class _Agents:
@@ -124,9 +123,9 @@ class _Agents:
             process.kill()
         if pid:
             self._adopted.add(pid)
-            if _is_agent(pid, self._run):
+            for agent in agents_here(self._run.path, pid=pid):
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                    os.kill(agent, signal.SIGKILL)
 
     def is_gone(self, node: int, pid: int) -> bool:
         """Whether the agent has ended. Those of an earlier controller are nobody's children."""
@@ -134,7 +133,7 @@ class _Agents:
         for process in self._processes:
             if process.pid == pid:
                 return process.poll() is not None
-        return not _is_agent(pid, self._run)
+        return not agents_here(self._run.path, pid=pid)
 
     @property
     def kills_surely(self) -> bool:
@@ -156,7 +155,7 @@ class _Agents:
             os.kill(pid, signal.SIGKILL)
 
     def _alive(self) -> list[int]:
-        return [pid for pid in self._adopted if _is_agent(pid, self._run)]
+        return [pid for pid in self._adopted if agents_here(self._run.path, pid=pid)]
 
 
 def own_gpus(cluster: Cluster, node: int, visible: str | None) -> dict[str, str]:
@@ -180,15 +179,6 @@ def _agent_command(run: RunFolder, node: int, controller: str) -> list[str]:
     ]
 
 
-def _is_agent(pid: int, run: RunFolder) -> bool:
-    """Whether this process is an agent of this run, and no zombie: those have no arguments."""
-    try:
-        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return b"paceline.control.agent" in arguments and str(run.path).encode() in arguments
-
-
 def _gpus_here() -> str:
     """What this machine shows instead, for a job that asks for more."""
     machine = find_local_machine()
@@ -209,19 +199,3 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def _end_by_force(run: RunFolder) -> None:
-    """SIGKILL to every agent of the run, whoever started it; the kernel kills their workers."""
-    deadline = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < deadline:
-        pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
-        agents = [pid for pid in pids if _is_agent(pid, run)]
-        for pid in agents:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if not agents:
-            break
-        time.sleep(0.05)
-    if FOLDER.is_dir():
-        remove_snapshots(FOLDER, run.path)

@@ -108,7 +108,6 @@ class Launcher:
 
 
 def main() -> int:
-    """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m paceline.launch.on_node")
     parser.add_argument("--run", required=True)
     parser.add_argument("--folder", required=True, help="where the launcher runs")

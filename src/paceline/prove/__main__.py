@@ -17,7 +17,6 @@ from paceline.prove.uncompiled import leave_out_compiler
 
 
 def main() -> None:
-    """Entry point of the helper."""
     warnings.filterwarnings("ignore")  # torch's own, about devices that are not there
     leave_out_compiler()
     from paceline.prove.prove import prove

@@ -33,7 +33,6 @@ load_compiler()
 
 
 def main() -> None:
-    """Entry point of the fork server's process."""
     parser = argparse.ArgumentParser(prog="paceline-fork-server", description=__doc__)
     parser.add_argument("--line", type=int, required=True, help="socket of the agent")
     parser.add_argument("--agent", type=int, required=True, help="process id of the agent")

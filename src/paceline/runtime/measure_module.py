@@ -265,7 +265,6 @@ def _on_meta(factory: Callable[[], Any]) -> nn.Module:
 
 
 def main() -> None:
-    """Entry point of the helper."""
     folder, name, *rest = sys.argv[1:]
     factory = import_named(Path(folder), name)
     model = _on_meta(factory)

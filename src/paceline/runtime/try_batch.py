@@ -93,7 +93,6 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def main() -> None:
-    """Entry point of the helper."""
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
     try:
         peak = try_step(request)

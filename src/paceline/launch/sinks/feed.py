@@ -378,7 +378,6 @@ def _pipe_has_ended() -> bool:
 
 
 def main(words: Iterable[str]) -> None:
-    """Entry point of the process."""
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     run, name, text = words
     settings = msgspec.json.decode(text)

@@ -210,7 +210,6 @@ def without_secrets(text: str, secrets: Iterable[str]) -> str:
 
 
 def main(words: Sequence[str]) -> None:
-    """Entry point of the process."""
     run, settings = words
     os.nice(_NICENESS)
     names = msgspec.json.decode(settings)["wanted"]

@@ -32,7 +32,6 @@ _TIMEOUT_S = 600
 
 
 def main() -> NoReturn:
-    """Entry point of a rank."""
     options = _parse()
     die_with_parent(options.parent)
     load_compiler()

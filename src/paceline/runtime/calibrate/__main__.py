@@ -33,7 +33,6 @@ what the long loop would take."""
 
 
 def main() -> None:
-    """Entry point of a rank."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True)

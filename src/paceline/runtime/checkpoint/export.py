@@ -483,7 +483,6 @@ _WRITERS = {
 
 
 def main() -> None:
-    """Entry point of the process."""
     asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Conversion)
     try:
         done = convert(asked)

@@ -126,7 +126,6 @@ def _tokenizer(asked: Look, config: Mapping[str, Any], said: _Said) -> None:
 
 
 def main() -> None:
-    """Entry point of the process."""
     asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Look)
     sys.stdout.buffer.write(b"\n" + msgspec.json.encode(look(asked)) + b"\n")
 

@@ -198,7 +198,6 @@ def _versions(*names: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Entry point of the process."""
     asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Comparison)
     with contextlib.redirect_stdout(sys.stderr):
         found = compare(asked)

@@ -132,7 +132,6 @@ class Writer:
 
 
 def main() -> None:
-    """Entry point of the process."""
     parser = argparse.ArgumentParser(prog="paceline-writer", description=__doc__)
     parser.add_argument("--socket", type=int, required=True, help="descriptor of the channel")
     parser.add_argument("--wanted", type=int, required=True, help="descriptor of shared memory")

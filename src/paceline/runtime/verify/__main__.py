@@ -27,7 +27,6 @@ _TIMEOUT_S = 300
 
 
 def main() -> NoReturn:
-    """Entry point of a rank."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True)
     for name in ("rank", "world", "parent"):

@@ -29,7 +29,6 @@ from paceline.topology.node.receive import take
 
 
 def main() -> int:
-    """Entry point."""
     what = sys.argv[1] if len(sys.argv) == 2 else ""
     line = sys.stdin.buffer.readline()
     if what == "look":
