@@ -34,10 +34,16 @@ _NAMES: tuple[tuple[str, str, str, str, str], ...] = (
     (".*", "H100", r".*pcie.*", "H100-PCIe", ""),
     ("runpod", "A100-80GB", ".*", "A100-80-PCIe", "the provider names its SXM rows apart"),
     ("runpod", "H100", ".*", "H100-PCIe", "the provider names its SXM and NVL rows apart"),
-    ("(modal|paperspace)", "A100-80GB", ".*", "A100-80", "the form is not said; SXM is a guess"),
+    (
+        "(modal|paperspace)",
+        "A100-80GB",
+        ".*",
+        "A100-80",
+        "SXM or PCIe is not stated; SXM is a guess",
+    ),
     (
         *("(hyperbolic|jarvislabs|modal|paperspace)", "H100", ".*", "H100-SXM"),
-        "the form is not said; SXM is a guess",
+        "SXM or PCIe is not stated; SXM is a guess",
     ),
     (
         *("paperspace", "V100", ".*", "V100-16"),
@@ -53,7 +59,13 @@ _NAMES: tuple[tuple[str, str, str, str, str], ...] = (
     (".*", "V100", ".*", "V100-16", ""),
     (".*", "RTX-?A6000|A6000", ".*", "RTX-A6000", ""),
     (".*", "RTX6000-Ada", ".*", "RTX-6000-Ada", ""),
-    (".*", "RTXPRO6000", ".*", "RTX-PRO-6000-Server", "the edition is not said; Server is a guess"),
+    (
+        ".*",
+        "RTXPRO6000",
+        ".*",
+        "RTX-PRO-6000-Server",
+        "the edition is not stated; Server is a guess",
+    ),
     (".*", "RTXPRO6000S", ".*", "RTX-PRO-6000-Server", ""),
     (".*", r"RTX(3090|4090|5090)", ".*", r"RTX-\1", ""),
     (".*", "(A10G?|A40|A30|T4|L4|L40S?|B200|B300|GB200|GB300|GH200|MI\\d+X)", ".*", r"\1", ""),

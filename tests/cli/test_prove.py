@@ -32,7 +32,7 @@ def test_prove_prints_memory_by_part_beside_the_estimate(job, tmp_path):
     done = paceline("prove", job, "--layout", "recompute=none", "--trace", trace)
     assert done.returncode == 0, done.stderr
     assert "rank 0 of 16" in done.stdout
-    assert "in tensors at the fullest instant, proved (estimate" in done.stdout
+    assert "in tensors at the peak, proved (estimate" in done.stdout
     assert "16 ranks between nodes" in done.stdout
     assert "a step, simulated" in done.stdout
     assert "stage 1 of 1" in done.stderr

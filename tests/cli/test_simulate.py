@@ -25,10 +25,10 @@ def test_s4_16_every_size_and_system_is_shown_with_what_it_rests_on():
         "64 nodes",
         "128 nodes",
         "rate x 4",
-        "paceline, meets as cited",
+        "paceline, rendezvous as cited",
         "checkpoint restart",
         "21 s (TrainMover)",
-        "measured: docs/benchmarks.md",
+        "measured: docs/benchmarks/recovery.md",
         "assumed: ",
         "cited: 419 unexpected interruptions",
     ):
@@ -57,7 +57,7 @@ def test_the_batch_grows_with_the_nodes():
 def test_a_phase_of_ones_own_takes_the_place_of_the_assumed_one():
     shown = called(LARGE, "--nodes", "64", "--phase", "meet=12", *FAST).stdout
     assert "meet        12 s (given: --phase)" in shown
-    assert "meets as cited" not in shown
+    assert "rendezvous as cited" not in shown
 
 
 def test_a_step_that_was_measured_takes_the_place_of_the_estimate():

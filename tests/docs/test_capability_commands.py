@@ -54,7 +54,7 @@ TRIES: dict[str, Try] = {
     "S0-11": slow("cpu", r"speed-up +efficiency.*\n +1 .*\n +2 .*\n +4 .*verdict"),
     "S0-12": Try("cpu", r"PASS +sharded as planned.*PASS +loss curve in float64.*0 failed"),
     "S0-13": slow("out_of_memory", r"changed +layout\.micro_batch=2: rank 1 ran out of memory"),
-    "S0-14": Try("gpus", r"PROVIDER.*STORAGE +EGRESS.*aws +on demand.*PRICE OF"),
+    "S0-14": Try("gpus", r"PROVIDER.*STORAGE +EGRESS.*aws +on demand.*PRICE DATE"),
     "S0-15": Try("cpu", r"19d 04h on 64 x H100-SXM.*29,479\s+accelerator-hours"),
     "S0-16": Try("gpu", r"or 10m 00s of idleness\. That is \$[\d.]+ at the most"),
     "S0-17": Try("data", r"1 exact, 0 near.*data-schema: data/rows\.jsonl:22", code=1),

@@ -17,6 +17,14 @@ SAY = {
     r"(copy_in|sum_out|scatter_out)": "copy_to, reduce_from, scatter_to",
     r"(take_facts|unseat|Dealer)": "load_state_dict, release, save plan",
     r"files cannot say": "files cannot express",
+    r"of the time (is )?useful": "goodput",
+    r"lost state": "recovery from ...",
+    r"fullest instant": "peak",
+    r"(is|are|comes?|every) on the mean": "on average",
+    r"kind to them": "favours them",
+    r"as what they were": "recognised as the fault that was injected",
+    r"mind the disk": "watch the disk space",
+    r"float64 truth": "float64",
 }
 """Pattern -> what is said instead."""
 

@@ -39,7 +39,7 @@ def test_an_open_interval_of_hours_a_step_is_the_advised_one(slow: Plan):
     assert slow.checkpoint_every < 100
     assert useful(slow) > 0.99
     why = decided(slow)["checkpoint.every"]
-    assert "a tenth of the steps, 100, would leave" in why
+    assert "a tenth of the steps, 100, would give" in why
     assert "advice for checkpoint.every" not in decided(slow)
     assert not [each for each in slow.cautions if each.about == "checkpoint"]
 
@@ -59,7 +59,7 @@ def test_a_fixed_interval_that_loses_much_is_a_warning_with_what_another_saves(
     assert fixed.checkpoint_every == 100
     (caution,) = [each for each in fixed.cautions if each.about == "checkpoint"]
     assert "checkpoint.every is 100 steps" in caution.what
-    assert f"{useful(fixed):.1%} of the time is useful" in caution.what
+    assert f"the goodput is {useful(fixed):.1%}" in caution.what
     assert f"set checkpoint.every to {slow.checkpoint_every}," in caution.fix
     assert "less in all" in caution.fix
     assert "warning     checkpoint: checkpoint.every is 100 steps" in format_plan(fixed)

@@ -22,8 +22,8 @@ def test_a_plan_names_the_tier_it_takes_with_the_worth_of_all():
     assert plan.state is not None
     assert plan.state.chosen in ("memory", "checkpoint")
     text = format_plan(plan)
-    assert f"lost state  {plan.state.chosen}, chosen" in text
-    assert "replica     not here: no other rank holds the same state" in text
+    assert "recovery    from a copy in memory (chosen)" in text
+    assert "replica     not possible: no other rank holds the same state" in text
     assert plan_from_json(plan_to_json(plan)).state == plan.state
 
 
@@ -38,7 +38,7 @@ def test_another_engine_has_its_checkpoints_alone():
     state = plan_of(JOB, *wanted).state
     assert state is not None
     assert state.chosen == "checkpoint"
-    assert state.tier("replica").why_not == "megatron keeps checkpoints alone"
+    assert state.tier("replica").why_not == "megatron saves only checkpoints"
     assert state.tier("memory").useful is None
     with pytest.raises(PlanError, match=r"P005: recovery\.state is replica, and megatron keeps"):
         plan_of(JOB, *wanted, "recovery.state=replica")
@@ -89,7 +89,7 @@ def test_a_plan_of_an_older_version_with_a_shadow_can_still_be_read():
     old = plan_from_json(json.dumps(written).encode())
     assert old.state is not None
     assert old.state.tier(old.state.chosen).useful == plan.state.tier("memory").useful
-    assert "lost state  shadow" in format_plan(old)
+    assert "recovery    from shadow" in format_plan(old)
 
 
 def test_checkpoints_that_the_job_fixes_are_priced_as_they_are():

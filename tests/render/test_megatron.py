@@ -39,7 +39,7 @@ FULL = {"sharding": "full", "data": 32, "recompute": "full", "recompute_every": 
 ALWAYS = {
     "the job's data (data.path, data.corpus, data.sources)",
     "the newest 3 checkpoints kept",
-    "the learning rate of each single step",
+    "the learning rate of each step",
 }
 """Gaps of every plan."""
 

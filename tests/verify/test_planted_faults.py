@@ -133,7 +133,7 @@ def test_s0_12_a_number_that_is_not_one_is_found_in_its_step(found: dict[str, Fa
 
 
 def test_s0_12_a_resume_that_forgets_a_moment_is_named(found: dict[str, Facts]):
-    line = line_of(found["ForgottenMoment"], "save, load, go on")
+    line = line_of(found["ForgottenMoment"], "save, load, resume")
     assert line.status == "fail"
     assert line.where is not None
     assert line.where.startswith(f"step 3, {VICTIM}")

@@ -32,12 +32,12 @@ def _list_other_devices(work: Work) -> None:
     for call, where in moves(work.script):
         found = devices(work.script, where)
         if OPTION in found:
-            work.leave(call, "the device comes from an option, and the model goes to this rank's: "
-                             f"put {work.device} here")  # fmt: skip
+            work.leave(call, "an option chooses the device, but each rank has its own: "
+                             f"write {work.device} here")  # fmt: skip
         elif found == {"cpu"} and not work.script.qualified(call.func) and (
             call in work.roles.training or _is_models(work, call)
         ):  # fmt: skip
-            work.leave(call, "is put on the CPU, and the model goes to this rank's device: put "
+            work.leave(call, "is put on the CPU, but the model is on this rank's device: write "
                              f"{work.device} here if the model takes it")  # fmt: skip
 
 
@@ -125,7 +125,7 @@ def _device(work: Work, call: ast.Call) -> None:
         if any(
             is_choice(work.script, each) for each in ast.walk(call) if isinstance(each, ast.IfExp)
         ):
-            work.leave(call, "an option chooses the device, and the model goes to this rank's: put "
+            work.leave(call, "an option chooses the device, but each rank has its own: write "
                              f"{work.device} here")  # fmt: skip
 
 

@@ -123,10 +123,10 @@ def _impossible(rows: Sequence[Row], measured: Sequence[Measured]) -> str | None
             first = rows[0]
             most = row.num_ranks / first.num_ranks
             return (
-                f"{row.num_ranks} ranks are {row.speedup:.2f} times as fast as {first.num_ranks}, "
-                f"and {most:g} times is the most that as many can be: something slowed the "
-                f"{_counted(first.num_ranks)} down; measure again on a quiet machine, with a "
-                "higher --steps"
+                f"{row.num_ranks} ranks measured {row.speedup:.2f} times as fast as "
+                f"{first.num_ranks}, and cannot be more than {most:g} times: something slowed the "
+                f"run of {_counted(first.num_ranks)} down; measure again on a quiet machine, "
+                "with a higher --steps"
             )
     return None
 
@@ -247,7 +247,7 @@ def _communication(row: Row, last: Measured) -> Iterator[Advice]:
     yield Advice(
         limit="communication",
         what=what,
-        change="hide all of it: what remains when nothing waits",
+        change="hide all of it behind computation",
         gain=most,
         how="bound",
         share=share,

@@ -32,7 +32,11 @@ def judge_script(seen: SeenScript, asked: tuple[float, float] | None) -> Smoke:
             _tokenization(seen.one),
             _model_loading(seen.one),
             _training_step(seen),
-            _act("validation_step", rank.validation, "no pass without gradients came"),
+            _act(
+                "validation_step",
+                rank.validation,
+                f"the script ran no validation (forward pass under no_grad) {_IN_THESE}",
+            ),
             _checkpoint_save(rank.saves),
             _act("checkpoint_load", rank.reload, _not_tried(seen)),
             _act("inference", rank.inference, _not_tried(seen)),
@@ -51,7 +55,7 @@ def judge_script(seen: SeenScript, asked: tuple[float, float] | None) -> Smoke:
 def _data_loading(run: SeenRun) -> Row:
     rank = run.ranks[0]
     if not rank.num_batches:
-        return unjudged("data_loading", "no DataLoader of torch gave a batch")
+        return unjudged("data_loading", "the script reads no batch from a torch DataLoader")
     found = f"{rank.num_batches} batches"
     found += f", {rank.num_different} different" if rank.num_different else " without tensors"
     if rank.has_one_batch:
@@ -70,7 +74,9 @@ def _data_loading(run: SeenRun) -> Row:
 def _tokenization(run: SeenRun) -> Row:
     rank = run.ranks[0]
     if rank.tokens is None or rank.text is None:
-        return unjudged("tokenization", "no batch with input_ids and one tokenizer of transformers")
+        return unjudged(
+            "tokenization", "needs a batch with input_ids and one transformers tokenizer; not found"
+        )
     start = " ".join(rank.text.split())[:40]
     found = f"{rank.tokens} tokens of the first sample decode to {start!r}"
     return judged("tokenization", bool(rank.text.strip()), found, value=rank.tokens, unit="tokens")
@@ -94,7 +100,7 @@ def _model_loading(run: SeenRun) -> Row:
 
 _FIXES = {
     "arguments are required": "arguments of the script follow --",
-    "No such file": "what stands beside the folder is not in the copy: --in-place reads it",
+    "No such file": "files outside the script's folder are not in the copy: use --in-place",
 }
 
 

@@ -1,7 +1,7 @@
 """`paceline advise`: small answers from a few numbers."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from math import inf, isfinite
 from pathlib import Path
@@ -405,6 +405,7 @@ def checkpoint(
       paceline advise checkpoint --save 1s --restart 5m --ranks 64
     """
     from paceline.plan.advice import advise_checkpoints
+    from paceline.report.plan_text import losses
 
     advice = advise_checkpoints(
         save_s=save,
@@ -424,16 +425,19 @@ def checkpoint(
         ("every", f"{units.format_seconds(advice.interval_s)}{steps}"),
         *([("warning", advice.warning)] if advice.warning else []),
         ("because", advice.reason),
-        ("useful", f"{good.useful:.2%} of the time; {_shares(terms.items())}"),
+        ("goodput", f"{good.useful:.2%} of the time{losses(terms, 2)}"),
         (
-            "if 4x worse",
-            f"{advice.pessimistic.useful:.2%} useful, when failures come four times as often",
+            "at 4x failures",
+            f"goodput {advice.pessimistic.useful:.2%}, when failures come four times as often",
         ),
-        ("a failure", f"loses {units.format_seconds(good.lost_s_per_failure)} of work on the mean"),
+        (
+            "a failure",
+            f"repeats {units.format_seconds(good.lost_s_per_failure)} of work on average",
+        ),
         ("Young", units.format_seconds(advice.young_s)),
         ("Daly", units.format_seconds(advice.daly_s)),
-        ("every 30 min", f"{half.useful:.2%} useful"),
-        ("every 60 min", f"{hour.useful:.2%} useful"),
+        ("every 30 min", f"goodput {half.useful:.2%}"),
+        ("every 60 min", f"goodput {hour.useful:.2%}"),
         ("failures", f"{units.format_seconds(advice.mtbf_s)} apart, {advice.mtbf_source}"),
     )
 
@@ -496,10 +500,6 @@ def _refused_as_usage(ask: Callable[[], _T]) -> _T:
         return ask()
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-
-
-def _shares(terms: Iterable[tuple[str, float]]) -> str:
-    return ", ".join(f"{name} {share:.2%}" for name, share in terms)
 
 
 def _print_rows(*rows: tuple[str, str]) -> None:

@@ -119,7 +119,7 @@ def inspect(path: str, tensors: bool, key: str | None, as_json: bool) -> None:
         show(f"{name:<12}{value}")
     model = sum(1 for name in table if name.startswith("model/"))
     if table:
-        show(f"{'holds':<12}{model} tensors of the model, {len(table) - model} of the rest")
+        show(f"{'holds':<12}{model} tensors of the model, {len(table) - model} others (optimizer)")
     if tensors:
         _list_tensors((name, each.dtype, each.size) for name, each in sorted(table.items()))
 
@@ -357,7 +357,7 @@ def convert(
     seconds = time.perf_counter() - start
     show(f"size      {format_bytes(done.num_bytes)}, {done.tensors} values, {seconds:.1f} s")
     show(f"SHA-256   {done.before} before, {done.after} after: the same")
-    show(f"weights   {done.weights}: whatever their names, in every form")
+    show(f"weights   SHA-256 {done.weights}, the same in every format and under other names")
 
 
 _ONLY = {"max_shard_size": "safetensors", "ranks": "paceline", "merge": "safetensors"}

@@ -45,7 +45,7 @@ def command(
 
     The model, the runtime's own sharding code and the optimizer step run on this machine with
     tensors that have no values, in a world of as many ranks as the job has, for one rank of every
-    pipeline stage: exact bytes in tensors at the fullest instant and where that is, every
+    pipeline stage: exact bytes in tensors at the peak and where the peak is, every
     collective, FLOPs, and the step on a simulated clock, beside the planner's estimate. Needs
     PyTorch and less than 1 GiB, no accelerator. A layout that does not fit by the estimate is
     proved when --layout fixes it, the leanest where that leaves a choice. Exit code 3 means that it

@@ -13,8 +13,10 @@ from paceline.estimate.estimate import (
     stage_memory,
     useful_passes,
 )
+from paceline.estimate.step import TERM_NAMES
 
 __all__ = [
+    "TERM_NAMES",
     "Case",
     "Estimate",
     "MemoryEstimate",

@@ -1,4 +1,4 @@
-"""What share of the time is useful when machines fail: checkpoints cost, failures lose work.
+"""What goodput failures leave: checkpoints cost, failures lose work.
 
 Failures are independent of each other, at a constant rate (exponential gaps), and any of them
 stops the whole job. Leaves out: work that goes on without the failed rank, and failures that are

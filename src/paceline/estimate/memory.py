@@ -55,7 +55,7 @@ PARTS = (
     "activations",
     "gathered",
     "buffers",
-    "saving",
+    "checkpoint",
     "slack",
     "overhead",
 )
@@ -92,7 +92,7 @@ def _parts_of(
     parts["buffers"] = everywhere.dummies + h.buffer_bytes
     saved = (h.sharded_bytes + h.moment_bytes) * (dense + routed) * t.tensor * t.pipeline
     saved = saved * here.trained_share
-    parts["saving"] = np.asarray(h.saving_share * saved / t.num_ranks())
+    parts["checkpoint"] = np.asarray(h.saving_share * saved / t.num_ranks())
     slack = (h.reserved_share - 1) * (activations + gathered)
     parts["slack"] = np.asarray(slack + cached + _on_side_streams(t, h, here, then.gradients))
     parts["overhead"] = np.broadcast_to(np.asarray(h.overhead_bytes, float), np.shape(dense))

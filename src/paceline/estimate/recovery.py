@@ -253,7 +253,7 @@ def _reason(tiers: tuple[StateTier, ...], best: StateTier, asked: Tier | None) -
         if each.useful is not None and each.name != best.name
     ]
     against = f"; {', '.join(others)}" if others else ""
-    expected = f"{best.name} leaves {best.useful:.2%} of the time useful{against}"
+    expected = f"{best.name} gives a goodput of {best.useful:.2%}{against}"
     if asked is None or asked == best.name:
         return expected
     return f"asked for {asked}; {expected}"
@@ -279,7 +279,7 @@ class _Case:
     def without_agents(self) -> str | None:
         """Why nothing but checkpoints is there, with an engine of others."""
         engine = self.machine.engine
-        return f"{engine} keeps checkpoints alone" if engine is not None else None
+        return f"{engine} saves only checkpoints" if engine is not None else None
 
     @property
     def piece_bytes(self) -> float:

@@ -84,6 +84,16 @@ TERMS = (
     "stragglers",
 )
 
+TERM_NAMES = {
+    "tensor": "tensor comm",
+    "context": "context comm",
+    "expert": "expert comm",
+    "pipeline": "pipeline bubble",
+    "data": "data-parallel comm",
+    "fixed": "fixed overhead",
+}
+"""Term -> what screens call it where its own name says too little: `data` reads no data."""
+
 _ZERO1, _ZERO2, _FULL, _HYBRID = (
     code_of("sharding", word) for word in ("zero1", "zero2", "full", "hybrid")
 )

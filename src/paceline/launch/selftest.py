@@ -210,7 +210,7 @@ def _drill_words(answer: dict[str, Any]) -> str:
         return f"{'; '.join(failing)}; see {answer['run']} (with --keep)"
     held = ", ".join(each["name"] for each in answer["checks"])
     lost = answer["steps_lost"]
-    return f"{lost} finished steps lost; held: {held}"
+    return f"{lost} finished steps lost; checks passed: {held}"
 
 
 def _first(answer: dict[str, Any], why: str) -> str:
@@ -223,7 +223,7 @@ def _not_shown(*, on_gpus: bool, ranks: int) -> Iterator[str]:
     if not on_gpus:
         yield "GPUs and NCCL: the ranks were on CPUs, over gloo"
     if ranks == 1:
-        yield "recovery: one rank has nobody who could go on without it; take two or more"
+        yield "recovery: needs two ranks or more"
     yield "other machines and the network between them: paceline preflight JOB --on ssh"
     yield "your model's memory and speed: paceline plan and paceline prove, and ./test-gpu"
     yield "a GPU that hangs, loses its link or reports errors: no such fault was injected"

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.estimate import Case, Estimate, price, price_one
+from paceline.estimate import TERM_NAMES, Case, Estimate, price, price_one
 from paceline.parallel import Layout, Layouts, abilities_of, table_of
 from paceline.parallel.candidates import divisors
 from paceline.parallel.schedules import SCHEDULE_FACTS
@@ -255,7 +255,9 @@ def _terms_that_differ(price: Estimate, chosen: Estimate) -> str:
     worst = sorted(more.items(), key=lambda term: -term[1])[:2]
     if not worst:
         return f"{format_seconds(price.step_s)} a step, not {format_seconds(chosen.step_s)}"
-    return ", ".join(f"{name} +{format_seconds(seconds)}" for name, seconds in worst)
+    return ", ".join(
+        f"{TERM_NAMES.get(name, name)} +{format_seconds(seconds)}" for name, seconds in worst
+    )
 
 
 def _why_too_large(price: Estimate, limit: int) -> str:
@@ -313,19 +315,19 @@ def _why_sharding(choice: Choice) -> str:
         return "fixed by the job"
     if not same:
         if not too_large:
-            return "the only one there is with these degrees"
+            return "the only sharding that is possible with these degrees"
         other, price = too_large[0]
         needed = format_bytes(price.memory.known_bytes)
         return f"{choice.case.named(other)} needs at least {needed} a rank"
     if chosen.step_s is None:
-        return "the simpler one that fits; times are unknown"
+        return "the simplest layout that fits; step times are unknown"
     other, price = min(same, key=lambda pair: pair[1].step_s or 0.0)
     share, pace = _pace(price, chosen)
     if share < -_SAME:
         return f"simpler than {choice.case.named(other)}, which is {pace}"
     if share > _SAME:
-        return f"fits, and {choice.case.named(other)} is estimated {pace}"
-    return f"fits, is as fast as {choice.case.named(other)}, and is simpler"
+        return f"it fits, and {choice.case.named(other)} is estimated {pace}"
+    return f"it fits, is as fast as {choice.case.named(other)}, and is simpler"
 
 
 _COPIED = {
@@ -342,7 +344,7 @@ def _why_shards_alone(layout: Layout) -> str:
         return f"parameters are copied from the host {_COPIED[layout.sharding]}"
     if layout.num_ranks == 1:
         return "one rank has nothing to share"
-    return "data and context are 1, so no two ranks hold the same part and could share it"
+    return "no sharding: data and context are 1, so no two ranks hold the same part"
 
 
 def _why_sharding_alone(choice: Choice) -> str:
@@ -430,7 +432,7 @@ def _why_schedule(choice: Choice) -> str:
     whole = choice.estimate.step_s
     if idle is None or not whole:
         return "times are unknown"
-    told = f"idle and sends are {idle / whole:.1%} of the step"
+    told = f"pipeline bubble and sends take {idle / whole:.1%} of the step"
     if layout.schedule == "1f1b":
         return told
     plain = price_one(replace(layout, schedule="1f1b", chunks=1), choice.case)

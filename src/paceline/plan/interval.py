@@ -27,8 +27,8 @@ def shortened(plan: Plan, job: Job, view: Outlook) -> Plan:
     decision = Decision(
         field="checkpoint.every",
         value=counted(advice.every_steps, "step"),
-        reason=f"a tenth of the steps, {plan.checkpoint_every}, would leave "
-        f"{view.goodput.useful:.1%} of the time useful: {advice.reason} ({_guess(view)})",
+        reason=f"a tenth of the steps, {plan.checkpoint_every}, would give a "
+        f"goodput of {view.goodput.useful:.1%}: {advice.reason} ({_guess(view)})",
     )
     return replace(
         plan,
@@ -68,10 +68,10 @@ def interval_caution(plan: Plan, job: Job, view: Outlook) -> Iterator[Caution]:
     yield Caution(
         about="checkpoint",
         what=f"checkpoint.every is {counted(every, 'step')}, {format_seconds(good.interval_s)}, "
-        f"and failures are {format_seconds(good.mtbf_s)} apart: {good.useful:.1%} of the time is "
-        "useful",
+        f"and failures are {format_seconds(good.mtbf_s)} apart: the goodput is "
+        f"{good.useful:.1%}",
         fix=f"set checkpoint.every to {advice.every_steps}, or leave it out: "
-        f"{advice.goodput.useful:.1%} useful, {saved} (estimated; {_guess(view)})",
+        f"{advice.goodput.useful:.1%}, {saved} (estimated; {_guess(view)})",
     )
 
 

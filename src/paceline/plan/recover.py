@@ -80,7 +80,7 @@ def _reliability(view: Outlook, *, is_local: bool) -> Reliability:
 
 _RESTART_HERE_S = 2.7
 """From a kill to the next step when all workers start again: 2.74 s, the median of 12 runs of two
-ranks (docs/benchmarks.md, before ranks were replaced in place)."""
+ranks (docs/benchmarks/recovery.md, before ranks were replaced in place)."""
 
 _IN_PLACE_HERE_S = 0.3
 """From a kill to the next step when the others stay: 0.15 to 0.31 s at 4 ranks (a prototype on 2

@@ -82,7 +82,7 @@ def compare_with(
     """A proof against the estimates of its layout's stages, whatever the layout."""
     stage = proof.fullest
     memory = stages[min(stage.stage, len(stages) - 1)]
-    slack, saving = (memory.parts[name] or 0 for name in ("slack", "saving"))
+    slack, saving = (memory.parts[name] or 0 for name in ("slack", "checkpoint"))
     return Compared(
         stage=stage.stage,
         parts=tuple(_parts(stage, memory)),

@@ -123,7 +123,10 @@ def _steps(
 def _told(num_micro_batches: int) -> str:
     if num_micro_batches <= 3:
         return "all micro-batches traced"
-    return f"the second micro-batch stands for {num_micro_batches - 1}, the third shows that it may"
+    return (
+        f"micro-batch 2 is counted for {num_micro_batches - 1}; micro-batch 3 was traced too and "
+        "is the same"
+    )
 
 
 def _traced(

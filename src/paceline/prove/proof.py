@@ -105,7 +105,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPoint:
-    """The fullest instant of one stretch of the step."""
+    """The peak of one stretch of the step."""
 
     at: float
     """Where in the step, from 0 to 1, counted in simulated time, or in stretches without it."""
@@ -147,7 +147,7 @@ class StageProof:
     stage: int
     rank: int
     peak_bytes: int
-    """In living tensors, at the fullest instant of a step."""
+    """In living tensors, at the peak of a step."""
 
     parts: Mapping[str, int]
     """Part -> bytes at that instant, in the order of `PARTS`."""

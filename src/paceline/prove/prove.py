@@ -377,7 +377,7 @@ def _stage(
 
 
 def _timeline(step: Step, time_of: RankTime | None) -> Iterator[MemoryPoint]:
-    """The fullest instants, thinned to the highest of each of a few hundred stretches."""
+    """The peaks, thinned to the highest of each of a few hundred stretches."""
     count = len(step.segments)
     ends = time_of.ends if time_of is not None and time_of.end_s else None
     points = [

@@ -226,7 +226,7 @@ def _add_compute(work: list[Work], seconds: float, on_copy_stream: bool) -> None
 
 
 class Peak(NamedTuple):
-    """The fullest instant of a step."""
+    """The peak of a step."""
 
     num_bytes: float
     parts: Parts
@@ -249,7 +249,7 @@ def find_peak(step: Step) -> Peak:
 
 
 def levels(step: Step) -> Iterator[tuple[Segment, float]]:
-    """Every stretch and its fullest instant in bytes."""
+    """Every stretch and its peak in bytes."""
     total = float(sum(step.resting.values()))
     for segment in step.segments:
         yield segment, total + segment.peak

@@ -156,7 +156,7 @@ def left_out(job: Job, carries: Collection[str], said: Collection[str]) -> Itera
         if section in PLACES and not any(name.startswith(f"{section}.") for name in carries):
             other_places.setdefault(section, []).append(key)
             continue
-        nothing = ("nothing in these files says it", "as if the job left it out")
+        nothing = ("these files have no setting for it", "it is ignored")
         why, nearest = _WITHOUT.get(key) or _WITHOUT.get(section) or nothing
         yield Gap(
             what=f"{key}: {_short(value)}",

@@ -89,7 +89,7 @@ def gaps(plan: Plan, job: Job) -> list[Gap]:
         what=f"the newest {job.spec.checkpoint.keep_last} checkpoints kept",
         where="checkpoint.keep_last",
         why="Megatron-LM deletes none of those it writes",
-        nearest="all are kept: mind the disk",
+        nearest="all are kept: watch the disk space",
     )
     found = [*core_gaps(plan, job), keeps]
     if plan.engine != "megatron" or any(gap.nearest is None for gap in found):

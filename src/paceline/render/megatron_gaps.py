@@ -193,9 +193,9 @@ def _training_gaps(plan: Plan, job: Job) -> Iterator[Gap]:
         )
     if train.warmup_steps or train.schedule != "constant":
         yield Gap(
-            what="the learning rate of each single step",
+            what="the learning rate of each step",
             where="train.schedule",
-            why="Megatron's warm-up starts at 0, ours at its first share, and its decay ends one "
-            "step after the last",
+            why="Megatron's warm-up begins with a rate of 0, Paceline's with the first increment, "
+            "and Megatron's decay ends one step after the last",
             nearest="the same curve, one step later",
         )

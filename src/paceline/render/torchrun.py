@@ -104,8 +104,8 @@ def gaps(plan: Plan, job: Job) -> list[Gap]:
 def _layout_gaps(plan: Plan) -> Iterator[Gap]:
     layout = plan.layout
     why = (
-        "torchrun starts ranks; how they split the model is the script's, and the example program "
-        "shares data and parameters only"
+        "torchrun only starts ranks: the script splits the model, and the example program splits "
+        "data and parameters alone"
     )
     yield from split_gaps(plan, why, OWN)
     if layout.sharding == "zero1" and layout.data > 1:

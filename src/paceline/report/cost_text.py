@@ -35,6 +35,7 @@ def _lines(bill: Bill) -> Iterator[str]:
         yield "Dollars. COMPUTE, SAVES (of checkpoints) and FAILURES are time on the machines."
         yield ""
         yield format_table([*_machines(bill.costs)])
+        yield "FILES: paceline render JOB --for NAME writes the files that start the run there."
         yield ""
     label = "basis"
     for line in bill.basis:
@@ -64,15 +65,14 @@ def _answer(bill: Bill) -> str:
     for cost in known or bill.costs:
         best.setdefault(cost.way, cost)
     listed = " or ".join(
-        f"${format_amount(cost.usd)} {'on spot' if way == 'spot' else way} at {cost.provider}"
-        for way, cost in best.items()
+        f"${format_amount(cost.usd)} {way} at {cost.provider}" for way, cost in best.items()
     )
     if known:
         return f"from {listed}"
     lacking = sorted({each for cost in best.values() for each in cost.unknown_facts})
     return (
-        f"unknown: of no machine with a price is it known that it runs this as planned; "
-        f"{listed} if {' and '.join(lacking)} would do"
+        f"unknown: no machine with a price is known to run this as planned; {listed}, if "
+        f"{' and '.join(lacking)} would do"
     )
 
 
@@ -82,7 +82,7 @@ def _table(costs: Sequence[RunCost]) -> Iterator[tuple[str, ...]]:
         for head, terms in _COLUMNS
         if any(term in cost.terms for cost in costs for term in terms)
     ]
-    yield ("PROVIDER", "PAID", "TOTAL", "HOURS", *(head for head, _ in columns))
+    yield ("PROVIDER", "PRICING", "TOTAL", "HOURS", *(head for head, _ in columns))
     for cost in costs:
         yield (
             cost.provider + _mark(cost),
@@ -104,7 +104,7 @@ def _amount(cost: RunCost, terms: tuple[str, ...]) -> str:
 
 
 def _machines(costs: Sequence[RunCost]) -> Iterator[tuple[str, ...]]:
-    yield ("PROVIDER", "MACHINES", "$/H EACH", "PRICE OF", "RENDER --for")
+    yield ("PROVIDER", "MACHINES", "$/H EACH", "PRICE DATE", "FILES")
     for cost in costs:
         yield (
             cost.provider,
@@ -124,7 +124,7 @@ def _remarks(bill: Bill) -> Iterator[tuple[str, str]]:
     keeping = bill.keeping
     if keeping.stored_bytes or keeping.sent_bytes:
         stored, sent = format_bytes(keeping.stored_bytes), format_bytes(keeping.sent_bytes)
-        yield "kept", f"{stored} on object storage for the whole run; {sent} sent out once"
+        yield "storage", f"{stored} on object storage for the whole run; {sent} sent out once"
     unknown = list(_unknown(bill.costs))
     yield from unknown
     if bill.spot_unpriced:
@@ -194,7 +194,7 @@ def _serving(
     if not costs:
         yield from _labelled("cost", f"unknown: the catalog has no price of {accelerator}")
         return
-    rows = [("PROVIDER", "BILLED", "$/DAY", "$/MONTH", "$/1000 REQ", "BUSY", "PRICE OF")]
+    rows = [("PROVIDER", "BILLED", "$/DAY", "$/MONTH", "$/1000 REQ", "BUSY", "PRICE DATE")]
     for cost in costs:
         on = "by request" if cost.serverless else f"always, {cost.num_instances} x {cost.instance}"
         rows.append(

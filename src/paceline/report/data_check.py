@@ -147,9 +147,9 @@ def summary_of(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         near += "estimated)"
         if found["short"]:
             near += (
-                f"; {found['short']:,} rows of fewer than {found['short_words']} words are near "
+                f"; {counted(found['short'], 'row')} of fewer than {found['short_words']} words "
+                "can only match the same words"
             )
-            near += "to the same words alone"
     yield "duplicates", f"{found['exact']:,} exact, {near}"
     if (quality := data["quality_report"]) is not None:
         kept = sum(gate["is_kept"] for gate in quality["gates"])

@@ -215,7 +215,7 @@ def _wall_tile(view: RunView, parts: tuple[Part, ...]) -> Tile | None:
     return Tile(
         name="Wall time",
         value=format_seconds(seconds),
-        note=f"{format_share(min(1.0, training / seconds))} of it in steps that count",
+        note=f"{format_share(min(1.0, training / seconds))} of it in steps that were kept",
         how="measured",
     )
 

@@ -65,9 +65,9 @@ def check_text(check: LogitsCheck) -> str:
     libraries = ", ".join(f"{name} {version}" for name, version in check.versions.items())
     text = (
         f"loaded with {libraries}: logits of {counted(check.samples, 'sample')} ({check.kind}) "
-        f"differ from the run's by at most {check.largest_difference:.2g}, the largest is "
-        f"{check.largest_logit:.3g}; the same token is the likeliest at {check.same_choice:.1%} of "
-        "the places"
+        f"differ from the run's by at most {check.largest_difference:.2g} (largest logit "
+        f"{check.largest_logit:.3g}); the most likely token is the same at "
+        f"{check.same_choice:.1%} of positions"
     )
     if check.largest_rounding is not None:
         text += f"; rounding the weights changes logits by up to {check.largest_rounding:.2g}"

@@ -6,7 +6,7 @@ from dataclasses import fields
 import numpy as np
 
 from paceline.catalog.price import price_day
-from paceline.estimate import useful_passes
+from paceline.estimate import TERM_NAMES, useful_passes
 from paceline.estimate.engine_memory import MOMENT_BYTES
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
@@ -18,13 +18,13 @@ _PARTS: Mapping[str, str] = {
     "parameters": "weights of the fullest stage / tensor, / shard where parameters are sharded",
     "gradients": "one for each parameter that is trained; whole between micro-batches unless they "
     "are reduced each time",
-    "optimizer": "moments, shared by the ranks of `shard`",
-    "master copy": "float32 weights besides narrower ones, shared likewise",
+    "optimizer": "moments, sharded over the ranks of `shard`",
+    "master copy": "float32 weights beside the 16-bit ones, sharded in the same way",
     "activations": "what the blocks keep for the backward pass x micro-batches held at once, at "
-    "the step's fullest moment",
-    "gathered": "parameters and gradients that exist whole for a moment, and autocast's copies",
+    "the peak of the step",
+    "gathered": "parameters and gradients that are whole for a moment, and autocast's copies",
     "buffers": "the engine's own: buckets, weight-gradient workspaces",
-    "saving": "a checkpoint's copy in the same memory (CPU)",
+    "checkpoint": "a checkpoint's copy in the same memory (CPU)",
     "slack": "reserved by the allocator and not used",
     "overhead": "device context and libraries, before the model",
 }
@@ -32,14 +32,14 @@ _PARTS: Mapping[str, str] = {
 _TERMS: Mapping[str, str] = {
     "compute": "accumulation x blocks of the slowest stage x (forward + backward), with the head; "
     "a roofline for each matrix",
-    "recompute": "what is computed again in the backward pass",
+    "recompute": "forward passes repeated in the backward pass",
     "tensor": "4 gathers and 4 scatters a block, those hidden left out",
     "context": "keys and values round the ring, or heads exchanged, beyond what attention hides",
     "expert": "tokens to their experts and back, 4 exchanges a block",
-    "pipeline": "idle stages: (stages - 1) micro-batches less what the schedule fills; and sends",
+    "pipeline": "idle stages, (stages - 1) micro-batches less what the schedule fills; and sends",
     "data": "gradients reduced and parameters gathered, beyond what the passes hide",
     "optimizer": "its state read and written once over memory bandwidth",
-    "fixed": "of each step, whatever its size",
+    "fixed": "in every step, whatever its size",
     "stragglers": "a share of the step for each doubling of the scale-up domains",
 }
 
@@ -99,7 +99,8 @@ def _time(plan: Plan) -> Iterator[str]:
     yield ""
     yield f"time, of a step: {format_seconds(price.step_s)}"
     for name, seconds in price.terms.items():
-        head = f"  {name:<13}{format_seconds(seconds):>9}  {seconds / price.step_s:>6.1%}  "
+        shown, share = TERM_NAMES.get(name, name), seconds / price.step_s
+        head = f"  {shown:<19}{format_seconds(seconds):>9}  {share:>6.1%}  "
         yield from wrapped(head, _TERMS.get(name, ""))
     yield from wrapped(
         "  with         ",
@@ -111,7 +112,7 @@ def _time(plan: Plan) -> Iterator[str]:
             "  MFU          ",
             f"{price.mfu:.1%}: {useful_passes(plan.profile):.3g} x forward FLOPs (causal attention "
             "halved, nothing recomputed) / (peak x ranks x seconds); "
-            f"HFU {price.hfu:.1%} counts what is computed again",
+            f"HFU {price.hfu:.1%} also counts recomputation",
         )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from paceline.catalog.price import price_day
+from paceline.estimate import TERM_NAMES
 from paceline.parallel import Layout
 from paceline.plan import Plan
 from paceline.report.plan_text import format_amount
@@ -54,7 +55,7 @@ def _tables(plan: Plan) -> Iterator[str]:
         yield "| time | a step |\n| --- | ---: |"
         for name, seconds in plan.estimate.terms.items():
             if seconds:
-                yield f"| {name} | {format_seconds(seconds)} |"
+                yield f"| {TERM_NAMES.get(name, name)} | {format_seconds(seconds)} |"
         yield ""
 
 

@@ -1,9 +1,9 @@
 """A plan as one readable screen of plain text."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from paceline.catalog.price import price_day
-from paceline.estimate import useful_passes
+from paceline.estimate import TERM_NAMES, useful_passes
 from paceline.estimate.cost import RunCost
 from paceline.estimate.recovery import StateTier
 from paceline.parallel import Layout
@@ -210,7 +210,7 @@ def _time(plan: Plan) -> Iterator[str]:
             text += f", {format_count(price.tokens_per_s)} tokens/s"
         yield _row("time", f"{text}, estimated")
         terms = [
-            f"{name} {format_seconds(term)}"
+            f"{TERM_NAMES.get(name, name)} {format_seconds(term)}"
             for name, term in price.terms.items()
             if term >= _LEAST_SHARE * price.step_s
         ]
@@ -250,11 +250,10 @@ def _money(plan: Plan) -> Iterator[str]:
     """The whole run: how long, what failures leave of it, and what it costs."""
     cost, good = plan.cost, plan.goodput
     if good is not None and plan.wall_s is not None:
-        lost = ", ".join(f"{name} {share:.1%}" for name, share in good.terms.items())
-        yield _row(
-            "run",
-            f"{format_seconds(plan.wall_s)}, {good.useful:.1%} useful ({lost}); "
-            f"a failure every {format_seconds(good.mtbf_s)}",
+        yield from wrapped(
+            _row("run", ""),
+            f"{format_seconds(plan.wall_s)}; goodput {good.useful:.1%}{losses(good.terms, 1)}; a "
+            f"failure expected every {format_seconds(good.mtbf_s)}",
         )
     if cost is not None:
         yield from wrapped(
@@ -276,6 +275,20 @@ def _money(plan: Plan) -> Iterator[str]:
             yield _row("OVER", f"the {each.name} of {shown}")
 
 
+def losses(terms: Mapping[str, float], digits: int) -> str:
+    """Shares of the wall time that are not goodput, without those that round to 0."""
+    shown = [
+        f"{_LOSSES[name]} {share:.{digits}%}"
+        for name, share in terms.items()
+        if round(share, digits + 2)
+    ]
+    return f" ({', '.join(shown)})" if shown else ""
+
+
+_LOSSES = {"saving": "saving checkpoints", "lost": "repeated steps", "restart": "restarting"}
+"""Term of `Goodput` -> how it is called."""
+
+
 def _state(plan: Plan) -> Iterator[str]:
     """Where a lost rank's state comes from: every tier with its cost, the chosen one first."""
     state = plan.state
@@ -283,16 +296,27 @@ def _state(plan: Plan) -> Iterator[str]:
         return
     yield ""
     asked = "asked for" if state.is_asked else "chosen"
-    often = f"a failure every {format_seconds(state.mtbf_s)} assumed, estimated"
-    yield from wrapped(_row("lost state", ""), f"{state.chosen}, {asked}; {often}")
+    often = f"a failure is expected every {format_seconds(state.mtbf_s)}"
+    yield from wrapped(
+        _row("recovery", ""),
+        f"from {RECOVERS_FROM.get(state.chosen, state.chosen)} ({asked}); {often}",
+    )
     for tier in sorted(state.tiers, key=lambda each: each.name != state.chosen):
         yield from wrapped(f"  {tier.name:<12}", tier_text(tier))
+
+
+RECOVERS_FROM = {
+    "replica": "a replica",
+    "memory": "a copy in memory",
+    "checkpoint": "the checkpoint",
+}
+"""Tier -> where a lost rank's state comes from; a run of an older Paceline may name another."""
 
 
 def tier_text(tier: StateTier) -> str:
     """One tier's worth, costs and losses."""
     if tier.useful is None:
-        return f"not here: {tier.why_not}"
+        return f"not possible: {tier.why_not}"
     costs = []
     if tier.host_bytes:
         costs.append(f"{format_bytes(tier.host_bytes)} of a node's memory")
@@ -302,12 +326,12 @@ def tier_text(tier: StateTier) -> str:
         costs.append(f"{format_seconds(tier.step_s)} a step")
     if tier.interval_s is not None:
         costs.append(f"one every {format_seconds(tier.interval_s)}")
-    after = (
-        f"a failure takes {format_seconds(tier.recover_s)} and {format_seconds(tier.lost_s)} of "
-        "work"
+    covers = "" if tier.name == "checkpoint" else f"covers {tier.covered:.1%} of failures; "
+    each = (
+        f"{covers}{'each' if covers else 'a failure'} costs {format_seconds(tier.recover_s)} and "
+        f"repeats {format_seconds(tier.lost_s)} of work"
     )
-    covers = "" if tier.name == "checkpoint" else f", in {tier.covered:.1%} of failures"
-    return f"{tier.useful:.2%} useful: {'; '.join([*costs, after])}{covers}"
+    return "; ".join([f"goodput {tier.useful:.2%}", *costs, each])
 
 
 def format_amount(value: float) -> str:

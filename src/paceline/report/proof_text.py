@@ -48,13 +48,15 @@ def _memory(proof: Proof, compared: Compared) -> Iterator[str]:
     yield ""
     yield _row(
         "memory",
-        f"{format_bytes(compared.proved_bytes)} in tensors at the fullest instant, proved "
+        f"{format_bytes(compared.proved_bytes)} in tensors at the peak, proved "
         f"(estimate {format_bytes(compared.estimated_bytes)}, "
         f"{_change(compared.estimated_bytes, compared.proved_bytes)})",
     )
     moment = stage.moment
     batch = f" of micro-batch {moment.micro_batch}" if moment.micro_batch else ""
-    yield _row("", f"in the {moment.phase}{batch}, {moment.module or 'the whole model'}")
+    yield _row(
+        "", f"the peak is in the {moment.phase}{batch}, {moment.module or 'the whole model'}"
+    )
     yield f"  {'':<16}{'proved':>12}{'estimated':>12}"
     for part in compared.parts:
         estimated = "?" if part.estimated_bytes is None else format_bytes(part.estimated_bytes)
@@ -73,7 +75,7 @@ def _stages(proof: Proof) -> Iterator[str]:
     if len(proof.stages) == 1:
         return
     yield ""
-    yield _row("stages", f"{'rank':>6}{'blocks':>8}{'peak':>12}  fullest in")
+    yield _row("stages", f"{'rank':>6}{'blocks':>8}{'peak':>12}  when")
     for stage in proof.stages[:_MOST_STAGES]:
         yield _row(
             f"  {stage.stage}",
@@ -101,7 +103,7 @@ def _collectives(stage: StageProof) -> Iterator[str]:
             f"{each.group_size} ranks {each.link}, {each.where}"
         )
     if len(ordered) > _NUM_COLLECTIVES:
-        yield f"  and {len(ordered) - _NUM_COLLECTIVES} kinds more: --json"
+        yield f"  and {len(ordered) - _NUM_COLLECTIVES} more kinds: --json"
 
 
 def _time(proof: Proof, compared: Compared) -> Iterator[str]:

@@ -3,6 +3,7 @@ rests."""
 
 from collections.abc import Iterator, Sequence
 
+from paceline.report.plan_text import RECOVERS_FROM
 from paceline.report.table import wrapped
 from paceline.simulation.costs import Costs, Phase
 from paceline.simulation.failures import expected_per_s
@@ -20,8 +21,8 @@ def simulate_lines(
     failures = question.failures
     yield from wrapped(
         "simulated   ",
-        f"{question.days:g} days, {counted(question.seeds, 'run')} a rate, the controller's own "
-        "code under a virtual clock",
+        f"{question.days:g} days, {counted(question.seeds, 'run')} for each failure rate; the "
+        "controller's own code runs under a virtual clock",
     )
     yield from wrapped("failures    ", f"{failures.name}: {failures.source}")
     for case in cases:
@@ -37,12 +38,11 @@ def simulate_lines(
                 f"{each.name}: {each.restart.known}, {each.restart.source}"
                 for each in question.compare
             )
-            + ". Their seconds are kept for all sizes, which is kind to them",
+            + ". Their restart times are used at every size, which favours them",
         )
     yield from wrapped(
         "left out    ",
-        "slow nodes that do not fail, silent corruption, planned maintenance, and queues; the "
-        "share of every phase is only as good as the phase",
+        "slow nodes that do not fail, silent corruption, planned maintenance, and queues",
     )
 
 
@@ -59,15 +59,16 @@ def _case(case: Case, question: Question, results: Sequence[Result]) -> Iterator
     asked = "asked for" if case.state.is_asked else "chosen"
     yield from wrapped(
         " " * 12,
-        f"lost state from {case.tier} ({asked}), {format_seconds(tier.step_s)} a step for it; a "
-        f"checkpoint every {counted(case.save_every, 'step')}",
+        f"recovery from {RECOVERS_FROM[case.tier]} ({asked}), which costs "
+        f"{format_seconds(tier.step_s)} a step; a checkpoint every "
+        f"{counted(case.save_every, 'step')}",
     )
     rates = sorted({each.rate for each in results})
     head = "".join(f"rate x {rate:g}".rjust(24) for rate in rates)
-    yield f"  {'useful':<26}{head}"
+    yield f"  {'goodput':<28}{head}"
     for system in dict.fromkeys(each.system for each in results):
         cells = [_cell(each) for rate in rates for each in results if _is(each, system, rate)]
-        yield f"  {system:<26}" + "".join(cell.rjust(24) for cell in cells)
+        yield f"  {system:<28}" + "".join(cell.rjust(24) for cell in cells)
     for each in results:
         if each.rate == rates[0] and each.recoveries is not None:
             yield from _where(each)
@@ -101,10 +102,10 @@ def _where(result: Result) -> Iterator[str]:
     down = ""
     if result.downtime_s is not None:
         down = (
-            f"; {result.recoveries:.0f} recoveries, the median {format_seconds(result.downtime_s)}"
-            " from fault to the end of the next step"
+            f"; {result.recoveries:.0f} recoveries, with a median of "
+            f"{format_seconds(result.downtime_s)} from fault to the end of the next step"
         )
-    yield from wrapped("    ", f"{result.system}: {', '.join(lost) or 'nothing lost'}{down}")
+    yield from wrapped("    ", f"{result.system}: {', '.join(lost) or 'all goodput'}{down}")
 
 
 def _phases(cases: Sequence[Case]) -> Iterator[str]:

@@ -185,8 +185,8 @@ def with_phases(case: Case, phases: Mapping[str, Phase]) -> Case:
 
 
 _MEETINGS: tuple[tuple[str, Literal["cited", "log2"]], ...] = (
-    ("meets as cited", "cited"),
-    ("meets in log N", "log2"),
+    ("rendezvous as cited", "cited"),
+    ("rendezvous in log N", "log2"),
 )
 
 

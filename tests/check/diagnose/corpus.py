@@ -3,7 +3,7 @@
 A case begins with `=== owner/repository#number | cause, or other right causes | tuned or held`.
 Held cases were written down before ours ran on them, and no pattern was changed for them. The third
 and later rounds were too, and were then looked at: all of them count as tuned, and
-docs/benchmarks.md keeps what their first runs scored.
+docs/benchmarks/checks.md keeps what their first runs scored.
 """
 
 import re

@@ -317,9 +317,9 @@ def _ledger(run: Drilled, *, ends_early: bool) -> Check:
             if isinstance(event, log.CorruptionFound)
         ],
     )
-    says = f"{last} steps, each with its samples, once"
+    says = f"{last} steps, each sample used once"
     if known is None:
-        says += " (which samples is the program's own affair)"
+        says += " (your program chooses the samples; they were not checked)"
     return Check(name="ledger", ok=not wrong, says="; ".join(wrong) or says)
 
 
@@ -353,7 +353,7 @@ def _wrongly_fenced(run: Drilled, recovered: log.Recovered) -> list[str]:
     """Ranks that were ended, and their state with them, though no fault was theirs."""
     hit = {e.rank for e in run.events if isinstance(e, log.FaultInjected)}
     return [
-        f"rank {event.rank} {event.how}, though nothing was done to it"
+        f"rank {event.rank} {event.how}, though no fault was injected there"
         for event in run.events
         if isinstance(event, log.WorkerLost)
         and event.at <= recovered.at
@@ -372,7 +372,7 @@ def _unexplained(run: Drilled) -> Check:
         and event.pid not in hit
         and event.cause in ("exception", "data or software", "program")
     ]
-    says = "; ".join(broken) or "nothing failed that no fault was done to"
+    says = "; ".join(broken) or "no process failed without an injected fault"
     return Check(name="unexplained", ok=not broken, says=says)
 
 
@@ -384,14 +384,16 @@ def _verdicts(outcomes: Sequence[Outcome]) -> Check:
     ]
     right = sum(outcome.is_right is True for outcome in outcomes)
     return Check(
-        name="verdicts", ok=not wrong, says="; ".join(wrong) or f"{right} named as what they were"
+        name="verdicts",
+        ok=not wrong,
+        says="; ".join(wrong) or f"{right} recognised as the fault that was injected",
     )
 
 
 def _times(run: Drilled) -> Check:
     back = [event for event in run.events if isinstance(event, log.Recovered)]
     off = [event for event in back if abs(_sum_of_phases(event) - event.downtime_s) > _ROUNDING_S]
-    says = f"{len(back)} recoveries, whose phases add up"
+    says = f"of {len(back)} recoveries the phases add up to the downtime"
     if off:
         says = f"the phases add up to {_sum_of_phases(off[0]):.3f} s of {off[0].downtime_s:.3f} s"
     return Check(name="times", ok=not off, says=says)
@@ -400,7 +402,7 @@ def _times(run: Drilled) -> Check:
 def _left_behind(run: Drilled, *, ends_early: bool) -> Check:
     """Half a checkpoint of a run that had to end is for the next save after it to take away."""
     left = [each for each in run.left_behind if not (ends_early and each.endswith(".tmp"))]
-    says = ", ".join(left) or "no process, memory file, lock or half a checkpoint"
+    says = ", ".join(left) or "no process, shared memory, lock or partial checkpoint"
     return Check(name="left behind", ok=not left, says=says)
 
 

@@ -243,7 +243,11 @@ def _seen(node: str, facts: NodeFacts, need: Need, judged: Sequence[Result]) -> 
 def _own_name(node: str, facts: NodeFacts, need: Need) -> Iterator[Result]:
     for each in check_own_name(node, facts, need):
         wrong = each.status is not Status.PASS
-        said = f"{each.evidence}; other machines do not reach it there" if wrong else each.evidence
+        said = (
+            f"{each.evidence}, an address that other machines cannot reach"
+            if wrong
+            else each.evidence
+        )
         yield replace(each, evidence=said)
 
 

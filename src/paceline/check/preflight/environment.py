@@ -62,7 +62,7 @@ def check_interfaces_named(node: str, facts: NodeFacts, need: Need) -> Iterator[
         yield from found
         return
     up = [each.name for each in facts.interfaces if each.is_up and each.addresses]
-    yield passed(name, node, f"{', '.join(up) or 'none is up'}; nothing names a wrong one")
+    yield passed(name, node, f"{', '.join(up) or 'none is up'}; no setting names a wrong interface")
 
 
 def _named_for_nccl(name: str, node: str, facts: NodeFacts, need: Need) -> Iterator[Result]:
@@ -121,7 +121,11 @@ def check_environment(node: str, facts: NodeFacts, need: Need) -> Iterator[Resul
     if found:
         yield from found
     else:
-        yield passed("environment", node, f"{len(facts.environment)} variables, none harms")
+        yield passed(
+            "environment",
+            node,
+            f"{len(facts.environment)} variables that matter are set, none is harmful",
+        )
 
 
 def _harmful(node: str, facts: NodeFacts, need: Need) -> Iterator[Result]:

@@ -21,8 +21,8 @@ def check_repeat(facts: Facts) -> Iterator[Line]:
 
 
 def check_resume(facts: Facts) -> Iterator[Line]:
-    """Save, load, go on: as if nothing had happened."""
-    name = "save, load, go on"
+    """Saving, loading and resuming changes no bit."""
+    name = "save, load, resume"
     job, resumed = runs_named(facts, JOB), runs_named(facts, RESUMED)
     if not job or not resumed or job[0].refused or resumed[0].refused:
         yield skipped(name, "it was not run")

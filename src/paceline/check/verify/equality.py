@@ -268,7 +268,7 @@ def _narrow_loss(facts: Facts, runs: Sequence[RunFacts], tolerance: Tolerance) -
     seen = _mean_square((a, b.loss) for a, b in zip(losses, wide, strict=False))
     return judged(
         f"loss curve in {facts.case.precision}",
-        f"off the float64 truth by {seen:.2g}; one device is by {alone:.2g}",
+        f"differs from float64 by {seen:.2g} (one device: {alone:.2g})",
         seen=seen,
         allowed=tolerance.narrow(alone),
         where=f"{facts.case.precision} only, if float64 is right",
@@ -293,8 +293,8 @@ def _narrow_all(facts: Facts, runs: Sequence[RunFacts], tolerance: Tolerance, ki
     seen, allowed, step = worst
     return judged(
         f"{kind} in {facts.case.precision}",
-        f"step {step}: off the float64 truth by {seen:.2g}; one device is by "
-        f"{allowed / tolerance.order:.2g}",
+        f"step {step}: differs from float64 by {seen:.2g} (one device: "
+        f"{allowed / tolerance.order:.2g})",
         seen=seen,
         allowed=allowed,
         where=f"step {step}",

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.contracts.phases.case import Case, Gate, Phase
+from paceline.estimate import TERM_NAMES
 from paceline.units import bytes_apart, format_bytes, format_count, format_seconds
 
 PROCESS_ID = "distributed-training-orchestration"
@@ -175,7 +176,7 @@ def _figures(case: Case) -> list[str]:
     if plan.estimate.terms:
         lines += ["", "## A step's time", "", "| term | seconds |", "| --- | ---: |"]
         lines += [
-            f"| {name} | {format_seconds(seconds)} |"
+            f"| {TERM_NAMES.get(name, name)} | {format_seconds(seconds)} |"
             for name, seconds in plan.estimate.terms.items()
             if seconds
         ]

@@ -23,7 +23,8 @@ def choose_strategy(case: Case) -> dict[str, Any]:
         "viable": case.feasible and (share is None or share >= _LEAST_EFFICIENCY),
         "expectedScalingEfficiency": "unknown: the step's time is"
         if share is None
-        else f"{share:.1%} of a step is compute and optimizer; the rest waits (estimated)",
+        else f"{share:.1%} of a step is compute and optimizer, the rest is "
+        "communication and waiting (estimated)",
         "expectedScalingEfficiencyShare": share,
         "shardingStrategy": sharding_of(layout),
         "dataParallelConfig": {

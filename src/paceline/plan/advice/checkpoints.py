@@ -114,7 +114,7 @@ def advise_checkpoints(
         reason=(
             f"a failure every {format_seconds(mtbf_s)} and {format_seconds(save_s)} a save"
             f"{_written(background_s, daly)}: "
-            f"{ours.useful:.2%} of the time is useful; every 30 min {half_hour.useful:.2%}, "
+            f"goodput {ours.useful:.2%}; every 30 min {half_hour.useful:.2%}, "
             f"every 60 min {hour.useful:.2%}"
         ),
         warning=_never_done(save_s + background_s, restart_s, mtbf_s),
