@@ -44,9 +44,8 @@ def adapter(folder: Path, base: Path, **settings: Any) -> Any:
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(base)
-    config = peft.LoraConfig(
-        r=2, lora_alpha=4, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM", **settings
-    )
+    settings = {"target_modules": ["q_proj", "down_proj"]} | settings
+    config = peft.LoraConfig(r=2, lora_alpha=4, task_type="CAUSAL_LM", **settings)
     made = peft.get_peft_model(model, config)
     torch.manual_seed(2)
     for name, each in made.named_parameters():

@@ -269,6 +269,57 @@ def test_s0_18_an_adapter_of_another_rank_than_its_config_says_is_a_problem(fold
     assert not problems(tmp_path / "lora")
 
 
+def test_s0_18_a_rank_that_is_no_number_is_a_problem(folder, tmp_path):
+    other.adapter(tmp_path / "lora", folder)
+    config = tmp_path / "lora/adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"r": "four"}))
+    (problem,) = problems(tmp_path / "lora")
+    assert "the rank 'four', which is no whole number" in problem["what"]
+    assert problem["fix"].endswith("lora_A.weight has 2")
+
+
+@pytest.mark.parametrize("has_base", [True, False])
+def test_s0_18_a_matrix_of_lora_without_its_other_half_is_a_problem(folder, tmp_path, has_base):
+    other.adapter(tmp_path / "lora", folder)
+    file = tmp_path / "lora/adapter_model.safetensors"
+    tensors = load_file(file)
+    del tensors["base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"]
+    save_file(tensors, file)
+    if not has_base:
+        shutil.rmtree(folder)
+    (problem,) = problems(tmp_path / "lora")
+    assert "without their other half: base_model.model.model.layers.0" in problem["what"]
+
+
+def test_s0_18_an_adapter_that_lacks_a_layer_of_its_targets_is_a_problem(folder, tmp_path):
+    other.adapter(tmp_path / "lora", folder)
+    file = tmp_path / "lora/adapter_model.safetensors"
+    tensors = {name: each for name, each in load_file(file).items() if "layers.0.mlp" not in name}
+    save_file(tensors, file)
+    (problem,) = problems(tmp_path / "lora")
+    assert "which stay as they are" in problem["what"]
+    assert problem["what"].endswith("layers.0.mlp.down_proj")
+
+
+def test_s0_18_an_adapter_of_the_embedding_is_whole(folder, tmp_path):
+    other.adapter(tmp_path / "lora", folder, target_modules=["embed_tokens", "q_proj"])
+    assert not problems(tmp_path / "lora")
+
+
+def test_s0_18_an_adapter_without_its_config_and_dcp_without_data_name_what_is_missing(
+    folder, tmp_path
+):
+    other.adapter(tmp_path / "lora", folder)
+    (tmp_path / "lora/adapter_config.json").unlink()
+    (problem,) = problems(tmp_path / "lora")
+    assert "adapter_config.json is not there" in problem["what"]
+    other.as_dcp(tmp_path / "dcp", {"model": {"a": torch.ones(2)}})
+    for file in (tmp_path / "dcp").glob("*.distcp"):
+        file.unlink()
+    (problem,) = problems(tmp_path / "dcp")
+    assert (problem["code"], "*.distcp is not there" in problem["what"]) == ("M012", True)
+
+
 def test_s0_18_dcp_without_its_table_is_damaged_and_an_older_whole_one_is_taken(tmp_path):
     for step in (1, 2):
         other.as_dcp(tmp_path / f"step-{step}", {"model": {"a": torch.ones(2)}})

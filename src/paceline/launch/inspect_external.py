@@ -5,7 +5,7 @@ without torch; what needs the values in a helper process.
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -233,7 +233,7 @@ def _more_checks(found: ForeignCheckpoint, seen: Seen) -> Seen:
     if stored_in(found):
         checked.insert(0, "headers and sizes of the safetensors files")
     if found.kind == "adapter":
-        problems += _against_rank(found, seen.tensors)
+        problems += [*_against_rank(found, seen.tensors), *_without_pair(found, seen.tensors)]
         named = (found.config or {}).get("base_model_name_or_path")
         base = folder_of(str(named or ""), found.path)
         if base is None:
@@ -293,8 +293,13 @@ def _against_rank(found: ForeignCheckpoint, tensors: Sequence[HeldTensor]) -> It
     for each in tensors:
         module, _, letter = each.name.removeprefix("base_model.model.").rpartition(".lora_")
         axis, rank = {"A.weight": 0, "B.weight": 1}.get(letter), _rank_of(config, module)
-        if axis is None or not isinstance(rank, int) or len(each.shape) < 2:
+        if axis is None or len(each.shape) < 2:
             continue
+        if type(rank) is not int or rank < 1:
+            what = f"adapter_config.json gives {module} the rank {rank!r}, which is no whole number"
+            fix = f"write its rank into adapter_config.json: {each.name} has {each.shape[axis]}"
+            yield Problem(code="M013", what=what, where=str(found.path), fix=fix)
+            return
         if each.shape[axis] != rank:
             wrong.append(f"{each.name} ({each.shape[axis]}, the config has {rank})")
     if wrong:
@@ -311,6 +316,43 @@ def _rank_of(config: Mapping[str, Any], module: str) -> Any:
     return config.get("r")
 
 
+def _without_pair(found: ForeignCheckpoint, tensors: Sequence[HeldTensor]) -> Iterator[Problem]:
+    """`M012`: matrices A of LoRA without their B, or B without A. peft leaves the other at random,
+    or at zero."""
+    names = {each.name for each in tensors}
+    alone = [
+        name
+        for name in sorted(names)
+        if (one := re.search(r"\.lora_(?:embedding_)?([AB])(?=\.|$)", name))
+        and f"{name[: one.start(1)]}{'BA'[one[1] == 'B']}{name[one.end(1) :]}" not in names
+    ]
+    if alone:
+        what = f"matrices of LoRA without their other half: {listed(alone)}"
+        yield Problem(code="M012", what=what, where=str(found.path), fix=COPY_AGAIN)
+
+
+def _left_out(
+    config: Mapping[str, Any], modules: Collection[str], stored: Mapping[str, StoredTensor]
+) -> list[str]:
+    """Modules of the base that the adapter should have matrices for, and has not.
+
+    Source: peft 0.21, tuners/tuners_utils.py, `check_target_module_exists`: a name in
+    `target_modules` is a whole name or its end.
+    """
+    targets = config.get("target_modules")
+    rarely = ("layers_to_transform", "exclude_modules", "target_parameters", "layer_replication")
+    if not isinstance(targets, list) or any(config.get(name) for name in rarely):
+        return []
+    ends = tuple(f".{target}.weight" for target in targets if isinstance(target, str))
+    wanted = (
+        name.removesuffix(".weight")
+        for name, weight in stored.items()
+        if f".{name}".endswith(ends) and len(weight.shape) == 2
+    )
+    known = {each.removeprefix("model.") for each in modules}
+    return [name for name in wanted if name.removeprefix("model.") not in known]
+
+
 def _against_base(
     found: ForeignCheckpoint, tensors: Sequence[HeldTensor], base: Path
 ) -> Iterator[Problem]:
@@ -325,18 +367,14 @@ def _against_base(
     wrong = []
     for name, shape in shapes.items():
         linear, found_a, _ = name.partition(".lora_A")
-        if not found_a:
-            if ".lora_B" in name and name.replace(".lora_B", ".lora_A") not in shapes:
-                wrong.append(f"{name} has no lora_A")
+        other = shapes.get(name.replace(".lora_A", ".lora_B"))
+        if not found_a or other is None:
             continue
         weight = stored.get(f"{linear}.weight") or stored.get(
             f"{linear.removeprefix('model.')}.weight"
         )
-        other = shapes.get(name.replace(".lora_A", ".lora_B"))
-        if weight is None or other is None:
-            wrong.append(
-                f"{name} has no {'lora_B' if weight is not None else 'weight in the base'}"
-            )
+        if weight is None:
+            wrong.append(f"{name} has no weight in the base")
         elif len(weight.shape) == 2:
             size = weight.shape[::-1] if config.get("fan_in_fan_out") else weight.shape
             if (other[0], shape[1]) != size or other[1] != shape[0]:
@@ -347,3 +385,10 @@ def _against_base(
         what = f"{len(wrong)} matrices of the adapter do not go with {base.name}: {listed(wrong)}"
         fix = "give the base that it was trained beside in adapter_config.json"
         yield Problem(code="M013", what=what, where=str(found.path), fix=fix)
+    modules = {name.partition(".lora_")[0] for name in shapes}
+    if config.get("peft_type") == "LORA" and (left_out := _left_out(config, modules, stored)):
+        what = (
+            f"the adapter has no matrices for these of its target_modules, which stay as they are "
+            f"in {base.name}: {listed(left_out)}"
+        )
+        yield Problem(code="M012", what=what, where=str(found.path), fix=COPY_AGAIN)

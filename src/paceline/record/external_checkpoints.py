@@ -133,7 +133,7 @@ def find_foreign(path: Path) -> ForeignCheckpoint | None:
     looked = (_one(each) for each in (path, *newest) if each.is_dir())
     torn = None
     for found in looked:
-        if found is not None and ".metadata" not in found.missing:
+        if found is not None and not (found.kind == "dcp" and found.missing):
             return found
         torn = torn or found
     return torn
@@ -277,16 +277,18 @@ def _megatron(path: Path, names: Sequence[str]) -> ForeignCheckpoint | None:
 
 
 def _adapter(path: Path, names: Sequence[str]) -> ForeignCheckpoint | None:
-    if "adapter_config.json" not in names or _has_safetensors(names):
-        return None
-    told = _json(path / "adapter_config.json")
     has_weights = any(name in names for name in ("adapter_model.safetensors", "adapter_model.bin"))
+    has_config = "adapter_config.json" in names
+    if not (has_config or has_weights) or _has_safetensors(names):
+        return None
+    told = _json(path / "adapter_config.json") if has_config else {}
+    missing = {"adapter_model.safetensors": has_weights, "adapter_config.json": has_config}
     return ForeignCheckpoint(
         kind="adapter",
         path=path,
         root=path,
-        missing=[] if has_weights else ["adapter_model.safetensors"],
-        form=f"{told.get('peft_type')}, rank {told.get('r')}",
+        missing=[name for name, is_there in missing.items() if not is_there],
+        form=f"{told.get('peft_type')}, rank {told.get('r')}" if has_config else "",
         config=told,
     )
 
@@ -309,7 +311,7 @@ def _weights(path: Path, names: Sequence[str]) -> ForeignCheckpoint | None:
 
 def _dcp(path: Path, names: Sequence[str]) -> ForeignCheckpoint | None:
     files = [name for name in names if name.endswith(".distcp")]
-    if not files:
+    if not files and ".metadata" not in names:
         return None
     ranks = {name.split("_")[2] for name in files if re.match(r"__\d+_\d+\.distcp", name)}
     return ForeignCheckpoint(
@@ -317,9 +319,9 @@ def _dcp(path: Path, names: Sequence[str]) -> ForeignCheckpoint | None:
         path=path,
         root=path,
         step=_step(path.name),
-        degrees={"ranks": len(ranks) or len(files)},
+        degrees={"ranks": len(ranks) or len(files)} if files else {},
         holds_optimizer=True,
-        missing=[] if ".metadata" in names else [".metadata"],
+        missing=[] if files and ".metadata" in names else [".metadata" if files else "*.distcp"],
     )
 
 
