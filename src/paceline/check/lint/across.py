@@ -169,40 +169,50 @@ def _target(start: Start) -> str | None:
 
 
 def variables_in(program: Program) -> list[Variable]:
-    """`os.environ["NAME"] = "text"` and setdefault, where the text is written out."""
-    given: list[Variable] = []
+    """`os.environ["NAME"] = "text"`, setdefault, update, `|=` and putenv, where name and text are
+    written out."""
     if "environ" not in program.text and "putenv" not in program.text:
-        return given
-    for node in program.source.nodes:
-        key: ast.AST | None = None
-        value: ast.AST | None = None
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
-            if _names_environment(node.targets[0].value):
-                key, value = node.targets[0].slice, node.value
-        elif isinstance(node, ast.Call) and len(node.args) == 2:
-            called = node.func
-            if isinstance(called, ast.Attribute) and (
-                called.attr == "putenv"
-                or (called.attr == "setdefault" and _names_environment(called.value))
-            ):
-                key, value = node.args
-        if (
-            isinstance(key, ast.Constant)
-            and isinstance(key.value, str)
-            and isinstance(value, ast.Constant)
-            and isinstance(value.value, str)
-            and isinstance(node, ast.stmt | ast.expr)
-        ):
-            given.append(
-                Variable(
-                    name=key.value,
-                    value=value.value,
-                    path=program.path,
-                    line=node.lineno,
-                    column=node.col_offset + 1,
-                )
-            )
-    return given
+        return []
+    return [
+        Variable(
+            name=key.value,
+            value=value.value,
+            path=program.path,
+            line=key.lineno,
+            column=(node if node.lineno == key.lineno else key).col_offset + 1,
+        )
+        for node in program.source.nodes
+        if isinstance(node, ast.stmt | ast.expr)
+        for key, value in _set_in(node)
+        if isinstance(key, ast.Constant)
+        and isinstance(key.value, str)
+        and isinstance(value, ast.Constant)
+        and isinstance(value.value, str)
+    ]
+
+
+def _set_in(node: ast.AST) -> Iterator[tuple[ast.AST | None, ast.AST]]:
+    """Name and value of each variable that a node sets."""
+    match node:
+        case ast.Assign(targets=[ast.Subscript(value=owner, slice=key), *_], value=value):
+            if _names_environment(owner):
+                yield key, value
+        case ast.AugAssign(target=owner, op=ast.BitOr(), value=ast.Dict(keys=keys, values=values)):
+            if _names_environment(owner):
+                yield from zip(keys, values, strict=True)
+        case ast.Call(func=ast.Attribute(attr="putenv"), args=[key, value]):
+            yield key, value
+        case ast.Call(func=ast.Attribute(attr="setdefault", value=owner), args=[key, value]):
+            if _names_environment(owner):
+                yield key, value
+        case ast.Call(func=ast.Attribute(attr="update", value=owner), args=args, keywords=named):
+            if _names_environment(owner):
+                for given in args:
+                    if isinstance(given, ast.Dict):
+                        yield from zip(given.keys, given.values, strict=True)
+                for each in named:
+                    name = ast.Constant(each.arg, lineno=each.lineno, col_offset=each.col_offset)
+                    yield name, each.value
 
 
 def _names_environment(node: ast.AST) -> bool:

@@ -71,7 +71,7 @@ _TRAINING = re.compile(
     rb"|IterableDataset|num_workers|[Aa]ccelerat(?:e|or)\b|deepspeed|fsdp|FSDP|fully_shard|[Ll]ightning|Trainer\b"
     rb"|horovod|\bray\b|\bmlx\b|tensorflow|\bjax\b|backward\(|optim\b|torch\.(?:save|load)\b"
     rb"|set_device|autocast|GradScaler|local_rank|LOCAL_RANK|webdataset|streaming"
-    rb"|environ(?:\[|\.setdefault)|putenv|paceline"
+    rb"|environ(?:\[|\.setdefault|\.update| *\|=)|putenv|paceline"
 )
 """A rule is about one of these, or about what is reached through one. "Distributed under the
 License" is not."""

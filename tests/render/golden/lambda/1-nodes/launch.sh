@@ -14,7 +14,7 @@ export PYTORCH_ALLOC_CONF=expandable_segments:True  # gathered blocks come and g
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # a restart meets in a new store: in the old one are addresses of ranks that ended
 unset NCCL_ALGO  # for debugging: NCCL chooses by size, and since 2.24 a wrong word ends the run
 unset NCCL_PROTO  # for debugging: LL128 forced where the hardware lacks it corrupts data
-unset NCCL_NTHREADS  # 64, 128, 256 or 512, and NCCL knows which; 4 is no value
+unset NCCL_NTHREADS  # only 64, 128, 256 and 512 are values; unset, NCCL chooses by the GPU
 unset NCCL_BUFFSIZE  # 4 MiB is the default; 8 takes twice the memory on every channel
 unset NCCL_MIN_NCHANNELS  # replaced by NCCL_MIN_CTAS in 2.17; more channels take multiprocessors from compute
 unset NCCL_P2P_LEVEL  # a number is the old form and 5 is SYS, across sockets; unset, NCCL measures
