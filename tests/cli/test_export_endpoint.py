@@ -109,6 +109,7 @@ def test_s0_27_an_exported_run_answers_over_http_what_its_model_computes(tmp_pat
         call(out, "--for", "fastapi")
 
 
+@pytest.mark.repeat  # an endpoint that answers is above
 @pytest.mark.filterwarnings("ignore")
 def test_s0_27_a_folder_of_a_classifier_gets_an_endpoint_that_labels(tmp_path: Path):
     folder = tmp_path / "classifier"
@@ -147,7 +148,10 @@ def test_s0_27_a_folder_of_a_classifier_gets_an_endpoint_that_labels(tmp_path: P
         call(folder, "--merge", "--for", "fastapi")
 
 
-@pytest.mark.parametrize("model", ["{pretrained: base, tokenizer: bytes}", DECODER])
+@pytest.mark.parametrize(
+    "model",
+    ["{pretrained: base, tokenizer: bytes}", pytest.param(DECODER, marks=pytest.mark.repeat)],
+)
 def test_s0_27_adapters_alone_are_refused_and_merged_they_are_served(tmp_path: Path, model: str):
     write_base(tmp_path / "base", "llama")
     run = write_run(tmp_path, model, adapter=True)

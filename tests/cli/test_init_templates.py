@@ -36,12 +36,9 @@ def test_s0_24_a_template_is_planned_for_two_ranks_of_this_machine(name: str, tm
         load_job(job_file, tuple(to for option, to in pairwise(words) if option == "--set"))
 
 
+@pytest.mark.repeat  # that each can be planned is above; such jobs are run in `tests/run/`
 @pytest.mark.ranks
-@pytest.mark.parametrize(
-    "name",
-    ["classification-full"]
-    + [pytest.param(name, marks=pytest.mark.repeat) for name in ("domain-adapt", "peft-quick")],
-)
+@pytest.mark.parametrize("name", ["classification-full", "domain-adapt", "peft-quick"])
 def test_s0_24_a_template_learns_on_two_ranks(name: str, tmp_path: Path):
     scene = Scene(tmp_path)
     assert scene.paceline("init", "--template", name, ".", "--force").returncode == 0

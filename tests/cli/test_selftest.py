@@ -129,6 +129,7 @@ def test_two_ranks_on_cpus_lose_one_and_end_with_the_same_state(tmp_path):
     assert found["not_shown"][0].startswith("GPUs and NCCL")
 
 
+@pytest.mark.repeat  # two ranks are above
 def test_one_rank_runs_twice_and_says_that_recovery_was_not_shown(tmp_path):
     kept = tmp_path / "kept"
     done = run_command(

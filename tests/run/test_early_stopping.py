@@ -43,6 +43,7 @@ def test_a_run_without_improvements_ends_and_keeps_its_best_checkpoint(calm):
     assert "no improvement in 2 evaluations" in calm.output
 
 
+@pytest.mark.repeat  # when it ends is above, that it recovers in `test_recovery.py`
 def test_a_run_that_lost_a_rank_ends_at_the_same_step_with_the_same_state(scene, calm):
     hurt = scene.run("hurt", *IMPATIENT, "--set", "drill.kill=[rank=1@step=4]")
     assert hurt.finished.restarts == 1
