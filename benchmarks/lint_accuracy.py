@@ -288,9 +288,6 @@ PLANTS: Mapping[str, Callable[[str], Iterator[str]]] = {
     ),
     "dataparallel-not-ddp": change(r"\bDDP\((?=torch|model|net)", "torch.nn.DataParallel("),
     "mixed-precision-loss-scaling": drop_line(r"scaler\.unscale_\("),
-    "ddp-moved-after-wrap": change(
-        r"^( *)((?:model) = DDP\(.*\))$", r"\1\2\n\1model.to('cuda')", TRAINS
-    ),
 }
 """What is done to a correct program, each place by itself, and what should then be found."""
 

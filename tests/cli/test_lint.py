@@ -147,7 +147,7 @@ def test_s0_25_a_file_that_git_ignores_may_hold_secrets_and_a_tracked_one_may_no
 
 def test_in_tests_of_a_program_findings_are_hints(folder):
     (folder / "test_train.py").write_text(BAD)
-    findings = json.loads(lint(".", "--json", expect=0).stdout)["findings"]
+    findings = json.loads(lint(".", "--json", "--severity", "info", expect=0).stdout)["findings"]
     assert {one["severity"] for one in findings} == {"info"}
     (folder / "train.py").write_text(BAD)
     lint(".", expect=1)
@@ -306,7 +306,7 @@ def test_a_comment_is_read_in_any_case_and_a_sentence_is_none(folder):
 
 def test_a_comment_that_answers_nothing_is_said(folder):
     (folder / "a.py").write_text(f"{GOOD}x = 1  # paceline: ignore[sampler-and-shuffle] once was\n")
-    assert "nothing is found here" in lint("a.py", expect=0).stdout
+    assert "nothing is found here" in lint("a.py", "--severity", "info", expect=0).stdout
 
 
 def test_options_and_a_file_of_facts_are_the_context(folder):
@@ -348,7 +348,7 @@ def test_plain_python_and_srun_without_ranks_are_seen_with_the_script(folder):
         "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\n#SBATCH --gpus-per-node=8\n"
         "srun python train.py\n"
     )
-    data = json.loads(lint(".", "--json").stdout)
+    data = json.loads(lint(".", "--json", "--severity", "info").stdout)
     found = {(one["id"], one["where"]["path"], one["where"]["line"]) for one in data["findings"]}
     assert ("launcher-plain-python", "run.sh", 1) in found
     assert ("slurm-world-size-copies", "job.sbatch", 5) in found
@@ -428,7 +428,7 @@ def test_a_name_that_nothing_reads_becomes_the_one_that_is_read(folder, old, new
 
 
 def ids_in():
-    data = json.loads(lint(".", "--json").stdout)
+    data = json.loads(lint(".", "--json", "--severity", "info").stdout)
     return {one["id"] for one in data["findings"]}
 
 
@@ -684,7 +684,7 @@ def test_the_command_starts_without_torch_and_shows_no_traceback(folder):
 
 
 def found_in(folder):
-    data = json.loads(lint(".", "--json").stdout)
+    data = json.loads(lint(".", "--json", "--severity", "info").stdout)
     return {(one["id"], one["where"]["path"], one["where"]["line"]) for one in data["findings"]}
 
 
@@ -727,7 +727,7 @@ def test_without_the_shells_parser_the_rest_is_linted_with_one_note(tmp_path, no
     assert done.output.count("2 files with shell commands not linted: ") == 1
     assert done.output.count("pip install 'paceline[lint]'") == 1
     (tmp_path / "train.py").write_text("import torch\nmodel = torch.nn.DataParallel(model)\n")
-    assert "dataparallel-not-ddp" in lint(tmp_path).output
+    assert "dataparallel-not-ddp" in lint(tmp_path, "--severity", "info").output
 
 
 def test_a_shell_script_that_is_named_is_not_passed_over_in_silence(tmp_path, no_shell_parser):
@@ -743,7 +743,7 @@ def test_a_rule_that_fails_is_reported_and_the_others_answer(tmp_path, monkeypat
 
     monkeypatch.setattr("paceline.check.lint.lint.RULES", (broken, *RULES))
     (tmp_path / "train.py").write_text("import torch\nmodel = torch.nn.DataParallel(model)\n")
-    done = lint(tmp_path, expect=2)
+    done = lint(tmp_path, "--severity", "info", expect=2)
     assert "dataparallel-not-ddp" in done.output
     assert "the rule broken failed with RecursionError: maximum recursion" in done.output
 

@@ -41,9 +41,7 @@ if TYPE_CHECKING:
 @click.option(
     "--severity",
     type=click.Choice(["error", "warning", "info"]),
-    default="info",
-    show_default=True,
-    help="Show findings from this level on.",
+    help="Show findings from this level on. Default: warning; info (hints) with --json, --sarif.",
 )
 @click.option(
     "--ignore",
@@ -76,7 +74,7 @@ def command(
     nodes: int | None,
     gpus_per_node: int | None,
     context_file: Path | None,
-    severity: str,
+    severity: str | None,
     ignored: tuple[str, ...],
     strict: bool,
     as_sarif: bool,
@@ -151,7 +149,8 @@ def command(
     passed_over = [one for one in linted.without_parser if one.path not in named]
     rank = list(Severity)
     findings = [one for one in linted.findings if one.id not in left_out]
-    shown = [one for one in findings if rank.index(one.severity) <= rank.index(Severity(severity))]
+    lowest = Severity(severity or ("info" if as_json or as_sarif else "warning"))
+    shown = [one for one in findings if rank.index(one.severity) <= rank.index(lowest)]
     texts = {path: _text(data) for path, data in sources.files.items()}
     with reader_may_leave():
         _say_unread(unread, linted, sources)
@@ -162,7 +161,7 @@ def command(
                 err=True,
             )
         if shows_fix:
-            _print_fixes(shown, texts, sources, writes)
+            _print_fixes(findings, texts, sources, writes)  # hints as well
         else:
             _print(linted, shown, texts, unread, as_json, as_sarif, _whole(texts, sources))
     if unread:

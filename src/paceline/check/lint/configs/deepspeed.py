@@ -122,10 +122,19 @@ def _check_keys(path: str, config: Marked) -> Iterator[Finding]:
             )
     for section, known in (*PRECISION.items(), ("optimizer", OPTIMIZER), ("scheduler", SCHEDULER)):
         inside = config.at(section)
-        for name, value in inside.entries() if inside is not None else ():
-            if name not in known:
-                what = SINCE_0_17 if section in PRECISION else PASSED_OVER
-                yield _unknown(path, name, value, section, known, what)
+        entries = inside.entries() if inside is not None else ()
+        others = [(name, value) for name, value in entries if name not in known]
+        if section in PRECISION and len(others) > 1:
+            names = ", ".join(name for name, _ in others)
+            what = f"{section} has no keys {names}: {SINCE_0_17}"
+            line = others[0][1].line
+            yield found(
+                "ds-config-silent-keys", path, line, what, fix="take them out", level=WARNING
+            )
+            continue
+        for name, value in others:
+            what = SINCE_0_17 if section in PRECISION else PASSED_OVER
+            yield _unknown(path, name, value, section, known, what)
 
 
 def _check_kinds(path: str, config: Marked) -> Iterator[Finding]:

@@ -128,7 +128,7 @@ def check_meeting(launch: Launch, scene: Scene) -> Iterator[Finding]:
         if (
             nodes
             and re.search(r"\$\(hostname|`hostname|\$\{?HOSTNAME", address.source)
-            and (launch.on_node or ESCAPED in host)
+            and ((launch.on_node and address.line >= launch.line) or ESCAPED in host)
         ):
             yield found(
                 "rendezvous-c10d-timeout",

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from paceline.check.finding import Finding
 from paceline.check.lint.context import Context
-from paceline.check.lint.events import Call, exclusive
+from paceline.check.lint.events import Call
 from paceline.check.lint.names import DDP
 from paceline.check.lint.program import Program
 from paceline.check.lint.values import Value, innermost
@@ -104,46 +104,4 @@ def averages_itself(program: Program) -> bool:
     )
 
 
-MOVES = frozenset({"to", "cuda", "cpu", "half", "float", "bfloat16", "double", "to_empty"})
-
-
-def check_moved_after_wrap(program: Program, context: Context) -> Iterator[Finding]:
-    """A wrapped model moved or cast: DDP's buckets keep the old parameters."""
-    reported: set[int] = set()
-    for call in program.all_calls:
-        if call.method not in MOVES or call.receiver is None:
-            continue
-        wraps = [one for one in program.calls(DDP) if moved_model(call.receiver, one.result)]
-        wraps = [one for one in wraps if one.order < call.order and not exclusive(one, call)]
-        if not wraps or not trained_later(program, call) or id(wraps[0]) in reported:
-            continue
-        reported.add(id(wraps[0]))
-        yield program.finding(
-            "ddp-moved-after-wrap",
-            call,
-            what=(
-                f"the model was wrapped in {wraps[0].spot} and is moved or cast here, while "
-                "training goes on: DDP's gradient buckets still belong to the old parameters"
-            ),
-            fix="move and cast the model before DDP(...); copy the state dict to save it",
-            seen=(wraps[0],),
-        )
-
-
-def moved_model(receiver: Value, wrapped: Value) -> bool:
-    options = list(receiver.any())
-    return wrapped in options or any(one in options for one in inside(wrapped))
-
-
-def trained_later(program: Program, call: Call) -> bool:
-    """Whether a backward pass follows, or the call stands in a training loop itself."""
-    return any(
-        one.order > call.order or any(loop in one.loops for loop in call.loops)
-        for one in program.backwards
-    )
-
-
-RULES = (
-    check_forward_bypassed,
-    check_moved_after_wrap,
-)
+RULES = (check_forward_bypassed,)

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call, Event, Exit, Guard, Loop
-from paceline.check.lint.names import CLOCKS, INIT_GROUP, KNOWN_LIBRARIES
+from paceline.check.lint.names import CLOCKS, KNOWN_LIBRARIES
 from paceline.check.lint.program import Program
-from paceline.check.lint.rules.agreement import joint_calls, joint_kind, rank_guard
+from paceline.check.lint.rules.agreement import joint_kind, rank_guard
 from paceline.check.lint.values import (
     DATA,
     FAILURE,
-    FILES,
     RANK,
     RANK_ZERO_ONLY,
     SHARD,
@@ -23,48 +22,6 @@ from paceline.check.lint.values import (
     Value,
 )
 from paceline.check.lint.words import words_of
-
-
-def check_filesystem_branches(program: Program, context: Context) -> Iterator[Finding]:
-    """A collective where `os.path.exists` said yes: another rank may see no file yet."""
-    reported: set[int] = set()
-    for joint in joint_calls(program):
-        if joint.kind != "collective" or rank_guard(joint.call) is not None:
-            continue
-        for guard in joint.call.guards:
-            if FILES not in guard.divergent or RANK in guard.test.taints:
-                continue
-            if guard.exits is not None and (not joint.call.frames or whole_run(program, guard)):
-                continue
-            if id(guard.node) in reported:
-                break
-            reported.add(id(guard.node))
-            yield program.finding(
-                "divergent-filesystem-branch",
-                guard,
-                what=(
-                    f"each rank asks its file system, and {joint.shown} in line "
-                    f"{joint.call.line} is reached only where the file is seen; shared file "
-                    "systems show a file to some ranks later than to others"
-                ),
-                fix=(
-                    "let rank 0 look, broadcast the answer "
-                    "(`dist.broadcast_object_list([found], src=0)`), and branch on that"
-                ),
-                seen=(joint.call,),
-            )
-            break
-
-
-def whole_run(program: Program, guard: Guard) -> bool:
-    """An early exit of a whole program (`no data: return`) is no branch around one collective."""
-    begins = [*program.backwards, *program.wraps, *program.calls(INIT_GROUP)]
-    if any(guard in call.guards for call in begins):
-        return True
-    inside = [one for one in program.events if guard in one.guards]
-    function = inside[0].frames[guard.depth - 1].function if guard.depth else None
-    return function is None or function.name in {"main", "train", "run", "fit"}
-
 
 DECISIONS = frozenset({DATA, TIME, SIGNAL, RANK_ZERO_ONLY, FAILURE, SHARD})
 
@@ -398,7 +355,6 @@ COMPARISONS = frozenset(
 
 
 RULES = (
-    check_filesystem_branches,
     check_divergent_exits,
     check_divergent_branches,
     check_agreement_of_a_bool,
