@@ -25,6 +25,9 @@ SAY = {
     r"as what they were": "recognised as the fault that was injected",
     r"mind the disk": "watch the disk space",
     r"float64 truth": "float64",
+    r"lets you in without a question": "ssh logs in without a prompt",
+    r"(is|are|all is) said,": "printed, listed",
+    r"programs that are not ours": "your own script",
 }
 """Pattern -> what is said instead."""
 

@@ -89,6 +89,9 @@ def test_the_wheel_has_the_licences_the_types_the_schema_and_the_code(built):
         assert f"{Path(about).parent}/licenses/{licence}" in names
     assert fields["Requires-Python"] == PROJECT["requires-python"]
     assert "cluster" in schema["properties"]
+    text = fields.get_payload()
+    assert text.startswith("# Paceline")
+    assert "](" not in text, "an index page has no folder for a relative link to lead into"
 
 
 def test_the_source_distribution_has_what_git_has(built):

@@ -313,14 +313,17 @@ def _fits(job: "Job", plan: "Plan", facts: Any, micro_batch: int) -> bool:
 @click.option("--backward", type=_SECONDS, required=True, help="Time of one backward pass.")
 @click.option("--ranks", type=_POSITIVE, required=True, help="Data ranks.")
 @click.option(
-    "--bandwidth", type=_RATE, required=True, help="Of the slowest link, one direction: 400Gb/s."
+    "--bandwidth",
+    type=_RATE,
+    required=True,
+    help="Rate of the slowest link in one direction: 400Gb/s.",
 )
 @click.option(
     "--latency",
     type=_SECONDS_OR_NONE,
     default="20e-3ms",
     show_default=True,
-    help="Of one hop of the ring, launch included; the default is a guess.",
+    help="Latency of one hop of the ring, launch included; the default is a guess.",
 )
 @click.option(
     "--changing", is_flag=True, help="Which parameters are used changes from step to step."
@@ -455,7 +458,7 @@ def checkpoint(
     type=(_POSITIVE, _ABOVE_ZERO),
     required=True,
     metavar="BATCH SQUARE",
-    help="The same of a larger batch: of all ranks, after the all-reduce.",
+    help="A larger batch, and its gradient's mean squared norm: all ranks', after the all-reduce.",
 )
 @json_option
 def critical(small: tuple[int, float], big: tuple[int, float], as_json: bool) -> None:

@@ -228,8 +228,9 @@ def verify(
     type=click.Choice(["auto", *_FORMS]),
     default="auto",
     show_default=True,
-    help="What PATH is; auto looks. torch: .pt, .pth and .bin. dcp: torch.distributed.checkpoint. "
-    "adapter: of peft. gguf: one file, whose weights are written as float32.",
+    help="Format of PATH; auto finds out. torch: .pt, .pth and .bin. "
+    "dcp: torch.distributed.checkpoint. adapter: of peft. gguf: one file, whose weights are "
+    "written as float32.",
 )
 @_key
 @click.option(
@@ -237,7 +238,7 @@ def verify(
     default="5GB",
     show_default=True,
     metavar="SIZE",
-    help="Of a safetensors file; beyond it there are several and an index.",
+    help="Largest safetensors file; larger weights go into several files with an index.",
 )
 @click.option(
     "--ranks",

@@ -59,7 +59,7 @@ def _read(
     type=click.Choice(["none", "full"]),
     default="none",
     show_default=True,
-    help="Whether the forward pass is computed again.",
+    help="How much of the forward pass the backward pass recomputes.",
 )
 @click.option(
     "--store", callback=_read(units.parse_bytes), help="Bytes on storage in the run: 2TB."

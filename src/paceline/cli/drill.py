@@ -41,7 +41,7 @@ _ROOM = 10
 @click.option(
     "--random", "num_random", type=click.IntRange(min=1), help="This many faults, drawn at random."
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the draw.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random faults.")
 @click.option(
     "--soak",
     "num_soak",

@@ -285,10 +285,10 @@ def find_source(path: Path, job: "Job", place: str) -> Path:
     if manifest.job_digest not in (None, training_digest(job)):
         raise JobError.of(
             code="R005",
-            what=f"{folder} is of a job that trains something else (model, data, program, "
+            what=f"{folder} is from a job that trains something else (model, data, program, "
             "batch, optimizer or seed)",
             where="--from",
-            fix="give the job that it is of; its weights alone go through `paceline checkpoint "
+            fix="give the job that wrote it; to take only its weights, use `paceline checkpoint "
             "convert` to safetensors and back",
         )
     return folder

@@ -89,7 +89,9 @@ command.add_command(send)
 
 @command.command("compare")
 @click.argument("named", metavar="RUN...", nargs=-1, required=True)
-@click.option("--all", "all_settings", is_flag=True, help="Also the settings that are the same.")
+@click.option(
+    "--all", "all_settings", is_flag=True, help="List the settings that are the same, too."
+)
 @click.option(
     "--points",
     type=click.IntRange(min=1, max=100_000),

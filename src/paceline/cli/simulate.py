@@ -29,7 +29,7 @@ _MOST_NODES = 200_000
 @click.option(
     "--accelerator",
     metavar="NAME",
-    help="Of the nodes, from the catalog, instead of the job's cluster: H100-SXM.",
+    help="Accelerator of the nodes, from the catalog, in place of the job's: H100-SXM.",
 )
 @click.option(
     "--failures",

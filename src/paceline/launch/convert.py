@@ -143,7 +143,7 @@ def find_source(path: Path, named: Form | None = None) -> tuple[Form, Path, bool
             what=f"{path} is not what --from {named} reads"
             + (f": it is {found.wrote}" if found is not None else ""),
             where="--from",
-            fix="leave --from out: what PATH is shows in its files",
+            fix="leave --from out: the format is read from the files",
         )
     if damage := damage_in(found):
         raise CheckpointError(*damage)

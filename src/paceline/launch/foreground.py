@@ -353,6 +353,6 @@ def _killed_again(status: int) -> Problem:
         what=f"the run's controller ended with {number} {MOST_SHORT_LIVES} times, each within "
         f"{SHORT_LIFE_S:.0f} s",
         where="controller",
-        fix="see who kills it (the kernel, for want of memory?); the workers save and stop after "
+        fix="find out what kills it (the kernel, out of memory?); the workers save and stop after "
         "recovery.lease, then resume the run",
     )

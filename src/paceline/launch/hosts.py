@@ -165,7 +165,7 @@ def _unreached(host: str, why: str) -> Problem:
         code="W004",
         what=f"{host} cannot be reached: {why}",
         where=f"host {host}",
-        fix="see that it is up and lets you in without a question, or take it out of the list",
+        fix="check that it is up and that ssh logs in without a prompt, or take it out of the list",
     )
 
 

@@ -325,7 +325,7 @@ def _cannot(error: Refused) -> NoReturn:
         code="W022",
         what=f"the cluster answers {error.status}: {error.message}",
         where="the cluster",
-        fix="see whether it is well: kubectl get --raw /readyz",
+        fix="check its health: kubectl get --raw /readyz",
     )
 
 

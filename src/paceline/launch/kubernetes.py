@@ -217,7 +217,7 @@ def cancel(placement: Placement) -> None:
             code="W012",
             what=f"the cluster has no {_KINDS[kind]} {name} in {namespace} (any more)",
             where="kubernetes",
-            fix="nothing is left to end",
+            fix="nothing to do: it has ended",
         )
     if kind == "trainjob":
         api.delete("TrainingRuntime", namespace, f"{name}-runtime")

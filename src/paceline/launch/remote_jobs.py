@@ -269,9 +269,9 @@ def _need(tool: str) -> None:
 def _no_answer(words: Sequence[str], why: str) -> Problem:
     return Problem(
         code="W011",
-        what=f"{words[0]} does not do it: {why[:300]}",
+        what=f"{words[0]} failed: {why[:300]}",
         where=shlex.join(words),
-        fix="see whether the place is up and you are logged in",
+        fix="check that the place is up and that you are logged in",
     )
 
 

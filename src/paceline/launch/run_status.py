@@ -174,7 +174,7 @@ def stop(named: str, runs: Path) -> str:
             code="W016",
             what=f"the run belongs to another user: process {controller.pid}",
             where=str(run.path),
-            fix="ask that user",
+            fix="ask that user to stop it",
         ) from None
     raise RunError.of(
         code="W016",
