@@ -39,6 +39,26 @@ def test_an_engines_refusal_is_json_and_stays_text_on_standard_error(job):
     assert f"H002: {problem['what']}\n  where: {problem['where']}" in done.stderr
 
 
+@pytest.mark.parametrize("contract", ["002", "004"])
+def test_s2_1_a_contract_for_a_job_that_does_not_fit_is_answered_with_what_it_needs(job, contract):
+    big = ("--set", "model.preset=llama-3-70b", "--set", "model.decoder=null")
+    done = say("plan", job, *big, "--set", "layout.tensor=auto", "--contract", contract)
+    assert done.returncode == 3, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["success"] is False
+    assert answer["phase"] == "resource-assessment"
+    assert answer["requiredResources"]["minGPUs"] > 2
+    assert [each["code"] for each in answer["problems"]] == ["P001"]
+    assert "P001: no layout fits" in done.stderr
+
+
+def test_s2_1_a_contract_for_a_job_file_that_is_wrong_is_answered_with_its_problems(job):
+    done = say("plan", job, "--contract=002", "--set", "train.steps=0")
+    assert done.returncode == 2
+    answer = json.loads(done.stdout)
+    assert (answer["success"], len(answer["problems"])) == (False, 1)
+
+
 def test_a_job_file_that_is_wrong_names_every_problem(job):
     done = say("plan", job, "--json", "--set", "train.steps=0", "--set", "train.global_batch=x")
     assert done.returncode == 2

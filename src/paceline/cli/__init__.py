@@ -155,16 +155,18 @@ def _say(text: str) -> None:
 
 
 def _answer(problems: list[dict[str, str | None]]) -> None:
-    """With `--json`, what is wrong for the program that reads standard output. Nothing where a verb
-    has answered before it failed: then that is the one document there."""
+    """With `--json` or `--contract`, what is wrong for who reads standard output. Nothing
+    where a verb has answered before it failed: then that is the one document there."""
     from paceline.cli.standard_streams import StreamError, has_answered
 
     words = sys.argv[1:]
     ours = words[: words.index("--")] if "--" in words else words
-    if "--json" not in ours or has_answered():
+    is_contract = any(word.partition("=")[0] == "--contract" for word in ours)
+    if not (is_contract or "--json" in ours) or has_answered():
         return
+    found: dict[str, object] = {"success": False} if is_contract else {}
     with contextlib.suppress(StreamError):
-        click.echo(json.dumps({"problems": problems}, indent=2))
+        click.echo(json.dumps(found | {"problems": problems}, indent=2))
 
 
 def _misuse(error: click.ClickException) -> dict[str, str | None]:

@@ -1,6 +1,7 @@
 """`paceline plan --phases`: the sixteen phases, printed or written into a folder."""
 
 import json
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ import click
 from paceline.cli.screen import show
 from paceline.contracts.phases import Goals, PhasePlan, exit_code, format_gates, make_phases
 from paceline.contracts.phases.make import INDEX, PHASES
-from paceline.errors import JobError
+from paceline.errors import JobError, PlanError
 from paceline.job import Job
 from paceline.launch.plannable import planned
 from paceline.profile import ModuleFacts
@@ -66,6 +67,17 @@ def show_phases(
     else:
         _print(made, out)
     return exit_code(made.gates, yes=yes, fail_on_gate=fail_on_gate)
+
+
+def refusal_of(job: Job, facts: ModuleFacts | None, error: PlanError) -> dict[str, Any]:
+    """The contract's answer for a job that cannot be planned: the phase, what it would need and the
+    changes with which it fits; where memory is not the reason, the problems alone."""
+    try:
+        made = make_phases(job, partial(planned, facts=facts))
+        found: dict[str, Any] = json.loads(made.files["final-training-plan.json"])
+    except PlanError:
+        found = {"success": False}
+    return found | {"problems": [asdict(problem) for problem in error.problems]}
 
 
 def _as_json(made: PhasePlan) -> dict[str, Any]:

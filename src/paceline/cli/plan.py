@@ -168,6 +168,10 @@ def command(
     try:
         plan = planned(job, facts)
     except PlanError as error:
+        if contract is not None:
+            from paceline.cli.phases import refusal_of
+
+            click.echo(json.dumps(refusal_of(job, facts, error), indent=2))
         # No change of the cluster or the layout would help a model that the files do not describe.
         raise PlanError(*_foreign_model(job, facts), *error.problems) from None
     plan = replace(plan, data_checked=checked_text(job))
