@@ -8,6 +8,8 @@ from click.testing import CliRunner, Result
 
 from paceline.cli.simulate import command
 from paceline.errors import JobError
+from paceline.job import load_job
+from paceline.plan import plan_job
 
 ROOT = Path(__file__).parent.parent.parent
 LARGE = str(ROOT / "examples/plan-70b/job.yaml")
@@ -52,6 +54,13 @@ def test_json_has_what_was_asked_the_cases_and_shares_that_sum_to_one():
 def test_the_batch_grows_with_the_nodes():
     found = json.loads(called(LARGE, "--nodes", "16,32", "--json", *FAST).stdout)
     assert [case["global_batch"] for case in found["cases"]] == [256, 512]
+
+
+def test_checkpoints_are_as_far_apart_as_in_the_plan():
+    """Before, Daly's interval for one tier's failures was taken, whatever the run would do."""
+    found = json.loads(called(LARGE, "--nodes", "8", "--json", *FAST).stdout)
+    planned = plan_job(load_job(Path(LARGE)))
+    assert found["cases"][0]["save_every"] == planned.checkpoint_every
 
 
 def test_a_phase_of_ones_own_takes_the_place_of_the_assumed_one():

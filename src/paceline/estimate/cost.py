@@ -12,7 +12,7 @@ from typing import Literal
 
 from paceline.catalog import Price, Provider, load_providers
 from paceline.catalog.mig import split_slice
-from paceline.estimate.goodput import Goodput, daly_interval_s, goodput, job_mtbf_s
+from paceline.estimate.goodput import Goodput, best_interval_s, goodput, job_mtbf_s
 from paceline.units import bytes_apart, counted, format_bytes
 
 Way = Literal["on demand", "spot"]
@@ -68,7 +68,7 @@ class Failures:
             mtbf_s = 1 / (1 / mtbf_s + 1 / taken_s)
         interval_s = None if num_spot_instances else self.interval_s
         if interval_s is None:
-            interval_s = max(1.0, daly_interval_s(self.save_s, mtbf_s), self.background_s)
+            interval_s = best_interval_s(self.save_s, mtbf_s, background_s=self.background_s)
         return goodput(
             mtbf_s=mtbf_s,
             interval_s=interval_s,

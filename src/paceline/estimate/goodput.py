@@ -9,7 +9,7 @@ should look at the range and not at one figure.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import expm1, inf, sqrt
+from math import ceil, expm1, inf, sqrt
 
 _HOUR_S = 3600.0
 _LLAMA3_GPUS, _LLAMA3_HOURS, _LLAMA3_UNEXPECTED = 16_384, 54 * 24, 419
@@ -70,6 +70,31 @@ def daly_interval_s(save_s: float, mtbf_s: float) -> float:
         return mtbf_s
     part = save_s / (2 * mtbf_s)
     return sqrt(2 * save_s * mtbf_s) * (1 + sqrt(part) / 3 + part / 9) - save_s
+
+
+_LEAST_INTERVAL_S = 1.0
+"""A save that costs nothing would be made all the time; once a second is often enough."""
+
+
+def best_interval_s(
+    save_s: float, mtbf_s: float, *, background_s: float = 0.0, step_s: float | None = None
+) -> float:
+    """Seconds of training between checkpoints that lose the least: Daly's, in whole steps, and no
+    shorter than a checkpoint is written.
+
+    Args:
+        save_s: Seconds that training stands still for one.
+        mtbf_s: Mean seconds between the failures that need one.
+        background_s: Seconds that it is written on while training goes on.
+        step_s: Seconds of a step; None where it is not known.
+
+    >>> best_interval_s(50, 10_000, background_s=2000, step_s=300)
+    2100
+    """
+    interval_s = max(_LEAST_INTERVAL_S, daly_interval_s(save_s, mtbf_s), background_s)
+    if not step_s:
+        return interval_s
+    return step_s * max(1, round(interval_s / step_s), ceil(background_s / step_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from math import inf
 from typing import Literal
 
 from paceline.estimate.engine_memory import HOST_MEMORY_BYTES_PER_S
-from paceline.estimate.goodput import daly_interval_s, goodput, job_mtbf_s
+from paceline.estimate.goodput import best_interval_s, goodput, job_mtbf_s
 from paceline.parallel import Layout
 from paceline.units import bytes_apart
 
@@ -334,7 +334,7 @@ def _memory(case: _Case) -> StateTier:
         needs, has = bytes_apart(needed, machine.free_host_bytes)
         why_not = f"it takes {needs} of a node's memory, which has {has} for it"
     send_s = case.fetch_s if sends else 0.0
-    interval_s = max(daly_interval_s(copy_s, case.mtbf_s), send_s, training.step_s)
+    interval_s = best_interval_s(copy_s, case.mtbf_s, background_s=send_s, step_s=training.step_s)
     steps = max(1.0, interval_s / training.step_s)
     return _priced(
         case,
@@ -403,7 +403,9 @@ def _with_checkpoints(case: _Case, mtbf_s: float) -> Mapping[str, float]:
     save_s = training.checkpoint_bytes / case.layout.num_ranks / case.machine.copy_bytes_per_s
     interval_s = training.checkpoint_interval_s
     if interval_s is None:
-        interval_s = max(daly_interval_s(save_s, mtbf_s), training.write_s, training.step_s)
+        interval_s = best_interval_s(
+            save_s, mtbf_s, background_s=training.write_s, step_s=training.step_s
+        )
     good = goodput(
         mtbf_s=mtbf_s,
         interval_s=interval_s,

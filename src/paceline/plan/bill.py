@@ -335,6 +335,7 @@ def _assumed(restart_s: float) -> list[str]:
         f"assumed: one failure in {hours:,.0f} hours of an accelerator",
         f"assumed: {format_seconds(restart_s)} to restart",
         f"assumed: a spot instance lasts {format_seconds(DEFAULT_SPOT_MTBF_S)} on average",
+        "assumed: on spot, checkpoints as often as is best for that",
     ]
 
 

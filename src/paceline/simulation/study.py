@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from paceline.errors import PlanError, Problem
-from paceline.estimate.goodput import daly_interval_s
+from paceline.estimate.goodput import best_interval_s
 from paceline.estimate.recovery import StatePlan, Tier
 from paceline.job import Job
 from paceline.job.failures import FailuresSpec
@@ -57,7 +57,7 @@ class Case:
     save_s: float
     write_s: float
     save_every: int
-    """Steps: the job's, or Daly's for the failures that need a checkpoint."""
+    """Steps, as planned."""
 
     num_spares: int
     costs: tuple[tuple[str, Costs], ...]
@@ -122,7 +122,7 @@ def make_case(
 
     Args:
         job: Whose plan it is; its batch grows with the nodes.
-        failures: Their rate decides the tier of state and the interval of checkpoints.
+        failures: Their rate decides the tier of state.
         num_nodes: To plan for.
         job_nodes: That the job's batch is for.
         num_spares: Nodes besides; None is a hundredth.
@@ -166,7 +166,7 @@ def make_case(
         state=state,
         save_s=view.save_s,
         write_s=write_s,
-        save_every=_save_every(job, state, step_s, view.save_s, write_s),
+        save_every=plan.checkpoint_every,
         num_spares=max(1, round(SPARE_SHARE * num_nodes)) if num_spares is None else num_spares,
         costs=tuple(variants),
     )
@@ -209,15 +209,6 @@ def _unknown_step(job: Job, plan: Plan) -> Problem:
         fix="say what you measured: --step 1.2s; or name an accelerator that the catalog knows "
         "(`paceline catalog accelerators`)",
     )
-
-
-def _save_every(job: Job, state: StatePlan, step_s: float, save_s: float, write_s: float) -> int:
-    every = job.spec.checkpoint.every
-    if every != "auto":
-        return every
-    uncovered = state.mtbf_s / (1 - state.tier(state.chosen).covered)
-    interval_s = max(daly_interval_s(save_s, uncovered), write_s)
-    return max(1, round(interval_s / step_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,11 +322,11 @@ def scene_of(case: Case, costs: Costs, question: Question) -> Scene:
 
 
 def rhythm_of(system: System, case: Case, failures: FailuresSpec) -> Rhythm:
-    """The steps of another system: its own saves, by Daly for the rate that is expected."""
+    """The steps of another system, with saves of its own at the best interval for the rate."""
     every = None
     if system.lost == "checkpoint":
         mtbf_s = 1 / expected_per_s(failures, case.num_nodes)
-        every = max(1, round(daly_interval_s(system.save_s, mtbf_s) / case.step_s))
+        every = round(best_interval_s(system.save_s, mtbf_s, step_s=case.step_s) / case.step_s)
     return Rhythm(
         step_s=case.step_s,
         slower_s=case.step_s * system.stall_share / (1 - system.stall_share),

@@ -1,12 +1,13 @@
 """How often to write a checkpoint: where the cost of saving and the work lost balance."""
 
 from dataclasses import dataclass
-from math import ceil, exp
+from math import exp
 
 from paceline.estimate.goodput import (
     DEFAULT_RANK_MTBF_S,
     RATE_SPREAD,
     Goodput,
+    best_interval_s,
     daly_interval_s,
     goodput,
     job_mtbf_s,
@@ -16,9 +17,6 @@ from paceline.units import format_seconds
 
 RULE_OF_THUMB_S = (1800.0, 3600.0)
 """`Every 30 to 60 minutes`, as often told, whatever the size of the job."""
-
-_LEAST_INTERVAL_S = 1.0
-"""A save that costs nothing would be made all the time; once a second is often enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +79,8 @@ def advise_checkpoints(
     cited = rank_mtbf_s is None
     mtbf_s = job_mtbf_s(ranks, rank_mtbf_s or DEFAULT_RANK_MTBF_S)
     daly = daly_interval_s(save_s, mtbf_s)
-    interval = max(_LEAST_INTERVAL_S, daly, background_s)
-    # The next save begins when the last one is written.
-    every = None if not step_s else max(1, round(interval / step_s), ceil(background_s / step_s))
-    if every is not None and step_s:
-        interval = every * step_s
+    interval = best_interval_s(save_s, mtbf_s, background_s=background_s, step_s=step_s)
+    every = round(interval / step_s) if step_s else None
 
     def at(interval_s: float, mtbf_s: float = mtbf_s) -> Goodput:
         return goodput(
