@@ -146,9 +146,12 @@ def test_the_engine_that_is_named_instead_plans_this_very_job(job_file, engine, 
     assert plan(job_file, nearest, *words).exit_code != 0
     asked = ["--set", f"engine={engine}", *words]
     dry = ["run", str(job_file), "--on", "slurm", "--dry-run", *asked]
-    (problem,) = CliRunner().invoke(cli, dry).exception.problems
-    assert problem.code == "R015"
-    assert f"fix: {problem.fix}" in warning
+    # The files of an engine that a job does not name are asked for as well.
+    rendered = ["render", str(job_file), "--for", engine, *words]
+    for asked_for in (dry, rendered):
+        (problem,) = CliRunner().invoke(cli, asked_for).exception.problems
+        assert problem.code == "R015"
+        assert f"fix: {problem.fix}" in warning
     named = problem.fix.partition("set engine to ")[2].partition(",")[0]
     if named:
         assert plan(job_file, named, *words).exit_code == 0

@@ -32,7 +32,10 @@ def job_of(engine: str, *overrides: str) -> Job:
 
 
 def space(engine: str, *overrides: str):
-    job = job_of(engine, *overrides)
+    return space_of_job(job_of(engine, *overrides))
+
+
+def space_of_job(job: Job):
     return space_of(job, find_cluster(job.spec.cluster, job), resolve_profile(job))
 
 
@@ -248,3 +251,34 @@ def test_offloaded_parameters_leave_the_device_for_the_host_and_cost_time():
     # Two bytes of each parameter, and as many of its gradient.
     assert moved.host_bytes - alone.host_bytes == pytest.approx(4 * params / 2, rel=0.01)
     assert np.less(alone.estimate.step_s, moved.estimate.step_s)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (
+            ["layout.pipeline=2"],
+            "paceline or megatron or megatron-bridge or deepspeed or torchtitan",
+        ),
+        (
+            ["layout.pipeline=2", "layout.schedule=interleaved"],
+            "paceline or megatron or megatron-bridge or torchtitan",
+        ),
+        (["layout.pipeline=2", "cluster.accelerator=cpu"], "paceline or deepspeed"),
+        (["layout.pipeline=2", "cluster.accelerator=TPU-v5p"], None),
+    ],
+)
+def test_a_refusal_names_engines_that_train_on_these_machines_and_take_the_whole_layout(
+    overrides, named
+):
+    """It named maxtext on A100s, and engines that Paceline writes no files for."""
+    job = job_of("accelerate", *overrides)
+    fixes = [each.fix for each in check_layout_choices(job, space("accelerate", *overrides))]
+    ends = {fix.partition(", or set engine to ")[2] or None for fix in fixes}
+    assert ends == {named}
+
+
+def test_stages_that_would_divide_leave_room_for_the_other_degrees():
+    job = job_of("deepspeed", "layout.pipeline=3", "layout.data=8")
+    fixes = [each.fix for each in check_layout_choices(job, space_of_job(job))]
+    assert fixes[0].startswith("set layout.pipeline to 1 or 2, or set engine to")

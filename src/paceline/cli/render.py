@@ -45,12 +45,13 @@ def command(
       paceline render job.yaml --for accelerate --out launch
       paceline render job.yaml --for slurm --out launch --force
     """
-    from paceline.render import find, render_job, renderer_of
+    from paceline.render import find, is_only_estimated, render_job, renderer_of
 
     if engine == "list":
         _list(as_json=as_json)
         return
-    find(engine)
+    if job_file is None or not is_only_estimated(engine):
+        find(engine)
     if job_file is None:
         raise click.UsageError("Name the job file: paceline render job.yaml --for " + engine)
     from paceline.cli.job_input import read_plannable

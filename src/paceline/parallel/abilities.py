@@ -203,7 +203,7 @@ def abilities_of(engine: str) -> Abilities:
     return ABILITIES.get(engine, Abilities())
 
 
-def engines_over(backend: str) -> list[str]:
+def engines_over(backend: str | None) -> list[str]:
     """Engines that train over a library of collectives.
 
     >>> engines_over("xla"), engines_over("hccl")

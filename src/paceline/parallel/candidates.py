@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.catalog.accelerator import Backend
 from paceline.choices import Offload, Recompute, Schedule
 from paceline.job import LayoutSpec
 from paceline.parallel.abilities import Abilities
@@ -55,6 +56,9 @@ class Space:
     ranks_per_node: int = 1
     offloads: tuple[Offload, ...] = ("none",)
     """Where optimizer state may be, where the job leaves it open."""
+
+    backend: Backend | None = "nccl"
+    """Of the cluster's collectives, for engines that are named instead; None names none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

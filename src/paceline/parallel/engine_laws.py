@@ -1,6 +1,6 @@
 """What a layout must obey because of the software that runs it."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
@@ -9,8 +9,14 @@ from paceline.catalog.accelerator import Backend
 from paceline.errors import Problem
 from paceline.job import Job, LayoutSpec, TrainSpec
 from paceline.job.data_fields import objective_of
+from paceline.job.engine import has_files
 from paceline.parallel.abilities import ABILITIES, Abilities, Excluded, engines_over
-from paceline.parallel.candidates import Space, asks_for_pipeline, with_implied
+from paceline.parallel.candidates import (
+    Space,
+    asks_for_pipeline,
+    num_fixed_ranks,
+    with_implied,
+)
 
 
 def asked_of_all_reduce(train: TrainSpec) -> list[str]:
@@ -67,7 +73,7 @@ def check_engine(job: Job, space: Space) -> Iterator[Problem]:
     in_pipeline = fixed.pipeline not in ("auto", 1) or asks_for_pipeline(fixed)
     only_without = set(able.shardings) - set(able.pipeline_shardings)
     if in_pipeline and able.schedules and fixed.sharding in only_without:
-        yield _not_in_pipeline(job, fixed.sharding, able)
+        yield _not_in_pipeline(job, space, fixed.sharding)
     for name, is_there in has.items():
         degree = getattr(fixed, name)
         if not is_there and degree not in ("auto", 1):
@@ -112,7 +118,9 @@ def _check_asked(job: Job, able: Abilities, backend: Backend) -> Iterator[Proble
         if wanted in ("auto", False) or _can_ask(able, abilities, wanted):
             continue
         others = [
-            name for name in engines_over(backend) if _can_ask(ABILITIES[name], abilities, wanted)
+            name
+            for name in engines_over(backend)
+            if _can_ask(ABILITIES[name], abilities, wanted) and _is_run(name)
         ]
         has = getattr(able, abilities)
         own = " or ".join(sorted(has)) if isinstance(has, Collection) else ""
@@ -149,20 +157,25 @@ def _check_sizes(job: Job, space: Space) -> Iterator[Problem]:
     fixed, able, engine = job.spec.layout, space.abilities, job.spec.engine
     blocks, pipeline = space.profile.num_blocks, fixed.pipeline
     if able.equal_stages and pipeline != "auto" and blocks % pipeline and pipeline <= blocks:
-        good = [n for n in range(1, blocks + 1) if blocks % n == 0 and space.num_ranks % n == 0]
+        ranks = space.num_ranks * pipeline // num_fixed_ranks(fixed)
+        good = [n for n in range(1, blocks + 1) if blocks % n == 0 and ranks % n == 0]
         yield _of_engine(
             job,
             "pipeline",
             f"does not divide {blocks} blocks, and {engine} has as many on each stage",
-            f"set layout.pipeline to {' or '.join(map(str, good))}",
+            f"set layout.pipeline to {' or '.join(map(str, good)) or 'auto'}",
+            _others(job, space, lambda each: not each.equal_stages),
         )
     every = fixed.recompute_every
     if not able.recomputes_some and every not in ("auto", 1):
         why = f"{engine} cannot do: it recomputes every block or none"
-        yield _of_engine(job, "recompute_every", f"which {why}", "leave it out")
+        fix = "leave layout.recompute_every out"
+        others = _others(job, space, lambda each: each.recomputes_some)
+        yield _of_engine(job, "recompute_every", f"which {why}", fix, others)
     if able.hybrid_in_node and fixed.shard not in ("auto", space.ranks_per_node):
         why = f"{engine} cannot do: its groups are the nodes, of {space.ranks_per_node} ranks"
-        yield _of_engine(job, "shard", f"which {why}", "leave it out")
+        others = _others(job, space, lambda each: not each.hybrid_in_node)
+        yield _of_engine(job, "shard", f"which {why}", "leave layout.shard out", others)
 
 
 def _check_offload(job: Job, space: Space) -> Iterator[Problem]:
@@ -176,8 +189,9 @@ def _check_offload(job: Job, space: Space) -> Iterator[Problem]:
             else "it offloads optimizer state alone"
         )
         why = f"which {engine} cannot do: {has}"
-        others = ", ".join(n for n, each in ABILITIES.items() if moves in each.offloads_parameters)
-        yield _of_engine(job, "offload_parameters", why, "leave it out", f": {others}")
+        others = _others(job, space, lambda each: moves in each.offloads_parameters)
+        fix = "leave layout.offload_parameters out"
+        yield _of_engine(job, "offload_parameters", why, fix, others)
     if fixed.offload == "none" and moves is True:
         yield Problem(
             code="L024",
@@ -194,7 +208,32 @@ def _check_offload(job: Job, space: Space) -> Iterator[Problem]:
         )
 
 
-def _of_engine(job: Job, field: str, why: str, fix: str, others: str = "") -> Problem:
+def _others(job: Job, space: Space, has: Callable[[Abilities], bool]) -> list[str]:
+    """Engines with files that train on these machines and take all that this job fixes."""
+    there = replace(space, backend=None)
+
+    def takes(name: str) -> bool:
+        other = replace(job, spec=replace(job.spec, engine=name))
+        return not any(check_engine(other, replace(there, abilities=ABILITIES[name])))
+
+    return [
+        name
+        for name in engines_over(space.backend)
+        if name != job.spec.engine and _is_run(name) and has(ABILITIES[name]) and takes(name)
+    ]
+
+
+def _is_run(engine: str) -> bool:
+    """Whether Paceline runs an engine or writes its files, and does not only estimate it."""
+    return engine == "paceline" or has_files(engine, "")
+
+
+def _or_another(others: Sequence[str]) -> str:
+    """The end of a fix."""
+    return f", or set engine to {' or '.join(others)}" if others else ""
+
+
+def _of_engine(job: Job, field: str, why: str, fix: str, others: Sequence[str]) -> Problem:
     """L012 of one field, whose value the sentence begins with."""
     value = str(getattr(job.spec.layout, field)).lower()
     return Problem(
@@ -203,7 +242,7 @@ def _of_engine(job: Job, field: str, why: str, fix: str, others: str = "") -> Pr
         if why.startswith("which")
         else f"layout.{field} {value} {why}",
         where=job.where(f"layout.{field}"),
-        fix=f"{fix}, or name another engine{others}",
+        fix=fix + _or_another(others),
     )
 
 
@@ -220,11 +259,11 @@ def _not_together(job: Job, excluded: Excluded) -> Problem:
     )
 
 
-def _not_in_pipeline(job: Job, sharding: str, able: Abilities) -> Problem:
+def _not_in_pipeline(job: Job, space: Space, sharding: str) -> Problem:
     """A sharding that the engine has, and not together with a pipeline."""
     engine = job.spec.engine
     ours = engine == "paceline"
-    others = [name for name, each in ABILITIES.items() if sharding in each.pipeline_shardings]
+    others = _others(job, space, lambda each: sharding in each.pipeline_shardings)
     return Problem(
         code="L012",
         what=f"layout.sharding is {sharding}, which "
@@ -235,8 +274,8 @@ def _not_in_pipeline(job: Job, sharding: str, able: Abilities) -> Problem:
             else f"{engine} cannot do in a pipeline"
         ),
         where=job.where("layout.sharding"),
-        fix=f"set layout.sharding to {' or '.join(able.pipeline_shardings)}, or layout.pipeline to "
-        f"1, or name an engine that has it: {', '.join(others) or 'none is known'}",
+        fix=f"set layout.sharding to {' or '.join(space.abilities.pipeline_shardings)}, or "
+        f"layout.pipeline to 1{_or_another(others)}",
     )
 
 
@@ -286,16 +325,13 @@ def _not_of_engine(
             fix=f"leave layout.{field} out, and split the work over data ranks (layout.data, "
             "layout.sharding)",
         )
-    others = [n for n, able in ABILITIES.items() if n != engine and _has(able, name, value)]
+    others = _others(job, space, lambda able: _has(able, name, value))
     return Problem(
         code="L012",
         what=f"layout.{field} is {written}, which "
         + (f"Paceline's own runtime cannot do: {has}" if ours else f"{engine} cannot do: {has}"),
         where=job.where(f"layout.{field}"),
-        fix=f"leave layout.{field} out"
-        if is_mlx  # no other engine has Macs
-        else f"leave layout.{field} out, or name an engine that has it: "
-        f"{', '.join(others) or 'none is known'}",
+        fix=f"leave layout.{field} out{_or_another(others)}",
     )
 
 

@@ -71,6 +71,7 @@ def space_of(job: Job, cluster: Cluster, profile: ModelProfile) -> Space:
         abilities = replace(abilities, schedules=())
     return Space(
         num_ranks=cluster.num_ranks,
+        backend=cluster.backend,
         global_batch=job.spec.train.global_batch,
         profile=profile,
         domain=cluster.domain,

@@ -5,7 +5,7 @@ One module per engine, listed in `ENGINES`; each has `render(plan, job)` and `ga
 """
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -28,7 +28,7 @@ from paceline.render.carried import left_out
 from paceline.render.engine import Engine, EngineModule, Files, Gap, RenderError
 from paceline.render.example import needs_own_program, without_own_program
 from paceline.render.model import config_of
-from paceline.topology import find_cluster
+from paceline.topology import Cluster, find_cluster
 
 __all__ = [
     "ENGINES",
@@ -69,14 +69,21 @@ class Rendered:
     """What they leave out, each with the nearest that they say instead."""
 
 
-def find(name: str) -> Engine:
+def find(
+    name: str, cluster: Cluster | None = None, takes: Callable[[str], bool] | None = None
+) -> Engine:
     """The engine of that name, or of a catalog engine whose files it writes.
+
+    Args:
+        name: Of either.
+        cluster: Where an engine that is named instead trains.
+        takes: Whether it takes the job.
 
     Raises:
         JobError: `H001`, naming the nearest; `R015`, it is estimated, and no files are written.
     """
-    if name not in _RENDERERS and name in ENGINE_NAMES and name not in ENGINES:
-        JobError.raise_for(filter(None, [check_has_files(name, "")]))
+    if is_only_estimated(name):
+        JobError.raise_for(filter(None, [check_has_files(name, "", cluster, takes)]))
     engine = ENGINES.get(_RENDERERS.get(name, name))
     if engine is None:
         raise JobError.of(
@@ -86,6 +93,11 @@ def find(name: str) -> Engine:
             fix=did_you_mean(name, ENGINES) or f"one of {', '.join(ENGINES)}",
         )
     return engine
+
+
+def is_only_estimated(name: str) -> bool:
+    """Whether the catalog has an engine that no files are written for."""
+    return name not in _RENDERERS and name in ENGINE_NAMES and name not in ENGINES
 
 
 def render_job(name: str, plan: Plan, job: Job, *, own_program: bool = True) -> Rendered:
@@ -104,7 +116,11 @@ def render_job(name: str, plan: Plan, job: Job, *, own_program: bool = True) -> 
             into its files.
         RenderError: `H002`, the engine cannot express the plan; one problem for each part.
     """
-    module = cast(EngineModule, importlib.import_module(find(name).module))
+
+    def takes(other: str) -> bool:
+        return _refused_with(other, job, plan.profile, plan.decoder) is None
+
+    module = cast(EngineModule, importlib.import_module(find(name, plan.cluster, takes).module))
     if renderer_of(plan.engine) == name:
         JobError.raise_for(filter(None, [check_release(plan)]))
     gaps = _gaps(module, plan, job, own_program=own_program)
