@@ -46,7 +46,7 @@ class Repository:
     commit: str
     style: str
     half: str
-    """`open`, `away` (put away until the rules are finished), `fresh`, `fresh2` or `fresh3` (in neither)."""
+    """`open`, `away` (put away until the rules are finished), or `fresh` to `fresh3`."""
 
     seen: bool = False
     """Its findings were discussed before the halves were made."""
@@ -104,7 +104,9 @@ def share(judgements: Counter[str]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path, help="checkouts, each in owner+name")
-    parser.add_argument("--half", choices=("open", "away", "fresh", "fresh2", "fresh3"), default="open")
+    parser.add_argument(
+        "--half", choices=("open", "away", "fresh", "fresh2", "fresh3"), default="open"
+    )
     parser.add_argument("--only", action="append", default=[], metavar="OWNER/NAME")
     parser.add_argument("--list", action="store_true", help="print what is false or not judged")
     parser.add_argument("--rules", action="store_true", help="print a table by rule")

@@ -176,3 +176,33 @@ def test_a_name_of_several_words_does_not_look_like_a_made_secret(line, certaint
 
 def test_the_word_password_in_a_url_is_a_place_for_one():
     assert not list(find_in_lines("ftp://username:password@ftp.example.com/Repository"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '"rsa_private_key": r"-----BEGIN RSA PRIVATE KEY-----",',
+        "DATABASE_URL=postgres://postgres:postgres@webdb/site",
+        'assert uri == "postgresql://myuser:weak_password@localhost:54321/mydb"',
+    ],
+)
+def test_the_pattern_of_a_key_and_a_development_password_are_no_issued_secrets(line):
+    assert "issued" not in [secret.certainty for secret in find_in_lines(line, "code")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQEFAASC",
+        'key = "-----BEGIN RSA PRIVATE KEY-----\\nMIIEpAIBAAKCAQEA"',
+        "postgres://site:h7Gk29fjQ1ab@db/site",
+    ],
+)
+def test_a_key_that_follows_its_header_and_a_real_password_are_issued(text):
+    assert [secret.certainty for secret in find_in_lines(text)] == ["issued"]
+
+
+def test_a_key_of_zeros_does_not_look_made_and_a_site_key_is_public():
+    [secret] = find_in_lines("CAPTCHA_SECRET_KEY=1x0000000000000000000000000000000AA")
+    assert secret.certainty == "word"
+    assert not list(find_in_lines("CAPTCHA_SITE_KEY=6LfT1vQpAAAAAK3"))

@@ -29,7 +29,17 @@ _SECRET_KEYS = {
 }
 """Before `key`, however it is written."""
 
-_ORDINARY_KEYS = {"SORT", "PRIMARY", "PUBLIC", "PARTITION", "FOREIGN", "CACHE", "GROUP", "QUERY"}
+_ORDINARY_KEYS = {
+    "SORT",
+    "PRIMARY",
+    "PUBLIC",
+    "PARTITION",
+    "FOREIGN",
+    "CACHE",
+    "GROUP",
+    "QUERY",
+    "SITE",
+}
 
 _STANDS_FOR = re.compile(
     r"[$<{`%!].*|\.\.\.|x+|\*+|…|true|false|yes|no|none|null|auto|off|on|read|write|"
@@ -104,21 +114,30 @@ class Named:
 
     @property
     def looks_made(self) -> bool:
-        """Whether a part of the value has letters and digits, and is as long as passwords are.
+        """Whether a part of the value has letters and digits, is as long as passwords are, and has
+        more than a few different characters (`1x000000AA` is a key for trying out).
 
         Words (`token = "next"`), numbers, versions and names of several words
         (`x-aws-ec2-metadata-token`) are no secrets, whatever they are called; nor is a value that
         speaks of one: `team_1_API_KEY` names it where it is kept, `password1234` stands for one.
         """
         plain = self.value.strip("\"'")
-        return not re.search(r"(?i)\s|pass|secret|token|key", plain) and any(
-            len(part) >= _SHORTEST and re.search(r"\d", part) and re.search(r"[A-Za-z]", part)
+        return not (re.search(r"\s", plain) or says_what_it_is(plain)) and any(
+            len(part) >= _SHORTEST
+            and len(set(part)) > _SHORTEST // 2
+            and re.search(r"\d", part)
+            and re.search(r"[A-Za-z]", part)
             for part in re.split(r"[-./:]", plain)
         )
 
 
 _SHORTEST = 8
 """Characters of a password: NIST SP 800-63B, 5.1.1.2."""
+
+
+def says_what_it_is(value: str) -> bool:
+    """Whether a value speaks of a secret: it names one, or stands for one (`weak_password`)."""
+    return re.search(r"(?i)pass|secret|token|key", value) is not None
 
 
 def find_in_text(text: str, form: Form = "text") -> Named | None:

@@ -19,6 +19,7 @@ from paceline.job.secret_names import (
     find_under_name,
     flag_name,
     is_harmless,
+    says_what_it_is,
 )
 from paceline.job.section import shipped
 from paceline.job.yaml_text import Place, dotted, where_in
@@ -97,9 +98,10 @@ def find_issued(text: str) -> Iterator[str]:
 
 
 def _is_issued(match: re.Match[str]) -> bool:
-    """Whether it is no example, and no place of a password in a URL: `user:{password}@`."""
+    """Whether it is no example, no place of a password in a URL (`user:{password}@`), and not what
+    a database for development has (`postgres:postgres@`)."""
     value = match.groupdict().get("value")
-    if value is not None and value.lower() in {"pass", "passwd", "password", "secret"}:
+    if value is not None and (says_what_it_is(value) or match[0].startswith(f"://{value}:")):
         return False
     return not match[0].endswith("EXAMPLE") and (value is None or not is_harmless(value))
 

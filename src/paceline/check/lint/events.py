@@ -189,6 +189,24 @@ def decided_by_rank(test: Value, depth: int = 12) -> bool:
     return any(decided_by_rank(one, depth - 1) or is_rank_number(one) for one in test.operation[1:])
 
 
+def surely_by_rank(test: Value, depth: int = 12) -> bool:
+    """Whether ranks differ in a condition in every run: each value it may have asks for the rank.
+
+    `resume is None` asks what was chosen elsewhere, perhaps for all ranks alike.
+    """
+    if depth == 0 or RANK not in test.taints:
+        return False
+    if test.options:
+        open_ones = [one for one in test.any() if one.const is UNKNOWN]
+        return bool(open_ones) and all(surely_by_rank(one, depth - 1) for one in open_ones)
+    sign, *parts = test.operation or ("",)
+    if sign in {"Is", "IsNot", "In", "NotIn"}:
+        return False
+    if parts:
+        return any(surely_by_rank(one, depth - 1) for one in parts)
+    return test.main is not None or is_rank_number(test)
+
+
 def is_rank_number(value: Value, depth: int = 8) -> bool:
     """A rank, or arithmetic on one: `rank % 2`."""
     if RANK not in value.taints or depth == 0:

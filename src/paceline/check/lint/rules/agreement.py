@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
-from paceline.check.lint.events import Call, Guard
+from paceline.check.lint.events import Call, Guard, surely_by_rank
 from paceline.check.lint.names import COLLECTIVES, DDP, FSDP
 from paceline.check.lint.program import Program
 from paceline.check.lint.values import Value, innermost, stops_gradients
@@ -498,8 +498,41 @@ def rank_finding(program: Program, joint: Joint, guard: Guard) -> Finding:
         ),
         fix=fix,
         seen=(guard, call),
-        level=joint.severity,
+        level=joint.severity if is_shown(program, joint, guard) else Severity.INFO,
     )
+
+
+def is_shown(program: Program, joint: Joint, guard: Guard) -> bool:
+    """Whether the calls on the way prove it for every run: the condition asks for the rank, the way
+    there is the only one, the model is wrapped whatever the program is told, and no other method of
+    the class makes the same call for the ranks that are missed (one on entering, one on leaving).
+    """
+    call = joint.call
+    model = call.forward_of if joint.kind == "forward" else call.receiver
+    ways = [one.call.receiver for one in call.frames[guard.depth :] if one.call is not None]
+    own_class = call.function.own_class if call.function is not None else None
+    others = (one for one in program.calls(call.name) if one.root != call.root)
+    return (
+        surely_by_rank(guard.test)
+        and all(one is None or len(objects(one)) < 2 for one in ways)
+        and (model is None or joint.kind == "collective" or len(wrappers(model)) < 2)
+        and not any(
+            own_class is not None
+            and one.function is not None
+            and one.function.own_class is own_class
+            and rank_guard(one) is not None
+            for one in others
+        )
+    )
+
+
+def objects(receiver: Value) -> list[Value]:
+    """What a method may belong to; a variable that is None until then is one thing."""
+    return [one for one in receiver.any() if one.const is not None]
+
+
+def wrappers(model: Value) -> set[str | None]:
+    return {one.wrapper for one in objects(model)}
 
 
 RULES = (check_rank_branches,)

@@ -8,7 +8,7 @@ from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call
 from paceline.check.lint.names import DDP
 from paceline.check.lint.program import Program
-from paceline.check.lint.values import Value, innermost
+from paceline.check.lint.values import Value, innermost, stops_gradients
 
 
 def wrapped_models(program: Program) -> Iterator[tuple[Call, Value]]:
@@ -30,6 +30,8 @@ def check_forward_bypassed(program: Program, context: Context) -> Iterator[Findi
         sources = {id(one) for one in loss.origins()} if loss is not None else set()
         for call in program.all_calls:
             if id(call.result) not in sources or id(call.node) in reported:
+                continue
+            if any(map(stops_gradients, call.withs)):
                 continue
             if any(is_wrapped_output(one) for one in (*call.args, *call.kwargs.values())):
                 continue  # a method of the plain model on what the wrapped one gave

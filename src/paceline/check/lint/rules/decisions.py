@@ -174,11 +174,12 @@ def is_unread(name: str) -> bool:
 
 
 def asks_for_presence(value: Value) -> bool:
-    """`batch is None`, `"mask" in batch`, `x.size(1)`: where a data set ends and what it has, ranks
-    mostly agree."""
+    """`batch is None`, `"mask" in batch`, `x.size(1)`, `waiting == []`: where a data set ends and
+    what it has, ranks mostly agree."""
     if isinstance(value.call, Call) and value.call.result is value:
         return value.call.method in {"get", "size", "numel"}
-    return value.operation is not None and value.operation[0] in {"Is", "IsNot", "In", "NotIn"}
+    sign, *parts = value.operation or ("",)
+    return sign in {"Is", "IsNot", "In", "NotIn"} or any(one.items == [] for one in parts)
 
 
 def differentiated(program: Program) -> set[int]:

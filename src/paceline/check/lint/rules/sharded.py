@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from paceline.check.finding import Finding
+from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call, exclusive
 from paceline.check.lint.names import FSDP, FULLY_SHARD
@@ -26,7 +26,13 @@ def check_clip(program: Program, context: Context) -> Iterator[Finding]:
                 "every rank clips by another factor"
             ),
             fix=f"{model.label or 'model'}.clip_grad_norm_(max_norm)",
+            level=Severity.ERROR if all(map(is_sharded, model.any())) else Severity.INFO,
         )
+
+
+def is_sharded(model: Value) -> bool:
+    """Whether FSDP has it in every run, whatever the program is told."""
+    return model.wrapper == "fsdp1" or by_plugin(model)
 
 
 def sharded_owner(parameters: Value) -> Value | None:

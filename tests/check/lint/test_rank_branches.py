@@ -1,0 +1,125 @@
+"""An error of a branch by rank needs every step shown; else it is a hint."""
+
+from textwrap import dedent
+
+import pytest
+
+from paceline.check.finding import Severity
+from paceline.check.lint.context import Context
+from paceline.check.lint.lint import lint_program
+
+START = """
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.nn.parallel import DistributedDataParallel as DDP
+from elsewhere import newest, share
+
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+"""
+
+
+def severities(program: str) -> list[tuple[str, Severity]]:
+    found = lint_program("train.py", START + dedent(program), Context())
+    return [(one.id, one.severity) for one in found]
+
+
+def test_a_barrier_on_one_rank_is_an_error():
+    assert severities("if rank == 0:\n    dist.barrier()") == [
+        ("collective-mismatch", Severity.ERROR)
+    ]
+
+
+CHOSEN = """
+path = None
+if rank == 0:
+    path = newest()
+path = share(path)
+if path:
+    dist.barrier()
+"""
+ENTERING_AND_LEAVING = """
+class Staggered:
+    def __enter__(self):
+        if dist.get_rank() % 2 == 0:
+            dist.barrier()
+
+    def __exit__(self, *failure):
+        if dist.get_rank() % 2 == 1:
+            dist.barrier()
+"""
+ONE_OF_TWO = """
+class Gathers:
+    def search(self):
+        dist.barrier()
+
+class Alone:
+    def search(self):
+        return []
+
+searcher = Gathers()
+if newest():
+    searcher = Alone() if rank == 0 else None
+if rank == 0:
+    searcher.search()
+"""
+WRAPPED_OR_NOT = """
+model = torch.nn.Linear(2, 2)
+if newest():
+    model = FSDP(model)
+else:
+    model = DDP(model)
+if rank == 0:
+    model.state_dict()
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(CHOSEN, id="a value that all ranks may have been given"),
+        pytest.param(ENTERING_AND_LEAVING, id="one half on entering, the other on leaving"),
+        pytest.param(ONE_OF_TWO, id="a method of one of two classes"),
+        pytest.param(WRAPPED_OR_NOT, id="a state dict of a model that may be DDP's"),
+    ],
+)
+def test_what_is_not_shown_for_every_run_is_no_error(program):
+    assert all(severity is Severity.INFO for _, severity in severities(program))
+
+
+def test_a_validation_without_gradients_may_call_the_plain_model():
+    program = """
+    model = DDP(torch.nn.Linear(2, 2))
+    best = 0.0
+    for batch in torch.utils.data.DataLoader([1]):
+        with torch.no_grad():
+            best = best + model.module(batch).mean()
+        loss = model(batch).mean() + best
+        loss.backward()
+    """
+    assert "ddp-forward-bypassed" not in dict(severities(program))
+
+
+def test_clipping_what_may_be_sharded_is_a_hint_and_what_is_sharded_an_error():
+    clip = "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+    model = "model = torch.nn.Linear(2, 2)\n"
+    assert ("fsdp-clip-grad-norm", Severity.ERROR) in severities(
+        model + "model = FSDP(model)\n" + clip
+    )
+    assert ("fsdp-clip-grad-norm", Severity.ERROR) not in severities(
+        model + "if newest():\n    model = FSDP(model)\n" + clip
+    )
+
+
+def test_whether_a_list_is_empty_does_not_depend_on_what_is_in_it():
+    program = """
+    model = DDP(torch.nn.Linear(2, 2))
+    waiting = []
+    for batch in torch.utils.data.DataLoader([1]):
+        if waiting == []:
+            dist.barrier()
+        waiting.append(batch)
+        model(batch).mean().backward()
+    """
+    assert Severity.WARNING not in dict(severities(program)).values()
