@@ -2,7 +2,8 @@
 
 OMP_NUM_THREADS=1 taskset -c 0 .venv/bin/python benchmarks/planner_speed.py [n]
 
-The space is every layout that the job leaves open; every one is priced in bytes and in seconds.
+The space is every layout that the job leaves open. Every one is priced in bytes, and in seconds
+where one of its grid (one tensor and pipeline degree) fits.
 Below stand figures of other planners, which were measured on another machine and with other models
 of what a step costs: they tell orders of magnitude.
 """

@@ -22,7 +22,7 @@ from paceline.parallel import (
 )
 from paceline.parallel.abilities import Abilities
 from paceline.parallel.candidates import candidates, divides_model, divisors
-from paceline.plan.search import estimates_of, fastest, price_grid, search
+from paceline.plan.search import estimates_of, fastest, grid_bytes, grid_seconds, search
 from paceline.plan.search_inputs import space_of
 from paceline.profile import resolve_profile
 from paceline.topology import Machine, find_cluster
@@ -203,11 +203,23 @@ def test_a_grid_is_priced_as_its_layouts_are_one_by_one():
     asked = replace(space(8), global_batch=16)
     asked_case = case(asked)
     for grid in grids(asked, max_cells=3000):
-        memory, step = price_grid(grid.layouts, asked_case)
+        memory = grid_bytes(grid.layouts, asked_case)
+        step = grid_seconds(grid.layouts, asked_case)
         table = grid.layouts.take(grid.is_possible)
         prices = price(table, asked_case)
         assert np.allclose(memory[grid.is_possible], prices.memory_bytes, rtol=1e-9)
         assert np.allclose(step[grid.is_possible], slow_end(prices.terms), rtol=1e-9)
+
+
+def test_no_seconds_are_priced_where_nothing_fits(monkeypatch: pytest.MonkeyPatch):
+    def not_needed(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("paceline.plan.search.grid_seconds", not_needed)
+    asked = replace(space(8), global_batch=16)
+    found = search(asked, case(asked), limit_bytes=1.0, margin=0.05)
+    assert found.num_layouts > 0 == found.num_fitting
+    assert found.leanest.memory_bytes.size
 
 
 @pytest.mark.parametrize("engine", ["paceline", "megatron", "torchtitan", "deepspeed"])

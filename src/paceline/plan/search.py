@@ -122,16 +122,16 @@ def search(space: Space, case: Case, *, limit_bytes: float, margin: float) -> Fo
     least_host_bytes = np.inf
     for number, grid in enumerate(grids(space)):
         kept.append(grid)
-        memory, step = price_grid(grid.layouts, case)
         possible = grid.is_possible
         over = over_host_bytes(grid.layouts, case)
         if over is not None:
             over_bytes = np.where(possible, np.broadcast_to(over, possible.shape), np.inf)
             least_host_bytes = min(least_host_bytes, float(over_bytes.min()))
             possible = possible & ~np.isfinite(over_bytes)
-        memory = np.where(possible, memory, np.inf)
+        memory = np.where(possible, grid_bytes(grid.layouts, case), np.inf)
         fits = memory <= limit_bytes
-        step = np.where(fits, step, np.inf)
+        # No seconds are needed where nothing of a grid fits: four fifths of 405B's layouts.
+        step = np.where(fits, grid_seconds(grid.layouts, case) if fits.any() else np.inf, np.inf)
         count = int(np.count_nonzero(possible))
         if not count:
             continue
@@ -159,19 +159,17 @@ def search(space: Space, case: Case, *, limit_bytes: float, margin: float) -> Fo
     )
 
 
-def price_grid(layouts: Layouts, case: Case) -> tuple[Column, Column]:
-    """Bytes of the fullest rank and the slow end of a step's seconds, for every cell of a grid.
-
-    The same as `price` on `layouts.take(...)`, of which only the totals are kept.
-    """
+def grid_seconds(layouts: Layouts, case: Case) -> Column:
+    """The slow end of a step's seconds for every cell of a grid: the total of `price` on
+    `layouts.take(...)`."""
     step: Any = 0.0
     if case.rates is not None:
         step = slow_end(step_terms(case.model, layouts, case.rates, case.traffic))
-    return grid_bytes(layouts, case), np.broadcast_to(step, layouts.shape)
+    return np.broadcast_to(step, layouts.shape)
 
 
 def grid_bytes(layouts: Layouts, case: Case) -> Column:
-    """Bytes of the fullest rank alone."""
+    """Bytes of the fullest rank for every cell of a grid: the total of `price`."""
     holdings = case_holdings(layouts, case)
     last = layouts.pipeline - 1
     stages = [0, np.minimum(1, last), last] if np.any(last > 0) else [0]
@@ -326,16 +324,16 @@ def fastest(
     """The `count` fastest layouts that fit, the fastest first."""
     best: Priced | None = None
     for grid in grids(space):
-        memory, step = price_grid(grid.layouts, case)
+        memory = grid_bytes(grid.layouts, case)
         fits = grid.is_possible & (memory <= limit_bytes)
         over = over_host_bytes(grid.layouts, case)
         cells = np.flatnonzero(fits if over is None else fits & ~np.isfinite(over))
-        steps = step.ravel()[cells]
+        if not cells.size:
+            continue
+        steps = grid_seconds(grid.layouts, case).ravel()[cells]
         if cells.size > count:
             part = np.argpartition(steps, count)[:count]
             cells, steps = cells[part], steps[part]
-        if not cells.size:
-            continue
         table, sizes = grid.layouts.take(cells), memory.ravel()[cells]
         if best is not None:
             table = join([best.layouts, table])
