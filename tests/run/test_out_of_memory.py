@@ -37,6 +37,7 @@ def test_s0_13_a_run_that_is_out_of_memory_takes_the_next_layout_and_ends_at_its
     assert "numeric" in status
     assert "changed     layout.micro_batch=2" in status
     assert "restarts    1" in status
+    assert ", 1 restart, " in run.output
     told = scene.paceline("diagnose", "run").stdout
     assert "recovery.on_oom: refit resumed the run with layout.micro_batch=2" in " ".join(
         told.split()

@@ -15,11 +15,12 @@ from paceline.record import events as log
 from paceline.record.checkpoints import list_checkpoints
 from paceline.record.metrics import most_bytes
 from paceline.record.run import RunFolder
+from paceline.record.run_row import read_row
 from paceline.record.step_text import step_text
 from paceline.report.alert_text import summarise_alerts
 from paceline.report.event_text import describe, early_text, exactness_text, loss_text
 from paceline.report.plan_text import format_plan, plan_summary
-from paceline.units import format_bytes, format_seconds
+from paceline.units import counted, format_bytes, format_seconds
 
 _WINDOW = 50
 """Steps that the time left is estimated from."""
@@ -123,7 +124,7 @@ class ProgressView:
         took = format_seconds(time.monotonic() - self._began)
         step = self._finished.step if self._finished is not None else state.step
         steps = f"step {step} of {self._job.spec.train.steps}"
-        restarts = f"{state.restarts} restart{'' if state.restarts == 1 else 's'}"
+        restarts = counted(read_row(self._run.path).restarts, "restart")
         self._line("")
         self._line(f"{state.outcome}    {steps}, {restarts}, {took}")
         events = log.read_events(self._run.events_file)

@@ -19,6 +19,8 @@ from paceline.report.table import text_width
 _LEAST_QUOTED = 30
 """Characters of a quoted line that stand beside its place; with less room it goes below."""
 _INDENT = 12
+_WHOLE = {"repaired", "recovered", "script", "unset"}
+"""Facts whose every part is an answer of its own."""
 MAX_LINES = 25
 """Lines that a diagnosis takes: one screen of 80 x 25."""
 
@@ -98,7 +100,7 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
     for note in diagnosis.notes:
         yield from _row("note", note, 2)
     for name, fact in diagnosis.facts.items():
-        yield from _row(name, fact, 6 if name in {"repaired", "recovered", "script"} else 2)
+        yield from _row(name, fact, 6 if name in _WHOLE else 2)
     for number, cause in enumerate(diagnosis.causes[1:MAX_SHOWN], start=2):
         told = f"{cause.failure.title}. Check: {cause.check}" if cause.check else cause.what
         yield from _row("or", f"{number}. {cause.failure.named} ({cause.confidence}): {told}", 2)
