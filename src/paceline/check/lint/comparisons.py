@@ -28,11 +28,20 @@ def boolean(walk: "Walk", node: ast.BoolOp) -> Value:
         made.main = (
             main if all(one.main is not None or not one.divergent for one in parts) else None
         )
+    decides = sign == "Or"
+    flags = [one for one, at in zip(parts, node.values, strict=True) if is_flag(at)]
+    if any(one.const is decides and one.settled for one in flags):
+        made.const, made.settled = decides, True
     things = [one for one in parts[:-1] if may_be_chosen(one, sign)]
     if is_thing(parts[-1]):
         made.options = (*things, parts[-1]) if sign == "Or" else (parts[-1], *things)
         made.test = parts[0] if len(parts) == 2 else None
     return made
+
+
+def is_flag(node: ast.expr) -> bool:
+    """`evaluate`, `not evaluate`."""
+    return isinstance(node.operand if isinstance(node, ast.UnaryOp) else node, ast.Name)
 
 
 def may_be_chosen(value: Value, sign: str) -> bool:

@@ -358,7 +358,12 @@ def check_rank_branches(program: Program, context: Context) -> Iterator[Finding]
 
 
 def rank_guard(call: Call) -> Guard | None:
-    """The outermost condition that lets some ranks pass and not others."""
+    """The outermost condition that lets some ranks pass and not others.
+
+    None where two conditions leave no rank, as the main process's inside of all others'.
+    """
+    if {True, False} <= {one.main for one in call.guards}:
+        return None
     for one in call.guards:
         if one.by_rank and one.how != "while" and not open_to_all(one, call):
             return one
@@ -395,6 +400,12 @@ def answered(joint: Joint, guard: Guard, joints: list[Joint]) -> bool:
     """Whether the ranks that do not pass the condition make the same calls in the function, too."""
     frames = joint.call.frames[: guard.depth]
     beside = [one for one in joints if one.call.frames[: guard.depth] == frames]
+    if guard.main is not None and len(joint.call.frames) == guard.depth:
+        for other in beside:  # `if not main: barrier()`, then `if main: barrier()` in the function
+            theirs = [one for one in other.call.guards if one.main is (not guard.main)]
+            apart = any(one.node is not guard.node for one in theirs)
+            if apart and other.call.name == joint.call.name and other.call.frames == frames:
+                return True
     return any(
         [one.call.name for one in calls if under(one, guard, guard.holds)]
         == opposite_calls(guard, calls)

@@ -41,7 +41,7 @@ def surely_with_sampler(call: Call, sampler: Value) -> bool:
     several ranks; what stands under a condition on the sampler may have none.
     """
     options = list(sampler.any())
-    if all(one.const is not None for one in options):
+    if all(one.const is not None and one.default is not None for one in options):
         return True
     if not any(one.kind == "sampler" and one.call is not None for one in options):
         return False
