@@ -161,6 +161,14 @@ def test_a_training_plan_can_be_read_back_as_a_job():
     assert contract.job.spec.train.global_batch == 128
 
 
+def test_s4_1_a_network_whose_kind_is_assumed_has_the_reason_beside_it():
+    told = formatted("004", "cluster.network=100Gb/s")["rdma_config"]
+    assert told["network"] == "infiniband-edr"
+    assert "write its kind beside the rate, `100Gb/s Ethernet`" in told["network_reason"]
+    named = formatted("004", "cluster.network=100Gb/s InfiniBand")["rdma_config"]
+    assert "write its kind" not in str(named["network_reason"])
+
+
 def test_a_plan_for_gpus_starts_torchrun_and_sets_no_nccl_variable():
     found = formatted("004")
     assert found["distributed_config"]["mlx_launch_command"] is None

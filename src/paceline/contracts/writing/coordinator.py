@@ -113,10 +113,12 @@ def _distributed(plan: Plan) -> dict[str, Any]:
 
 def _rdma(plan: Plan) -> dict[str, Any]:
     link = plan.cluster.network_link
+    reasons = [each.reason for each in plan.decisions if each.field == "cluster.network"]
     return {
         "enabled": plan.cluster.uses_rdma,
         "platform": "macOS 26.2 or newer" if is_mlx(plan) else "Linux",
         "network": link or "none: one node",
+        "network_reason": reasons[0] if reasons else None,
         "expected_speedup": _speedup(plan),
         "env_vars": {},
         "env_vars_reason": (
