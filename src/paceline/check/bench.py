@@ -18,7 +18,7 @@ from paceline.parallel.recomputes import WHOLE_BLOCKS
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
 from paceline.record.bench import Measured, Scaling
-from paceline.units import format_bytes, format_seconds
+from paceline.units import counted, format_bytes, format_seconds
 
 Limit = Literal[
     "cores", "bubble", "communication", "data", "memory", "optimizer", "overhead", "compute"
@@ -125,8 +125,8 @@ def _impossible(rows: Sequence[Row], measured: Sequence[Measured]) -> str | None
             return (
                 f"{row.num_ranks} ranks measured {row.speedup:.2f} times as fast as "
                 f"{first.num_ranks}, and cannot be more than {most:g} times: something slowed the "
-                f"run of {_counted(first.num_ranks)} down; measure again on a quiet machine, "
-                "with a higher --steps"
+                f"run of {counted(first.num_ranks, 'rank')} down; measure again on a quiet "
+                "machine, with a higher --steps"
             )
     return None
 
@@ -136,10 +136,6 @@ def _is_same_work(plan: Plan, first: Plan) -> bool:
     ours, its = plan.layout, first.layout
     same = (ours.recompute, ours.recompute_every, ours.offload)
     return same == (its.recompute, its.recompute_every, its.offload)
-
-
-def _counted(num_ranks: int) -> str:
-    return f"{num_ranks} rank{'s' if num_ranks > 1 else ''}"
 
 
 def _once(advice: Sequence[Advice]) -> list[Advice]:

@@ -20,6 +20,7 @@ import paceline
 from paceline.errors import JobError, Problem, RunError
 from paceline.job import Job, dump_job
 from paceline.job.faults import parse_fault
+from paceline.launch.on_node import marked
 from paceline.plan import Plan
 from paceline.prepare import TrainedOn
 from paceline.record import events as log
@@ -170,7 +171,7 @@ def _stop(process: "subprocess.Popen[bytes]", token: str) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=_END_S)
     finally:  # also when whoever stops the drill does not want to wait
-        for pid in _marked(token):
+        for pid in marked(token, name=_MARK):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.wait()
@@ -208,7 +209,7 @@ def _read(run: RunFolder, left: tuple[str, ...], seconds: float) -> Ran:
 def _left_behind(run: RunFolder, token: str) -> Iterator[str]:
     """What is still there of a run that has ended. What is found is taken away."""
     deadline = time.monotonic() + _END_S
-    while (pids := _marked(token)) and time.monotonic() < deadline:
+    while (pids := marked(token, name=_MARK)) and time.monotonic() < deadline:
         time.sleep(_LOOK_S)
     for pid in pids:
         yield f"process {pid}"
@@ -220,17 +221,6 @@ def _left_behind(run: RunFolder, token: str) -> Iterator[str]:
     if files:
         yield f"{files} files in {FOLDER}"
     yield from (f"checkpoints/{path.name}" for path in sorted(run.checkpoints.glob("*.tmp")))
-
-
-def _marked(token: str) -> list[int]:
-    """Processes of a run; those that only wait to be reaped are none."""
-    wanted = f"{_MARK}={token}".encode()
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-    return found
 
 
 def check_faults(job: Job, plan: Plan) -> Iterator[Problem]:

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from paceline.record.run import RunFolder
 from paceline.record.snapshot_files import FOLDER, remove_snapshots
 from paceline.topology import Cluster
 from paceline.topology.machine import find_local_machine
+from paceline.topology.node.reach import is_free
 
 
 def check(job: Job, plan: Plan) -> Iterator[Problem]:
@@ -37,7 +37,7 @@ def check(job: Job, plan: Plan) -> Iterator[Problem]:
             "`paceline plan` works for any cluster",
         )
     port = job.spec.cluster.rendezvous_port
-    if port != "auto" and not _is_free(port):
+    if port != "auto" and not is_free(port):
         yield Problem(
             code="R012",
             what=f"port {port} is in use on 127.0.0.1",
@@ -189,13 +189,3 @@ def _gpus_here() -> str:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     through = f" through CUDA_VISIBLE_DEVICES={visible!r}" if visible is not None else ""
     return f"this machine shows {shown}{through}"
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True

@@ -53,9 +53,10 @@ def variables(
     }
 
 
-def marked(mark: str, processes: Path = Path("/proc")) -> list[int]:
-    """Processes of this machine with the mark in their environment, where it can be read."""
-    wanted = f"{MARK}={mark}".encode()
+def marked(mark: str, processes: Path = Path("/proc"), *, name: str = MARK) -> list[int]:
+    """Processes of this machine with the mark in their environment, where it can be read. Those
+    that only wait to be reaped are none."""
+    wanted = f"{name}={mark}".encode()
     found = []
     for folder in processes.glob("[0-9]*"):
         with contextlib.suppress(OSError):

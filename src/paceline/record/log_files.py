@@ -150,7 +150,7 @@ def _files(folder: Path, closed: list[OSError]) -> Iterator[Path]:
     count = 0
     for base, folders, names in os.walk(folder, onerror=closed.append, followlinks=False):
         folders[:] = sorted(each for each in folders if not each.startswith((".", "checkpoint")))
-        for name in sorted(names, key=_natural):
+        for name in sorted(names, key=natural):
             path = Path(base) / name
             is_log = Path(name).suffix in _ENDINGS or re.search(
                 r"\.(o|e)?\d+$|rank|log|nccl_trace", name
@@ -172,7 +172,8 @@ def _is_file(path: Path) -> bool:
         return True
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
+def natural(name: str) -> list[tuple[int, str]]:
+    """Key to sort names by, in which the numbers in them count."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 

@@ -3,6 +3,8 @@
 import re
 from dataclasses import dataclass
 
+from paceline.topology.read_nvidia import whole
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuLayout:
@@ -25,7 +27,7 @@ def read_lscpu(text: str) -> CpuLayout | None:
     """
     rows = (line.partition(":") for line in text.splitlines())
     values = {key.strip(): value.strip() for key, found, value in rows if found}
-    sockets, cores = _whole(values, "Socket(s)"), _whole(values, "Core(s) per socket")
+    sockets, cores = whole(values.get("Socket(s)")), whole(values.get("Core(s) per socket"))
     if sockets is None and "Model name" not in values:
         return None
     nodes = [
@@ -39,8 +41,3 @@ def read_lscpu(text: str) -> CpuLayout | None:
         num_cores=sockets * cores if sockets is not None and cores is not None else None,
         numa_nodes=tuple(value for _, value in sorted(nodes)),
     )
-
-
-def _whole(values: dict[str, str], key: str) -> int | None:
-    text = values.get(key, "")
-    return int(text) if text.isdecimal() else None

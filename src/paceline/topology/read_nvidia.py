@@ -110,8 +110,8 @@ def _gpu(row: Mapping[str, str], slices: set[str]) -> FoundGpu:
     return FoundGpu(
         name=row["name"] + (f" MIG {min(slices)}" if len(slices) == 1 else ""),
         memory_bytes=int(memory[1]) * 2**20 if memory and int(memory[1]) else None,
-        pcie_generation=_whole(row["pcie.link.gen.max"]),
-        pcie_lanes=_whole(row["pcie.link.width.max"]),
+        pcie_generation=whole(row["pcie.link.gen.max"]),
+        pcie_lanes=whole(row["pcie.link.width.max"]),
         compute_capability=capability if re.fullmatch(r"\d+\.\d+", capability) else None,
         is_mig=row.get("mig.mode.current") == "Enabled",
     )
@@ -158,5 +158,7 @@ def read_matrices(text: str) -> dict[str, GpuTopology]:
     return {node: topology for node, topology in found.items() if topology is not None}
 
 
-def _whole(text: str) -> int | None:
-    return int(text) if text.strip().isdecimal() else None
+def whole(text: object) -> int | None:
+    """A whole number as a tool prints it; None for anything else."""
+    word = str(text).strip()
+    return int(word) if word.isdecimal() else None

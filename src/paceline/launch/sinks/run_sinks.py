@@ -4,7 +4,6 @@ import contextlib
 import netrc
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.parse
@@ -21,6 +20,7 @@ from paceline.job.packages import check_package
 from paceline.launch.sinks import REFUSES, SINKS
 from paceline.launch.sinks.feed import LAST_S, read_mark
 from paceline.launch.sinks.supervisor import log_file
+from paceline.topology.node.reach import is_free
 
 KEEPER = (sys.executable, "-m", "paceline.launch.sinks.supervisor")
 
@@ -64,7 +64,7 @@ def check_sinks(
     if "otel" in wanted:
         yield from _check_otel(metrics, where("metrics.otel.endpoint"))
     port, host = metrics.prometheus.port, metrics.prometheus.host
-    if "prometheus" in wanted and port != "auto" and not _is_free(host, port):
+    if "prometheus" in wanted and port != "auto" and not is_free(port, host):
         yield _unknown(
             f"port {port} on {host} cannot be taken for Prometheus",
             where("metrics.prometheus.port"),
@@ -194,13 +194,3 @@ def _check_otel(metrics: MetricsSpec, where: str) -> Iterator[Problem]:
         where,
         "set metrics.otel.endpoint: http://127.0.0.1:4318, or OTEL_EXPORTER_OTLP_ENDPOINT",
     )
-
-
-def _is_free(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True

@@ -8,7 +8,6 @@ conversion is read back, and its digest compared with that of the source.
 """
 
 import json
-import re
 import shutil
 import sys
 import warnings
@@ -32,6 +31,7 @@ from paceline.profile.fitting import listed
 from paceline.profile.hf_names import are_built_in, from_hf_name, to_hf_name
 from paceline.profile.runnable import is_built_in
 from paceline.record.conversion import AdapterFacts, Conversion, Converted
+from paceline.record.log_files import natural
 from paceline.record.run import RunFolder
 from paceline.runtime.checkpoint._files import Facts, WriteError
 from paceline.runtime.checkpoint.adapter_files import (
@@ -401,17 +401,13 @@ def _grouped(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
     """Names in files of at most so many bytes, in the order of the layers."""
     groups: list[list[str]] = [[]]
     size = 0
-    for name in sorted(sizes, key=_natural):
+    for name in sorted(sizes, key=natural):
         if groups[-1] and size + sizes[name] > limit:
             groups.append([])
             size = 0
         groups[-1].append(name)
         size += sizes[name]
     return groups
-
-
-def _natural(name: str) -> list[Any]:
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
 def _tree(state: _State) -> dict[str, dict[str, Any]]:

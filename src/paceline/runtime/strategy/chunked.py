@@ -23,7 +23,7 @@ vocabulary (with tensor ranks this rank's rows of it), C tokens in a chunk.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ from paceline.errors import PlanError
 from paceline.profile.ways import Ways
 from paceline.runtime._torch_private import FUNCTIONAL, UNSAFE_VIEW, parameters_of
 from paceline.runtime.strategy.blocks import parts_of
-from paceline.runtime.strategy.tensor.modules import HeadLinear
+from paceline.runtime.strategy.tensor.modules import HeadLinear, class_of
 from paceline.runtime.strategy.ways.ways import named_ways
 
 IGNORED = -100
@@ -258,12 +258,6 @@ class _Head:
         return loss, (targets_T != IGNORED).sum()
 
 
-@cache
-def _class_of(original: type) -> type:
-    body = {"__module__": original.__module__, "__qualname__": original.__qualname__}
-    return type(original.__name__, (_Head, original), body)
-
-
 def defer_head(model: nn.Module, ways: Ways | None, chunk: int) -> None:
     """Let the model's head compute the loss, `chunk` tokens at a time, inside `in_chunks`.
 
@@ -288,7 +282,7 @@ def defer_head(model: nn.Module, ways: Ways | None, chunk: int) -> None:
                 raise _cannot(model, f"its head {name} is not a plain nn.Linear")
             head.__dict__.update(_chunk=chunk, _defers=False, _given=None)
             original: Any = type(head)
-            head.__class__ = _class_of(original)
+            head.__class__ = class_of(original, _Head)
             part.register_forward_hook(partial(_check_output, head))
 
 

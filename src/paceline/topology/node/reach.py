@@ -74,6 +74,17 @@ def free_port() -> int:
         return port
 
 
+def is_free(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether a TCP port of this machine can be taken now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
 def _call(peer: Peer, source: str | None) -> Reached:
     name = peer.name.rpartition("@")[2]
     resolved = resolve(name)

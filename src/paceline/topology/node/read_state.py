@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.topology.node.facts import GpuTexts
+from paceline.topology.read_nvidia import whole
 
 STATE = (
     *("index", "name", "pci.bus_id", "driver_version", "memory.total", "memory.used"),
@@ -109,8 +110,8 @@ def read_rocm_states(text: str) -> tuple[GpuState, ...]:
             name=str(cards[key].get("Card Series") or cards[key].get("Card series") or "AMD GPU"),
             bus=_bus(str(cards[key].get("PCI Bus", ""))),
             driver=driver,
-            memory_bytes=_whole(cards[key].get("VRAM Total Memory (B)")),
-            used_bytes=_whole(cards[key].get("VRAM Total Used Memory (B)")),
+            memory_bytes=whole(cards[key].get("VRAM Total Memory (B)")),
+            used_bytes=whole(cards[key].get("VRAM Total Used Memory (B)")),
         )
         for number, key in numbered
     )
@@ -188,13 +189,13 @@ def _gpu_state(
         driver=row["driver_version"],
         memory_bytes=_mib(row["memory.total"]),
         used_bytes=_mib(row["memory.used"]),
-        lanes=_whole(row["pcie.link.width.current"]),
-        lanes_max=_whole(row["pcie.link.width.max"]),
-        temperature_c=_whole(row["temperature.gpu"]),
+        lanes=whole(row["pcie.link.width.current"]),
+        lanes_max=whole(row["pcie.link.width.max"]),
+        temperature_c=whole(row["temperature.gpu"]),
         is_mig=row["mig.mode.current"] == "Enabled",
         compute_mode=row["compute_mode"],
         ecc=_word(errors.get("ecc.mode.current", "")),
-        num_uncorrected=_whole(errors.get("ecc.errors.uncorrected.volatile.total", "")),
+        num_uncorrected=whole(errors.get("ecc.errors.uncorrected.volatile.total", "")),
         pages_pending=_is_yes(errors.get("retired_pages.pending", ""))
         or _is_yes(rows.get("remapped_rows.pending", "")),
         rows_failed=_is_yes(rows.get(ROWS_FAILED, "")),
@@ -216,11 +217,6 @@ def _bus(text: str) -> str:
         r"(?:0*([0-9a-f]{4}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.\d)?", text.strip().lower()
     )
     return f"{found[1] or '0000'}:{found[2]}:{found[3]}.0" if found else text.strip().lower()
-
-
-def _whole(text: object) -> int | None:
-    word = str(text).strip()
-    return int(word) if word.isdecimal() else None
 
 
 def _mib(text: str) -> int | None:

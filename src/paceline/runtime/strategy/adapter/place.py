@@ -4,7 +4,6 @@ Leaves out: what an adapter computes (`linear.py`).
 """
 
 from collections.abc import Sequence
-from functools import cache
 from math import sqrt
 from typing import Any
 
@@ -26,6 +25,7 @@ from paceline.runtime.strategy.adapter.linear import (
 from paceline.runtime.strategy.adapter.nf4 import Quantised
 from paceline.runtime.strategy.blocks import numbered_blocks
 from paceline.runtime.strategy.product import is_transposed
+from paceline.runtime.strategy.tensor.modules import class_of
 from paceline.runtime.strategy.tensor.rules import LINEARS
 from paceline.runtime.strategy.ways.known import ways_of
 
@@ -63,7 +63,7 @@ def add_adapters(model: nn.Module, asked: Adaptation) -> nn.Module:
         raise _others(model, "kind", quantised, f"NF4 of {asked.num_quantised}", num)
     for linear in quantised:
         original: type = type(linear)
-        linear.__class__ = _class_of(Quantised, original)
+        linear.__class__ = class_of(original, Quantised)
     _freeze(model, getattr(torch, asked.frozen_type))
     drawn = np.random.SeedSequence([asked.seed, _STREAM]).generate_state(1, np.uint32)
     torch.manual_seed(int(drawn[0]))
@@ -98,14 +98,7 @@ def _adapt(linear: Any, asked: Adaptation) -> None:
         linear.register_parameter(MAGNITUDE, nn.Parameter(lengths_O.float()))
     linear.adapter_scale, linear.adapter_dropout = asked.scale, asked.dropout
     original: type = type(linear)
-    linear.__class__ = _class_of(Adapted, original)
-
-
-@cache
-def _class_of(kind: type, original: type) -> type:
-    """One class for all linears of a class that become of a kind, under its name."""
-    body = {"__module__": original.__module__, "__qualname__": original.__qualname__}
-    return type(original.__name__, (kind, original), body)
+    linear.__class__ = class_of(original, Adapted)
 
 
 def _others(

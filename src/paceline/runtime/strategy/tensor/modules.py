@@ -99,12 +99,13 @@ def swap_class(module: nn.Module, kind: type, **facts: Any) -> None:
     )
     module.__dict__.update(facts, _local=None)
     original: Any = type(module)
-    module.__class__ = _class_of(original, kind, names)
+    module.__class__ = class_of(original, kind, names)
 
 
 @cache
-def _class_of(original: type, kind: type, names: tuple[str, ...]) -> type:
-    """One class for all modules of a kind, so that a compiler sees one and not one a block."""
+def class_of(original: type, kind: type, names: tuple[str, ...] = ()) -> type:
+    """One class for all modules of a class that become of a kind, under its name: a compiler sees
+    one and not one a block."""
     properties = {name: _local_or_own(name) for name in names}
     body = {"__module__": original.__module__, "__qualname__": original.__qualname__, **properties}
     return type(original.__name__, (kind, original), body)
