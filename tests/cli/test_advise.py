@@ -28,6 +28,10 @@ def run(line: str):
             "accumulate --batch 64 --data-ranks 2 --max-micro-batch 8",
             "64 = 8 a micro-batch x 4 accumulated x 2 ranks",
         ),
+        (
+            "accumulate --batch 100 --data-ranks 7 --max-micro-batch 7",
+            "nearest      98 or 105: no rounding",
+        ),
         ("rate --rate 0.001 --base-batch 64 --batch 512 --optimizer sgd", "0.008, by the linear"),
         ("rate --rate 0.001 --base-batch 64 --batch 512", "0.002828, by the sqrt rule"),
         (f"buckets {BUCKETS}", "bucket_cap_mb=1024"),

@@ -481,6 +481,13 @@ def test_a_worker_that_outlives_its_killing_ends_its_agent_even_when_training_go
     assert scene.agents_killed == [1]
 
 
+def test_an_exception_without_a_message_is_named_without_a_colon():
+    scene = Scene(SPARE)
+    scene.train()
+    scene.says(1, crashed(kind="MemoryError", message=""))
+    assert [each.how for each in scene.of(log.WorkerLost)] == ["out of memory: MemoryError"]
+
+
 def test_a_spare_that_is_lost_is_replaced_and_training_goes_on():
     scene = Scene(SPARE)
     scene.train()

@@ -106,7 +106,10 @@ def accumulate(batch: int, data_ranks: int, max_micro_batch: int, as_json: bool)
         ("accumulate", str(split.accumulation)),
         ("batch", f"{split.achieved_batch}, {split.rounding_error:+.2%} of what was asked"),
         ("because", split.explanation),
-        *(("divide", f"{each}") for each in split.nearest),
+        *(
+            [("nearest", f"{' or '.join(map(str, split.nearest))}: no rounding")]
+            * bool(split.nearest)
+        ),
     )
 
 

@@ -59,7 +59,7 @@ def worker_crashed(state: State, number: int, crash: say.Crashed, decision: Deci
     if worker.rank is None or worker.is_fenced:
         return  # a spare: its exit follows
     if state.phase in ("joining", "training", "forming"):
-        how = f"{crash.kind}: {crash.message}"
+        how = f"{crash.kind}: {crash.message}" if crash.message else crash.kind
         if say.names_want_of_memory(how):
             how = f"out of memory: {how}"
         handle_loss(state, [number], how, decision, crash=crash, ends=not crash.parks)
