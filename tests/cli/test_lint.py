@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click import UsageError
 from click.testing import CliRunner
 from tests.plan.scene import JOB, plan_of
 
@@ -884,3 +885,10 @@ def test_a_working_directory_that_is_gone_ends_no_linting(folder):
     os.chdir(gone)
     gone.rmdir()
     assert "train.py:7" in lint(folder, expect=1).stdout
+
+
+@pytest.mark.parametrize("two", [("--json", "--sarif"), ("--json", "--fix"), ("--sarif", "--fix")])
+def test_two_forms_of_the_answer_are_refused(folder, two):
+    (folder / "train.py").write_text("print(1)\n")
+    with pytest.raises(UsageError, match="give one of --json, --sarif and --fix"):
+        lint("train.py", *two)

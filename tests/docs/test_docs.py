@@ -43,7 +43,8 @@ def test_every_generated_page_is_what_the_code_says():
         "for name, make in generate_docs.PAGES.items():\n"
         "    if (folder / name).read_text() != make(): print(name)"
     )
-    # A process of its own: help has names that other tests of this process may have added to.
+    # A process of its own: this one has help as it was imported, older than pages that were written
+    # anew while the suite ran.
     stale = subprocess.run(
         [sys.executable, "-c", compare],
         cwd=ROOT,
