@@ -207,6 +207,17 @@ def test_what_the_files_do_not_use_of_the_jobs_training_is_printed_beside_the_pl
     assert plan(job_file, "accelerate", *bucket, *whole).stderr == ""
 
 
+@pytest.mark.parametrize("engine", ["accelerate", "fsdp1"])
+def test_a_bucket_is_given_a_layout_that_reduces_in_buckets_where_the_engine_has_one(
+    job_file, engine
+):
+    """Accelerate got ZeRO-2, which left the bucket out."""
+    sets = ("model.preset=llama-3.2-1b", "cluster.nodes=2", "train.bucket=50MB")
+    done = plan(job_file, engine, *(word for each in sets for word in ("--set", each)))
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "train.bucket is of the all-reduce of whole gradients" in done.stdout
+
+
 NOWHERE = """\
 name: big
 model: {preset: llama-2-13b}

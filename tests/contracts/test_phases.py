@@ -383,6 +383,14 @@ def test_a_deadline_that_is_missed_names_the_nodes_it_takes():
     assert "cluster.nodes" in problem.fix
 
 
+def test_a_deadline_that_more_nodes_meet_names_the_fewest_of_those_that_were_planned():
+    """It named nodes in proportion, and only half, a quarter and twice the nodes were planned."""
+    found = phased(*A100, goals=Goals(deadline_s=3600.0))
+    problem = next(each for each in found.gates if each.name == "Deadline Warning").problem
+    assert problem.fix.startswith("set cluster.nodes to 6, which take 5")
+    assert problem.fix.endswith(" (planned on 1, 3, 4, 6, 8 nodes as well)")
+
+
 def test_a_batch_that_does_not_divide_is_the_planners_own_problem():
     with pytest.raises(PlanError) as caught:
         phased("train.global_batch=7", "layout.data=16")

@@ -164,6 +164,9 @@ class Abilities:
     deletes_checkpoints: bool = True
     """Whether old checkpoints go; otherwise all that are written stay."""
 
+    all_reduce_asks: tuple[str, ...] = ()
+    """Fields of `train` that its files hand to an all-reduce of whole gradients."""
+
     states: tuple[str, ...] = ()
     """Types of parameters, gradients and optimizer state that its files can ask for."""
 

@@ -19,21 +19,26 @@ from paceline.parallel.candidates import (
 )
 
 
-def asked_of_all_reduce(train: TrainSpec) -> list[str]:
-    """Fields of `train` that only an all-reduce of whole gradients uses, as the job has them."""
+def asked_of_all_reduce(train: TrainSpec, able: Abilities) -> list[str]:
+    """Fields of `train` that only an all-reduce of whole gradients uses, as the job has them and
+    the engine does."""
     usual = {"bucket": "auto", "static_graph": False, "gradient_compression": "none"}
-    return [f"train.{name}" for name, value in usual.items() if getattr(train, name) != value]
+    asked = [name for name in able.all_reduce_asks if getattr(train, name) != usual[name]]
+    return [f"train.{name}" for name in asked]
 
 
-def all_reduced(train: TrainSpec, fixed: LayoutSpec) -> LayoutSpec:
+def all_reduced(train: TrainSpec, fixed: LayoutSpec, able: Abilities) -> LayoutSpec:
     """What a job fixes of its layout, and an all-reduce of whole gradients where its `train` asks
     for one: no sharding, and for DDP's promises and PowerSGD whole matrices on every rank.
 
-    >>> all_reduced(TrainSpec(global_batch=8, static_graph=True), LayoutSpec(tensor=2)).pipeline
+    >>> train = TrainSpec(global_batch=8, static_graph=True)
+    >>> all_reduced(train, LayoutSpec(tensor=2), ABILITIES["paceline"]).pipeline
     1
     """
-    whole: dict[str, Any] = {"sharding": "none"} if asked_of_all_reduce(train) else {}
-    if train.static_graph or train.gradient_compression == "powersgd":
+    asked = asked_of_all_reduce(train, able)
+    whole: dict[str, Any] = {"sharding": "none"} if asked else {}
+    is_powersgd = train.gradient_compression == "powersgd"
+    if "train.static_graph" in asked or ("train.gradient_compression" in asked and is_powersgd):
         whole |= {"tensor": 1, "pipeline": 1, "expert": 1}
     opened = {name: value for name, value in whole.items() if getattr(fixed, name) == "auto"}
     return replace(fixed, **opened)

@@ -6,6 +6,7 @@ from paceline.catalog import accelerator_named, load_accelerators
 from paceline.catalog.mig import split_slice
 from paceline.job import Job, JobSpec, LayoutSpec, Length
 from paceline.job.faults import parse_fault
+from paceline.parallel.abilities import abilities_of
 from paceline.parallel.candidates import asks_for_pipeline, with_implied
 from paceline.parallel.engine_laws import asked_of_all_reduce
 from paceline.plan.choose import Choice, reasons_of
@@ -225,8 +226,8 @@ def _layout_decisions(job: Job, cluster: Cluster, choice: Choice) -> Iterator[De
 
 def _asked_of_all_reduce(job: Job, name: str, value: str) -> str | None:
     """The field of `train` that no sharding would use; None where none asks for an all-reduce."""
-    asked = asked_of_all_reduce(job.spec.train)
-    if name != "sharding" or value != "none" or not asked or job.spec.engine != "paceline":
+    asked = asked_of_all_reduce(job.spec.train, abilities_of(job.spec.engine))
+    if name != "sharding" or value != "none" or not asked:
         return None
     return f"{asked[0]} is of the all-reduce of whole gradients"
 

@@ -213,8 +213,8 @@ def _search(job: Job, space: Space, case: Case, limit_bytes: float) -> tuple[Spa
     them where none fits without, or the fastest sends for more than half of its step. Where
     the job sets what only an all-reduce uses, those that have one come first."""
     margin = job.spec.plan.simpler_margin
-    whole = replace(space, fixed=all_reduced(job.spec.train, space.fixed))
-    if case.engine.name == "paceline" and whole.fixed != space.fixed:
+    whole = replace(space, fixed=all_reduced(job.spec.train, space.fixed, space.abilities))
+    if whole.fixed != space.fixed:
         found = search(whole, case, limit_bytes=limit_bytes, margin=margin)
         if found.near is not None:
             return whole, found

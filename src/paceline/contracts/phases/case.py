@@ -35,6 +35,9 @@ class Case:
     others: tuple[tuple[Plan, Outlook], ...] = ()
     """Plans of this job on other numbers of nodes, with their outlook."""
 
+    tried_nodes: tuple[int, ...] = ()
+    """The other numbers of nodes; on those without a plan in `others` nothing fits."""
+
     refused: Problem | None = None
     """Why nothing fits; None when something does."""
 

@@ -69,7 +69,7 @@ def _on_demand(view: Outlook) -> RunCost | None:
 
 def cheaper_than(case: Case, usd: float) -> list[tuple[str, RunCost]]:
     """What to change, and its price, of each place and number of nodes that costs less and is known
-    to meet the deadline; the cheapest first, three of the places at most."""
+    to meet the deadline; the cheapest first, three of either at most."""
     places = [
         (f"{cost.provider} {cost.instance}, {cost.way}{_interrupted(cost)}", cost)
         for cost in case.view.costs
@@ -82,6 +82,7 @@ def cheaper_than(case: Case, usd: float) -> list[tuple[str, RunCost]]:
         if (cost := _on_demand(view)) is not None
         if cost.usd < usd and (view.wall_s or inf) <= deadline
     ]
+    nodes = sorted(nodes, key=lambda each: each[1].usd)[:3]
     return sorted([*nodes, *places], key=lambda each: each[1].usd)
 
 

@@ -166,7 +166,7 @@ def _budget(case: Case) -> Gate:
             what=f"the run costs {cost}, ${chosen.usd - budget:,.0f} over the budget of "
             f"${budget:,.0f}",
             where="--budget",
-            fix="; or ".join(cheaper_plans(case, budget)),
+            fix="; or ".join(cheaper_plans(case, budget)) + _tried(case),
         ),
     )
 
@@ -184,6 +184,12 @@ def cheaper_plans(case: Case, budget: float) -> list[str]:
     return found
 
 
+def _tried(case: Case) -> str:
+    """Which other numbers of nodes were planned."""
+    nodes = ", ".join(map(str, case.tried_nodes))
+    return f" (planned on {nodes} nodes as well)" if nodes else ""
+
+
 def _deadline(case: Case) -> Iterator[Gate]:
     deadline, wall_s = case.goals.deadline_s, case.view.wall_s
     if deadline is None or wall_s is None:
@@ -193,7 +199,15 @@ def _deadline(case: Case) -> Iterator[Gate]:
         yield Gate(phase=14, name="Deadline", status="passed", summary=summary)
         return
     times = wall_s / deadline
-    nodes = case.plan.cluster.num_nodes
+    least = -(-case.plan.cluster.num_nodes * wall_s // deadline)
+    fewest = next(
+        (
+            f"{plan.cluster.num_nodes}, which take {format_seconds(view.wall_s)}"
+            for plan, view in case.others
+            if view.wall_s is not None and view.wall_s <= deadline
+        ),
+        f"at least {least:.0f} (more, since it does not scale perfectly)",
+    )
     yield Gate(
         phase=14,
         name="Deadline Warning",
@@ -203,8 +217,8 @@ def _deadline(case: Case) -> Iterator[Gate]:
             code="P024",
             what=f"the run takes {summary}: {times:.2g} times too long",
             where="--deadline",
-            fix=f"set cluster.nodes to at least {-(-nodes * wall_s // deadline):.0f} (more, since "
-            f"it does not scale perfectly); or train.steps to {int(case.view.num_steps / times)}",
+            fix=f"set cluster.nodes to {fewest}; or train.steps to "
+            f"{int(case.view.num_steps / times)}{_tried(case)}",
         ),
     )
 

@@ -176,12 +176,14 @@ def _case(
             each, job, prices=prices, assumptions=assumptions, keeping=keeping_of(each, job)
         )
 
-    others = () if refused is not None else tuple(_on_other_nodes(job, replan))
+    tried = () if refused is not None else _other_nodes(job)
+    others = tuple(_on_other_nodes(job, replan, tried))
     return Case(
         job=job,
         plan=plan,
         view=view_of(plan),
         others=tuple((each, view_of(each)) for each in others),
+        tried_nodes=tried,
         required=required,
         goals=goals,
         refused=refused,
@@ -190,15 +192,26 @@ def _case(
     )
 
 
-def _on_other_nodes(job: Job, replan: Replan) -> Iterator[Plan]:
-    """Plans for the job on half, a quarter and twice its nodes, where something fits there."""
+_QUARTERS = (1, 2, 3, 5, 6, 8, 12, 16)
+"""Other numbers of nodes that are tried, in quarters of the job's: one search each."""
+
+
+def _other_nodes(job: Job) -> tuple[int, ...]:
+    """Numbers of nodes besides the job's, fewest first: one, and from a quarter to four times."""
+    if find_cluster(job.spec.cluster, job).is_local:
+        return ()
     nodes = job.spec.cluster.nodes
-    for other in (nodes // 4, nodes // 2, 2 * nodes):
-        if other and not find_cluster(job.spec.cluster, job).is_local:
-            cluster = replace(job.spec.cluster, nodes=other)
-            with contextlib.suppress(PlanError):
-                spec = replace(job.spec, cluster=cluster)
-                yield replan(replace(job, spec=spec), advise=False)
+    around = {1, *(nodes * each // 4 for each in _QUARTERS if nodes * each % 4 == 0)}
+    return tuple(sorted(around - {nodes}))
+
+
+def _on_other_nodes(job: Job, replan: Replan, tried: tuple[int, ...]) -> Iterator[Plan]:
+    """Plans for the job on other numbers of nodes, where something fits there."""
+    for nodes in tried:
+        cluster = replace(job.spec.cluster, nodes=nodes)
+        with contextlib.suppress(PlanError):
+            spec = replace(job.spec, cluster=cluster)
+            yield replan(replace(job, spec=spec), advise=False)
 
 
 def _phase(number: int, case: Case) -> Phase:
