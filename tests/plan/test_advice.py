@@ -17,6 +17,7 @@ from paceline.plan.advice import (
 )
 
 HOUR = 3600.0
+MIB = 2**20
 
 
 def test_s0_6_64_is_8_at_once_4_accumulated_on_2_ranks():
@@ -135,6 +136,34 @@ def test_a_reduction_that_is_hidden_anyway_keeps_the_default():
     )
     assert advice.bucket_cap_mb is None
     assert advice.reason.startswith("leave it out")
+
+
+def test_s1_2_gradients_of_any_size_are_priced_in_no_time():
+    advice = advise_buckets(
+        gradient_bytes=10**39, backward_s=3600.0, ranks=2, bytes_per_s=1e12, latency_s=2e-5
+    )
+    assert advice.reduce_s == pytest.approx(10**39 / 1e12, rel=0.01)
+
+
+@given(st.integers(2 * MIB, 400 * MIB), st.floats(0, 2), st.integers(2, 300), st.floats(1e7, 1e12))
+def test_s1_2_the_exposed_time_is_that_of_buckets_reduced_one_after_another(
+    gradients: int, backward_s: float, ranks: int, bytes_per_s: float
+):
+    latency_s, size = 2e-5, 25 * MIB
+    count = -(-(gradients - MIB) // size)
+    clock = ready = 0.0
+    for bucket in [MIB] + [(gradients - MIB) / count] * count:
+        ready += bucket
+        reduce_s = 2 * (ranks - 1) * (latency_s + bucket / ranks / bytes_per_s)
+        clock = max(clock, backward_s * ready / gradients) + reduce_s
+    advice = advise_buckets(
+        gradient_bytes=gradients,
+        backward_s=backward_s,
+        ranks=ranks,
+        bytes_per_s=bytes_per_s,
+        latency_s=latency_s,
+    )
+    assert advice.default_exposed_s == pytest.approx(clock - backward_s, rel=1e-6, abs=1e-9)
 
 
 def test_one_rank_reduces_nothing():

@@ -125,14 +125,17 @@ def _exposed(
     first = min(first or size, gradient_bytes)
     rest = gradient_bytes - first
     count = ceil(rest / size)
-    sizes = [first] + ([rest / count] * count if count else [])
-    clock = total = ready = 0.0
-    for each in sizes:
-        ready += each
-        reduce_s = 2 * (ranks - 1) * (latency_s + each / ranks / bytes_per_s)
-        clock = max(clock, backward_s * ready / gradient_bytes) + reduce_s
-        total += reduce_s
-    return clock - backward_s, total
+    each = rest / max(1, count)
+    first_s, each_s = (
+        2 * (ranks - 1) * (latency_s + part / ranks / bytes_per_s) for part in (first, each)
+    )
+    # Reducing ends as though nothing waited from one bucket on. All but the first are equal, so
+    # that one is the first, the second or the last.
+    ends = [backward_s * first / gradient_bytes + first_s + count * each_s]
+    if count:
+        ends.append(backward_s * (first + each) / gradient_bytes + count * each_s)
+        ends.append(backward_s + each_s)
+    return max(ends) - backward_s, first_s + count * each_s
 
 
 def _reason(ranks: int, keep: bool, best: int, default: float, least: float) -> str:
