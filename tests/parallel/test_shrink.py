@@ -53,6 +53,17 @@ def test_a_smaller_layout_keeps_the_global_batch_and_the_model_parallel_axes(
     assert (small.tensor, small.pipeline) == (tensor, pipeline)
 
 
+@pytest.mark.parametrize("change", [{}, {"sharding": "hybrid", "shard": 2}])
+def test_s1_16_gradients_that_were_reduced_at_once_stay_sharded_on_fewer_ranks(change):
+    one = replace(Layout(data=4, sharding="full", micro_batch=2, accumulation=1), **change)
+    small = shrunk(one, 3)
+    assert small is not None
+    assert (small.accumulation, small.reduce_every_micro_batch) == (2, True)
+    waits = shrunk(replace(one, accumulation=2), 3)
+    assert waits is not None
+    assert not waits.reduce_every_micro_batch
+
+
 @given(data=st.integers(1, 8), fewer=st.integers(1, 8), micro_batch=st.integers(1, 3))
 def test_the_samples_of_a_step_are_the_same_in_the_same_order_of_slots(data, fewer, micro_batch):
     layout = Layout(data=data, sharding="none", micro_batch=micro_batch, accumulation=2)

@@ -110,11 +110,14 @@ def _with_data(layout: Layout, data: int, policy: BatchPolicy) -> Layout | None:
             return None
     if dp_cp == 1 and layout.offload == "none":
         sharding = "none"
+    # One micro-batch a step reduces its gradients at once; several that waited would hold them whole.
+    at_once = sharding in {"full", "hybrid"} and layout.accumulation == 1 < accumulation
     return replace(
         layout,
         data=data,
         micro_batch=micro_batch,
         accumulation=accumulation,
+        reduce_every_micro_batch=layout.reduce_every_micro_batch or at_once,
         batch=None if data * micro_batch * accumulation == batch else batch,
         sharding=sharding,
         shard=shard,
