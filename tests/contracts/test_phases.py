@@ -475,8 +475,42 @@ def test_s2_2_the_bucket_sentence_and_the_overhead_are_one_number():
     assert re.findall(r"[\d.]+ m?s\b", found["gradientBucketing"]) == [waits[1]]
 
 
+def test_s2_2_phase_8_shrinks_no_further_than_memory_allows():
+    sharded = ("model.preset=llama-3-70b", "cluster.nodes=4", "layout.sharding=full")
+    more = ("train.global_batch=64", "layout.recompute=full", "layout.micro_batch=2")
+    elastic = output(8, *sharded, *more, "layout.recompute_every=1")["elastic"]
+    assert 24 < elastic["min"] < elastic["max"] == 32
+    assert re.search(r"may run out of memory: a rank then needs 7\d", elastic["down"])
+    small = output(8, *SMALL)["elastic"]
+    assert small["min"] == 1
+    assert "out of memory" not in small["down"]
+
+
+def test_s2_14_scaling_is_tested_on_numbers_of_ranks_that_hold_the_model():
+    tests = output(15, "layout.sharding=full", "layout.micro_batch=4", "layout.data=16")
+    least = output(8, "layout.sharding=full", "layout.micro_batch=4", "layout.data=16")["elastic"]
+    assert least["min"] > 1
+    for kind in ("weak", "strong"):
+        ranks = [int(each["name"].split()[0]) for each in tests["scalingTests"][kind]]
+        assert ranks == sorted(ranks)
+        assert (ranks[0] >= least["min"], ranks[-1]) == (True, 16)
+    small = output(15, *SMALL)["scalingTests"]["weak"]
+    assert small[0]["name"].startswith("1 rank,")
+    (none,) = output(15, "layout.tensor=8", "layout.pipeline=2")["scalingTests"]["weak"]
+    assert none["name"] == "none: this layout is not possible on fewer than 16 ranks"
+
+
+def test_s2_2_out_of_memory_is_answered_by_a_setting_that_changes_the_plan():
+    def answer(*overrides: str) -> str:
+        return str(output(15, *overrides)["troubleshootingGuide"][0]["how"])
+
+    assert answer("layout.micro_batch=4", "layout.sharding=full").endswith("micro_batch=2")
+    one = ("layout.micro_batch=1", "layout.sharding=full")
+    assert answer(*one, "layout.recompute=none") == "--set layout.recompute=selective"
+
+
 def test_s1_16_phase_8_says_how_many_ranks_go_on_after_a_lost_node():
-    three = ("cluster.nodes=3", "cluster.per_node=1", "train.global_batch=9")
+    three = ("cluster.nodes=3", "cluster.per_node=1", "train.global_batch=9", *SMALL)
     down = output(8, *three, "layout.data=3", "layout.micro_batch=1")["elastic"]["down"]
     assert down == (
         "after a lost node 2 of the 2 ranks that are left go on, with 5 or 4 samples for each data "

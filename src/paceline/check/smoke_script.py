@@ -198,7 +198,9 @@ def _metrics(run: SeenRun) -> Row:
     names = ("loss", "grad_norm", "learning_rate", "tokens_per_s")  # step_s is our own clock's
     named = [name for name in names if any(getattr(line, name) is not None for line in run.lines)]
     if not named:
-        return unjudged("metrics", f"no number was printed or logged {_IN_THESE}")
+        return unjudged(
+            "metrics", f"no line with a metric's name and its number, as loss 1.5, {_IN_THESE}"
+        )
     found = f"{counted(len(run.lines), 'line')} with {', '.join(named)}, printed or logged"
     return judged("metrics", True, found, value=len(named), unit="metrics")
 

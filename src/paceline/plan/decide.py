@@ -335,7 +335,9 @@ def _on_lost_node(job: Job, cluster: Cluster, choice: Choice) -> Iterator[Decisi
     if choice.case.engine.name != "paceline" or not recovery.shrink:
         return
     if cluster.num_nodes > 1:
-        reason = after_a_lost_node(job.spec, choice.layout, cluster)
+        reason = after_a_lost_node(
+            job.spec, choice.layout, cluster, choice.case, choice.limit_bytes
+        )
         yield Decision(field="recovery.batch", value=recovery.batch, reason=reason)
     elif recovery.batch == "shrink":
         reason = "on a single node nothing shrinks: a lost rank's place is taken by a new process"

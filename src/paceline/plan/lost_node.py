@@ -1,15 +1,35 @@
 """What a run does after the loss of one node: ranks, their shares of the batch, learning rate."""
 
+from bisect import bisect
+
+from paceline.estimate import Case, price_one
 from paceline.job import JobSpec
 from paceline.parallel import Layout
 from paceline.parallel.shrink import shrunk
 from paceline.plan.advice import scale_learning_rate
 from paceline.topology import Cluster
+from paceline.units import bytes_apart
 
 
-def after_a_lost_node(spec: JobSpec, layout: Layout, cluster: Cluster) -> str:
+def fewest_ranks(spec: JobSpec, layout: Layout, case: Case, limit_bytes: float) -> int:
+    """The fewest ranks that a run which may shrink goes on with: with all from there to the plan's
+    the layout exists and a rank's memory is at most the limit in bytes."""
+    each = layout.num_ranks // layout.data
+
+    def is_too_few(data: int) -> bool:
+        small = shrunk(layout, data * each, spec.recovery.batch)
+        return small is None or price_one(small, case).memory.known_bytes > limit_bytes
+
+    # A share of the state grows as ranks go, so those that fit come after those that do not.
+    counts = range(1, layout.data)
+    return each * (1 + bisect(counts, False, key=lambda data: not is_too_few(data)))
+
+
+def after_a_lost_node(
+    spec: JobSpec, layout: Layout, cluster: Cluster, case: Case, limit_bytes: float
+) -> str:
     """How many ranks go on without one node, with which batch and learning rate, in a sentence, of
-    a run that may shrink."""
+    a run that may shrink; and whether a rank's memory then exceeds the limit in bytes."""
     recovery, train = spec.recovery, spec.train
     left = (cluster.num_nodes - 1) * cluster.ranks_per_node
     small = shrunk(layout, left, recovery.batch) if left else None
@@ -21,8 +41,17 @@ def after_a_lost_node(spec: JobSpec, layout: Layout, cluster: Cluster) -> str:
         f"after a lost node {small.num_ranks} of the {left} ranks that are left go on, with "
         f"{samples} samples for each data rank: "
     )
+    needed = price_one(small, case).memory.known_bytes
+    memory = (
+        ""
+        if needed <= limit_bytes
+        else (
+            "; their larger shares of the state may run out of memory: a rank then needs "
+            f"{' of '.join(bytes_apart(needed, limit_bytes))}"
+        )
+    )
     if recovery.batch == "keep":
-        return f"{ranks}the same global batch of {small.global_batch}"
+        return f"{ranks}the same global batch of {small.global_batch}{memory}"
     rate = scale_learning_rate(
         train.learning_rate,
         base_batch=layout.global_batch,
@@ -33,5 +62,5 @@ def after_a_lost_node(spec: JobSpec, layout: Layout, cluster: Cluster) -> str:
         f"{ranks}the global batch shrinks from {layout.global_batch} to {small.global_batch} and "
         f"the learning rate from {train.learning_rate:.4g} to {rate.learning_rate:.4g} "
         f"({rate.rule} rule, {train.optimizer}); the {train.steps} steps stay, so the run reads "
-        "fewer samples"
+        f"fewer samples{memory}"
     )

@@ -8,7 +8,8 @@ from paceline.job import JobSpec, RecoverySpec
 from paceline.job.evaluate import kept_every, num_best
 from paceline.launch.default_alerts import alerts, silence_s
 from paceline.plan import Plan
-from paceline.plan.lost_node import after_a_lost_node
+from paceline.plan.case import case_of_plan
+from paceline.plan.lost_node import after_a_lost_node, fewest_ranks
 from paceline.render.mlx import is_mlx
 from paceline.units import format_bytes, format_count, format_seconds
 
@@ -75,11 +76,12 @@ def _elastic(plan: Plan, spec: JobSpec) -> dict[str, int | str]:
         up, down = "the run never has fewer ranks", "the run waits, and ends"
         off = "recovery.shrink is off: "
         return {"min": ranks, "max": ranks, "up": off + up, "down": off + down}
+    priced = case_of_plan(plan)
     return {
-        "min": ranks // plan.layout.data,
+        "min": fewest_ranks(spec, plan.layout, priced, plan.limit_bytes),
         "max": ranks,
         "up": "the run grows back to all ranks when the node returns",
-        "down": after_a_lost_node(spec, plan.layout, plan.cluster),
+        "down": after_a_lost_node(spec, plan.layout, plan.cluster, priced, plan.limit_bytes),
     }
 
 

@@ -5,7 +5,12 @@ from typing import Any
 from paceline.contracts.operate import health_checks
 from paceline.contracts.phases.case import Case
 from paceline.launch.default_alerts import alerts, silence_s
-from paceline.units import format_bytes, format_seconds
+from paceline.parallel import Layout
+from paceline.parallel.candidates import divisors
+from paceline.plan.case import case_of_plan
+from paceline.plan.lost_node import fewest_ranks
+from paceline.plan.refit import rungs
+from paceline.units import counted, format_bytes, format_seconds
 
 
 def plan_validation(case: Case) -> dict[str, Any]:
@@ -68,11 +73,7 @@ def plan_validation(case: Case) -> dict[str, Any]:
             "tolerance": "relative 1e-5 on the gradient norm: sums run in another order",
         },
         "troubleshootingGuide": [
-            {
-                "name": "out of memory in the first step",
-                "how": f"--set layout.micro_batch={max(1, plan.layout.micro_batch // 2)}",
-                "passes": "the same batch, half the activations",
-            },
+            {"name": "out of memory in the first step", **_leaner(plan.layout)},
             {
                 "name": "no step is finished",
                 "how": "bash debug.sh; logs/ of each rank",
@@ -89,29 +90,48 @@ def _run(case: Case, change: str) -> str:
     return f"bash launch-script.sh, with {change.replace('=', ': ', 1)} in job.yaml"
 
 
+def _leaner(layout: Layout) -> dict[str, str]:
+    """The fastest change of the layout that needs less memory."""
+    rung = next(rungs(layout), None)
+    if rung is None:
+        return {"how": "more ranks: cluster.nodes", "passes": "a smaller share for each rank"}
+    settings = " ".join(f"--set layout.{name}={value}" for name, value in rung.items())
+    return {"how": settings, "passes": "the same batch in less memory"}
+
+
 def _scaling(case: Case) -> dict[str, list[dict[str, Any]]]:
     """Weak: the batch grows with the ranks. Strong: it stays."""
     plan = case.plan
     step_s, batch = plan.estimate.step_s, plan.layout.global_batch
-    split = plan.layout.num_ranks // plan.layout.data
-    counts = sorted({split, max(split, plan.layout.num_ranks // 2), plan.layout.num_ranks})
-    limit = "" if step_s is None else f" ({format_seconds(step_s / 0.8)} a step)"
+    data, split = plan.layout.data, plan.layout.num_ranks // plan.layout.data
+    least = fewest_ranks(case.job.spec, plan.layout, case_of_plan(plan), plan.limit_bytes)
+    fitting = [each * split for each in divisors(data) if each * split >= least]
+    counts = sorted({fitting[0], fitting[-2:][0], fitting[-1]})
+    limit = "" if step_s is None else f"; {format_seconds(step_s)} is estimated for {fitting[-1]}"
+    if len(counts) == 1:
+        alone = {
+            "name": f"none: this layout is not possible on fewer than {counted(least, 'rank')}",
+            "how": "paceline bench job.yaml, with a smaller model",
+            "passes": "at least 0.8 times the rate of one rank for each rank",
+        }
+        return {"weak": [alone], "strong": [alone]}
     weak: list[dict[str, Any]] = []
     strong: list[dict[str, Any]] = []
     for count in counts:
         share = batch * count // plan.layout.num_ranks
         weak.append(
             {
-                "name": f"{count} ranks, {share} samples a step",
+                "name": f"{counted(count, 'rank')}, {share} samples a step",
                 "how": "step_s over 50 steps",
-                "passes": f"at most 1.25 times that of {counts[0]} ranks{limit}",
+                "passes": f"at most 1.25 times that of {counted(counts[0], 'rank')}{limit}",
             }
         )
         strong.append(
             {
-                "name": f"{count} ranks, {batch} samples a step",
+                "name": f"{counted(count, 'rank')}, {batch} samples a step",
                 "how": "tokens_per_s over 50 steps",
-                "passes": f"at least {0.8 * count / counts[0]:.3g} times that of {counts[0]} ranks",
+                "passes": f"at least {0.8 * count / counts[0]:.3g} times that of "
+                f"{counted(counts[0], 'rank')}",
             }
         )
     return {"weak": weak, "strong": strong}
