@@ -110,7 +110,7 @@ def _with_data(layout: Layout, data: int, policy: BatchPolicy) -> Layout | None:
             return None
     if dp_cp == 1 and layout.offload == "none":
         sharding = "none"
-    # One micro-batch a step reduces its gradients at once; several that waited would hold them whole.
+    # One micro-batch a step reduces its gradients at once; several would hold them whole.
     at_once = sharding in {"full", "hybrid"} and layout.accumulation == 1 < accumulation
     return replace(
         layout,
