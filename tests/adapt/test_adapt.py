@@ -396,7 +396,7 @@ def test_every_move_to_a_device_of_an_option_is_listed(target):
         ("nn.Linear(4, 2)", "nn.Linear(4, 2).to(args.device)"),
         ("model(x)", "model(x.to(args.device))"),
     )
-    asked = [each for each in adapt(source, target).left if "comes from an option" in each.why]
+    asked = [each for each in adapt(source, target).left if "an option chooses" in each.why]
     assert [each.line for each in asked] == [7, 13]
     chosen = source.replace("args.device", "device").replace(
         "args = parser.parse_args()",

@@ -137,6 +137,6 @@ def test_one_rank_runs_twice_and_says_that_recovery_was_not_shown(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "same bits twice: SHA-256" in done.stdout
-    assert "recovery: one rank has nobody" in done.stdout
+    assert "recovery: needs two ranks or more" in done.stdout
     assert (kept / "job.yaml").exists()
     assert Path(kept / "runs" / "run-2" / "metrics.jsonl").exists()
