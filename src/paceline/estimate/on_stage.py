@@ -31,7 +31,7 @@ def stage_blocks(model: Model, t: Layouts) -> tuple[Column, Column]:
 
 
 def blocks_before_head(model: Model, t: Layouts, last: Column) -> Column:
-    """Of the `last` blocks on the rank with the head, those of its stages before the last one."""
+    """Those of the `last` blocks on the rank with the head that its earlier stages have."""
     stages = stages_each(t.schedule, t.chunks)
     head, least = head_in_blocks(model), 1 - may_be_bare(model)
     _, of_head = blocks_of_slowest(last, stages, head, is_balanced=model.is_balanced, least=least)

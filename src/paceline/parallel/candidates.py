@@ -58,7 +58,7 @@ class Space:
     """Where optimizer state may be, where the job leaves it open."""
 
     backend: Backend | None = "nccl"
-    """Of the cluster's collectives, for engines that are named instead; None names none."""
+    """The cluster's collectives, for engines that are named instead; None names none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
