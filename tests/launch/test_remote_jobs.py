@@ -132,7 +132,7 @@ def test_s0_22_a_place_is_asked_by_its_own_tool(tools):
 
 def test_a_tool_that_refuses_is_quoted(tools):
     tools("modal", more="print('no such app', file=sys.stderr); sys.exit(2)")
-    with pytest.raises(RunError, match="W011: modal does not do it: no such app"):
+    with pytest.raises(RunError, match="W011: modal failed: no such app"):
         stop_elsewhere(PlaceJob(place="modal", job_id="ap-1"))
 
 
@@ -204,7 +204,7 @@ def test_kubernetes_without_its_package_names_the_command(tools, monkeypatch):
 
 def test_a_machine_that_ssh_does_not_reach_is_an_error_of_ours(tools):
     tools("ssh", "sys.exit(255)")
-    with pytest.raises(RunError, match="W011: ssh does not do it"):
+    with pytest.raises(RunError, match="W011: ssh failed"):
         FarRun(host="node-a", folder="/data/x").do("status", "--json")
 
 
