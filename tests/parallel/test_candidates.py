@@ -313,6 +313,14 @@ def test_choices_that_go_together_are_no_problem():
     assert problems(8, "layout.tensor=2", "layout.pipeline=2", "layout.chunks=3") == []
 
 
+def test_a_tensor_degree_advised_for_the_ranks_divides_the_model_too():
+    """8 divides the ranks; `L005` would refuse it for the 2 key and value heads."""
+    of_ranks, of_model = problems(8, "layout.tensor=16")
+    assert (of_ranks.code, of_model.code) == ("L004", "L005")
+    assert of_ranks.fix == "set layout.tensor to 2, or leave it out"
+    assert of_model.fix.startswith("set layout.tensor to 2;")
+
+
 @pytest.mark.parametrize(
     ("code", "what", "fix", "overrides"),
     [

@@ -69,6 +69,25 @@ def test_a_need_just_over_its_limit_is_printed_with_the_digits_that_tell_them_ap
     little = (needed - 2**20) / (1 - PlanSpec().head_room)
     plan = plan_of(JOB, *fixed, f"cluster.memory={little:.0f}")
     (reason,) = (each.reason for each in plan.decisions if each.field == "layout.micro_batch")
-    found = re.fullmatch(r"the largest that fits: 2 needs ([\d.]+) GiB of ([\d.]+) GiB", reason)
+    claim = r"the largest that fits with recompute none: 2 needs ([\d.]+) GiB of ([\d.]+) GiB"
+    found = re.fullmatch(claim, reason)
     assert found is not None
     assert 0 < float(found[1]) - float(found[2]) < 0.01
+
+
+def test_the_largest_micro_batch_is_claimed_only_with_the_recompute_it_was_tried_with():
+    """2 fits with every block recomputed; every fourth leaves no room for it."""
+    fixed = ("layout.sharding=full", "layout.recompute=full", *ONLY_DATA)
+    plan = plan_of(JOB, *fixed)
+    layout = plan.layout
+    (reason,) = (each.reason for each in plan.decisions if each.field == "layout.micro_batch")
+    assert layout.recompute_every > 1
+    double = replace(
+        layout,
+        micro_batch=2 * layout.micro_batch,
+        accumulation=layout.accumulation // 2,
+        recompute_every=1,
+    )
+    assert price_one(double, case_of_plan(plan)).memory.known_bytes < plan.limit_bytes
+    claim = f"the largest that fits with recompute full, every {layout.recompute_every} blocks: "
+    assert reason.startswith(claim)

@@ -72,8 +72,12 @@ def check_degrees(job: Job, space: Space) -> Iterator[Problem]:
     good = [n for n in divisors(ranks) if ranks % (n * others) == 0]
     if len(given) == len(_DEGREES):
         good = [ranks // others] if ranks % others == 0 else []
+    if name == "tensor":
+        copies = space.abilities.copies_kv_head
+        good = [n for n in good if divides_model(space.profile, n, copies_kv_head=copies)]
+    out = "leave one of them out" if len(given) > 1 else "leave it out"
     fix = (
-        f"set layout.{name} to {_nearest(degree, good)}, or leave one of them out"
+        f"set layout.{name} to {_nearest(degree, good)}, or {out}"
         if good
         else f"leave them out, or choose from the divisors of {ranks}: {_listed(divisors(ranks))}"
     )

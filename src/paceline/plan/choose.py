@@ -279,11 +279,15 @@ def reasons_of(choice: Choice) -> Iterator[tuple[str, str, str]]:
         yield "schedule", f"{layout.schedule}{chunks}", _why_schedule(choice)
     yield "micro_batch", str(layout.micro_batch), _why_micro_batch(choice)
     if not choice.is_whole:
-        every = f", every {layout.recompute_every} blocks" if layout.recompute_every > 1 else ""
-        yield "recompute", f"{layout.recompute}{every}", _why_recompute(choice)
+        yield "recompute", _recompute_of(layout), _why_recompute(choice)
     if layout.offload != "none":
         moved = ", with the parameters" if layout.offload_parameters else ""
         yield "offload", layout.offload + moved, _why_offload(choice)
+
+
+def _recompute_of(layout: Layout) -> str:
+    every = f", every {layout.recompute_every} blocks" if layout.recompute_every > 1 else ""
+    return f"{layout.recompute}{every}"
 
 
 def _why_offload(choice: Choice) -> str:
@@ -465,7 +469,8 @@ def _why_micro_batch(choice: Choice) -> str:
         over = [index for index, size in enumerate(sizes) if size > limit]
         if over and over[0] == 0:
             needed = " of ".join(bytes_apart(float(sizes[0]), limit))
-            return f"the largest that fits: {larger[0].micro_batch} needs {needed}"
+            kept = f" with recompute {_recompute_of(layout)}"
+            return f"the largest that fits{kept}: {larger[0].micro_batch} needs {needed}"
     if choice.estimate.memory.parts["activations"] is None:
         return "a rank's whole share at once; whether it fits is unknown for your own model"
     if layout.accumulation == 1:
