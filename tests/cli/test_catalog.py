@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 from click.testing import CliRunner, Result
@@ -112,3 +113,16 @@ def test_detect_writes_its_section_and_prints_json(tmp_path: Path, monkeypatch: 
 def test_detect_into_a_folder_that_is_not_there_says_so(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "")
     assert "T014" in refused("detect", "--write", "/nowhere/at/all.yaml")
+
+
+@pytest.mark.parametrize("words", [("--set", "steps=5"), ("--set", "ssh.port=2222")])
+def test_detect_refuses_a_setting_that_has_no_effect_on_this_machine(words: tuple[str, ...]):
+    with pytest.raises(click.UsageError, match=f"{words[1]} does nothing with --on local"):
+        cli.main(["detect", *words], standalone_mode=False)
+
+
+def test_detect_says_that_a_run_cannot_be_written_into_a_file(tmp_path: Path):
+    path = tmp_path / "job.yaml"
+    path.touch()
+    said = " ".join(call("detect", "--folder", str(path)).output.split())
+    assert f"not writable: {path} is no folder" in said

@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 
 Section = dict[str, object]
 
+_REACHED_BY = {
+    "ssh": ("ssh.",),
+    "srun": ("slurm.python",),
+    "slurm": ("slurm.python",),
+    "ray": ("ray.address", "ray.python"),
+}
+"""Place -> beginnings of the keys of a job file by which its hosts are reached."""
+
 
 @click.command()
 @hosts_options("hosts", "node-a,node-b or a hostfile; implies --on ssh.")
@@ -50,7 +58,8 @@ Section = dict[str, object]
     "overrides",
     multiple=True,
     metavar="KEY=VALUE",
-    help="How hosts are reached: --set ssh.port=2222. May be given again; keys as in a job file.",
+    help="How hosts are reached: --set ssh.port=2222. May be given again; ssh.*, slurm.python, "
+    "ray.address and ray.python, as in a job file.",
 )
 @json_option
 def command(
@@ -70,7 +79,7 @@ def command(
     Asks what `paceline preflight` and `paceline doctor` ask: nvidia-smi or NVML, rocm-smi, /sys,
     lscpu, and on a Mac system_profiler. A small file is written to --folder and removed again;
     nothing else is changed. What was looked for and not found is listed with the reason, and so is
-    what differs between hosts. --set takes ssh.port, ssh.identity, ssh.config and the like.
+    what differs between hosts.
 
     \b
     Examples:
@@ -92,6 +101,7 @@ def command(
         place = "ssh"
     if hosts is not None and place != "ssh":
         raise click.UsageError("--hosts goes with --on ssh.")
+    _check_overrides(place, overrides)
     gathered, shared = _gather(place, hosts, folders, limit_s, overrides)
     found, silent = _read(gathered, file)
     section, problems, data, lines = _shown(place, found, silent, shared, file)
@@ -112,6 +122,19 @@ def command(
     for problem in problems:
         show(str(problem), err=True)
     return 1 if silent else 0
+
+
+def _check_overrides(place: str, overrides: tuple[str, ...]) -> None:
+    """
+    Raises:
+        UsageError: `--set` of a key that has no effect here.
+    """
+    for each in overrides:
+        if not each.startswith(_REACHED_BY.get(place, ())):
+            raise click.UsageError(
+                f"--set {each} does nothing with --on {place}. It takes ssh.* with --on ssh, "
+                "slurm.python with --on srun, ray.address and ray.python with --on ray."
+            )
 
 
 def _gather(

@@ -176,7 +176,7 @@ def _room(disk: Disk | None) -> str:
 
 def _folder(folder: FolderFacts) -> str:
     state = "writable" if folder.why_not is None else f"not writable: {folder.why_not}"
-    there = "" if folder.nearest == folder.path else f" (not there yet: {folder.nearest})"
+    there = "" if folder.nearest == folder.path else f" (no folder yet; nearest: {folder.nearest})"
     return f"{folder.path}{there}: {folder.kind or 'unknown type'}, {_room(folder.disk)}, {state}"
 
 

@@ -42,15 +42,17 @@ _LOCK_IS_OLD_S = 600.0
 
 def look_at_folder(path: str, note: str | None = None) -> FolderFacts:
     """Room, type and whether a file can be written; the file is taken away again."""
-    nearest = Path(path)
+    nearest, file = Path(path), None
     while not nearest.is_dir() and nearest != nearest.parent:
+        if file is None and os.path.lexists(nearest):
+            file = nearest
         nearest = nearest.parent
     return FolderFacts(
         path=path,
         nearest=str(nearest),
         kind=kind_of(nearest),
         disk=disk_of(nearest),
-        why_not=_why_not_writable(nearest),
+        why_not=_why_not_writable(nearest) if file is None else f"{file} is no folder",
         note=None if note is None else _read(nearest / note),
         disk_model=_disk_model(nearest),
     )
