@@ -83,7 +83,7 @@ def attempt(number: int) -> Tried:
         fixed = "" if all(each.fix for each in error.problems) else " without a fix"
         return Tried(number, engine, f"refused {problem.code}{fixed}", problem.what)
     if (estimated_only := check_release(plan)) is not None:
-        said = plan.cautions[0].what == estimated_only.what and estimated_only.fix
+        said = plan.cautions[0].what.startswith(estimated_only.what) and estimated_only.fix
         kind = "refused R015 by render, as the plan says first"
         return Tried(number, engine, kind if said else "no files", estimated_only.what)
     try:
