@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
+from pydantic import TypeAdapter
 
 from paceline.cli import cli
 from paceline.contracts.skills import SKILLS, find_skill, ray, run_skill
@@ -74,6 +75,22 @@ def test_the_command_ends_with_2_and_no_traceback_when_the_request_is_wrong(tmp_
     found = CliRunner().invoke(cli, ["contract", "pytorch-trainer"], input="{")
     assert isinstance(found.exception, JobError)  # `main` prints it and ends with its exit code
     assert found.exception.exit_code == 2
+
+
+@pytest.mark.parametrize("text", ["{", '{"modelPath": 1}', "{}", b"\xff"])
+@pytest.mark.parametrize("name", [name for name in SKILLS if name != "kubeflow-pipeline-executor"])
+def test_a_request_that_is_wrong_is_answered_with_the_contracts_error_object(name, text):
+    found = CliRunner().invoke(cli, ["contract", name], input=text)
+    answer = json.loads(found.stdout)
+    TypeAdapter(find_skill(name).answer).validate_python(answer)
+    assert answer["status"] == "error"
+    assert answer["message"] == str(found.exception)
+
+
+def test_a_wrong_request_without_an_action_has_no_answer_of_kubeflows_contract():
+    """Its answers name the action that was asked."""
+    found = CliRunner().invoke(cli, ["contract", "kubeflow-pipeline-executor"], input="{}")
+    assert isinstance(found.exception, JobError)
     assert found.stdout == ""
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from paceline.contracts.skills.messages.read import answer_json, read_request
 from paceline.errors import JobError, did_you_mean
 
@@ -32,6 +34,10 @@ class Skill:
     needs: str
     """What to install for it: `pip install ...`."""
 
+    without_work: Mapping[str, Any] | None = None
+    """The keys that an answer must have, of a request that starts nothing; None where one of them
+    is the request's own."""
+
     @property
     def request(self) -> type[Any]:
         """What goes in."""
@@ -44,6 +50,14 @@ class Skill:
         found: type[Any] = importlib.import_module(self.spec).Answer
         return found
 
+    def refusal(self, message: str) -> dict[str, Any] | None:
+        """What it answers to a request that is wrong, as JSON values of its schema; None where the
+        schema has no such answer."""
+        if self.without_work is None:
+            return None
+        values = {"status": "error", "message": message, **self.without_work}
+        return answer_json(TypeAdapter(self.answer).validate_python(values))
+
 
 SKILLS: Mapping[str, Skill] = {
     "ray-distributed-trainer": Skill(
@@ -51,18 +65,21 @@ SKILLS: Mapping[str, Skill] = {
         spec="paceline.contracts.skills.messages.ray",
         module="paceline.contracts.skills.ray",
         needs='"ray[default,train,tune]" torch',
+        without_work={"results": {}},
     ),
     "pytorch-trainer": Skill(
         title="train a PyTorch model on one or several processes, epoch by epoch",
         spec="paceline.contracts.skills.messages.pytorch",
         module="paceline.contracts.skills.pytorch",
         needs="torch",
+        without_work={"metrics": {}, "checkpointPath": ""},
     ),
     "tensorflow-trainer": Skill(
         title="train a Keras model, on one device or mirrored, and export it",
         spec="paceline.contracts.skills.messages.tensorflow",
         module="paceline.contracts.skills.tensorflow",
         needs="tensorflow",
+        without_work={"metrics": {}},
     ),
     "kubeflow-pipeline-executor": Skill(
         title="compile, run, schedule, list, get or delete a pipeline of Kubeflow",
