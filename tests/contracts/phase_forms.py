@@ -84,6 +84,7 @@ class Tradeoff(TypedDict):
 class CostEstimation(TypedDict):
     """Phase 14."""
 
+    nullReasons: dict[str, str]
     estimatedCost: str
     estimatedCostUSD: float | None
     breakdown: CostBreakdown
@@ -207,6 +208,7 @@ class StorageSystem(TypedDict):
 class ResourceAssessment(TypedDict):
     """Phase 1."""
 
+    nullReasons: dict[str, str]
     feasible: bool
     availableGPUs: int
     availableNodes: int
@@ -362,6 +364,7 @@ class StorageLocation(TypedDict):
 class FaultTolerance(TypedDict):
     """Phase 8."""
 
+    nullReasons: dict[str, str]
     appliesTo: str
     strategy: str
     checkpointFrequency: str

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -534,3 +535,37 @@ def test_s1_16_phase_8_says_the_batch_and_the_rate_after_a_lost_node(optimizer, 
         "rank: the global batch shrinks from 9 to 6 and the learning rate from 0.003 to "
         f"{rate} ({rule} rule, {optimizer})"
     )
+
+
+SHORT = ("cluster.accelerator=A100-80", "train.global_batch=64", "train.steps=300")
+
+
+def test_s2_2_no_checkpoint_is_advised_beyond_the_end_of_the_run():
+    assert output(8, *SHORT)["advisedFrequencySteps"] == 300
+
+
+def test_s2_2_a_saving_of_less_than_a_dollar_is_none():
+    found = output(14, *SHORT)["savingOpportunities"]
+    assert found
+    for each in found:
+        assert "$0" not in each
+        dollars = re.search(r": (\$[\d,]+) instead of (\$[\d,]+)", each)
+        assert dollars is None or dollars[1] != dollars[2]
+
+
+@pytest.mark.parametrize(("number", "overrides"), [(1, ()), (1, TOO_LARGE), (8, ()), (14, ())])
+def test_s2_2_every_null_has_its_reason(number: int, overrides: tuple[str, ...]):
+    def nulls(value: Any, name: str) -> Iterator[str]:
+        if value is None:
+            yield name
+        if isinstance(value, dict):
+            for key, each in value.items():
+                yield from nulls(each, f"{name}.{key}".lstrip("."))
+
+    found = output(number, *overrides)
+    assert set(nulls(found, "")) == set(found["nullReasons"])
+    assert all(found["nullReasons"].values())
+
+
+def test_every_alert_of_a_plan_says_what_sets_it_off():
+    assert all(each["threshold"] for each in output(9)["alertingRules"])

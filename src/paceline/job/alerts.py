@@ -160,11 +160,13 @@ class AlertSpec:
 
     @property
     def threshold(self) -> str:
-        """The number of the rule, as text."""
+        """The number of the rule, or what else has to happen, as text."""
         value = self.above if self.above is not None else self.below
         if value is not None:
             return _number(value)
-        return "not finite" if self.not_finite else ""
+        if self.not_finite:
+            return "not finite"
+        return f"{self.plateau.patience} samples" if self.plateau is not None else "one event"
 
 
 def _number(value: float) -> str:

@@ -5,7 +5,7 @@ replaced. None is unknown, and stays so. Leaves out: evaluation, and reading the
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.catalog import Price, find_prices, offers_of_nodes
 from paceline.estimate.cost import (
@@ -120,6 +120,8 @@ def outlook(
             step_s=step_s,
             background_s=write_s,
         )
+        if advice.every_steps is not None:  # a shorter run saves once, at its end
+            advice = replace(advice, every_steps=min(advice.every_steps, train.steps))
         good = _goodput(plan.checkpoint_every * step_s, advice, save_s, restart_s, write_s)
     wall_s = None if train_s is None or not good or not good.useful else train_s / good.useful
     seq_len = plan.profile.seq_len

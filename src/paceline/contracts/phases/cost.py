@@ -4,6 +4,7 @@ from math import inf
 from typing import Any
 
 from paceline.contracts.phases.case import Case
+from paceline.contracts.phases.nulls import with_null_reasons
 from paceline.estimate.cost import RunCost
 from paceline.plan.outlook import Outlook
 from paceline.units import counted, format_seconds
@@ -15,7 +16,7 @@ def estimate_cost(case: Case) -> dict[str, Any]:
     chosen = cheapest_on_demand(case)
     steps = view.num_steps
     usd = None if chosen is None else chosen.usd
-    return {
+    found: dict[str, Any] = {
         "estimatedCost": _headline(case, chosen),
         "estimatedCostUSD": usd,
         "breakdown": _breakdown(chosen),
@@ -49,6 +50,22 @@ def estimate_cost(case: Case) -> dict[str, Any]:
         if goals.budget_usd is None or usd is None
         else usd <= goals.budget_usd,
     }
+    unpriced = _headline(case, None) if chosen is None else ""
+    no_budget = "plan.budget is not given"
+    kept = "nothing is kept or sent out that has a price"
+    if chosen is not None and chosen.unknown:
+        kept = f"unknown: {', '.join(chosen.unknown)}"
+    reasons = {
+        **dict.fromkeys(("estimatedCostUSD", "breakdown.compute"), unpriced),
+        **dict.fromkeys(("costPerCheckpoint", "costPerThousandSteps"), unpriced),
+        **dict.fromkeys(("breakdown.storage", "breakdown.network"), unpriced or kept),
+        "breakdown.other": "nothing else is counted",
+        "costPerEpoch": unpriced or "the job is given in steps: train.epochs is not set",
+        "gpuHours": unpriced,
+        "budget": no_budget,
+        "withinBudget": no_budget if goals.budget_usd is None else unpriced,
+    }
+    return with_null_reasons(found, reasons)
 
 
 def _breakdown(chosen: RunCost | None) -> dict[str, float | None]:
@@ -99,6 +116,7 @@ def saving_opportunities(case: Case) -> list[str]:
         f"{told}: ${cost.usd:,.0f} instead of ${chosen.usd:,.0f} in {cost.hours:.4g} h instead of "
         f"{chosen.hours:.4g} h"
         for told, cost in cheaper_than(case, chosen.usd)
+        if round(cost.usd) < round(chosen.usd)
     ]
     lost = chosen.terms.get("lost", 0.0) + chosen.terms.get("restart", 0.0)
     if lost > 0.01 * chosen.usd:
@@ -106,7 +124,7 @@ def saving_opportunities(case: Case) -> list[str]:
     best = case.view.checkpoints
     if best is not None and case.view.goodput is not None:
         gain = best.goodput.useful - case.view.goodput.useful
-        if gain > 0.001:
+        if gain > 0.001 and round(gain * chosen.usd):
             found.append(
                 f"a checkpoint every {best.every_steps} steps instead of "
                 f"{case.plan.checkpoint_every} saves {gain:.1%} of the time, "

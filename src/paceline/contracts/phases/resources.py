@@ -4,6 +4,7 @@ from itertools import accumulate
 from typing import Any
 
 from paceline.contracts.phases.case import Case
+from paceline.contracts.phases.nulls import with_null_reasons
 from paceline.contracts.phases.required import STATE_BYTES_PER_PARAMETER
 from paceline.estimate.cost import training_flops
 from paceline.parallel.recomputes import WHOLE_BLOCKS
@@ -63,7 +64,25 @@ def assess_resources(case: Case) -> dict[str, Any]:
     }
     if case.refused is not None:
         found["refusal"] = str(case.refused)
-    return found
+    unpriced = (
+        "no price on demand is known" if case.feasible else "the cluster cannot train the job"
+    )
+    alone = "one node uses no network" if cluster.num_nodes == 1 else "the step's time is unknown"
+    bandwidth = ("minBandwidth", "minBandwidthBytesPerSecond")
+    reasons = {
+        **dict.fromkeys((f"minimumRequirements.{name}" for name in bandwidth), alone),
+        "computationalRequirements.FLOPs": "the length of the samples is unknown",
+        "computationalRequirements.tokens": "the length of the samples is unknown",
+        "computationalRequirements.peakPerGPU": "the catalog has no peak of this accelerator",
+        "storageSystem.iops": "neither the job nor the catalog has it",
+        "dataQuality": "no file of the job's data can be read here",
+        "interconnectBytesPerSecond": "the rate of the links is unknown",
+        **dict.fromkeys(("estimatedCost", "estimatedCostUSD"), unpriced),
+        "computationalRequirements.GPUHours": "the hours of a run that cannot train are unknown"
+        if not case.feasible
+        else "the step's time is unknown",
+    }
+    return with_null_reasons(found, reasons)
 
 
 def minimum_of(case: Case) -> dict[str, Any]:

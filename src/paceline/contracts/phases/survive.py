@@ -4,6 +4,7 @@ from typing import Any
 
 from paceline.contracts.operate import METRICS, checkpoint_storage, health_checks, recovery
 from paceline.contracts.phases.case import Case
+from paceline.contracts.phases.nulls import with_null_reasons
 from paceline.job import JobSpec, RecoverySpec
 from paceline.job.evaluate import kept_every, num_best
 from paceline.launch.default_alerts import alerts, silence_s
@@ -20,7 +21,7 @@ def survive_faults(case: Case) -> dict[str, Any]:
     good, best = view.goodput, view.checkpoints
     every = plan.checkpoint_every
     period = "" if view.step_s is None else f", {format_seconds(every * view.step_s)}"
-    return {
+    found = {
         "appliesTo": case.applies_to,
         "strategy": f"checkpoints; on a failure {recovery(plan, spec.recovery)}",
         "checkpointFrequency": f"every {every} steps{period}",
@@ -65,6 +66,14 @@ def survive_faults(case: Case) -> dict[str, Any]:
         "expectedUsefulShare": None if good is None else good.useful,
         "reason": None if best is None else best.reason,
     }
+    no_time = "the step's time is unknown"
+    reasons = {
+        "rotation.period": "no checkpoint is kept for good: neither checkpoint.keep_every nor "
+        "evaluate.outputs_every is set",
+        **dict.fromkeys(("advisedFrequencySteps", "reason"), no_time),
+        **dict.fromkeys(("expectedFailuresPerDay", "expectedUsefulShare"), no_time),
+    }
+    return with_null_reasons(found, reasons)
 
 
 def _elastic(plan: Plan, spec: JobSpec) -> dict[str, int | str]:

@@ -1,0 +1,23 @@
+"""Reasons for what a phase does not know or does not apply to a job: JSON's null alone has none."""
+
+from collections.abc import Mapping
+from functools import reduce
+from typing import Any
+
+
+def with_null_reasons(output: dict[str, Any], reasons: Mapping[str, str]) -> dict[str, Any]:
+    """The output, and in `nullReasons` a reason for each of these fields that is null.
+
+    Args:
+        output: Of a phase.
+        reasons: Dotted name of a field -> why it may be null.
+
+    >>> with_null_reasons({"a": {"b": None}, "c": 1}, {"a.b": "not given", "c": "not known"})
+    {'a': {'b': None}, 'c': 1, 'nullReasons': {'a.b': 'not given'}}
+    """
+    found = {
+        name: reason
+        for name, reason in reasons.items()
+        if reduce(lambda value, key: value[key], name.split("."), output) is None
+    }
+    return output | {"nullReasons": found}
