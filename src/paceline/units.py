@@ -17,13 +17,16 @@ _BYTES = {
     "mb": 10**6,
     "gb": 10**9,
     "tb": 10**12,
+    "pb": 10**15,
     "kib": 2**10,
     "mib": 2**20,
     "gib": 2**30,
     "tib": 2**40,
+    "pib": 2**50,
 }
 _COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _SECONDS = {
+    "us": 1e-6,
     "ms": 1e-3,
     "s": 1.0,
     "sec": 1.0,
@@ -86,7 +89,10 @@ def parse_bytes(value: float | str) -> int:
         return round(_finite(value, value))
     number, unit = _split(value, "a size in bytes", "80 GiB or 512MB")
     if unit.lower() not in _BYTES:
-        raise ValueError(f"{value!r} has no unit of bytes; write it like 80 GiB or 512MB")
+        raise ValueError(
+            f"{value!r} has no unit of bytes; write it like 80 GiB or 512MB, "
+            "with a unit of B, KB, MB, GB, TB, PB, KiB, MiB, GiB, TiB or PiB"
+        )
     return round(_finite(number * _BYTES[unit.lower()], value))
 
 
@@ -174,7 +180,10 @@ def parse_seconds(value: float | str) -> float:
         return float(_finite(value, value))
     number, unit = _split(value, "a duration", "30m, 1.5h or 90s")
     if unit.lower() not in _SECONDS:
-        raise ValueError(f"{value!r} is not a duration; write it like 30m, 1.5h or 90s")
+        raise ValueError(
+            f"{value!r} is not a duration; write it like 30m, 1.5h or 90s, "
+            "with a unit of us, ms, s, m, h or d"
+        )
     return _finite(number * _SECONDS[unit.lower()], value)
 
 

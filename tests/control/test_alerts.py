@@ -1,6 +1,10 @@
 """Alert rules: pure, on samples that the tests make."""
 
+import re
+
 import pytest
+from tests.plan.scene import JOB as PLANNED
+from tests.plan.scene import plan_of
 
 from paceline.control.alerts import EVENTS, Rules, check_names, is_firing, rules_of
 from paceline.job.alerts import AlertSpec, AlertsSpec, ConditionSpec, PlateauSpec
@@ -206,3 +210,13 @@ def test_s3_6_gradients_of_zero_and_a_collapsed_loss_scale_are_alerts_of_every_r
     rules = {rule.name: rule for rule in alerts(None)}
     assert judged(rules["no-gradient"], 0.3, 0.0, 0.0, 0.0, 0.0, 0.2) == "...F.o"
     assert judged(rules["loss-scale-low"], 4.0, 2.0, 1.0, 0.5, 2.0) == "...Fo"
+
+
+@pytest.mark.parametrize("micro_batch", [1, 4])
+def test_a_full_memory_is_answered_with_a_setting_that_changes_the_plan(micro_batch: int):
+    """Of one sample at a time there is no half."""
+    plan = plan_of(PLANNED, f"layout.micro_batch={micro_batch}")
+    (rule,) = (each for each in alerts(plan) if each.name == "memory-full")
+    settings = re.findall(r"layout\.(\w+)=(\S+)", rule.action)
+    assert settings
+    assert all(str(getattr(plan.layout, name)) != value for name, value in settings)

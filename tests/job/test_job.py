@@ -412,3 +412,11 @@ def test_a_name_that_yaml_reads_as_a_truth_is_to_be_put_in_quotes(word):
     problem = only(GOOD.replace("name: ", f"name: {word}  #", 1))
     assert problem.code == "J006"
     assert "unless they are in quotes" in (problem.fix or "")
+
+
+def test_a_unit_that_is_unknown_is_answered_with_those_that_are_taken():
+    with pytest.raises(ValueError, match="unit of B, KB, MB, GB, TB, PB, KiB"):
+        units.parse_bytes("1XB")
+    with pytest.raises(ValueError, match="unit of us, ms, s, m, h or d"):
+        units.parse_seconds("1fortnight")
+    assert (units.parse_bytes("1PB"), units.parse_seconds("1us")) == (10**15, 1e-6)

@@ -3,9 +3,12 @@
 The rules are `catalog/default_alerts.toml`; here are the thresholds that follow from a plan.
 """
 
+from typing import Any
+
 from paceline.catalog.load import read_shipped
 from paceline.job.alerts import AlertSpec
 from paceline.plan import Plan
+from paceline.plan.refit import leaner_settings
 
 _LEAST_SILENCE_S = 300.0
 _SILENT_STEPS = 10
@@ -41,12 +44,15 @@ def silence_s(plan: Plan | None) -> float:
     return max(_LEAST_SILENCE_S, _SILENT_STEPS * (step_s or 0.0))
 
 
-def _limits_of(plan: Plan | None) -> dict[str, dict[str, float]]:
-    """Rule -> its threshold, of the rules whose numbers this plan has."""
+def _limits_of(plan: Plan | None) -> dict[str, dict[str, Any]]:
+    """Rule -> its threshold, of the rules whose numbers this plan has; and what else follows from
+    the plan."""
     if plan is None:
         return {}
     estimate = plan.estimate
-    limits = {"memory-full": {"above": _FULL * plan.cluster.memory_bytes}}
+    limits: dict[str, dict[str, Any]] = {
+        "memory-full": {"above": _FULL * plan.cluster.memory_bytes, "action": _leaner(plan)}
+    }
     # A CPU's rate depends on what else runs there: a rule would cry wolf.
     if estimate.tokens_per_s is not None and plan.cluster.backend != "gloo":
         limits["slow"] = {"below": _least_rate(plan) * estimate.tokens_per_s}
@@ -59,6 +65,13 @@ def _limits_of(plan: Plan | None) -> dict[str, dict[str, float]]:
         if limit.name == "budget":
             limits["over-budget"] = {"above": limit.limit}
     return limits
+
+
+def _leaner(plan: Plan) -> str:
+    settings = leaner_settings(plan.layout)
+    if settings is None:
+        return "more ranks have smaller shares: cluster.nodes"
+    return f"the same batch in less memory: {settings}"
 
 
 def _least_rate(plan: Plan) -> float:

@@ -9,7 +9,7 @@ from paceline.parallel import Layout
 from paceline.parallel.candidates import divisors
 from paceline.plan.case import case_of_plan
 from paceline.plan.lost_node import fewest_ranks
-from paceline.plan.refit import rungs
+from paceline.plan.refit import leaner_settings
 from paceline.units import counted, format_bytes, format_seconds
 
 
@@ -92,10 +92,9 @@ def _run(case: Case, change: str) -> str:
 
 def _leaner(layout: Layout) -> dict[str, str]:
     """The fastest change of the layout that needs less memory."""
-    rung = next(rungs(layout), None)
-    if rung is None:
+    settings = leaner_settings(layout)
+    if settings is None:
         return {"how": "more ranks: cluster.nodes", "passes": "a smaller share for each rank"}
-    settings = " ".join(f"--set layout.{name}={value}" for name, value in rung.items())
     return {"how": settings, "passes": "the same batch in less memory"}
 
 
