@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 from tests.plan.scene import JOB, plan_of
@@ -10,7 +11,7 @@ from paceline.estimate.estimate import price_one
 from paceline.job import PlanSpec
 from paceline.parallel import Layout, table_of
 from paceline.plan.case import case_of_plan
-from paceline.plan.choose import SIMPLER, order_of
+from paceline.plan.choose import SIMPLER, _against_best, order_of
 from paceline.plan.search import Priced
 from paceline.report.plan_text import format_plan
 
@@ -91,3 +92,11 @@ def test_the_largest_micro_batch_is_claimed_only_with_the_recompute_it_was_tried
     assert price_one(double, case_of_plan(plan)).memory.known_bytes < plan.limit_bytes
     claim = f"the largest that fits with recompute full, every {layout.recompute_every} blocks: "
     assert reason.startswith(claim)
+
+
+def test_a_faster_layout_of_another_sharding_lost_because_the_chosen_one_is_simpler():
+    plan = plan_of()
+    faster = replace(plan.estimate, step_s=0.96 * plan.estimate.step_s)
+    choice = SimpleNamespace(estimate=plan.estimate, case=case_of_plan(plan))
+    said = _against_best(choice, [(plan.layout, faster)])
+    assert re.fullmatch(r"simpler than the best .*, which is 4.0% faster \(.* at worst\)", said)

@@ -394,7 +394,9 @@ def _against_best(choice: Choice, others: Sequence[tuple[Layout, Estimate]]) -> 
     named = f"the best {other.sharding} ({choice.case.named(other)})"
     if abs(share) < _SAME:
         return f"fits, and {named} is as fast{_leaner(choice, price)}"
-    return f"fits, and {named} is {'estimated ' * (share > 0)}{pace}"
+    if share < 0:
+        return f"simpler than {named}, which is {pace}"
+    return f"fits, and {named} is estimated {pace}"
 
 
 def _leaner(choice: Choice, price: Estimate) -> str:

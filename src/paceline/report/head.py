@@ -184,9 +184,10 @@ def _rate_tile(view: RunView) -> Tile | None:
         note += f"; {format_count(predicted)} estimated"
     waits, steps = view.series.column("time/data_s"), view.series.column("speed/step_s")
     known = np.isfinite(waits) & np.isfinite(steps)
+    known[:1] = False  # in the first step the data is opened, once in a run
     if known.any():
         share = float(waits[known].sum() / steps[known].sum())
-        note += f"; {format_share(share)} of a step waiting for data"
+        note += f"; {format_share(share)} of the steps after the first waiting for data"
     return Tile(
         name="Throughput",
         value=f"{format_count(rate)} {view.unit}/s",
