@@ -202,6 +202,20 @@ def test_a_key_that_follows_its_header_and_a_real_password_are_issued(text):
     assert [secret.certainty for secret in find_in_lines(text)] == ["issued"]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "launch --env-secret R2_ENDPOINT_URL=R2_ENDPOINT_URL",
+        'Secret(name="R2_ENDPOINT_URL", secret="R2_ENDPOINT_URL")',
+        "create -n HUGGING_FACE_HUB_TOKEN -v hf_xxxxxxxxxxxxxxxxxxxxxxxxxxxxx",
+        '{"' + 'Ġ": 1, "' * 3000 + '://a:bcd@": 2}',
+    ],
+    ids=["a name of a secret", "the same in a call", "a place for a token", "a vocabulary"],
+)
+def test_a_name_a_place_for_a_token_and_words_of_a_vocabulary_are_no_secrets(line):
+    assert not [one for one in find_in_lines(line) if one.certainty != "word"]
+
+
 def test_a_key_of_zeros_does_not_look_made_and_a_site_key_is_public():
     [secret] = find_in_lines("CAPTCHA_SECRET_KEY=1x0000000000000000000000000000000AA")
     assert secret.certainty == "word"

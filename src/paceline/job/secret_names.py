@@ -49,6 +49,9 @@ _STANDS_FOR = re.compile(
 )
 _PATH = re.compile(r"(~|\.{0,2})/.*")
 _AWS_SECRET = re.compile(r"[A-Za-z0-9/+]{40}")
+_NAME = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+(=[A-Z0-9_]+)?")
+"""`R2_ENDPOINT_URL`, `WANDB_API_KEY=TEAM_WANDB_API_KEY`: under which a secret is kept."""
+
 _NUMBER = re.compile(r"[0-9]{1,6}(\.[0-9]+)?")
 
 _VALUE = r"""(?P<value>"[^"]*"|'[^']*'|[^\s"';,&|)}\]]+)"""
@@ -258,5 +261,7 @@ def is_harmless(value: str, word: str = "PASSWORD") -> bool:
     if not plain or _STANDS_FOR.fullmatch(plain):
         return True
     if _PATH.fullmatch(plain) and not _AWS_SECRET.fullmatch(plain):
+        return True
+    if _NAME.fullmatch(plain):
         return True
     return word != "PASSWORD" and _NUMBER.fullmatch(plain) is not None

@@ -103,8 +103,13 @@ def _is_issued(match: re.Match[str]) -> bool:
     value = match.groupdict().get("value")
     if value is not None and (says_what_it_is(value) or match[0].startswith(f"://{value}:")):
         return False
-    return not match[0].endswith("EXAMPLE") and (value is None or not is_harmless(value))
+    if value is not None:
+        return not is_harmless(value)
+    return not match[0].endswith("EXAMPLE") and len(set(match[0])) > _FEW_CHARACTERS
 
+
+_FEW_CHARACTERS = 4
+"""Different ones of a place for a token: `hf_xxxxxxxx` has four."""
 
 _NAMED_SO = re.compile("pass|secret|pwd|token|key|login", re.IGNORECASE)
 """In every name that `find_under_name` takes for a secret's, and in every call that takes one."""
@@ -139,7 +144,14 @@ def find_in_lines(text: str, form: Form = "text") -> Iterator[Secret]:
     for number, line in enumerate(text.split("\n"), start=1):
         if not issued and number not in entries and not may_be_named(line):
             continue
-        forms = (name for name, form in issued.items() if any(map(_is_issued, form.finditer(line))))
+        forms = (
+            name
+            for name, form in issued.items()
+            if (
+                len(line) <= _LONGEST_LINE or "value" not in form.groupindex
+            )  # `://a:b@` of a model
+            and any(map(_is_issued, form.finditer(line)))
+        )
         kind = next(forms, None)
         if kind is not None:
             yield Secret(number, kind, "issued")

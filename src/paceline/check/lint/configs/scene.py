@@ -137,7 +137,12 @@ class Started:
 
 
 def started(launch: Launch, scene: Scene) -> Started:
-    """Nodes, processes on each, and all of them, as the launcher is told."""
+    """Nodes, processes on each, and all of them, as the launcher is told.
+
+    A word that is a variable, whose text is not known, may hold the launcher's options.
+    """
+    if launch.target is not None and launch.target.text.startswith("$"):
+        return Started(None, None, None)
 
     def option(*names: str) -> int | None:
         word = launch.option(*names)

@@ -1,6 +1,7 @@
 """Gradient accumulation under DDP: which micro-batch averages the gradients."""
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 
 from paceline.check.finding import Finding
 from paceline.check.lint.context import Context
@@ -139,7 +140,7 @@ def check_no_sync_off_by_one(program: Program, context: Context) -> Iterator[Fin
             if loop not in step.loops:
                 continue
             wrong = wrong_iterations(skips, guard)
-            if wrong is None:
+            if wrong is None or any(denies(event.guards, one) for one in step.guards):
                 continue
             reported.add(id(event.node))
             yield program.finding(
@@ -153,6 +154,18 @@ def check_no_sync_off_by_one(program: Program, context: Context) -> Iterator[Fin
                 seen=(guard, step),
             )
             break
+
+
+def denies(guards: Sequence[Guard], guard: Guard) -> bool:
+    """Whether a condition has the step's own one in it, denied: `not need_update`."""
+    tests = [one.node.test for one in guards if isinstance(one.node, ast.If)]
+    return isinstance(guard.node, ast.If) and any(
+        isinstance(one, ast.UnaryOp)
+        and isinstance(one.op, ast.Not)
+        and ast.unparse(one.operand) == ast.unparse(guard.node.test)
+        for test in tests
+        for one in ast.walk(test)
+    )
 
 
 def sync_switches(program: Program) -> Iterator[tuple[Event, Loop, list[tuple[Value, bool]]]]:

@@ -92,9 +92,14 @@ def conditional_calls(program: Program) -> Iterator[Joint]:
 
 def only_reads_ddp(call: Call) -> bool:
     """Whether it is a forward pass of DDP without gradients: it broadcasts buffers, if anything."""
+    return only_reads(call, "ddp")
+
+
+def only_reads(call: Call, wrapper: str) -> bool:
+    """Whether it is a forward pass without gradients of a model that is wrapped so."""
     return (
         call.forward_of is not None
-        and call.forward_of.wrapped_by("ddp")
+        and call.forward_of.wrapped_by(wrapper)
         and any(map(stops_gradients, call.withs))
     )
 
@@ -149,6 +154,9 @@ def find_joint_kind(program: Program, call: Call) -> str | None:
         return "save"
     if only_reads_ddp(call):
         return "forward" if has_buffers(program, call.forward_of) else None
+    if only_reads(call, "deepspeed"):  # below ZeRO's third stage a rank has the weights whole
+        models = call.forward_of.any() if call.forward_of is not None else ()
+        return "forward" if any(map(holds_parts, models)) else None
     if call.forward_of is not None and (
         call.forward_of.wrapped_by("ddp", "deepspeed") or sharded_by_then(call, call.forward_of)
     ):
@@ -300,6 +308,8 @@ def inside_of_sharded(call: Call, model: Value) -> bool:
 def holds_parts(model: Value) -> bool:
     """Whether a framework leaves each rank a part of the weights: FSDP, or ZeRO's third stage."""
     if model.wrapped_by("deepspeed"):
+        if not isinstance(model.call, Call):
+            return False
         return zero_stage(model.call.argument(None, "config", "config_params")) == 3
     if not sharded_by_framework(model):
         return False
