@@ -1,5 +1,8 @@
 """What a person sees of a script's ranks."""
 
+import re
+from types import SimpleNamespace
+
 import pytest
 
 from paceline.cli.script_progress import ScriptView
@@ -70,3 +73,10 @@ def test_a_script_that_prints_its_exceptions_again_and_again_does_not_fill_the_s
     for _ in range(1000):
         shown.output(1, FAILURE)
     assert capsysbinary.readouterr().out.count(b"ValueError") == 20
+
+
+def test_the_time_at_the_end_says_that_it_is_with_start_and_end(view, capsysbinary):
+    """`status` and `report` count from the record, which begins later."""
+    view(0).ending(SimpleNamespace(outcome="finished", restarts=0, reason=None))
+    last = capsysbinary.readouterr().out.decode().strip().split("\n")[0]
+    assert re.fullmatch(r"finished +0 restarts, .*s with start and end", last)

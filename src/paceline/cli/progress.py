@@ -126,7 +126,7 @@ class ProgressView:
         steps = f"step {step} of {self._job.spec.train.steps}"
         restarts = counted(read_row(self._run.path).restarts, "restart")
         self._line("")
-        self._line(f"{state.outcome}    {steps}, {restarts}, {took}")
+        self._line(f"{state.outcome}    {steps}, {restarts}, {took} with start and end")
         events = log.read_events(self._run.events_file)
         if state.exactness != "bitwise":
             self._line(f"exactness   {exactness_text(state.exactness, events)}")

@@ -98,7 +98,9 @@ class ScriptView:
                 self._screen.output(self._last_frame(rank, rest))
         self._line("")
         took = format_seconds(time.monotonic() - self._began)
-        self._line(f"{state.outcome}    {counted(state.restarts, 'restart')}, {took}")
+        self._line(
+            f"{state.outcome}    {counted(state.restarts, 'restart')}, {took} with start and end"
+        )
         if state.reason:
             self._line(f"why         {state.reason}")
         for text in summarise_alerts(log.read_events(self._run.events_file)):
