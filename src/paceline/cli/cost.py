@@ -98,9 +98,9 @@ def command(
 
     With JOB, the run as planned. Without, a model of --params on --tokens: 6 FLOPs a parameter and
     token at --mfu, or --tokens-per-s as measured. With --requests-per-day and --latency, what it
-    costs to answer requests, and from which load on a machine that is always on is cheaper than
-    one billed by the request. Nothing is rented. Prices have their day; your own
-    paceline-catalog.toml adds or replaces them, of machines, storage and traffic out.
+    costs to answer requests, and the break-even load between always-on and per-request machines.
+    Nothing is rented. Every price has its day; paceline-catalog.toml adds or replaces prices of
+    machines, storage and egress.
 
     \b
     Examples:

@@ -39,7 +39,7 @@ def command(
 ) -> int:
     """Find the root cause of a failure in logs: the cause first, not the last line.
 
-    LOG is a log of any launcher and framework, with many ranks between each other or one file for
+    LOG is a log of any launcher and framework, with ranks interleaved or one file for
     each (rank-3.log, attempt_0/3/stderr.log); a folder of logs; a run's id or folder; or - for
     standard input; or a sentence in quotes that says what you see. Also: stacks of py-spy, gdb and
     faulthandler, dumps of PyTorch's flight recorder, NCCL_DEBUG=INFO output, dmesg, and what

@@ -95,11 +95,11 @@ def command(
     state, first step) and its name in the record checked. Then the oracle: SHA-256 of parameters
     and optimizer state equal to the undisturbed run (where the record promises equality to
     rounding, as after a refit: the loss of every step), every sample consumed exactly once, no
-    finished step lost that a living rank had, nothing left behind.
+    finished step lost while a rank that has it is alive, no processes or files left behind.
 
     A soak runs many schedules in one long run: the state's SHA-256 after each schedule's steps is
-    compared with the undisturbed run's there. Processes really die; only the start of a whole run
-    is saved. `soak.jsonl` keeps what is done; the same command resumes from it.
+    compared with the undisturbed run's there. Processes really die; only the time to start each
+    run is skipped. `soak.jsonl` keeps what is done; the same command resumes from it.
 
     \b
     Examples:

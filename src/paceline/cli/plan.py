@@ -83,7 +83,7 @@ def _read_limits(context: click.Context, option: click.Parameter, value: str | N
 @click.option(
     "--contract",
     type=click.Choice(["002", "004"]),
-    help="Print the plan in the words of an older JSON contract.",
+    help="Print the plan in the words of an older JSON contract; JOB may be in one too.",
 )
 def command(
     job_file: Path,
@@ -105,10 +105,10 @@ def command(
 ) -> None:
     """Choose the fastest layout that fits for the job in JOB, and explain the choice.
 
-    Nothing is started. The cluster is this machine, or any other one that the job declares. JOB
-    may also be one of the two older JSON contracts. Numbers are labelled measured, cited, declared
-    or estimated. Exit code 3 means that no layout fits, that choices contradict each other, that
-    the files of the job's engine cannot be written, or that a limit of --fail-on is not kept.
+    Nothing is started. The cluster is this machine, or any other one that the job declares.
+    Numbers are labelled measured, cited, declared or estimated. Exit code 3 means that no layout
+    fits, that choices contradict each other, that the files of the job's engine cannot be written,
+    or that a limit of --fail-on is not kept.
 
     \b
     Examples:

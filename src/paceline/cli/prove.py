@@ -47,9 +47,9 @@ def command(
     tensors that have no values, in a world of as many ranks as the job has, for one rank of every
     pipeline stage: exact bytes in tensors at the peak and where the peak is, every
     collective, FLOPs, and the step on a simulated clock, beside the planner's estimate. Needs
-    PyTorch and less than 1 GiB, no accelerator. A layout that does not fit by the estimate is
-    proved when --layout fixes it, the leanest where that leaves a choice. Exit code 3 means that it
-    does not fit.
+    PyTorch and less than 1 GiB, no accelerator. To prove a layout that does not fit by the
+    estimate, give --layout; if several match, the one with the least memory is taken. Exit code 3
+    means that it does not fit.
 
     \b
     Examples:

@@ -76,8 +76,8 @@ if TYPE_CHECKING:
     "source",
     metavar="CHECKPOINT",
     type=PathName(path_type=Path),
-    help="Begin the new run with this checkpoint: another run's, or weights that `paceline "
-    "checkpoint convert` made one of.",
+    help="Begin the new run with this checkpoint: another run's, or weights converted by "
+    "`paceline checkpoint convert`.",
 )
 @click.option(
     "--out",
@@ -117,15 +117,15 @@ if TYPE_CHECKING:
     "looks",
     default=None,
     help="Look at every machine before a job starts there: limits, room, folders, interfaces, "
-    "versions. [default: on the one visit that each gets anyway; --preflight lets nodes call each "
-    "other too, in seconds]",
+    "versions. [default: a quick look; --preflight also tests connections between nodes, in "
+    "seconds]",
 )
 @click.option(
     "--allow",
     "allowed",
     multiple=True,
     metavar="NAME",
-    help="Start although this check of the look before fails; kept in the run's preflight.json. "
+    help="Start even if this preflight check fails; kept in the run's preflight.json. "
     "May be given again.",
 )
 @click.option(
