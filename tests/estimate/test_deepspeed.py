@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from paceline.estimate import Case, case_of, price_one
 from paceline.job import parse_job
 from paceline.parallel import Layout
 from paceline.parallel.abilities import planned_engine
+from paceline.plan.host import host_bytes_of_one
 from paceline.profile import resolve_profile
 from paceline.topology import find_cluster
 
@@ -51,6 +53,26 @@ def test_zero2_as_written_adds_each_gradient_to_its_shard_as_it_comes():
 
 def test_zero1_with_deepspeeds_own_settings_adds_gradients_in_bf16():
     assert price_one(ZERO1, DEFAULT).memory.parts["gradients"] == pytest.approx(2 * N)
+
+
+@pytest.mark.parametrize(
+    ("changes", "on_host", "on_device"),
+    [
+        ({"sharding": "full"}, 12 + 4 + 4, 0),
+        ({"sharding": "full", "offload_parameters": True}, 2 + 12 + 4 + 4, 0),
+        ({"sharding": "zero2"}, 12 + 4 + 2, 4),
+    ],
+)
+def test_an_offloaded_optimizer_has_its_gradients_beside_it_in_the_host_s_memory(
+    changes: dict[str, Any], on_host: int, on_device: int
+):
+    """stage3.py: `grad_partitions_flat_buffer` and a float32 `.grad`; stage_1_and_2.py: `.grad` and
+    16-bit parameters on their way back. 12 bytes a parameter were counted: a node that was said to
+    hold 70B parameters was 380 GiB short."""
+    layout = replace(ZERO1, offload="cpu", reduce_every_micro_batch=True, **changes)
+    assert host_bytes_of_one(layout, PLANNED) == pytest.approx(on_host * N)
+    parts = price_one(layout, PLANNED).memory.parts
+    assert parts["gradients"] == pytest.approx(on_device * N / 8)
 
 
 @pytest.mark.parametrize(("seq_len", "is_step_fullest"), [(64, True), (4096, False)])

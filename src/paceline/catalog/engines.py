@@ -33,6 +33,7 @@ Way = Literal[
     "gathers_again",
     "gathers_at_end",
     "flat_step",
+    "hosts_gradients",
 ]
 ROUTED_SPLITS: tuple[RoutedSplit, ...] = get_args(RoutedSplit)
 """What tensor ranks divide of the routed experts: nothing, the width of each expert where no expert

@@ -149,7 +149,9 @@ def _states(model: Model, t: Layouts, h: Holdings, here: OnRank) -> dict[str, Co
     outside = np.where(s == 0, here.root, here.root / shard)
     moments = h.moment_bytes * held + (h.root_moment_bytes - h.moment_bytes) * outside
     on_device, stays = _on_device(t, h), _on_device(t, h) | np.logical_not(t.offload_parameters)
-    gradients = gradients * (stays | (np.asarray(shared.whole_gradients) > 0))
+    goes = t.offload_parameters | ((s == _FULL) & (np.asarray(h.ways.hosts_gradients) > 0))
+    keeps = on_device | np.logical_not(goes) | (np.asarray(shared.whole_gradients) > 0)
+    gradients = gradients * keeps
     return {
         "parameters": stays * np.where(frozen, frozen_weights, weights),
         "gradients": (gradients + passing) * trained,

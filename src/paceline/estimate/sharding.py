@@ -66,6 +66,7 @@ class Ways:
     gathers_again: Value = 0.0
     gathers_at_end: Value = 0.0
     flat_step: Value = 0.0
+    hosts_gradients: Value = 0.0
     restores_frozen: Value = 0.0
     fills_first: Value = 0.0
     routed_split: Value = 0.0

@@ -69,8 +69,9 @@ def check_building(facts: ModuleFacts, job: Job, cluster: Cluster) -> Iterator[P
 
 def host_bytes_of(layouts: Layouts, case: Case) -> Any:
     """Optimizer state and master copies that are off the accelerators, and parameters with the
-    gradients of those that are trained where those are: bytes of all ranks of the fullest node, for
-    each cell of a grid. A node is taken to hold ranks of one stage."""
+    gradients of those that are trained where those are; and what `hosts_gradients` of engines.toml
+    adds: bytes of all ranks of the fullest node, for each cell of a grid. A node is taken to hold
+    ranks of one stage."""
     nowhere = np.zeros_like(np.asarray(layouts.offload))
     on_device = replace(layouts, offload=nowhere, offload_parameters=nowhere)
     holdings = holdings_of(
@@ -81,15 +82,23 @@ def host_bytes_of(layouts: Layouts, case: Case) -> Any:
         optimizer=case.optimizer,
         profile=case.profile,
     )
+    beside: Any = 0.0
+    """Bytes of a trained parameter, besides optimizer and master copy."""
+    hosts = holdings.ways.hosts_gradients
+    if hosts:
+        is_full = layouts.sharding == code_of("sharding", "full")
+        added_up: Any = np.where(is_full, holdings.gradient_bytes, holdings.gathered_bytes)
+        beside = _FLOAT32_BYTES + added_up
     last = layouts.pipeline - 1
     most: Any = 0.0
     stages = (0, np.minimum(1, last), last)
     for parts in memory_parts(case.model, on_device, holdings, stages):
-        gradients = parts["parameters"]
-        if case.profile.adapter is not None:  # moments are of what is trained
-            gradients = parts["optimizer"] * holdings.gradient_bytes / holdings.moment_bytes
-        moved = parts["parameters"] + gradients
-        moved = moved * (np.asarray(layouts.offload_parameters) > 0)
+        trained = parts["optimizer"] / holdings.moment_bytes
+        moved = parts["parameters"]
+        if not hosts:
+            is_adapted = case.profile.adapter is not None  # moments are of what is trained
+            moved = moved + (trained * holdings.gradient_bytes if is_adapted else moved)
+        moved = moved * (np.asarray(layouts.offload_parameters) > 0) + trained * beside
         most = np.maximum(most, parts["optimizer"] + parts["master copy"] + moved)
     return np.where(layouts.offload == 0, 0.0, most * case.cluster.ranks_per_node)
 
