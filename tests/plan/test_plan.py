@@ -76,6 +76,19 @@ def test_s0_4_every_other_layout_is_there_with_a_reason():
     assert all(each.reason for each in plan.rejected)
 
 
+@pytest.mark.parametrize(
+    ("engine", "is_wide"),
+    [("paceline", True), ("torchtitan", True), ("torchtune", False), ("fsdp1", False)]
+    + [("accelerate", False), ("deepspeed", False), ("megatron", False)],
+)
+def test_parameters_are_said_to_stay_in_float32_only_where_the_engine_keeps_them_so(
+    engine: str, is_wide: bool
+):
+    plan = plan_of(JOB, f"engine={engine}")
+    (reason,) = (each.reason for each in plan.decisions if each.field == "train.precision")
+    assert reason.endswith("parameters and reductions stay fp32") == is_wide
+
+
 def test_what_the_job_fixed_is_kept_and_not_decided():
     plan = plan_of(TINY, "layout.sharding=full", "layout.micro_batch=2")
     assert (plan.layout.sharding, plan.layout.micro_batch) == ("full", 2)

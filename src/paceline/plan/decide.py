@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from paceline.catalog import accelerator_named, load_accelerators
 from paceline.catalog.mig import split_slice
+from paceline.estimate import Case
 from paceline.job import Job, JobSpec, LayoutSpec, Length
 from paceline.job.faults import parse_fault
 from paceline.parallel.abilities import abilities_of
@@ -41,14 +42,13 @@ def decisions_of(
     decoder: DecoderShape | None,
     profile: ModelProfile,
     choice: Choice,
-    precision: str,
 ) -> tuple[Decision, ...]:
     """Everything that the job left open, in the order of the job file."""
     return (
         *_model_decisions(job, decoder, profile),
         *_cluster_decisions(job, cluster),
         *_length_decision(job),
-        *_precision_decision(job, cluster, precision),
+        *_precision_decision(job, choice.case),
         *_state_decision(job),
         *_layout_decisions(job, cluster, choice),
         *_interval_decisions(job.spec),
@@ -174,13 +174,18 @@ def length_of(job: Job) -> Length | None:
     return length if length is not None and length.steps == job.spec.train.steps else None
 
 
-def _precision_decision(job: Job, cluster: Cluster, precision: str) -> Iterator[Decision]:
+def _precision_decision(job: Job, case: Case) -> Iterator[Decision]:
+    cluster, precision, engine = case.cluster, case.precision, case.engine
     if job.spec.train.precision != "auto":
         return
     if job.spec.train.states != "auto":
         reason = "that of train.states"
     elif precision == "bf16":
-        reason = f"{cluster.accelerator} has it; parameters and reductions stay fp32"
+        reason = f"{cluster.accelerator} has it"
+        is_wide = {engine.weight_bytes, engine.sharded_bytes, engine.reduce_bytes} == {4}
+        is_whole = case.profile.adapter is None and case.replica_share == 1
+        if is_wide and is_whole:
+            reason += "; parameters and reductions stay fp32"
     elif precision == "fp16":
         reason = (
             f"{cluster.accelerator} has it and no bf16; its range is narrow, so the engine must "

@@ -166,7 +166,7 @@ def _plan_on(asked: Asked) -> Plan:
         precision=precision,
         checkpoint_every=checkpoint_every,
         evaluate_every=evaluate_every,
-        decisions=decisions_of(job, cluster, asked.decoder, asked.profile, choice, case.precision),
+        decisions=decisions_of(job, cluster, asked.decoder, asked.profile, choice),
         rejected=rejected_of(choice),
         length=length_of(job),
         engine=case.engine.name,
