@@ -78,8 +78,10 @@ def test_s0_4_every_other_layout_is_there_with_a_reason():
 
 @pytest.mark.parametrize(
     ("engine", "is_wide"),
-    [("paceline", True), ("torchtitan", True), ("torchtune", False), ("fsdp1", False)]
-    + [("accelerate", False), ("deepspeed", False), ("megatron", False)],
+    [
+        *(("paceline", True), ("torchtitan", True), ("torchtune", False), ("fsdp1", False)),
+        *(("accelerate", False), ("deepspeed", False), ("megatron", False)),
+    ],
 )
 def test_parameters_are_said_to_stay_in_float32_only_where_the_engine_keeps_them_so(
     engine: str, is_wide: bool

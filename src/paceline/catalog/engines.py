@@ -92,7 +92,6 @@ class Engine:
     wide_weight_gradients: bool = False
     wide_embedding_moments: bool = False
     has_measured_peaks: bool = False
-    narrow_states: bool = False
     wraps: Literal["", "blocks", "blocks and ends"] = ""
     version: str = ""
     """Version whose facts these are, as asked for; empty is the newest that is known."""
@@ -143,7 +142,6 @@ _STATE_FACTS: Mapping[str, dict[str, Any]] = {
         **dict.fromkeys(("weight_bytes", "sharded_bytes", "gradient_bytes", "reduce_bytes"), 2),
         "passing_bytes": 2,
         "cast_bytes": 0,
-        "narrow_states": True,
     },
 }
 """MLX 0.32, python/mlx/optimizers/optimizers.py: Adam's `init_single` makes `m` and `v` with

@@ -5,17 +5,15 @@ A table goes in and a table comes out: one call prices a whole search.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from paceline.catalog.efficiencies import Efficiencies, load_efficiencies
 from paceline.catalog.engines import Engine, load_engines
 from paceline.estimate.engine_memory import (
-    MOMENT_BYTES,
     holdings_of,
     is_written,
-    root_moment_bytes,
     traffic_of,
 )
 from paceline.estimate.inputs import Holdings, Model, Traffic
@@ -280,13 +278,34 @@ def stage_memory(layout: Layout, case: Case) -> list[MemoryEstimate]:
     ]
 
 
-def checkpoint_bytes(profile: ModelProfile, optimizer: str, *, is_narrow: bool = False) -> int:
-    """Bytes of one checkpoint: parameters and the optimizer's moments, in float32 or bf16."""
+class StateBytes(NamedTuple):
+    """Bytes of each trained parameter that one layout keeps."""
+
+    weight: float
+    gradient: float
+    master: float
+    """Of the float32 copy beside the weight; 0 is none."""
+
+    moments: float
+    root_moments: float
+    """Of a parameter outside the blocks."""
+
+
+def state_bytes(layout: Layout, case: Case) -> StateBytes:
+    """What the case's engine keeps of a parameter in this layout, in its own types."""
+    h = case_holdings(table_of([layout]), case)
+    weight = h.sharded_bytes if layout.sharding in ("zero2", "full", "hybrid") else h.weight_bytes
+    held = (weight, h.gradient_bytes, h.master_bytes, h.moment_bytes, h.root_moment_bytes)
+    return StateBytes(*(float(np.max(each)) for each in held))
+
+
+def checkpoint_bytes(layout: Layout, case: Case) -> int:
+    """Bytes of one checkpoint: the widest copy of the parameters, and the optimizer's moments."""
+    each, profile = state_bytes(layout, case), case.profile
     trained = profile.num_trained_parameters
     outside = trained * profile.num_root_parameters / max(profile.num_parameters, 1)
-    extra = (root_moment_bytes(optimizer) - MOMENT_BYTES[optimizer]) * outside
-    wide = (4 + MOMENT_BYTES[optimizer]) * trained + extra
-    return round(wide / 2 if is_narrow else wide)
+    weights = max(each.weight, each.master) * trained
+    return round(weights + each.moments * (trained - outside) + each.root_moments * outside)
 
 
 def _model(profile: ModelProfile, engine: Engine) -> Model:
@@ -386,8 +405,6 @@ def _estimate(prices: Prices, index: int) -> Estimate:
         tokens_per_s=tokens_per_s,
         mfu=mfu,
         hfu=hfu,
-        num_checkpoint_bytes=checkpoint_bytes(
-            profile, case.optimizer, is_narrow=case.engine.narrow_states
-        ),
+        num_checkpoint_bytes=checkpoint_bytes(layout, case),
         terms=terms,
     )

@@ -7,7 +7,7 @@ import numpy as np
 
 from paceline.catalog.price import price_day
 from paceline.estimate import TERM_NAMES, useful_passes
-from paceline.estimate.engine_memory import MOMENT_BYTES
+from paceline.estimate.estimate import state_bytes
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
 from paceline.report.plan_text import format_amount, of_machine
@@ -52,8 +52,8 @@ def explain_plan(plan: Plan) -> str:
 
 def _memory(plan: Plan) -> Iterator[str]:
     layout, profile = plan.layout, plan.profile
-    engine = case_of_plan(plan).engine
-    moments = MOMENT_BYTES[plan.optimizer] / (2 if engine.narrow_states else 1)
+    case = case_of_plan(plan)
+    held = state_bytes(layout, case)
     yield ""
     yield "memory, of the fullest rank"
     for name, size in plan.estimate.memory.parts.items():
@@ -63,8 +63,8 @@ def _memory(plan: Plan) -> Iterator[str]:
         "  with         ",
         f"{format_count(profile.num_parameters)} parameters, {profile.num_blocks} blocks / "
         f"pipeline {layout.pipeline}, tensor {layout.tensor}, shard {layout.shard_degree}; "
-        f"{engine.name}: {engine.weight_bytes:g} bytes a weight, {engine.gradient_bytes:g} a "
-        f"gradient, {engine.master_bytes:g} of master copy, {moments:g} of "
+        f"{case.engine.name}: {held.weight:g} bytes a weight, {held.gradient:g} a "
+        f"gradient, {held.master:g} of master copy, {held.moments:g} of "
         f"{plan.optimizer}; micro-batch {layout.micro_batch} x {profile.seq_len or '?'} tokens / "
         f"context {layout.context}; recompute {layout.recompute}",
     )
