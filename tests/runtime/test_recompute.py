@@ -152,3 +152,53 @@ def test_blocks_of_transformers_share_one_compiled_graph(config):
     compile_blocks(model, device_type="cpu", backend="eager")
     model(torch.zeros(2, 16, dtype=torch.int64)).sum().backward()
     assert counters["stats"]["unique_graphs"] == 1
+
+
+class Hooked(nn.Module):
+    """Blocks that do more when they are computed again, as FSDP2's hooks of experts do."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(2))
+        self.seen = Counter()
+        for index, block in enumerate(self.blocks):
+            block[1].register_forward_pre_hook(lambda *_, at=index: self.more(at))
+
+    def more(self, index):
+        self.seen[index] += 1
+        with torch.profiler.record_function("hook"):
+            for _ in range(self.seen[index] - 1):
+                torch.ones(2).square()
+
+    def forward(self, inputs):
+        for block in self.blocks:
+            inputs = block(inputs)
+        return inputs
+
+
+def test_hooks_may_do_more_when_a_block_is_computed_again():
+    torch.manual_seed(0)
+    plain, model, inputs = Hooked(), Hooked(), torch.randn(3, 8)
+    model.load_state_dict(plain.state_dict())
+    recompute_blocks(model, layout_of(1, "none", recompute="selective"))
+    wanted = gradients(plain, inputs)
+    given = gradients(model, inputs)
+    assert all(torch.equal(given[name], one) for name, one in wanted.items())
+    assert set(model.seen.values()) == {2}
+
+
+class WritesOver(Noisy):
+    """Blocks that write over the output of their product, in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8)) for _ in range(2)
+        )
+
+
+def test_an_output_that_is_written_over_is_not_taken_for_what_was_computed():
+    model = WritesOver()
+    recompute_blocks(model, layout_of(1, "none", recompute="selective"))
+    with pytest.raises(RuntimeError, match="written over in place"):
+        model(torch.randn(3, 8)).square().sum().backward()

@@ -137,6 +137,23 @@ def test_version_of_grows_with_every_change():
     assert private.version_of(tensor) > before
 
 
+def test_detached_in_mode_shares_the_version_with_the_tensor():
+    kept = []
+
+    class Mode(private.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if func is torch.ops.aten.mul.Tensor:
+                kept.append(private.detached_in_mode(out))
+            return out
+
+    with Mode():
+        made = torch.ones(2) * 3
+        before = private.version_of(kept[0])
+        made.add_(1)
+    assert private.version_of(kept[0]) > before
+
+
 def test_trunc_normal_is_what_torchs_own_calls(monkeypatch: pytest.MonkeyPatch):
     called: list[tuple[Any, ...]] = []
 

@@ -69,6 +69,13 @@ OVERRIDDEN: Mapping[str, tuple[str, ...]] = {
 """Private methods that `Replica` and `Stage` override: torch calls them, so they keep its names."""
 
 
+def detached_in_mode(tensor: torch.Tensor) -> torch.Tensor:
+    """`detach()` inside a dispatch mode, with the tensor's version counter, as torch's selective
+    checkpointing does it (`torch.utils.checkpoint._detach_helper`, torch 2.13)."""
+    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+        return tensor.detach()
+
+
 SINCE: Mapping[str, str] = {
     "FSDPState._fsdp_param_groups": "2.12",
     "PipelineStage._setup_forward_recv_info": "2.12",

@@ -6,6 +6,7 @@ FSDP2 stay outside: in the backward pass the block is gathered once for both.
 Random numbers are drawn again as they were drawn first, so dropout is the same.
 """
 
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -21,6 +22,12 @@ from torch.utils.checkpoint import (
 
 from paceline.choices import Recompute
 from paceline.parallel.layout import Layout
+from paceline.runtime._torch_private import (
+    TorchDispatchMode,
+    detached_in_mode,
+    tree_map_only,
+    version_of,
+)
 from paceline.runtime.strategy.blocks import HasBlocks, numbered_blocks
 
 _KEPT_NAMES = (
@@ -72,7 +79,10 @@ def _recomputed(forward: Callable[..., Any], **options: Any) -> Callable[..., An
     def recomputing(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
+        chosen = dict(options)
+        if "context_fn" in chosen and not torch.compiler.is_compiling():
+            chosen["context_fn"] = _keep_and_give
+        return checkpoint(forward, *args, use_reentrant=False, **chosen, **kwargs)
 
     return recomputing
 
@@ -81,6 +91,63 @@ def _keep(_: SelectiveCheckpointContext, operation: Any, *__: Any, **___: Any) -
     if operation in KEPT:
         return CheckpointPolicy.MUST_SAVE
     return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class _Kept:
+    """A tensor, and which version of its numbers it was."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self.version = detached_in_mode(tensor), version_of(tensor)
+
+    def given(self) -> torch.Tensor:
+        if version_of(self.tensor) != self.version:
+            raise RuntimeError(
+                "the output of a kept operation was written over in place: recompute nothing, or "
+                "all (layout.recompute=full)"
+            )
+        return self.tensor
+
+
+class _Keeping(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Around the forward pass: the outputs of `KEPT` are kept, in order."""
+
+    def __init__(self, kept: Mapping[Any, deque[Any]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kept = kept
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in KEPT:
+            self.kept[func].append(tree_map_only(torch.Tensor, _Kept, out))
+        return out
+
+
+class _Giving(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Around the recomputation: the kept outputs stand for their operations.
+
+    Everything else simply runs. torch's own mode holds every operation against the forward pass,
+    and FSDP2's hooks of experts inside a block do other things in a backward pass.
+    """
+
+    def __init__(self, kept: Mapping[Any, deque[Any]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kept = kept
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in KEPT:
+            return func(*args, **(kwargs or {}))
+        if not self.kept[func]:
+            raise RuntimeError(
+                f"{func} is called more often in the backward pass than in the forward pass: the "
+                "block depends on something that changed between them. Recompute nothing, or all "
+                "(layout.recompute=full)"
+            )
+        return tree_map_only(_Kept, _Kept.given, self.kept[func].popleft())
+
+
+def _keep_and_give() -> tuple[_Keeping, _Giving]:
+    kept: Mapping[Any, deque[Any]] = defaultdict(deque)
+    return _Keeping(kept), _Giving(kept)
 
 
 _keeping = partial(create_selective_checkpoint_contexts, _keep)
