@@ -222,7 +222,7 @@ NOWHERE = """\
 name: big
 model: {preset: llama-2-13b}
 engine: torchtitan
-cluster: {accelerator: L4, per_node: 1}
+cluster: {accelerator: L4, per_node: 1, host_memory: 512GiB}
 train: {global_batch: 8, steps: 10}
 data: {seq_len: 2048}
 """

@@ -212,6 +212,23 @@ def test_an_efficiency_that_nobody_measured_is_said():
     assert constants.source_of("H100-SXM", "bf16") == constants.family_of("H100-SXM")
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "whose"),
+    [
+        ("H100-PCIe", "share of its peak that an H100 reaches"),
+        ("GH200", "share of its peak that an H200 reaches"),
+        ("TPU-v6e", "share of its peak that is often quoted for a TPU"),
+    ],
+)
+def test_an_efficiency_of_another_card_of_the_family_is_said_too(accelerator: str, whose: str):
+    what, _ = cautions(f"cluster.accelerator={accelerator}", "model={preset: gpt2-large}")[
+        "efficiency"
+    ]
+    assert what.startswith(f"no run on {accelerator} in bf16 was measured")
+    assert what.endswith(whose)
+    assert "efficiency" not in cautions("cluster.accelerator=B300")
+
+
 def test_a_warning_is_on_the_screen_and_in_markdown():
     plan = plan_of(SMALL, "layout.tensor=4")
     short = plan_summary(plan)

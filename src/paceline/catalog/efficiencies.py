@@ -44,6 +44,9 @@ class Efficiencies:
     family: Mapping[str, str]
     """Accelerator -> family."""
 
+    trained: Mapping[str, tuple[str, ...]]
+    """`on`: accelerators with training runs among those that the constants are fitted to."""
+
     nearest: Mapping[str, str]
     """Family -> the one whose products are taken where its own were not measured in a precision."""
 

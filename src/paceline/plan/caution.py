@@ -441,13 +441,16 @@ def assumed_efficiency(efficiencies: Efficiencies, case: Case) -> Iterator[Cauti
     """Where no training run on this accelerator, or in this precision, stands behind the rates."""
     accelerator, precision = case.cluster.accelerator, case.precision
     source = efficiencies.source_of(accelerator, precision)
-    is_measured = source != "other" and source in (accelerator, efficiencies.family_of(accelerator))
+    trained, family = efficiencies.trained["on"], efficiencies.family_of(accelerator)
+    is_measured = source == accelerator or (source == family and accelerator in trained)
     if case.rates is None or case.cluster.backend == "gloo" or is_measured:
         return
-    whose = with_article("H100" if source == "other" else source)
+    families = {"other": "H100"} | {name: name for name in map(efficiencies.family_of, trained)}
+    known = with_article(families.get(source, source))
+    whose = f"{known} reaches" if source in families else f"is often quoted for {known}"
     yield Caution(
         about="efficiency",
         what=f"no run on {accelerator} in {precision} was measured: it is assumed to reach the "
-        f"share of its peak that {whose} reaches",
+        f"share of its peak that {whose}",
         fix="measure it on one such accelerator: paceline calibrate",
     )
