@@ -101,15 +101,10 @@ faults = ["leave rank=1 step=6"]
     },
     "lint rule": {
         "check/lint/rules/passes.py": '''
-from paceline.check.finding import Severity
-
-
 def check_passes(program, context):
     """Every backward pass."""
     for call in program.backwards:
-        yield program.finding(
-            "passes", Severity.ERROR, call, what="it goes backward here", fix="see the rule"
-        )
+        yield program.finding("passes", call, what="it goes backward here", fix="see the rule")
 
 
 RULES = (check_passes,)
@@ -122,6 +117,7 @@ RULES = (check_passes,)
 [passes]
 title = "a program goes backward"
 effect = "degraded"
+lint = "warning"
 frameworks = ["pytorch"]
 why = "It goes backward."
 fix = "See the rule."
