@@ -479,7 +479,9 @@ def test_the_sharding_is_compared_with_the_best_of_another_one(nodes: int):
     text = text.replace("llama-3-8b", "gpt2-large").replace("4096", "1024")
     plan = plan_of(text, f"cluster.nodes={nodes}", "layout.chunks=2", "engine=megatron")
     (reason,) = (each.reason for each in plan.decisions if each.field == "layout.sharding")
-    found = re.search(r"the best (\w+) \(.*\) is (?:estimated )?([0-9.]+)% (\w+)", reason)
+    found = re.search(
+        r"the best (\w+) \(.*\),? (?:which )?is (?:estimated )?([0-9.]+)% (\w+)", reason
+    )
     assert found is not None, reason
     same = [each for each in plan.rejected if each.layout.sharding == found[1]]
     best = min(each.estimate.step_s / plan.estimate.step_s - 1 for each in same)
