@@ -284,11 +284,11 @@ class StateBytes(NamedTuple):
     weight: float
     gradient: float
     master: float
-    """Of the float32 copy beside the weight; 0 is none."""
+    """The float32 copy beside the weight; 0 is none."""
 
     moments: float
     root_moments: float
-    """Of a parameter outside the blocks."""
+    """Moments of a parameter outside the blocks."""
 
 
 def state_bytes(layout: Layout, case: Case) -> StateBytes:

@@ -105,11 +105,11 @@ def _is_issued(match: re.Match[str]) -> bool:
         return False
     if value is not None:
         return not is_harmless(value)
-    return not match[0].endswith("EXAMPLE") and len(set(match[0])) > _FEW_CHARACTERS
+    return not match[0].endswith("EXAMPLE") and not _PLACE.search(match[0])
 
 
-_FEW_CHARACTERS = 4
-"""Different ones of a place for a token: `hf_xxxxxxxx` has four."""
+_PLACE = re.compile(r"[xX*]{8}$")
+"""The end of a place for a token: `hf_xxxxxxxx`."""
 
 _NAMED_SO = re.compile("pass|secret|pwd|token|key|login", re.IGNORECASE)
 """In every name that `find_under_name` takes for a secret's, and in every call that takes one."""
