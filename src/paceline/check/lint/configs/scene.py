@@ -137,7 +137,7 @@ class Started:
 
 
 def started(launch: Launch, scene: Scene) -> Started:
-    """Nodes, processes on each, and all of them, as the launcher is told.
+    """Nodes, processes on each, and all of them, as the launch line says.
 
     A word that is a variable, whose text is not known, may hold the launcher's options.
     """

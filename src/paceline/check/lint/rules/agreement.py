@@ -525,7 +525,7 @@ def rank_finding(program: Program, joint: Joint, guard: Guard) -> Finding:
 
 def is_shown(program: Program, joint: Joint, guard: Guard) -> bool:
     """Whether the calls on the way prove it for every run: the condition asks for the rank, the way
-    there is the only one, the model is wrapped whatever the program is told, and no other method of
+    there is the only one, the model is wrapped whatever its options are, and no other method of
     the class makes the same call for the ranks that are missed (one on entering, one on leaving).
     """
     call = joint.call

@@ -31,7 +31,7 @@ def check_clip(program: Program, context: Context) -> Iterator[Finding]:
 
 
 def is_sharded(model: Value) -> bool:
-    """Whether FSDP has it in every run, whatever the program is told."""
+    """Whether FSDP has it in every run, whatever its options are."""
     return model.wrapper == "fsdp1" or by_plugin(model)
 
 
