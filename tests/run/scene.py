@@ -98,12 +98,12 @@ class Scene:
         return Record(self.folder / out, output)
 
     def logs(self, out: str) -> str:
-        return ends_of_logs(self.folder / out)
+        return text_of_logs(self.folder / out)
 
 
-def ends_of_logs(run: Path) -> str:
+def text_of_logs(run: Path) -> str:
     found = sorted((run / "logs").glob("*.log"))
-    return "".join(f"\n== {path.name}\n{path.read_text()[-3000:]}" for path in found)
+    return "".join(f"\n== {path.name}\n{path.read_text()}" for path in found)
 
 
 @dataclass
@@ -128,7 +128,7 @@ class Record:
     @property
     def story(self) -> str:
         """All that is left to say why a test failed."""
-        return (self.folder / "events.jsonl").read_text() + ends_of_logs(self.folder)
+        return (self.folder / "events.jsonl").read_text() + text_of_logs(self.folder)
 
     @property
     def digest(self) -> str | None:
