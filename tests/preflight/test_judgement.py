@@ -415,6 +415,18 @@ CASES: Mapping[str, tuple[NodeFacts, Status, str, str]] = {
         "environment",
         "ethernet-fallback",
     ),
+    "a word that NCCL ends the run with": (
+        with_environment(H100, NCCL_ALGO="Bogus"),
+        Status.FAIL,
+        "environment",
+        "nccl-env-deprecated",
+    ),
+    "a size with a unit, of which NCCL reads the number": (
+        with_environment(H100, NCCL_BUFFSIZE="8M"),
+        Status.WARNING,
+        "environment",
+        "nccl-env-deprecated",
+    ),
     "a graph file of another machine": (
         replace(H100, nccl_files={"/etc/nccl.conf": "NCCL_GRAPH_FILE=/opt/graph.xml"}),
         Status.WARNING,
@@ -635,6 +647,26 @@ def test_a_variable_of_nccl_that_differs_does_not_keep_a_job_over_gloo_from_runn
     need = replace(ON_CPU, num_nodes=3, ranks_per_node=1, is_apart=True)
     found = only(judged(LINUX, with_environment(LINUX, NCCL_ALGO="Ring"), LINUX, need=need))
     assert (found.name, found.status) == ("settings", Status.WARNING)
+
+
+def test_s4_5_preflight_judges_values_of_nccl_as_lint_does_and_devices_by_those_there_are():
+    fine = {"NCCL_IB_HCA": "mlx5_1", "NCCL_NTHREADS": "256", "NCCL_BUFFSIZE": "4194304"}
+    need = replace(ON_8_H100, harmful=dict.fromkeys(list(fine)[1:], "harms"))
+    assert not_right(judged(with_environment(H100, **fine), need=need)) == {}
+    ports = H100.rdma.ports
+    (port,) = [each for each in ports if each.device == "mlx5_1"]
+    more = (*ports, replace(port, device="mlx5_10"))
+    facts = replace(H100, rdma=replace(H100.rdma, ports=more))
+    found = only(judged(with_environment(facts, NCCL_IB_HCA="mlx5_1"), need=need))
+    assert found.status is Status.WARNING
+    assert found.evidence.startswith("NCCL_IB_HCA=mlx5_1 takes mlx5_10 too")
+    assert found.fix == 'NCCL_IB_HCA="=mlx5_1"'
+
+
+def test_s4_5_a_value_that_nccl_refuses_is_named_where_ranks_talk_over_gloo():
+    found = only(judged(with_environment(LINUX, NCCL_ALGO="Bogus"), need=ON_CPU))
+    assert found.status is Status.WARNING
+    assert found.evidence.endswith("; ranks talk over gloo here, which does not read it")
 
 
 def test_a_variable_that_undoes_recovery_is_shown_with_its_cost_and_the_fix():

@@ -7,7 +7,7 @@ Not here: variables that only one engine reads, which its renderer adds.
 import shlex
 from dataclasses import dataclass
 
-from paceline.catalog.load import read_shipped
+from paceline.catalog.nccl import unwanted
 from paceline.job import Job
 from paceline.plan import Plan
 from paceline.units import counted
@@ -187,9 +187,8 @@ _NEW_STORE = Variable(
 connects to where that one was, four times in vain."""
 
 
-def _removals(key: str) -> tuple[Removal, ...]:
-    rows = read_shipped("software.toml")["environment"][key]
-    return tuple(Removal(name=name, reason=reason) for name, reason in rows.items())
+def _removals(table: str) -> tuple[Removal, ...]:
+    return tuple(Removal(name=row.name, reason=row.reason) for row in unwanted(table).values())
 
 
 _NCCL = _removals("removed_nccl")

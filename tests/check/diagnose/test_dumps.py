@@ -4,6 +4,8 @@ import json
 import os
 import pickle
 
+import pytest
+
 from paceline.check.diagnose.diagnose import diagnose, diagnose_text
 from paceline.check.diagnose.flight import of_newest_generation, read_dump
 from paceline.record.log_files import Log
@@ -292,7 +294,7 @@ def test_one_nodes_log_does_not_say_how_many_nodes_there_are():
     assert "one node, so GPUs do not use it" in diagnose_text(text + local).facts["network"]
 
 
-def test_rdma_forbidden_between_nodes_is_possible_with_its_line_and_no_device_is_invented():
+def test_s1_10_rdma_forbidden_between_nodes_is_certain_with_its_line_and_no_device_is_invented():
     line = "n1:10:20 [0] NCCL INFO "
     text = f"""\
 {line}NCCL_IB_DISABLE set by environment to 1.
@@ -304,10 +306,47 @@ def test_rdma_forbidden_between_nodes_is_possible_with_its_line_and_no_device_is
     diagnosis = diagnose_text(text)
     assert not diagnosis.has_failed
     (cause,) = diagnosis.causes
-    assert (cause.id, cause.confidence) == ("ethernet-fallback", "possible")
+    assert (cause.id, cause.confidence) == ("ethernet-fallback", "certain")
+    assert cause.failure.fix.startswith("Unset NCCL_IB_DISABLE")
     assert "NCCL_IB_DISABLE=1 forbids RDMA" in cause.what
     assert "whether there are RDMA devices is not said" in cause.what
     assert "NCCL_IB_DISABLE" in cause.evidence[0].text
+
+
+def test_s1_10_a_bridge_taken_between_nodes_has_a_fix_and_a_real_interface_none():
+    line = "n1:10:20 [0] NCCL INFO "
+    text = f"""\
+{line}Bootstrap : Using NAME:172.17.0.1<0>
+{line}NET/Socket : Using [0]NAME:172.17.0.1<0>
+{line}Using network Socket
+{line}Channel 00/0 : 15[7] -> 0[0] [receive] via NET/Socket/0
+"""
+    cause = diagnose_text(text.replace("NAME", "docker0")).causes[0]
+    assert (cause.id, cause.evidence[0].where.line) == ("nccl-wrong-interface", 1)
+    assert "NCCL takes docker0, which no other node can be reached over" in cause.what
+    assert "NCCL_SOCKET_IFNAME=NAME" in cause.check
+    real = diagnose_text(text.replace("NAME", "eth0")).causes
+    assert [each.id for each in real] == ["ethernet-fallback"]
+    one_node = text.replace("via NET/Socket/0", "via P2P/CUMEM")
+    alone = diagnose_text(one_node.replace("NAME", "docker0")).causes
+    assert [each.id for each in alone] == ["ethernet-fallback"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("NCCL_IB_HCA set to mlx5_1", "NCCL_IB_HCA=mlx5_1 takes mlx5_10 too"),
+        ("NCCL_IB_HCA set to =mlx5_1", None),
+        ("NCCL_DEBUG set by environment to TRACE", "prints what INFO prints"),
+        ("NCCL_NTHREADS set by environment to 256.", None),
+        ("NCCL_NTHREADS set by environment to 4.", "NCCL_NTHREADS=4: only 64, 128, 256 and 512"),
+    ],
+)
+def test_s4_5_diagnose_names_a_setting_that_is_not_taken_as_meant(setting, said):
+    line = "n1:10:20 [0] NCCL INFO "
+    text = f"{line}{setting}\n{line}NET/IB : Using [0]mlx5_1:1/IB [1]mlx5_10:1/IB\n"
+    unset = diagnose_text(f"{text}{line}Using network IB\n").facts.get("unset")
+    assert said in unset if said else unset is None
 
 
 def test_one_ranks_dump_alone_says_where_it_stands_and_concludes_nothing():

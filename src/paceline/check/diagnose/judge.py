@@ -63,7 +63,7 @@ def judge(seen: Seen) -> Diagnosis:
         causes = [only_symptom(seen, secondary)]
         secondary = [each for each in secondary if each.id != causes[0].id]
     if not causes and not failed:
-        causes = [each for each in possible if load_failures()[each.id].effect in _QUIET]
+        causes = [each for each in possible if each.check or _is_quiet(each)]
     elif causes or any(each.level is Level.POSSIBLE or each.check for each in possible):
         causes += possible
     found = [cause(each, seen) for each in causes]
@@ -85,6 +85,11 @@ def judge(seen: Seen) -> Diagnosis:
         saturated=tuple(dict.fromkeys(seen.saturated)),
         troubles=[f"{s.trouble}: {s.name}" for s in seen.sources if s.trouble],
     )
+
+
+def _is_quiet(candidate: Candidate) -> bool:
+    """Whether it does harm without ending a run."""
+    return load_failures()[candidate.id].effect in _QUIET
 
 
 def _what_ends_a_run(

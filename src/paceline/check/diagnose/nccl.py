@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from paceline.catalog.nccl import UNWANTED, wrong_value
 from paceline.check.diagnose.line import Line
 from paceline.check.diagnose.seen import Found
-from paceline.check.lint.configs.variables import REMOVED
 
 _VIRTUAL = re.compile(r"^(lo|docker|br-|virbr|veth|cni|flannel|cali|tun|tap|kube|podman|wg)")
 """Interfaces that lead to no other machine: loopback, bridges and tunnels of containers."""
@@ -38,6 +38,9 @@ class Network:
     plugin: str | None = None
     p2p_off: bool = False
     first: Line | None = None
+    named: Line | None = None
+    """The first line that names an interface."""
+
     forbids: Line | None = None
     """The line that says that RDMA may not be used."""
 
@@ -90,7 +93,9 @@ def _read(seen: Network, line: Line, text: str) -> None:
     if "NET/IB : Using" in text or "NET/IBP" in text:
         seen.devices.update(re.findall(r"\]\s*([A-Za-z][\w.-]*):\d+/(?:IB|RoCE)", text))
     if "NET/Socket : Using" in text or "Bootstrap" in text:
-        seen.interfaces.update(re.findall(r"(?:\[\d+\]|Using |, )([a-z][\w.-]*):[0-9a-f.:]+", text))
+        names = re.findall(r"(?:\[\d+\]|Using |, )([a-z][\w.-]*):[0-9a-f.:]+", text)
+        seen.interfaces.update(names)
+        seen.named = seen.named or (line if names else None)
     if match := re.search(r" via (P2P/[\w ]+|SHM/?\w*|NET/[\w-]+(?:/\d+)*(?:/GDRDMA)?)", text):
         kind = match[1].split("/")[0]
         seen.transports[kind] += 1
@@ -136,14 +141,20 @@ def network_facts(seen: Network) -> Mapping[str, str]:
     if seen.settings:
         parts.append(", ".join(f"{name}={value}" for name, value in sorted(seen.settings.items())))
     facts["nccl"] = "; ".join(parts)
-    unset = [
-        f"{name}={value}: {REMOVED[name]}"
-        for name, value in sorted(seen.settings.items())
-        if name in REMOVED
-    ]
-    if unset:
-        facts["unset"] = "; ".join(unset)
+    if unset := "; ".join(_to_unset(seen)):
+        facts["unset"] = unset
     return facts
+
+
+def _to_unset(seen: Network) -> Iterator[str]:
+    """Settings that the log names and that NCCL does not take as meant, or that do harm."""
+    for name, value in sorted(seen.settings.items()):
+        wrong = wrong_value(name, value, devices=sorted(seen.devices) or None)
+        row = UNWANTED.get(name)
+        if wrong is not None:
+            yield f"{wrong.what} ({wrong.fix})"
+        elif row is not None and row.harms(value):
+            yield f"{name}={value}: {row.reason}"
 
 
 def _verdict(seen: Network) -> str:
@@ -189,7 +200,18 @@ def network_causes(seen: Network) -> Iterator[Found]:
             id="ethernet-fallback",
             what=f"{_verdict(seen)}; whether there are RDMA devices is not said",
             line=seen.forbids,
+            is_certain=True,
+            title="NCCL_IB_DISABLE sends everything between nodes over TCP",
             check="ls /sys/class/infiniband on each node: with devices there, unset it",
+        )
+    virtual = sorted(name for name in seen.interfaces if _VIRTUAL.match(name))
+    if virtual and len(virtual) == len(seen.interfaces) and seen.is_between_nodes:
+        yield Found(
+            id="nccl-wrong-interface",
+            what=f"NCCL takes {', '.join(virtual)}, which no other node can be reached over",
+            line=seen.named or seen.first,
+            check="`ip -br addr` on each node; name the interface that the others reach it by:"
+            " NCCL_SOCKET_IFNAME=NAME",
         )
     between = seen.transports.get("NET", 0)
     ib = any(name.startswith("IB") for name in seen.networks)

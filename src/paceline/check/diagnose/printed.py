@@ -106,10 +106,12 @@ def concluded(seen: Seen) -> Iterator[Candidate]:
             yield Candidate(
                 id=each.id,
                 level=Level.POSSIBLE,
-                confidence=Confidence.POSSIBLE,
+                confidence=Confidence.CERTAIN if each.is_certain else Confidence.POSSIBLE,
                 lines=[each.line],
                 what=each.what,
+                order=-1,  # before its own lines alone, which say no check
                 check=each.check,
+                title=each.title,
             )
             continue
         yield Candidate(

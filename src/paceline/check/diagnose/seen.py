@@ -164,7 +164,7 @@ class Found:
     """Title in place of the failure's own."""
 
     check: str | None = None
-    """What decides it, where it is possible and no more."""
+    """What decides whether it does harm, or whether it is so where it is possible and no more."""
 
 
 @dataclass(slots=True)

@@ -1,7 +1,8 @@
 """Environment variables of a node that harm the job, and settings files that do."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from paceline.catalog.nccl import UNWANTED, WrongValue, wrong_value
 from paceline.check.preflight.need import Need
 from paceline.check.preflight.rdma import rdma_ports
 from paceline.check.preflight.result import Result, failed, passed, warned
@@ -9,32 +10,10 @@ from paceline.control.environment import RECOVERY, undone
 from paceline.topology.node.facts import NodeFacts
 from paceline.topology.node.interfaces import named_by_gloo, named_by_nccl
 
-_IDS = {
-    "NCCL_P2P_DISABLE": "acs-p2p-hang",
-    "NCCL_NET_GDR_LEVEL": "gdr-peermem-missing",
-    "NCCL_NET_GDR_READ": "gdr-peermem-missing",
-    "NCCL_IB_GDR_LEVEL": "nccl-env-deprecated",
-    "NCCL_ASYNC_ERROR_HANDLING": "nccl-env-deprecated",
-    "NCCL_P2P_LEVEL": "nccl-env-deprecated",
-    "NCCL_MIN_NCHANNELS": "nccl-env-deprecated",
-    "NCCL_IB_DISABLE": "ethernet-fallback",
-}
-"""Variable that a plan would rather not have set -> what it becomes; `debugging-left-on` others."""
-
-_HARMLESS_AT = {
-    "NCCL_P2P_DISABLE": "0",
-    "NCCL_SHM_DISABLE": "0",
-    "NCCL_IB_DISABLE": "0",
-    "TORCH_NCCL_BLOCKING_WAIT": "0",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
-    "MLX_METAL_FAST_SYNCH": "0",
-}
-
 _SLOW = {
     "CUDA_LAUNCH_BLOCKING": ("1", "every kernel is waited for"),
     "HIP_LAUNCH_BLOCKING": ("1", "every kernel is waited for"),
     "TORCH_DISTRIBUTED_DEBUG": ("DETAIL", "every collective is checked with another one"),
-    "NCCL_DEBUG": ("TRACE", "every collective writes to the log"),
 }
 _GIVE_WAY = ("NCCL_ASYNC_ERROR_HANDLING", "NCCL_BLOCKING_WAIT")
 """Older names, which torch does not read where the newer one is set, as agents do."""
@@ -111,6 +90,7 @@ def _named_for_gloo(
 def check_environment(node: str, facts: NodeFacts, need: Need) -> Iterator[Result]:
     """What else is set and harms."""
     found = [
+        *_values(node, facts, need),
         *_harmful(node, facts, need),
         *_recovery(node, facts, need),
         *_slow(node, facts, need),
@@ -128,15 +108,36 @@ def check_environment(node: str, facts: NodeFacts, need: Need) -> Iterator[Resul
         )
 
 
+def _wrong_values(facts: NodeFacts) -> Mapping[str, WrongValue]:
+    """Variable -> what NCCL makes of its value, on this node's devices."""
+    devices = [port.device for port in rdma_ports(facts)]
+    wrong = {
+        name: wrong_value(name, value, devices=devices) for name, value in facts.environment.items()
+    }
+    return {name: each for name, each in wrong.items() if each is not None}
+
+
+def _values(node: str, facts: NodeFacts, need: Need) -> Iterator[Result]:
+    """Values that NCCL refuses, or does not take as they were meant."""
+    is_read = need.backend == "nccl"
+    note = "" if is_read else f"; ranks talk over {need.backend} here, which does not read it"
+    for each in _wrong_values(facts).values():
+        say = failed if is_read and each.level == "error" else warned
+        said = f"{each.what}{note}"
+        yield say("environment", node, said, id="nccl-env-deprecated", fix=each.fix)
+
+
 def _harmful(node: str, facts: NodeFacts, need: Need) -> Iterator[Result]:
+    wrong = _wrong_values(facts)
     for variable, reason in need.harmful.items():
         value = facts.environment.get(variable)
-        if value is None or _HARMLESS_AT.get(variable) == value:
+        row = UNWANTED.get(variable)
+        if value is None or variable in wrong or (row is not None and not row.harms(value)):
             continue
         if need.has_agents and variable in (*RECOVERY, *_GIVE_WAY):
             continue
-        id = _IDS.get(variable, "debugging-left-on")
         said = f"{variable}={value}: {reason}"
+        id = row.failure if row is not None else "debugging-left-on"
         yield warned("environment", node, said, id=id, fix=f"unset {variable}")
 
 

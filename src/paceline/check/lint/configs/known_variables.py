@@ -35,12 +35,6 @@ folders."""
 TORCH_NCCL = words_of("environment", "torch_nccl")
 """Variables of ProcessGroupNCCL.hpp, torch 2.2 to 2.13."""
 
-VALUES: Mapping[str, frozenset[str]] = {
-    name: frozenset(words.split())
-    for name, words in read_shipped("software.toml")["environment"]["values"].items()
-}
-"""Variable of NCCL -> the words that it may hold, in lower case."""
-
 OTHERS = words_of("environment", "others")
 
 PREFIXES = ("NCCL_", "TORCH_NCCL_", "CUDA_", "PYTORCH_", "GLOO_")

@@ -2,11 +2,11 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from paceline.catalog.generation import has_nvlink
-from paceline.catalog.load import read_shipped
+from paceline.catalog.nccl import UNWANTED, wrong_value
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.configs.known_variables import (
     NCCL,
@@ -17,7 +17,6 @@ from paceline.check.lint.configs.known_variables import (
     RENAMED,
     STILL_READ,
     TORCH_NCCL,
-    VALUES,
 )
 from paceline.check.lint.configs.say import ERROR, INFO, WARNING, found
 from paceline.check.lint.context import Context
@@ -69,7 +68,7 @@ def check_variables(variables: Sequence[Variable], around: Surroundings) -> Iter
     names = {each.name for each in variables}
     for each in variables:
         yield from _check_name(each)
-        yield from list(_check_words(each)) or _check_by_hand(each)
+        yield from _check_value(each)
         yield from _check_interface(each, around)
         yield from _check_network(each, around, names)
         yield from _check_libraries(each)
@@ -136,26 +135,22 @@ def _check_name(each: Variable) -> Iterator[Finding]:
         )
 
 
-def _check_words(each: Variable) -> Iterator[Finding]:
-    """A word that NCCL does not know: an algorithm ends the run since 2.24, with a wrong level
-    nothing is logged."""
-    known = VALUES.get(each.name)
-    if known is None or "$" in each.value:
+def _check_value(each: Variable) -> Iterator[Finding]:
+    """A value that NCCL does not take as it was meant, or that does harm."""
+    wrong = wrong_value(each.name, each.value)
+    if wrong is not None:
+        level = Severity(wrong.level)
+        yield _say(each, "nccl-env-deprecated", wrong.what, wrong.fix, level=level)
         return
-    for part in re.split("[,;:]", each.value):
-        word = part.strip().lstrip("^").lower()
-        near = difflib.get_close_matches(word, known, n=1)
-        logs = each.name == "NCCL_DEBUG"
-        if not word or word in known or word.isdigit() or (logs and not near):
-            continue
-        yield _say(
-            each,
-            "nccl-env-deprecated",
-            f"{each.name} has no value `{part.strip()}`: "
-            + ("nothing is logged" if logs else "NCCL ends the run with it (2.24 and later)"),
-            f"write {near[0].upper() if logs else near[0]}" if near else f"remove {each.name}",
-            level=WARNING if logs else ERROR,
-        )
+    row = UNWANTED.get(each.name)
+    if row is None or each.name in _ELSEWHERE or not row.harms(each.value) or "$" in each.value:
+        return
+    what = f"{each.name}={each.value.strip()}: {row.reason}"
+    yield _say(each, row.failure, what, f"remove {each.name}", level=Severity(row.level))
+
+
+_ELSEWHERE = frozenset({"NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", *RENAMED})
+"""Variables that the other checks judge, by the machines as well."""
 
 
 def _near(name: str, known: Iterable[str]) -> list[str]:
@@ -264,13 +259,6 @@ def _check_network(each: Variable, around: Surroundings, names: set[str]) -> Ite
             "remove it; where peer-to-peer hangs, switch PCIe ACS off",
             level=WARNING if linked else INFO,
         )
-    if each.name == "NCCL_NET_GDR_LEVEL" and low in {"0", "loc"}:
-        yield _say(
-            each,
-            "gdr-peermem-missing",
-            f"NCCL_NET_GDR_LEVEL={value} switches GPUDirect RDMA off",
-            "remove it: NCCL decides by the topology",
-        )
     if each.name == "NCCL_IB_GID_INDEX" and value == "0":
         yield _say(
             each,
@@ -353,33 +341,3 @@ def check_port(
             fix="take one between 20000 and 32767",
             column=column,
         )
-
-
-_BY_HAND: Mapping[str, tuple[Severity, str, str]] = {
-    "NCCL_NTHREADS": (WARNING, "debugging-left-on", r"(?!(64|128|256|512)$)\d+"),
-    "NCCL_NET_GDR_LEVEL": (INFO, "nccl-env-deprecated", r"[1-9]\d*"),
-    "NCCL_P2P_LEVEL": (INFO, "nccl-env-deprecated", r"\d+"),
-    "NCCL_NET_GDR_READ": (INFO, "gdr-peermem-missing", "0"),
-    "NCCL_BUFFSIZE": (INFO, "debugging-left-on", r"(?!4194304$)\d+"),
-    "NCCL_ALGO": (INFO, "debugging-left-on", r"(?!\^)[^$]+"),
-    "NCCL_PROTO": (INFO, "debugging-left-on", r"(?!\^)[^$]+"),
-    "NCCL_SHM_DISABLE": (INFO, "debugging-left-on", "1"),
-    "TORCH_NCCL_BLOCKING_WAIT": (INFO, "debugging-left-on", "1"),
-    "MLX_METAL_FAST_SYNCH": (WARNING, "debugging-left-on", "1"),
-}
-"""Setting -> how bad, the failure it becomes, and the values that do harm."""
-
-REMOVED: Mapping[str, str] = {
-    name: reason
-    for table in ("removed_nccl", "removed_rdma", "removed_mlx")
-    for name, reason in read_shipped("software.toml")["environment"][table].items()
-}
-"""Variables that are better left unset, with the reason."""
-
-
-def _check_by_hand(each: Variable) -> Iterator[Finding]:
-    """Settings that the library finds itself, and better."""
-    severity, failure, values = _BY_HAND.get(each.name, (INFO, "", "$.^"))
-    if re.fullmatch(values, each.value.strip()):
-        what = f"{each.name}={each.value.strip()}: {REMOVED[each.name]}"
-        yield _say(each, failure, what, f"remove {each.name}", level=severity)
