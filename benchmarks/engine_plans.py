@@ -1,14 +1,16 @@
 """Plans for other engines: how many of them render, fit, and come back as the same layout.
 
-    python benchmarks/engine_plans.py [500] [--list]
+    python benchmarks/engine_plans.py [500] [--seed 0] [--list]
 
 Random jobs (tests/render/random_jobs.py: engine x model x cluster, a quarter with part of the
 layout fixed, offloading among it, a fifth with a release of the engine, a fifth with a kernel of
 attention) are planned until 500 of them have a plan; a job that is refused by the planner says
 why and what to change, and is counted apart. Each plan is rendered for its engine, the files are
-read back, and the layout that they describe is priced again by the engine's own case.
+read back, and the layout that they describe is priced again by the engine's own case. Another
+`--seed` draws other jobs; `--list` names each that is not as planned.
 """
 
+import argparse
 import sys
 import time
 from collections import Counter
@@ -32,6 +34,9 @@ from paceline.errors import PacelineError
 from paceline.plan import Plan, plan_job
 from paceline.render import RenderError, check_files, check_release, render_job
 
+JOBS_A_SEED = 1_000_000
+"""Numbers of jobs between one seed's first and the next one's."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tried:
@@ -48,14 +53,18 @@ class Tried:
 
 def main() -> None:
     """Try jobs until so many have a plan."""
-    wanted = next((int(each) for each in sys.argv[1:] if each.isdigit()), 500)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("wanted", nargs="?", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--list", action="store_true")
+    options = parser.parse_args()
     began = time.perf_counter()
     tried: list[Tried] = []
-    while sum(not each.kind.startswith("refused") for each in tried) < wanted:
-        tried.append(attempt(len(tried)))
+    while sum(not each.kind.startswith("refused") for each in tried) < options.wanted:
+        tried.append(attempt(options.seed * JOBS_A_SEED + len(tried)))
     plans = [each for each in tried if not each.kind.startswith("refused")]
     print(f"measured; {machine()}; {time.perf_counter() - began:.0f} s")
-    print(f"{len(tried)} random jobs, {len(plans)} plans")
+    print(f"seed {options.seed}: {len(tried)} random jobs, {len(plans)} plans")
     print(f"{'engine':18} {'plans':>6} {'render, fit, same layout':>26}")
     for engine in sorted({each.engine for each in tried}):
         mine = [each for each in plans if each.engine == engine]
@@ -65,7 +74,7 @@ def main() -> None:
     print(f"{'all':18} {len(plans):6} {good:17} {good / len(plans):8.1%}")
     for kind, count in Counter(each.kind for each in tried).most_common():
         print(f"{count:6} {kind}")
-    if "--list" in sys.argv:
+    if options.list:
         for each in tried:
             if each.kind != "same":
                 print(f"{each.number:5} {each.engine:16} {each.kind:30} {each.why[:230]}")

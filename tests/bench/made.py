@@ -49,12 +49,13 @@ def measured(
     flight = None
     if exposed is not None:
         flight = Communication(
-            in_flight_s=1.5 * exposed * step_s,
-            exposed_s=exposed * step_s,
+            in_flight_s=1.5 * 1.1 * exposed * step_s,
+            exposed_s=exposed * 1.1 * step_s,
+            vote_s=0.0,
             num_collectives=3,
             step_s=1.1 * step_s,
         )
-    times = steps or (step_s,) * 5
+    times = steps or (step_s,) * 6
     ranks = tuple(
         RankTimes(
             rank=rank,

@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import pytest
 from tests.bench.made import measured, plan_of
+from tests.bench.test_communication import event
 
 from paceline.check.bench import estimated_gain, judge_bench
 from paceline.check.bench_setting import judge_settings
 from paceline.report.bench_page import render_bench_page
 from paceline.report.bench_text import bench_lines, setting_lines
+from paceline.runtime.bench.communication import BEGIN, END, communication_in, minus, union
 
 
 def verdict_of(tmp_path, second_s: float, *, cores: float = 8.0, **facts):
@@ -93,13 +95,35 @@ def test_recomputing_with_room_to_spare_is_priced_by_the_planner(tmp_path):
 def test_what_computes_all_the_time_is_limited_by_computing(tmp_path):
     verdict = verdict_of(tmp_path, 0.51)
     assert verdict.limits == "compute"
-    assert verdict.sentence.startswith("scales well: 2 ranks are 1.96 times as fast as 1 (98%)")
+    assert verdict.sentence.startswith("scales well: 2 ranks are 1.96 times as fast as 1 (98%;")
+
+
+def test_s0_11_steps_that_vary_many_times_over_give_no_verdict_and_no_gains(tmp_path):
+    wild = (0.2, 0.4, 0.5, 0.5, 0.6, 1.2)
+    verdict = verdict_of(tmp_path, 0.5, steps=wild, exposed=0.4)
+    assert verdict.sentence.startswith("no verdict: steps on 2 ranks vary 6.0 times")
+    assert (verdict.communication, verdict.limits, verdict.advice) == (None, None, ())
+
+
+def test_a_speed_up_between_scaling_and_not_scaling_is_no_verdict(tmp_path):
+    first = measured(plan_of(tmp_path, 1), 1.0, steps=(0.8, 0.9, 1.0, 1.0, 1.1, 1.2))
+    second = measured(plan_of(tmp_path, 2), 0.6, steps=(0.5, 0.6, 0.6, 0.6, 0.7, 0.7))
+    verdict = judge_bench([first, second], "strong")
+    assert "2 ranks are 1.14 to 2.40 times as fast as 1" in verdict.refused
+    five = measured(plan_of(tmp_path, 2), 0.6, steps=(0.6,) * 5)
+    assert "take 6 --steps or more" in judge_bench([first, five], "strong").refused
+
+
+def test_cores_that_ranks_share_are_named_where_the_times_tell_nothing(tmp_path):
+    verdict = verdict_of(tmp_path, 0.5, steps=(0.1, 0.5, 0.5, 0.5, 0.5, 0.9), cores=0.5)
+    assert [(each.limit, each.gain) for each in verdict.advice] == [("cores", None)]
 
 
 def test_steps_that_vary_much_are_a_caution(tmp_path):
     verdict = verdict_of(tmp_path, 0.5, steps=(0.4, 0.5, 0.5, 0.6, 1.2))
     assert verdict.caution is not None
     assert "vary up to 3.0 times" in verdict.caution
+    assert "2 ranks" in verdict.caution
     assert verdict_of(tmp_path, 0.5).caution is None
 
 
@@ -155,7 +179,7 @@ def waits(plan, *waiting, shares=None):
     """Ranks that wait for other stages for these shares of a profiled step."""
     seen = measured(plan, 1.0, exposed=0.5, shares=shares)
     ranks = tuple(
-        replace(rank, communication=replace(rank.communication, waiting_s=share * 1.1))
+        replace(rank, communication=replace(rank.communication, waiting_s=share * 1.1, vote_s=0))
         for rank, share in zip(seen.ranks, waiting, strict=True)
     )
     return replace(seen, ranks=ranks)
@@ -173,7 +197,70 @@ def test_s1_20_a_pipelines_bubble_is_measured_by_stage_beside_the_schedules(tmp_
     assert bubble.gain == pytest.approx((8 / 9) / (4 / 5) - 1)
     text = "\n".join(bench_lines(verdict))
     assert "bubble 35% of a step, measured; 20% by the schedule" in text
-    assert "stage 1: waits for communication 45% of a step, 40% for other stages" in text
+    assert "stage 1: waits for communication 50% of a step, 40% for other stages" in text
+    assert "500 ms 50%" in text
+    assert "waits for communication: 15% of a step (the bubble not included)" in " ".join(
+        text.split()
+    )
+    flat = " ".join(text.split())
+    assert "hold a rank up for 150 ms of a step, 15%, waiting for other stages not incl" in flat
+
+
+def one_f_one_b(p: int, m: int, forward_s: float, backward_s: float):
+    """When each stage waits for a message and when it is done, by hand: stage s does p - s - 1
+    forwards, then one forward and one backward at a time; a message takes no time."""
+    orders = []
+    for stage in range(p):
+        early = min(p - stage - 1, m)
+        pairs = [pair for i in range(m - early) for pair in (("F", early + i), ("B", i))]
+        rest = [("B", i) for i in range(m - early, m)]
+        orders.append([*(("F", i) for i in range(early)), *pairs, *rest])
+    done, waits = {}, [[] for _ in range(p)]
+    clock, at = [0.0] * p, [0] * p
+    while any(at[stage] < 2 * m for stage in range(p)):
+        for stage in range(p):
+            while at[stage] < 2 * m:
+                kind, number = orders[stage][at[stage]]
+                source = stage - 1 if kind == "F" else stage + 1
+                if 0 <= source < p:
+                    if (kind, source, number) not in done:
+                        break
+                    waits[stage].append((clock[stage], done[kind, source, number]))
+                    clock[stage] = max(clock[stage], done[kind, source, number])
+                clock[stage] += forward_s if kind == "F" else backward_s
+                done[kind, stage, number] = clock[stage]
+                at[stage] += 1
+    return waits, clock
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 1), (2, 2), (2, 8), (4, 4), (4, 8), (4, 16)])
+def test_the_bubble_of_known_stage_times_is_the_hand_account_of_1f1b(tmp_path, p, m):
+    waits, ends = one_f_one_b(p, m, 1.0, 2.0)
+    step_s, ranks = max(ends), []
+    assert step_s == 3 * (m + p - 1)
+    plan = plan_of(tmp_path, p, data=1, pipeline=p, accumulation=m, schedule="1f1b")
+    seen = measured(plan, step_s)
+    for rank, (waited, end) in zip(seen.ranks, zip(waits, ends, strict=True), strict=True):
+        received = [(start, max(start, until)) for start, until in waited]
+        idle = [*received, (end, step_s)]
+        busy = minus([(0, step_s)], union(span for span in idle if span[0] < span[1]))
+        found = communication_in(
+            [
+                event(BEGIN, 0, 0),
+                event(END, step_s, step_s),
+                event("gloo:send", 1, 1),
+                event("gloo:all_reduce", end, step_s),
+                *(event("gloo:recv", *span) for span in received),
+                *(event("aten::mm", *span) for span in busy),
+            ],
+            1,
+        )
+        ranks.append(replace(rank, communication=replace(found, vote_s=step_s - end)))
+    (row,) = judge_bench([replace(seen, ranks=tuple(ranks))], "strong").rows
+    assert row.bubble == pytest.approx((p - 1) / (m + p - 1))
+    assert row.bubble == pytest.approx(row.ideal_bubble)
+    assert row.stages_idle == pytest.approx(row.stages_held_up)
+    assert row.exposed_s == pytest.approx(row.bubble * row.step_s)
 
 
 def test_a_pipeline_of_one_data_rank_reduces_no_gradients(tmp_path):
@@ -188,24 +275,43 @@ def test_where_context_ranks_send_messages_too_the_bubble_is_unknown(tmp_path):
     assert verdict.rows[0].bubble is None
     text = "\n".join(bench_lines(verdict))
     assert "bubble not measured; 20% by the schedule" in text
-    assert "stage 0: waits for communication 45% of a step\n" in text
+    assert "stage 0: waits for communication 50% of a step\n" in text
 
 
 def test_s1_2_the_fastest_of_a_sweep_is_named_where_it_is_told_apart(tmp_path):
     plan, values = plan_of(tmp_path, 2), ["1MiB", "4MiB", "25MiB"]
-    steps = [measured(plan, s, steps=(s, 1.02 * s, 1.04 * s)) for s in (1.2, 1.0, 1.5)]
+    steps = [measured(plan, s, steps=(s, 1.02 * s, 1.04 * s) * 2) for s in (1.2, 1.0, 1.5)]
     found = judge_settings("train.bucket", values, steps)
     assert (found.fastest, found.is_clear) == ("4MiB", True)
-    assert found.sentence.endswith("a step, 33% less than 25MiB")
+    assert "a step, 33% less than 25MiB; the medians' 95 % intervals do" in found.sentence
     assert "4MiB" in "\n".join(setting_lines(found))
 
 
 def test_values_that_differ_less_than_their_steps_are_not_told_apart(tmp_path):
     plan = plan_of(tmp_path, 2)
-    steps = [measured(plan, s, steps=(0.5 * s, s, 1.5 * s)) for s in (1.0, 1.01)]
+    steps = [measured(plan, s, steps=(0.5 * s, s, 1.5 * s) * 2) for s in (1.0, 1.01)]
     found = judge_settings("train.bucket", ["1MiB", "25MiB"], steps)
     assert not found.is_clear
-    assert "train.bucket=1MiB is not told apart from 25MiB" in found.sentence
+    assert found.sentence.startswith("no verdict: train.bucket=1MiB (500 ms to 1.5 s, n 6) is not")
+    assert "told apart from 25MiB (505 ms to 1.52 s, n 6)" in found.sentence
+    assert "vary up to 3.0 times" in found.caution
+    assert "caution     steps vary" in "\n".join(setting_lines(found))
+
+
+def test_medians_of_a_busy_machine_that_lie_far_apart_with_overlapping_steps_are_no_verdict(
+    tmp_path,
+):
+    plan = plan_of(tmp_path, 2)  # measured once, the same program both times
+    slow = (94.8, 100.0, 110.0, 130.0, 150.0, 175.0)
+    quick = (85.5, 86.0, 88.0, 90.0, 92.0, 110.0)
+    steps = [measured(plan, 0.1, steps=each) for each in (slow, quick)]
+    assert not judge_settings("train.bucket", ["1MiB", "25MiB"], steps).is_clear
+    apart = [measured(plan, 0.1, steps=each) for each in (slow, (80.0,) * 6)]
+    assert judge_settings("train.bucket", ["1MiB", "25MiB"], apart).is_clear
+    few = [measured(plan, 0.1, steps=each) for each in (slow[:5], (80.0,) * 5)]
+    found = judge_settings("train.bucket", ["1MiB", "25MiB"], few)
+    assert not found.is_clear
+    assert "n 5: too few for an interval" in found.sentence
 
 
 def test_a_sweep_whose_rounds_disagree_names_no_fastest(tmp_path):

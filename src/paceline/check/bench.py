@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from paceline.check.bench_row import Row, row_of
+from paceline.check.bench_row import Row, caution_of, row_of
 from paceline.errors import PacelineError
 from paceline.estimate import price_one
 from paceline.estimate.estimate import mfu_at
@@ -28,9 +28,13 @@ Limit = Literal[
 _SHOWN = 0.05
 """Share of a step below which nothing is advised about a part of it. A guess."""
 
-_WIDE = 1.5
-"""95th over 5th percentile of a step's time above which it is called noisy. A guess: on a quiet
+_WILD = 3.0
+"""95th over 5th percentile of a step's time above which nothing is concluded. A guess: on a quiet
 machine it is about 1.1."""
+
+_TOLD = 1.5
+"""Upper over lower end of a speed-up's interval above which none is given: that is "scales well"
+and "scales badly" in one. A guess."""
 
 _MOST_EFFICIENT = 1.05
 """Efficiency above which a comparison is refused: so many ranks cannot do more than as many times
@@ -68,16 +72,17 @@ class Verdict:
     best_ranks: int
     """With which the most samples a second were seen."""
 
-    limits: Limit
-    """What takes the largest share of a step on the most ranks, computing aside."""
+    limits: Limit | None
+    """What takes the largest share of a step on the most ranks, computing aside; None where the
+    times are refused."""
 
     communication: str | None
     """The share of a step that communication holds a rank up on the most ranks, with its band:
-    below 20 %, 20 to 40 %, above 40 %. None where none was measured."""
+    below 20 %, 20 to 40 %, above 40 %. None where none was measured, or the times are refused."""
 
     sentence: str
     refused: str | None
-    """Why the numbers cannot be compared; None when they can."""
+    """Why nothing is concluded from the times; None when it is."""
 
     caution: str | None
     """Why the numbers are not to be trusted much."""
@@ -92,20 +97,25 @@ def judge_bench(measured: Sequence[Measured], scaling: Scaling) -> Verdict:
     for each in measured:
         rows.append(row_of(each, rows[0] if rows else None))
     best = max(rows, key=lambda row: row.samples_per_s)
-    refused = _impossible(rows, measured)
+    refused = _impossible(rows, measured) or _noise(rows)
     advice = _once(sorted(_advice(rows, measured[-1]), key=_order))
     if refused is not None:
-        advice = [each for each in advice if each.how != "measured"]
-    limits = max(advice, key=lambda each: each.share).limit if advice else "compute"
+        timeless = [each for each in advice if each.limit in ("cores", "memory")]
+        advice = [replace(each, gain=None, how="unknown") for each in timeless]
+    limits: Limit | None = None if refused else "compute"
+    if advice:
+        limits = max(advice, key=lambda each: each.share).limit
     return Verdict(
         scaling=scaling,
         rows=tuple(rows),
         best_ranks=best.num_ranks,
         limits=limits,
-        communication=communication_band(rows[-1]),
+        communication=None if refused else communication_band(rows[-1]),
         sentence=f"no verdict: {refused}" if refused else _sentence(rows, best, limits),
         refused=refused,
-        caution=_caution(rows),
+        caution=caution_of(
+            {counted(row.num_ranks, "rank"): row.step_high_s / row.step_low_s for row in rows}
+        ),
         advice=tuple(advice),
     )
 
@@ -129,6 +139,38 @@ def _impossible(rows: Sequence[Row], measured: Sequence[Measured]) -> str | None
                 "machine, with a higher --steps"
             )
     return None
+
+
+def _noise(rows: Sequence[Row]) -> str | None:
+    """Why the steps tell nothing: they vary many times over, or their medians are too unsure."""
+    again = "measure again on a quiet machine, with a higher --steps"
+    wildest = max(rows, key=lambda row: row.step_high_s / row.step_low_s)
+    if wildest.step_high_s > _WILD * wildest.step_low_s:
+        return (
+            f"steps on {counted(wildest.num_ranks, 'rank')} vary "
+            f"{wildest.step_high_s / wildest.step_low_s:.1f} times (p5 to p95, n "
+            f"{wildest.num_steps}): {again}"
+        )
+    first, row = rows[0], rows[-1]
+    if row is first:
+        return None
+    between = speedup_interval(row, first)
+    if between is None:
+        return f"{row.num_steps} steps give a median no 95 % interval: take 6 --steps or more"
+    if between[1] > _TOLD * between[0]:
+        return (
+            f"{row.num_ranks} ranks are {between[0]:.2f} to {between[1]:.2f} times as fast as "
+            f"{first.num_ranks} (95 % intervals of the medians, n {row.num_steps}): {again}"
+        )
+    return None
+
+
+def speedup_interval(row: Row, first: Row) -> tuple[float, float] | None:
+    """Speed-up between the ends of both medians' 95 % intervals; None where a median has none."""
+    if row.median_s is None or first.median_s is None:
+        return None
+    more = row.global_batch / first.global_batch
+    return more * first.median_s[0] / row.median_s[1], more * first.median_s[1] / row.median_s[0]
 
 
 def _is_same_work(plan: Plan, first: Plan) -> bool:
@@ -171,9 +213,9 @@ def _cores(row: Row, best: Row) -> Iterator[Advice]:
     cores = round(row.cores_per_rank * row.num_ranks)
     yield Advice(
         limit="cores",
-        what=f"{row.num_ranks} ranks share {cores} core{'s' if cores > 1 else ''}: they take "
+        what=f"{row.num_ranks} ranks share {counted(cores, 'core')}: they take "
         "turns, so this number says nothing about as many machines",
-        change=f"no more than {cores} rank{'s' if cores > 1 else ''} on this machine",
+        change=f"no more than {counted(cores, 'rank')} on this machine",
         gain=best.samples_per_s / row.samples_per_s - 1 if best is not row else None,
         how="measured" if best is not row else "unknown",
         share=1.0,
@@ -200,10 +242,7 @@ def _bubble(row: Row, plan: Plan) -> Iterator[Advice]:
 
 def _exposed_s(row: Row) -> float:
     """Seconds of a step that communication holds a rank up, other stages of its pipeline aside."""
-    exposed = row.exposed_s or 0.0
-    if row.bubble is not None:
-        exposed -= row.bubble * row.step_s * (1 + (row.profiler_stretch or 0.0))
-    return max(0.0, exposed)
+    return max(0.0, (row.exposed_s or 0.0) - (row.bubble or 0.0) * row.step_s)
 
 
 _BANDS = (
@@ -222,9 +261,10 @@ def communication_band(row: Row) -> str | None:
     """
     if row.exposed_s is None:
         return None
-    share = min(1.0, _exposed_s(row) / row.step_s)
+    share = _exposed_s(row) / row.step_s
     band = next((words for most, words in _BANDS if share <= most), _MOST_BAND)
-    return f"{share:.0%} of a step, {band}"
+    aside = "" if row.bubble is None else " (the bubble not included)"
+    return f"{share:.0%} of a step{aside}, {band}"
 
 
 def _communication(row: Row, last: Measured) -> Iterator[Advice]:
@@ -234,10 +274,12 @@ def _communication(row: Row, last: Measured) -> Iterator[Advice]:
         return
     layout = last.plan.layout
     is_known = layout.pipeline == 1 or row.bubble is not None
-    bubble = "" if is_known else ", waiting for other stages included"
+    bubble = ", waiting for other stages included"
+    if is_known:
+        bubble = "" if row.bubble is None else ", waiting for other stages not included"
     what = (
         f"collectives hold a rank up for {format_seconds(exposed)} of a step, "
-        f"{min(1.0, exposed / row.step_s):.0%}{bubble}"
+        f"{exposed / row.step_s:.0%}{bubble}"
     )
     most, share = exposed / max(row.step_s - exposed, 0.1 * row.step_s), exposed / row.step_s
     yield Advice(
@@ -263,7 +305,7 @@ def _communication(row: Row, last: Measured) -> Iterator[Advice]:
 
 def _data(row: Row) -> Iterator[Advice]:
     seconds = row.phases_s.get("data", 0.0)
-    share = min(seconds / row.step_s, 0.99)
+    share = min(row.share(seconds), 0.99)
     if share < _SHOWN:
         return
     yield Advice(
@@ -281,7 +323,7 @@ def _overhead(row: Row, plan: Plan) -> Iterator[Advice]:
     which is exposed communication already."""
     voted = max(0.0, row.phases_s.get("agree", 0.0) - _exposed_s(row))
     seconds = voted + row.phases_s.get("bookkeeping", 0.0)
-    share = min(seconds / row.step_s, 0.99)
+    share = row.share(seconds)
     if share < _SHOWN:
         return
     twice = replace(plan.layout, accumulation=2 * plan.layout.accumulation)
@@ -315,25 +357,26 @@ def _memory(row: Row, plan: Plan) -> Iterator[Advice]:
 
 def _optimizer(row: Row, plan: Plan) -> Iterator[Advice]:
     seconds, layout = row.phases_s.get("optimizer", 0.0), plan.layout
-    if seconds < 2 * _SHOWN * row.step_s:
+    share = row.share(seconds)
+    if share < 2 * _SHOWN:
         return
-    what = f"the update takes {format_seconds(seconds)} of a step, {seconds / row.step_s:.0%}"
+    what = f"the update takes {format_seconds(seconds)} of a step, {share:.0%}"
     options = []
     if layout.sharding == "none" and layout.data > 1:
         sharded = replace(layout, sharding="zero1")
         options.append((sharded, "layout.sharding=zero1: each rank updates its share"))
     twice = replace(layout, accumulation=2 * layout.accumulation)
     options.append((twice, f"train.global_batch={twice.global_batch}: half as many updates"))
-    yield from _priced(plan, "optimizer", what, options, seconds / row.step_s)
+    yield from _priced(plan, "optimizer", what, options, share)
 
 
 def _compute(row: Row, plan: Plan) -> Iterator[Advice]:
     """What is left when nothing else takes much: the device's own speed."""
     busy = row.phases_s.get("forward", 0.0) + row.phases_s.get("backward", 0.0)
     busy -= min(row.exposed_s or 0.0, busy)
-    if busy < 0.5 * row.step_s:
+    if row.share(busy) < 0.5:
         return
-    what = f"forward and backward passes compute for {busy / row.step_s:.0%} of a step"
+    what = f"forward and backward passes compute for {row.share(busy):.0%} of a step"
     faster = "bf16" in plan.cluster.peak_flops_per_s and plan.precision == "fp32"
     if faster and plan.cluster.accelerator != "cpu":
         change = "train.precision=bf16"
@@ -400,24 +443,12 @@ _WORDS: dict[Limit, str] = {
 }
 
 
-def _caution(rows: Sequence[Row]) -> str | None:
-    noisy = [row for row in rows if row.step_high_s > _WIDE * row.step_low_s]
-    if not noisy:
-        return None
-    ranks = ", ".join(str(row.num_ranks) for row in noisy)
-    worst = max(row.step_high_s / row.step_low_s for row in noisy)
-    return (
-        f"steps on {ranks} ranks vary up to {worst:.1f} times (p5 to p95): something else uses "
-        "this machine, or they are too few: measure when it is quiet, with a higher --steps"
-    )
-
-
-def _sentence(rows: Sequence[Row], best: Row, limits: Limit) -> str:
+def _sentence(rows: Sequence[Row], best: Row, limits: Limit | None) -> str:
     """The answer for somebody who reads one line."""
     row, first = rows[-1], rows[0]
-    what = _WORDS[limits]
+    what = _WORDS[limits or "compute"]
     if row is first:
-        return f"{row.num_ranks} rank{'s' if row.num_ranks > 1 else ''}: limited by {what}"
+        return f"{counted(row.num_ranks, 'rank')}: limited by {what}"
     how = (
         "scales well"
         if row.efficiency >= 0.9
@@ -427,9 +458,11 @@ def _sentence(rows: Sequence[Row], best: Row, limits: Limit) -> str:
         if row.speedup > 1.05
         else "does not scale"
     )
+    low, high = speedup_interval(row, first) or (row.speedup, row.speedup)
     text = (
         f"{how}: {row.num_ranks} ranks are {row.speedup:.2f} times as fast as {first.num_ranks} "
-        f"({row.efficiency:.0%}), limited by {what}"
+        f"({row.efficiency:.0%}; {low:.2f} to {high:.2f} times by the medians' 95 % intervals), "
+        f"limited by {what}"
     )
     if best is not row:
         text += f"; {best.num_ranks} rank{'s are' if best.num_ranks > 1 else ' is'} the fastest"

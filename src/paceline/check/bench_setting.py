@@ -4,20 +4,10 @@ apart."""
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from math import hypot, sqrt
 
-from paceline.check.bench_row import row_of
+from paceline.check.bench_row import caution_of, row_of
 from paceline.record.bench import Measured
 from paceline.units import format_seconds
-
-_TWO_SIDED = 2.0
-"""Standard errors apart that two medians have to be: 95 % for normal noise."""
-
-_OF_PERCENTILES = 3.29
-"""Standard deviations from the 5th to the 95th percentile of a normal distribution."""
-
-_OF_MEDIAN = 1.253
-"""Standard error of a median over that of a mean, for normal noise: sqrt(pi / 2)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +19,10 @@ class Setting:
     step_low_s: float
     step_high_s: float
     num_steps: int
-    exposed_s: float | None
+    median_s: tuple[float, float] | None
+    """95 % interval of `step_s`; None of too few steps."""
 
-    @property
-    def error_s(self) -> float:
-        """Standard error of the median step."""
-        spread = (self.step_high_s - self.step_low_s) / _OF_PERCENTILES
-        return _OF_MEDIAN * spread / sqrt(self.num_steps)
+    exposed_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +39,8 @@ class Settings:
     """Whether it is faster than every other value beyond the noise."""
 
     sentence: str
+    caution: str | None
+    """Why the numbers are not to be trusted much."""
 
 
 def judge_settings(
@@ -75,7 +64,7 @@ def judge_settings(
     each = [[_setting(*pair).step_s for pair in zip(values, one, strict=True)] for one in rounds]
     first = rows.index(best)
     alike = [
-        row.value
+        row
         for index, row in enumerate(rows)
         if row is not best
         and (not _is_slower(row, best) or any(one[index] <= one[first] for one in each))
@@ -84,13 +73,14 @@ def judge_settings(
     less = 1 - best.step_s / slowest.step_s
     sentence = (
         f"{field}={best.value} is the fastest: {format_seconds(best.step_s)} a step, {less:.0%} "
-        f"less than {slowest.value}"
+        f"less than {slowest.value}; the medians' 95 % intervals do not overlap, in both rounds"
     )
     if alike:
+        others = ", ".join(f"{row.value} ({interval_text(row)})" for row in alike)
         sentence = (
-            f"{field}={best.value} is not told apart from {', '.join(alike)}: their steps vary as "
-            "much as they differ, or one round says otherwise than the other; take more --steps on "
-            "a quiet machine"
+            f"no verdict: {field}={best.value} ({interval_text(best)}) is not told apart from "
+            f"{others}: the medians' 95 % intervals overlap, or the two rounds disagree; take more "
+            "--steps on a quiet machine"
         )
     return Settings(
         field=field,
@@ -99,7 +89,18 @@ def judge_settings(
         fastest=best.value,
         is_clear=not alike,
         sentence=sentence,
+        caution=caution_of(
+            {f"{field}={row.value}": row.step_high_s / row.step_low_s for row in rows}
+        ),
     )
+
+
+def interval_text(row: Setting) -> str:
+    """The median's 95 % interval, and of how many steps."""
+    if row.median_s is None:
+        return f"n {row.num_steps}: too few for an interval"
+    low, high = map(format_seconds, row.median_s)
+    return f"{low} to {high}, n {row.num_steps}"
 
 
 def _pooled(*rounds: Measured) -> Measured:
@@ -119,9 +120,13 @@ def _setting(value: str, measured: Measured) -> Setting:
         step_low_s=row.step_low_s,
         step_high_s=row.step_high_s,
         num_steps=row.num_steps,
+        median_s=row.median_s,
         exposed_s=row.exposed_s,
     )
 
 
 def _is_slower(row: Setting, best: Setting) -> bool:
-    return row.step_s - best.step_s > _TWO_SIDED * hypot(row.error_s, best.error_s)
+    """Whether the intervals of the medians lie apart."""
+    if row.median_s is None or best.median_s is None:
+        return False
+    return best.median_s[1] < row.median_s[0]

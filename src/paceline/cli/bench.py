@@ -18,6 +18,8 @@ from paceline.cli.options import (
 from paceline.cli.screen import show
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline.check.bench import Verdict
     from paceline.check.bench_setting import Settings
     from paceline.launch.bench import BenchCase
@@ -237,21 +239,45 @@ def _read_sweep(text: str) -> tuple[str, list[str]]:
 def _check_comparable(field: str, values: list[str], cases: "list[BenchCase]") -> None:
     """
     Raises:
-        BadParameter: Two values are measured alike, or a step of one is other work.
+        BadParameter: Two values make the same program, or a step of one is other work.
     """
-    specs = [case.job.spec for case in cases]
+    from paceline.launch.bench import program_of
+    from paceline.units import counted
+
+    programs = [program_of(case) for case in cases]
     works = [(case.plan.layout.global_batch, case.plan.profile) for case in cases]
+    ranks = counted(cases[0].plan.layout.num_ranks, "rank")
     for place, value in enumerate(values):
         why = ""
-        if specs[place] in specs[:place]:
-            like = values[specs.index(specs[place])]
-            why = f"{field}={value} and {like} are the same measurement: it has its own ranks, "
-            why += "steps, evaluation and checkpoints. Give other values, or another field"
+        if programs[place] in programs[:place]:
+            like = programs.index(programs[place])
+            why = f"{field}={value} and {values[like]} are the same program on {ranks}: "
+            why += _same_because(field, (cases[place], cases[like]))
+            why += ". Give other values, or another field"
         elif works[place] != works[0]:
             why = f"a step with {field}={value} is other work than one with {values[0]}, so their "
             why += "times say nothing of which is faster. Take a field that leaves batch and model"
         if why:
             raise click.BadParameter(f"{why}.", param_hint="--sweep")
+
+
+def _same_because(field: str, cases: "Sequence[BenchCase]") -> str:
+    from paceline.launch.bench import gradient_bytes
+    from paceline.units import format_bytes
+
+    if field == "train.bucket":
+        size = gradient_bytes(cases[0])
+        return (
+            f"one bucket of either holds all gradients, {format_bytes(size)}"
+            if size
+            else "it sends none"
+        )
+    for note in (note for case in cases for note in case.notes):
+        if note.startswith(field):
+            return f"so many ranks allow {note}"
+    if field.startswith("layout."):
+        return f"both are {cases[0].plan.layout.name}"
+    return "a bench has its own ranks, steps, evaluation and checkpoints"
 
 
 def _show_settings(found: "Settings", *, as_json: bool) -> None:

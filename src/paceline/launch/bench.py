@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import JobError, PacelineError, PlanError, Problem
-from paceline.job import Job, MetricsSpec
+from paceline.job import Job, LayoutSpec, MetricsSpec, PlanSpec
 from paceline.job.evaluate import measures_loss
 from paceline.launch.factory import measure_factory
 from paceline.launch.ranks import Failing, OnProgress, RankProcess, run_ranks, surroundings
@@ -26,6 +26,10 @@ _FAILING = Failing(
     late="give them longer with --timeout, or fewer --steps or --ranks",
     died="fewer ranks, or a smaller model: a signal without words is often memory",
 )
+
+_FIRST_BUCKET = 2**20
+"""Bytes of DDP's first bucket where no size is given. Source: torch 2.13,
+`torch.distributed._DEFAULT_FIRST_BUCKET_BYTES`."""
 
 _FOREVER = 10**9
 """Steps: a bench ends its ranks long before, and saves and evaluates nothing."""
@@ -83,6 +87,24 @@ def bench_cases(job: Job, counts: Sequence[int], scaling: Scaling) -> list[Bench
             raise _on_count(JobError(*problems), count)
         cases.append(case)
     return cases
+
+
+def gradient_bytes(case: BenchCase) -> int:
+    """All gradients that are reduced, of the whole model in fp32: at least what a rank reduces."""
+    is_alone = case.plan.layout.num_ranks == 1
+    return 0 if is_alone else 4 * case.plan.profile.num_trained_parameters
+
+
+def program_of(case: BenchCase) -> tuple[object, ...]:
+    """What the ranks run: cases with the same do the same, whatever their job files say.
+
+    Buckets that hold all gradients are one size. Left out, DDP's first is of 1 MiB.
+    """
+    bucket, whole = case.job.spec.train.bucket, gradient_bytes(case)
+    if (_FIRST_BUCKET if bucket == "auto" else bucket) >= whole:
+        bucket = whole
+    spec = _with_train(case.job, bucket="auto").spec
+    return replace(spec, layout=LayoutSpec(), plan=PlanSpec()), case.plan.layout, bucket
 
 
 def measure(

@@ -47,6 +47,10 @@ class Communication:
     """Part of `exposed_s` in which it only waits for another rank's message; None where that was
     not looked at."""
 
+    vote_s: float | None = None
+    """From its last backward pass to the outcome of all ranks' vote: a rank that was done before
+    others waits here for them. None where that was not looked at."""
+
     num_collectives: float
     step_s: float
 

@@ -12,7 +12,7 @@ from paceline.record.bench import PHASES
 from paceline.report.bench_text import METHODS, idle_lines, rate_of, share_text, spread_text
 from paceline.report.page import asset
 from paceline.report.plots import draw_scaling
-from paceline.units import format_bytes, format_count, format_seconds
+from paceline.units import counted, format_bytes, format_count, format_seconds
 
 
 def render_bench_page(name: str, verdict: Verdict, *, machine: str) -> str:
@@ -49,7 +49,7 @@ def render_bench_page(name: str, verdict: Verdict, *, machine: str) -> str:
         phases=PHASES,
         rows=[_row(row) for row in rows],
         notes=[
-            *(f"{row.num_ranks} ranks: {note}" for row in rows for note in row.notes),
+            *(f"{counted(row.num_ranks, 'rank')}: {note}" for row in rows for note in row.notes),
             *idle_lines(rows),
         ],
         methods=METHODS,
@@ -73,11 +73,13 @@ def _row(row: Row) -> dict[str, Any]:
         "speedup": f"{row.speedup:.2f}",
         "efficiency": f"{row.efficiency:.0%}",
         "memory": "-" if row.peak_bytes is None else format_bytes(row.peak_bytes),
-        "phases": {phase: share_text(row.phases_s.get(phase), row) for phase in PHASES},
+        "phases": {
+            phase: share_text(row.phases_s.get(phase), row.phases_total_s) for phase in PHASES
+        },
         "pieces": [
             {"key": key, "percent": 100 * seconds / total, "value": format_seconds(seconds)}
             for key, seconds in row.phases_s.items()
         ],
-        "exposed": share_text(row.exposed_s, row),
-        "hidden": share_text(row.hidden_s, row),
+        "exposed": share_text(row.exposed_s, row.step_s),
+        "hidden": share_text(row.hidden_s, row.step_s),
     }

@@ -7,7 +7,7 @@ from paceline.check.bench_row import Row
 from paceline.check.bench_setting import Settings
 from paceline.record.bench import PHASES
 from paceline.report.table import wrapped
-from paceline.units import format_bytes, format_count, format_seconds
+from paceline.units import counted, format_bytes, format_count, format_seconds
 
 _PHASES_METHOD = (
     "A step is the slowest rank's; phases are means over ranks, then medians over steps, from "
@@ -17,7 +17,8 @@ _PHASES_METHOD = (
 _COMMUNICATION_METHOD = (
     "Communication is of steps under PyTorch's profiler: collectives in flight, waiting for slower "
     "ranks included; exposed while the rank runs no operation meanwhile, hidden the rest. Python's "
-    "time between operations counts as exposed: an upper bound. It is inside the phases."
+    "time between operations counts as exposed: an upper bound. Seconds are its share of a "
+    "profiled step x the timed step. It is inside the phases."
 )
 METHODS = (_PHASES_METHOD, _COMMUNICATION_METHOD)
 """How the numbers are measured, and what they are off by."""
@@ -30,7 +31,7 @@ def bench_lines(verdict: Verdict) -> Iterator[str]:
     yield from _table(_throughput(verdict.rows))
     for row in verdict.rows:
         for note in row.notes:
-            yield from wrapped(f"  {row.num_ranks} ranks: ", note)
+            yield from wrapped(f"  {counted(row.num_ranks, 'rank')}: ", note)
     yield ""
     yield "a step's time"
     yield from _table(_times(verdict.rows))
@@ -61,7 +62,8 @@ def idle_lines(rows: Sequence[Row]) -> Iterator[str]:
         if not row.stages_held_up:
             continue
         bubble = "not measured" if row.bubble is None else f"{row.bubble:.0%} of a step, measured"
-        yield f"{row.num_ranks} ranks: bubble {bubble}; {row.ideal_bubble:.0%} by the schedule"
+        head = f"{counted(row.num_ranks, 'rank')}: bubble {bubble}"
+        yield f"{head}; {row.ideal_bubble:.0%} by the schedule"
         for stage, held_up in enumerate(row.stages_held_up):
             waits = f", {row.stages_idle[stage]:.0%} for other stages" if row.stages_idle else ""
             yield f"  stage {stage}: waits for communication {held_up:.0%} of a step{waits}"
@@ -69,14 +71,18 @@ def idle_lines(rows: Sequence[Row]) -> Iterator[str]:
 
 def setting_lines(found: Settings) -> Iterator[str]:
     """A sweep over one field's values, and which to take."""
-    yield f"{found.field}, on {found.num_ranks} ranks, measured"
-    rows = [("value", "step", "p5-p95", "n", "communication exposed")]
+    yield f"{found.field}, on {counted(found.num_ranks, 'rank')}, measured"
+    rows = [("value", "median step", "its 95% interval", "p5-p95", "n", "communication exposed")]
     for row in found.rows:
         span = f"{format_seconds(row.step_low_s)}-{format_seconds(row.step_high_s)}"
         exposed = "?" if row.exposed_s is None else format_seconds(row.exposed_s)
-        rows.append((row.value, format_seconds(row.step_s), span, str(row.num_steps), exposed))
+        interval = "?" if row.median_s is None else "-".join(map(format_seconds, row.median_s))
+        cells = (row.value, format_seconds(row.step_s), interval, span, str(row.num_steps), exposed)
+        rows.append(cells)
     yield from _table(iter(rows))
     yield from wrapped("verdict     ", found.sentence)
+    if found.caution is not None:
+        yield from wrapped("caution     ", found.caution)
 
 
 def gain_text(advice: Advice) -> str:
@@ -128,8 +134,8 @@ def _times(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
         yield (
             str(row.num_ranks),
             *(_phase_text(row, phase) for phase in PHASES),
-            f"| {share_text(row.exposed_s, row)}",
-            share_text(row.hidden_s, row),
+            f"| {share_text(row.exposed_s, row.step_s)}",
+            share_text(row.hidden_s, row.step_s),
         )
 
 
@@ -137,17 +143,17 @@ def _phase_text(row: Row, phase: str) -> str:
     """A pipeline's passes alternate, and are timed together."""
     if phase == "forward" and row.stages_held_up and not row.phases_s.get(phase):
         return "in backward"
-    return share_text(row.phases_s.get(phase), row)
+    return share_text(row.phases_s.get(phase), row.phases_total_s)
 
 
-def share_text(seconds: float | None, row: Row) -> str:
+def share_text(seconds: float | None, step_s: float) -> str:
     """Seconds and their share of a step.
 
     `?` where it was not looked at.
     """
     if seconds is None:
         return "?"
-    return f"{format_seconds(seconds)} {seconds / row.step_s:.0%}"
+    return f"{format_seconds(seconds)} {seconds / step_s:.0%}"
 
 
 def _table(rows: Iterator[tuple[str, ...]]) -> Iterator[str]:

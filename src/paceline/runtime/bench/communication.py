@@ -6,7 +6,8 @@ one of its threads is inside an ATen operation and not inside a call of the coll
 an accelerator both are kernels on its streams.
 
 What a pipeline's stage receives is apart: while it waits for a message and neither computes nor is
-in another collective, it stands idle. The shortest message is taken for what sending alone takes.
+in another collective, it stands idle. The shortest message, sent or received, is taken for what
+sending alone takes.
 
 What it is off by: Python's time between two operations counts as not computing, so the exposed time
 is an upper bound on a CPU; and the profiler makes small operations slower, which a profiled step's
@@ -77,16 +78,17 @@ def _waiting(
     """Time in which the rank does nothing but wait for messages, sending them left out."""
     kernels = [event for event in events if event.on_device]
     if on_device:
-        received = [event for event in kernels if _DEVICE_MESSAGE in event.name]
+        received = messages = [event for event in kernels if _DEVICE_MESSAGE in event.name]
         others = [event for event in kernels if _DEVICE_MESSAGE not in event.name]
     else:
         received = [event for event in events if event.name.startswith(_RECEIVES)]
+        messages = [event for event in events if event.name.startswith(_MESSAGES)]
         flying = [event for event in events if event.name.startswith(_LIBRARIES)]
         others = [event for event in flying if not event.name.startswith(_MESSAGES)]
     spans = _clipped(((event.start, event.end) for event in received), window)
     taken = union([*busy, *_clipped(((each.start, each.end) for each in others), window)])
     idle = [length(minus([span], taken)) for span in union(spans)]
-    shortest = min((end - start for start, end in spans), default=0.0)
+    shortest = min((event.end - event.start for event in messages), default=0.0)
     return sum(max(0.0, each - shortest) for each in idle)
 
 

@@ -7,6 +7,7 @@ a CPU, by the device's events on an accelerator.
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -115,6 +116,7 @@ class _Steps:
         self._stretch = stretch
         self._profile: Any = None
         self._num_done = 0
+        self._vote_s = 0.0
         self._ended_at = time.perf_counter()
         self.step_s: list[float] = []
         self.phases: dict[str, list[float]] = {phase: [] for phase in PHASES}
@@ -132,6 +134,8 @@ class _Steps:
             self.step_s.append(step_s)
             for phase, seconds in phases_of(step.times, step_s).items():
                 self.phases[phase].append(seconds)
+        if timed > stretch.timed:
+            self._vote_s += step.times.vote_s or 0.0
         if timed == 0:
             self._on_progress(f"{stretch.timed} timed steps")
         if timed == stretch.timed:
@@ -159,7 +163,9 @@ class _Steps:
         self._mark(END)
         self._meet()
         self._profile.stop()
-        self.communication = communication_of(self._profile, self._stretch.profiled)
+        seen = communication_of(self._profile, self._stretch.profiled)
+        if seen is not None:
+            self.communication = replace(seen, vote_s=self._vote_s / self._stretch.profiled)
 
     def _meet(self) -> None:
         """All ranks begin and end together: starting a profiler takes each another time."""
