@@ -14,7 +14,7 @@ from statistics import fmean
 import numpy as np
 
 from paceline.estimate.goodput import daly_interval_s, goodput
-from paceline.job.failures import FailuresSpec, read_failures
+from paceline.job.failure_rates import FailuresSpec, read_failures
 from paceline.simulation.costs import SYSTEMS, Costs, Phase, System, costs_on_nccl
 from paceline.simulation.failures import DAY_S, draw_faults, expected_per_s
 from paceline.simulation.machines import Machines

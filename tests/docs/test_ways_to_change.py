@@ -22,8 +22,11 @@ Edits = Mapping[str, tuple[tuple[str, str], ...] | str]
 """File -> what is replaced there by what, or a text that is added at its end."""
 
 NADAM = """\
-        case "nadam":
-            return torch.optim.NAdam(groups, lr=rate)
+import torch
+
+
+def make(groups, train):
+    return torch.optim.NAdam(groups, lr=train.learning_rate)
 """
 
 MADE: Mapping[str, Edits] = {
@@ -36,18 +39,15 @@ sources = { memory = "guess" }
 """,
     },
     "optimizer": {
-        "choices.py": (('"adafactor", "sgd"]', '"adafactor", "sgd", "nadam"]'),),
-        "estimate/engine_memory.py": (('"sgd": 4.0}', '"sgd": 4.0, "nadam": 8.0}'),),
-        "runtime/optimizer/__init__.py": (
-            (
-                '        case "sgd":\n',
-                NADAM + '        case "sgd":\n',
-            ),
+        "choices/optimizers.py": (
+            ('"adafactor", "sgd"]', '"adafactor", "sgd", "nadam"]'),
+            ('    "sgd": Opt', '    "nadam": OptimizerFacts(moment_bytes=8.0),\n    "sgd": Opt'),
         ),
+        "runtime/optimizer/nadam.py": NADAM,
     },
     "pipeline schedule": {
-        "choices.py": (('"dualpipe-v"]', '"dualpipe-v", "2f2b"]'),),
-        "parallel/schedules.py": (
+        "choices/pipeline_schedules.py": (
+            ('"dualpipe-v"]', '"dualpipe-v", "2f2b"]'),
             ('    "gpipe": Sched', '    "2f2b": ScheduleFacts(chunks="one"),\n    "gpipe": Sched'),
         ),
         "runtime/strategy/pipeline/schedules.py": (
@@ -58,8 +58,8 @@ sources = { memory = "guess" }
         ),
     },
     "recompute policy": {
-        "choices.py": (('"selective", "full"]', '"selective", "full", "most"]'),),
-        "parallel/recomputes.py": (
+        "choices/recomputes.py": (
+            ('"selective", "full"]', '"selective", "full", "most"]'),
             ('    "full": Rec', '    "most": RecomputeFacts(whole_blocks=True),\n    "full": Rec'),
         ),
         "estimate/recompute.py": (
@@ -70,9 +70,13 @@ sources = { memory = "guess" }
     },
     "fault": {
         "job/faults.toml": """
-[leave]
+[kinds.leave]
 does = "os._exit(78) in the worker"
 verdict = "exited with 78"
+
+[matrix.99]
+title = "a worker leaves"
+faults = ["leave rank=1 step=6"]
 """,
         "runtime/faults.py": (
             (
@@ -80,18 +84,18 @@ verdict = "exited with 78"
                 '    "segv": _segv,\n    "leave": lambda fault, _: os._exit(78),',
             ),
         ),
-        "catalog/drills.toml": """
-[99]
-title = "a worker leaves"
-faults = ["leave rank=1 step=6"]
-""",
     },
     "model family": {
-        "catalog/families.toml": '\n[newcomer]\nform = "gated"\nwritten = {ops = 41}\n',
+        "catalog/families.toml": """
+[newcomer]
+form = "gated"
+written = {ops = 41}
+split = {like = "llama"}
+""",
     },
     "metric sink": {
-        "job/metrics.py": (('"prometheus", "otel"]', '"prometheus", "otel", "plainfile"]'),),
-        "launch/sinks/__init__.py": (
+        "job/sinks.py": (
+            ('"prometheus", "otel"]', '"prometheus", "otel", "plainfile"]'),
             ('    "otel": Sink', '    "plainfile": SinkRow(title="A file"),\n    "otel": Sink'),
         ),
         "launch/sinks/plainfile.py": "def open_sink(told):\n    raise SystemExit(str(told))\n",
@@ -256,14 +260,14 @@ def test_a_new_recompute_policy_is_planned_and_saves_memory(call):
 def test_a_new_fault_is_parsed_and_in_the_matrix(call):
     found = call(
         "-c",
-        "from paceline.job.faults import parse_fault\n"
-        "from paceline.check.drill.matrix import rows_of\n"
+        "from paceline.job.fault_grammar import parse_fault\n"
+        "from paceline.job.fault_matrix import rows_of\n"
         "print(parse_fault('leave rank=1 step=6').kind, *rows_of('leave'))\n",
     )
     assert found.split() == ["leave", "99"]
 
 
-def test_a_new_family_is_counted(call):
+def test_a_new_family_is_counted_and_split(call):
     config = {"model_type": "newcomer", "hidden_size": 64, "num_hidden_layers": 2}
     config |= {"num_attention_heads": 4, "vocab_size": 100, "intermediate_size": 128}
     config |= {"architectures": ["NewcomerForCausalLM"], "max_position_embeddings": 1024}
@@ -275,6 +279,10 @@ def test_a_new_family_is_counted(call):
     call("-c", code)
     plan = planned(call, "model={hf_config: newcomer}")
     assert plan["profile"]
+    split = (
+        "from paceline.profile.ways import HUGGING_FACE as known; print(known['newcomer'].blocks)"
+    )
+    assert call("-c", split).strip() == "model.layers"
 
 
 def test_a_new_sink_is_one_of_the_job_and_of_runs_send(call):

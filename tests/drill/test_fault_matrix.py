@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from tests.run.scene import Scene
 
-from paceline.check.drill.matrix import MATRIX
 from paceline.job import load_job
 from paceline.job.corpus import find_corpus
+from paceline.job.fault_matrix import MATRIX
 from paceline.runtime.sampling import sample_ids
 
 pytestmark = pytest.mark.ranks

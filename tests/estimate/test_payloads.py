@@ -7,7 +7,7 @@ import pytest
 
 from paceline.catalog.engines import load_engines
 from paceline.estimate import Case, case_of, price_one
-from paceline.estimate.muon import muon_s
+from paceline.estimate.newton_schulz import muon_s
 from paceline.estimate.sharding import Ways, routed_split
 from paceline.job import parse_job
 from paceline.parallel import Layout, table_of

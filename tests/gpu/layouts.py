@@ -29,7 +29,7 @@ from paceline.runtime import strategy
 from paceline.runtime.determinism import set_deterministic
 from paceline.runtime.devices import synchronize
 from paceline.runtime.initial.fill import give_memory
-from paceline.runtime.strategy.ways.known import ways_of
+from paceline.runtime.strategy.ways.find import ways_of
 
 LAYOUTS = {
     "DDP": "sharding: none",

@@ -10,7 +10,7 @@ import pytest
 from paceline import units
 from paceline.errors import JobError, Problem
 from paceline.job import Job, dump_job, job_schema, load_job, parse_job
-from paceline.job.data_fields import check_names_data
+from paceline.job.data_rules import check_names_data
 
 GOOD = """\
 name: try

@@ -19,9 +19,9 @@ from click.testing import CliRunner
 from paceline.cli.runs_send import command as send_command
 from paceline.errors import JobError
 from paceline.job import MetricsSpec
-from paceline.job.metrics import OtelSpec, PrometheusSpec
+from paceline.job.sinks import SINKS, OtelSpec, PrometheusSpec, SinkRow
 from paceline.launch import sinks
-from paceline.launch.sinks import SINKS, SinkRow, Told, lock_file
+from paceline.launch.sinks import Told, lock_file
 from paceline.launch.sinks.feed import Feeder, Mark, feed, read_mark, settings_of
 from paceline.launch.sinks.otel import open_sink as open_otel
 from paceline.launch.sinks.prometheus import open_sink as open_prometheus
@@ -326,6 +326,7 @@ import os, sys, time
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from paceline.job.sinks import SINKS, SinkRow
 from paceline.launch import sinks
 from paceline.launch.sinks import feed
 
@@ -342,7 +343,7 @@ class Fake:
 def opened(told):
     yield Fake(told.run)
 
-sinks.SINKS["wandb"] = sinks.SinkRow(title="Fake")
+SINKS["wandb"] = SinkRow(title="Fake")
 feed.opener = lambda name: opened
 feed.main(sys.argv[1:])
 """

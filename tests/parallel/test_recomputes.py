@@ -8,14 +8,14 @@ import numpy as np
 
 import paceline
 from paceline.choices import Recompute
+from paceline.choices.recomputes import RECOMPUTE_FACTS
 from paceline.estimate.recompute import _DOES, _KEEPS
-from paceline.parallel.recomputes import RECOMPUTE_FACTS, goes_backward_once, share_untouched
 from paceline.parallel.table import RECOMPUTES, code_of
+from paceline.parallel.word_columns import goes_backward_once, share_untouched
 
 SOURCE = Path(paceline.__file__).parent
 NAMES_A_POLICY = {
-    "choices.py",
-    "parallel/recomputes.py",
+    "choices/recomputes.py",
     "estimate/recompute.py",
     "runtime/strategy/recompute.py",
 }
@@ -27,7 +27,7 @@ def test_every_policy_has_a_row_bytes_and_seconds():
     assert set(_KEEPS) == set(_DOES) == set(get_args(Recompute)) - {"none"}
 
 
-def test_a_policy_is_named_in_four_files_and_by_engines():
+def test_a_policy_is_named_in_three_files_and_by_engines():
     named = re.compile(r'"selective"|recompute"?(=|, | [=!]= )"(selective|full)"')
     files = {
         str(path.relative_to(SOURCE))

@@ -7,20 +7,19 @@ import numpy as np
 
 import paceline
 from paceline.choices import Schedule
-from paceline.parallel.schedules import (
-    SCHEDULE_FACTS,
+from paceline.choices.pipeline_schedules import SCHEDULE_FACTS
+from paceline.parallel.table import SCHEDULES, code_of
+from paceline.parallel.word_columns import (
     is_in_v,
     least_rounds,
     splits_backward,
     stages_each,
     takes_rounds,
 )
-from paceline.parallel.table import SCHEDULES, code_of
 
 SOURCE = Path(paceline.__file__).parent
 NAMES_A_SCHEDULE = {
-    "choices.py",
-    "parallel/schedules.py",
+    "choices/pipeline_schedules.py",
     "estimate/schedule.py",
     "runtime/strategy/pipeline/schedules.py",
 }
@@ -31,7 +30,7 @@ def test_every_schedule_has_a_row():
     assert set(SCHEDULE_FACTS) == set(get_args(Schedule))
 
 
-def test_a_schedule_is_named_in_four_files_and_by_engines():
+def test_a_schedule_is_named_in_three_files_and_by_engines():
     files = {
         str(path.relative_to(SOURCE))
         for path in SOURCE.rglob("*.py")

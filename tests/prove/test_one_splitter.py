@@ -11,7 +11,7 @@ from paceline.profile import resolve_config, resolve_decoder, resolve_profile
 from paceline.prove.model import build
 from paceline.prove.proof import ModelRequest
 from paceline.runtime.strategy.pipeline.stages import blocks_of
-from paceline.runtime.strategy.ways.known import ways_of
+from paceline.runtime.strategy.ways.find import ways_of
 
 MODELS = {
     "a large vocabulary": "{decoder: {layers: 16, hidden: 256, heads: 4, vocab: 32000}}",

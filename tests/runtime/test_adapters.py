@@ -24,7 +24,7 @@ from paceline.runtime.strategy.adapter.place import add_adapters
 from paceline.runtime.strategy.pipeline.schedules import stream_type
 from paceline.runtime.strategy.tensor.fused import out_features
 from paceline.runtime.strategy.tensor.rules import LINEARS
-from paceline.runtime.strategy.ways.known import ways_of
+from paceline.runtime.strategy.ways.find import ways_of
 
 ROUNDING = 1e-12
 """As in `test_layouts.py`."""

@@ -40,7 +40,7 @@ from paceline.runtime.strategy.pipeline.schedules import Stage
 from paceline.runtime.strategy.pipeline.stages import blocks_of, check_stages, take_stage
 from paceline.runtime.strategy.recompute import recompute_blocks
 from paceline.runtime.strategy.tensor.split import loss_context, split_tensors
-from paceline.runtime.strategy.ways.known import ways_of
+from paceline.runtime.strategy.ways.find import ways_of
 
 SHAPE = DecoderShape(
     layers=5,

@@ -40,7 +40,7 @@ from paceline.runtime.strategy.mesh import make_meshes
 from paceline.runtime.strategy.tensor.fused import split_fused
 from paceline.runtime.strategy.tensor.rules import check_tensor_ways
 from paceline.runtime.strategy.tensor.split import loss_context, split_tensors
-from paceline.runtime.strategy.ways.known import ways_of
+from paceline.runtime.strategy.ways.find import ways_of
 
 SAMPLES = 2
 

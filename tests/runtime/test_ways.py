@@ -9,8 +9,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PlanError
 from paceline.profile.ways import OWN, Ways
+from paceline.runtime.strategy.ways.find import ways_of
 from paceline.runtime.strategy.ways.generic import generic_ways
-from paceline.runtime.strategy.ways.known import ways_of
 from paceline.runtime.strategy.ways.ways import block_modules, named_ways
 
 PLAIN = Ways(blocks="blocks", first=("embedding",), last=("head",))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from paceline.estimate.goodput import daly_interval_s, goodput
-from paceline.job.failures import PRESETS, read_failures
+from paceline.job.failure_rates import PRESETS, read_failures
 from paceline.simulation.costs import (
     SYSTEMS,
     Costs,

@@ -182,6 +182,13 @@ def read_rows(
     }
 
 
+def read_key(file: str, key: str) -> dict[str, dict[str, Any]]:
+    """The table at one key of every row of a shipped file that has it, by the row's name. `like` in
+    it names an earlier row.
+    """
+    return with_likes({name: row[key] for name, row in read_shipped(file).items() if key in row})
+
+
 def read_folder(name: str) -> dict[str, tuple[str, Any]]:
     """Every row of the TOML files of a folder of the catalog, with the name of its file.
 

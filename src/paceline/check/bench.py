@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from paceline.check.bench_row import Row, caution_of, row_of
+from paceline.choices.recomputes import WHOLE_BLOCKS
 from paceline.errors import PacelineError
 from paceline.estimate import price_one
 from paceline.estimate.estimate import mfu_at
 from paceline.estimate.schedule import bubble_share
 from paceline.parallel import Layout
-from paceline.parallel.recomputes import WHOLE_BLOCKS
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
 from paceline.record.bench import Measured, Scaling

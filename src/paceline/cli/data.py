@@ -118,7 +118,7 @@ def _read(job_file: Path, overrides: tuple[str, ...]) -> "Job":
     """
     from paceline.cli.job_input import read_job
     from paceline.errors import JobError
-    from paceline.job.data_fields import is_prepared
+    from paceline.job.data_rules import is_prepared
     from paceline.job.length import uncounted
 
     job = read_job(job_file, overrides, count=uncounted)

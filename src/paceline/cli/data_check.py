@@ -220,7 +220,7 @@ def _of_job(
     options: dict[str, Any],
 ) -> _Scene:
     from paceline.cli.job_input import read_job
-    from paceline.job.data_fields import is_prepared
+    from paceline.job.data_rules import is_prepared
     from paceline.job.length import uncounted
     from paceline.prepare.checked import files_of
     from paceline.prepare.survey import Asked

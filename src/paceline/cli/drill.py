@@ -301,7 +301,7 @@ def _job(job_file: Path, overrides: tuple[str, ...], model: str) -> "Job":
 
 def _with_faults(job: "Job", faults: Sequence[str], steps: int | None) -> "Job":
     """The job with these faults instead of its own, and as many steps as it takes."""
-    from paceline.job.faults import parse_fault
+    from paceline.job.fault_grammar import parse_fault
 
     spec = job.spec
     if faults:
@@ -409,7 +409,7 @@ def _tell(event: object) -> None:
 
 def _check_texts(faults: Sequence[str]) -> None:
     from paceline.errors import JobError, Problem
-    from paceline.job.faults import GRAMMAR, parse_fault
+    from paceline.job.fault_grammar import GRAMMAR, parse_fault
 
     problems = []
     for text in faults:
@@ -424,7 +424,7 @@ def _check_texts(faults: Sequence[str]) -> None:
 
 
 def _check_kinds(kinds: Sequence[str]) -> None:
-    from paceline.job.faults import KINDS
+    from paceline.job.fault_grammar import KINDS
 
     unknown = [kind for kind in kinds if kind not in KINDS or "sample" in KINDS[kind].takes]
     if unknown:
@@ -432,8 +432,8 @@ def _check_kinds(kinds: Sequence[str]) -> None:
 
 
 def _show_list(as_json: bool) -> None:
-    from paceline.check.drill.matrix import MATRIX, rows_of
-    from paceline.job.faults import GRAMMAR, KINDS, PHASES
+    from paceline.job.fault_grammar import GRAMMAR, KINDS, PHASES
+    from paceline.job.fault_matrix import MATRIX, rows_of
 
     if as_json:
         kinds = {name: asdict(kind) | {"rows": rows_of(name)} for name, kind in KINDS.items()}

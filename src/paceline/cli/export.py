@@ -232,7 +232,7 @@ def _card(asked: "Export", exported: "Exported") -> str:
 
 def _data(asked: "Export") -> "TrainedOn | None":
     """What the run trained on; None where it is not there any more, or has changed."""
-    from paceline.job.data_fields import is_prepared
+    from paceline.job.data_rules import is_prepared
     from paceline.prepare import Prepared, find_data, find_prepared
 
     data: TrainedOn | None = None

@@ -153,7 +153,7 @@ def find_data_there(job: "Job", place: str, *, prepare: bool = True) -> "Trained
         prepare: Whether data that must be prepared are prepared now; else they are looked at.
     """
     from paceline.cli.prepare_progress import show_preparing
-    from paceline.job.data_fields import is_prepared
+    from paceline.job.data_rules import is_prepared
     from paceline.launch.places import find_place
     from paceline.prepare import check_data, find_data
 

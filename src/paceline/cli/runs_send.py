@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from paceline.cli.options import json_option, runs_option, set_option
-from paceline.launch.sinks import SINKS
+from paceline.job.sinks import SINKS
 
 
 @click.command("send")

@@ -140,7 +140,7 @@ def command(
       paceline simulate job.yaml --days 7 --seeds 10 --json
     """
     from paceline.cli.job_input import read_job
-    from paceline.job.failures import read_failures
+    from paceline.job.failure_rates import read_failures
     from paceline.job.yaml_text import Given
     from paceline.launch.factory import measure_factory
     from paceline.launch.plannable import can_run

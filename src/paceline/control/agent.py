@@ -41,7 +41,7 @@ from paceline.control.sampling import Sampling
 from paceline.control.slots import Phase, SlotFile, create_slot
 from paceline.control.worker_watch import LOOK_EVERY_S, STACKS_WAIT_S, Lookout, where
 from paceline.errors import RunError
-from paceline.job.faults import parse_fault
+from paceline.job.fault_grammar import parse_fault
 from paceline.record.events import Noted
 from paceline.record.machines import RankSample
 from paceline.record.ownership import hold_agents, machine

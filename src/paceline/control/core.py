@@ -47,7 +47,7 @@ from paceline.control.state import (
 )
 from paceline.control.worker_loss import agent_lost, worker_gone
 from paceline.control.worker_messages import to_record, worker_said
-from paceline.job.faults import parse_fault
+from paceline.job.fault_grammar import parse_fault
 from paceline.record import events as log
 
 

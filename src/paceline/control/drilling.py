@@ -7,7 +7,7 @@ from paceline.control import messages as say
 from paceline.control.decision import Decision, tell
 from paceline.control.start_workers import keep_spares
 from paceline.control.state import State, Worker
-from paceline.job.faults import parse_fault
+from paceline.job.fault_grammar import parse_fault
 
 
 def faults_due_now(state: State) -> list[str]:

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.job.faults import Fault
+from paceline.job.fault_grammar import Fault
 from paceline.record.checkpoints import list_checkpoints
 
 _SLICE_S = 0.01

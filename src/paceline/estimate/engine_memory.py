@@ -7,6 +7,7 @@ import numpy as np
 
 from paceline.catalog.engines import Engine
 from paceline.choices import Compression
+from paceline.choices.optimizers import OPTIMIZERS
 from paceline.estimate.inputs import Holdings, Traffic
 from paceline.estimate.sharding import ways_of
 from paceline.parallel.table import Layouts, code_of
@@ -15,19 +16,6 @@ from paceline.profile.adapter import NF4_BLOCK, NF4_BLOCK_BYTES, NF4_BYTES
 from paceline.profile.block import Value, matrices
 from paceline.profile.saved import modules_of
 from paceline.topology import Cluster
-
-MOMENT_BYTES = {"adamw": 8.0, "adamw-8bit": 2.03, "muon": 4.0, "adafactor": 0.02, "sgd": 4.0}
-"""An optimizer's moments for each parameter. AdamW: two in float32. 8-bit: two bytes and a float32
-scale for each block of 256, arXiv:2110.02861. Muon: one momentum for its matrices (Jordan et al.,
-2024); `ROOT_MOMENT_BYTES` for embedding and head. Adafactor: one row and one column for
-each matrix, arXiv:1804.04235; 0.02 is 8,192 x 8,192. SGD: its momentum."""
-
-_MOMENTS_AS_WEIGHTS = ("adamw", "muon", "sgd")
-"""Optimizers whose moments have the type of the weights they update; those of 8 bits have not."""
-
-ROOT_MOMENT_BYTES = {"muon": 8.0}
-"""An optimizer's moments for each parameter outside the blocks, where they are other ones: Muon
-leaves them to AdamW."""
 
 _OWN_NF4_BYTES = NF4_BLOCK_BYTES / NF4_BLOCK
 """Bytes of a quantised parameter in our own runtime, which does not quantise the scales again."""
@@ -80,7 +68,7 @@ def holdings_of(
         gradient_bytes=4.0 if wide else engine.gradient_bytes * wider,
         passing_bytes=0.0 if wide else engine.passing_bytes,
         master_bytes=0.0 if wide else engine.master_bytes,
-        moment_bytes=MOMENT_BYTES[optimizer] * moment_share,
+        moment_bytes=OPTIMIZERS[optimizer].moment_bytes * moment_share,
         root_moment_bytes=_root_moment_bytes(engine, optimizer, profile) * moment_share,
         gathered_bytes=narrow,
         step_bytes=engine.step_bytes * wider * has_temporaries,
@@ -110,7 +98,7 @@ def holdings_of(
 def _moment_share(engine: Engine, optimizer: str, profile: ModelProfile, wider: Value) -> Value:
     """Bytes of moments as a share of those in float32. Without a float32 copy they are in the
     parameters' own type."""
-    if optimizer not in _MOMENTS_AS_WEIGHTS:
+    if not OPTIMIZERS[optimizer].as_weights:
         return 1.0
     if engine.master_bytes > 0 or engine.weight_bytes == 4:
         has_experts = any(block.experts for block in profile.blocks)
@@ -118,20 +106,16 @@ def _moment_share(engine: Engine, optimizer: str, profile: ModelProfile, wider: 
     return 0.5 * wider
 
 
-def root_moment_bytes(optimizer: str) -> float:
-    """An optimizer's moments for each parameter outside the blocks."""
-    return ROOT_MOMENT_BYTES.get(optimizer, MOMENT_BYTES[optimizer])
-
-
 def _root_moment_bytes(engine: Engine, optimizer: str, profile: ModelProfile) -> float:
     """An engine's moments for each parameter outside the blocks; one that keeps the token
     embedding's moments wide counts the embedding apart."""
-    usual = root_moment_bytes(optimizer)
+    facts = OPTIMIZERS[optimizer]
+    usual = facts.moment_bytes if facts.root_moment_bytes is None else facts.root_moment_bytes
     root = profile.num_root_parameters
     if optimizer != "adamw-8bit" or not engine.wide_embedding_moments or not root:
         return usual
     embedding = profile.num_embedding_parameters / root
-    return embedding * MOMENT_BYTES["adamw"] + (1 - embedding) * usual
+    return embedding * OPTIMIZERS["adamw"].moment_bytes + (1 - embedding) * usual
 
 
 _CLIP_BYTES = 12.0
@@ -153,14 +137,14 @@ def traffic_of(
         engine: That runs the step.
         cluster: On which: its accelerators' link to their host.
         precision: Of the matrix multiplications.
-        optimizer: One of `MOMENT_BYTES`.
+        optimizer: One of `OPTIMIZERS`.
         replica_share: What compression leaves of all-reduced gradients: `compressed_share`.
     """
     wide = precision in ("fp32", "tf32")
     weights = 4.0 if wide else engine.weight_bytes
     master = 0.0 if wide else engine.master_bytes
     gradient = 4.0 if wide else engine.gradient_bytes
-    moments = MOMENT_BYTES[optimizer]
+    moments = OPTIMIZERS[optimizer].moment_bytes
     updated = 2 * master + weights if master else 2 * weights
     clipped = _CLIP_BYTES if "autocasts" in engine.ways else 0.0
     return Traffic(

@@ -11,6 +11,7 @@ import numpy as np
 
 from paceline.catalog.efficiencies import Efficiencies, load_efficiencies
 from paceline.catalog.engines import Engine, load_engines
+from paceline.choices.recomputes import WHOLE_BLOCKS
 from paceline.estimate.engine_memory import (
     holdings_of,
     is_written,
@@ -21,7 +22,6 @@ from paceline.estimate.memory import PARTS, fullest, memory_parts
 from paceline.estimate.rates import Rates, rates_of
 from paceline.estimate.step import TERMS, fast_end, slow_end, step_terms
 from paceline.parallel import Layout, Layouts, table_of
-from paceline.parallel.recomputes import WHOLE_BLOCKS
 from paceline.profile import Block, ModelProfile
 from paceline.topology import Cluster
 
@@ -209,7 +209,7 @@ def case_of(
         profile: Of the model, at the job's sequence length.
         cluster: Where it would run.
         precision: Of the matrix multiplications, decided: not `auto`.
-        optimizer: One of `MOMENT_BYTES`.
+        optimizer: One of `OPTIMIZERS`.
         engine: That runs the step; left out, our own runtime.
         efficiencies: Left out, those that are shipped.
         replica_share: What compression leaves of all-reduced gradients: `compressed_share`.

@@ -37,10 +37,9 @@ from paceline.estimate.on_rank import (
 from paceline.estimate.on_stage import head_in_blocks, may_be_bare
 from paceline.estimate.schedule import deferred_micro_batches, held_micro_batches
 from paceline.estimate.step import total_of
-from paceline.parallel.recomputes import share_untouched
-from paceline.parallel.schedules import splits_backward, stages_each
 from paceline.parallel.stages import blocks_of_slowest
 from paceline.parallel.table import Layouts, code_of
+from paceline.parallel.word_columns import share_untouched, splits_backward, stages_each
 from paceline.profile.block import Value
 from paceline.profile.saved import outside_bytes
 

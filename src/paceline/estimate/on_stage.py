@@ -10,9 +10,9 @@ import numpy as np
 
 from paceline.estimate.inputs import Model, Traffic
 from paceline.estimate.sharding import routed_split
-from paceline.parallel.schedules import stages_each
 from paceline.parallel.stages import blocks_of_slowest, rank_of_head
 from paceline.parallel.table import Layouts
+from paceline.parallel.word_columns import stages_each
 from paceline.profile.block import Block, Value, dense_parameters, expert_parameters
 
 Column = Any

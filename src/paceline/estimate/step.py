@@ -40,15 +40,15 @@ from paceline.estimate.compute import (
 from paceline.estimate.copies import autocasts, copied_parameters_s, own_loss_s
 from paceline.estimate.data_ranks import data_s, gathered_s
 from paceline.estimate.inputs import Model, Traffic
-from paceline.estimate.muon import muon_s
+from paceline.estimate.newton_schulz import muon_s
 from paceline.estimate.on_stage import blocks_before_head, stage_blocks, stage_parameters
 from paceline.estimate.rates import Rates
 from paceline.estimate.recompute import Pass, done_again
 from paceline.estimate.schedule import Launches, bubble_s, idle_share
 from paceline.estimate.sharding import Ways, routed_split
 from paceline.estimate.tensor_collectives import crossing_of
-from paceline.parallel.schedules import is_in_v, stages_each
 from paceline.parallel.table import Layouts, code_of, distinct
+from paceline.parallel.word_columns import is_in_v, stages_each
 from paceline.profile.block import Block, dense_parameters, expert_parameters
 
 Column = Any

@@ -1,4 +1,4 @@
-"""Section `data` of the job file: what to train on. Its rules are in `data_fields.py`."""
+"""Section `data` of the job file: what to train on. Its rules are in `data_rules.py`."""
 
 from typing import Annotated, Literal
 

@@ -11,7 +11,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import JobError, Problem
-from paceline.job.data_fields import names_data
+from paceline.job.data_rules import names_data
 from paceline.units import counted
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, WithJsonSchema
 
 from paceline.choices import BatchPolicy
-from paceline.job.faults import expand, parse_fault
+from paceline.job.fault_grammar import expand, parse_fault
 from paceline.job.section import Auto, Positive, Wait, Whole, section
 
 

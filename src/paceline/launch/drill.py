@@ -19,7 +19,7 @@ from types import MappingProxyType
 import paceline
 from paceline.errors import JobError, Problem, RunError
 from paceline.job import Job, dump_job
-from paceline.job.faults import parse_fault
+from paceline.job.fault_grammar import parse_fault
 from paceline.launch.on_node import marked
 from paceline.plan import Plan
 from paceline.prepare import TrainedOn

@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 from paceline.errors import CheckpointError, JobError
 from paceline.job import Job
-from paceline.job.data_fields import is_prepared
+from paceline.job.data_rules import is_prepared
 from paceline.job.pretrained import Pretrained, find_pretrained, loads_weights
 from paceline.job.sources import find_tokenizer
 from paceline.launch.convert import convert, unfinished, verified_facts, with_known_config

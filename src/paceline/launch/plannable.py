@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.control.alerts import check_names
 from paceline.errors import JobError, PacelineError, Problem
 from paceline.job import Job, load_job
-from paceline.job.data_fields import is_prepared
+from paceline.job.data_rules import is_prepared
 from paceline.job.evaluate import check_measured
 from paceline.job.length import uncounted
 from paceline.job.pretrained import find_pretrained, loads_weights

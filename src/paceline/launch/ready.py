@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from paceline import render
 from paceline.errors import Problem
 from paceline.job import Job
-from paceline.job.data_fields import check_names_data
+from paceline.job.data_rules import check_names_data
 from paceline.job.packages import check_package
 from paceline.launch.engine_run import check as check_engine
 from paceline.launch.notify import check_variables

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from paceline.job import Job
-from paceline.job.faults import shifted
+from paceline.job.fault_grammar import shifted
 from paceline.launch.drill import Ran, run_reference, run_to_end
 from paceline.plan import Plan
 from paceline.prepare import TrainedOn

@@ -24,11 +24,11 @@ from paceline.choices import (
     Schedule,
     Sharding,
 )
+from paceline.choices.pipeline_schedules import SPLIT_BACKWARD
+from paceline.choices.recomputes import ONE_BACKWARD
 from paceline.errors import Problem
 from paceline.job.engine import ENGINE_NAMES, has_files
 from paceline.parallel.layout import Layout
-from paceline.parallel.recomputes import ONE_BACKWARD
-from paceline.parallel.schedules import SPLIT_BACKWARD
 from paceline.parallel.table import (
     CONTEXT_KINDS,
     OFFLOADS,

@@ -19,16 +19,17 @@ import numpy as np
 
 from paceline.catalog.accelerator import Backend
 from paceline.choices import Offload, Recompute, Schedule
+from paceline.choices.pipeline_schedules import SCHEDULE_FACTS
+from paceline.choices.recomputes import WHOLE_BLOCKS
 from paceline.job import LayoutSpec
 from paceline.parallel.abilities import Abilities
-from paceline.parallel.recomputes import WHOLE_BLOCKS, goes_backward_once
-from paceline.parallel.schedules import (
-    SCHEDULE_FACTS,
+from paceline.parallel.table import Column, Layouts, code_of, join
+from paceline.parallel.word_columns import (
+    goes_backward_once,
     least_rounds,
     splits_backward,
     takes_rounds,
 )
-from paceline.parallel.table import Column, Layouts, code_of, join
 from paceline.profile import ModelProfile
 from paceline.profile.adapter import unquantisable
 

@@ -8,7 +8,7 @@ from typing import Any
 from paceline.catalog.accelerator import Backend
 from paceline.errors import Problem
 from paceline.job import Job, LayoutSpec, TrainSpec
-from paceline.job.data_fields import objective_of
+from paceline.job.data_rules import objective_of
 from paceline.job.engine import has_files
 from paceline.parallel.abilities import ABILITIES, Abilities, Excluded, engines_over
 from paceline.parallel.candidates import (

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import gcd
 
+from paceline.choices.pipeline_schedules import SCHEDULE_FACTS
+from paceline.choices.recomputes import WHOLE_BLOCKS
 from paceline.errors import Problem
 from paceline.job import Job
 from paceline.parallel.batch_laws import (
@@ -29,8 +31,6 @@ from paceline.parallel.candidates import (
 )
 from paceline.parallel.engine_laws import check_engine
 from paceline.parallel.layout_laws import check_one_backward, token_step
-from paceline.parallel.recomputes import WHOLE_BLOCKS
-from paceline.parallel.schedules import SCHEDULE_FACTS
 from paceline.profile.adapter import NF4_BLOCK, unquantisable
 
 _DEGREES = ("data", "tensor", "pipeline", "context")

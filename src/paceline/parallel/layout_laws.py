@@ -10,10 +10,10 @@ Leaves out: what depends on modules and not on sizes, as whether a class can be 
 from collections.abc import Iterator
 from math import gcd
 
+from paceline.choices.pipeline_schedules import SCHEDULE_FACTS, SPLIT_BACKWARD
+from paceline.choices.recomputes import ONE_BACKWARD
 from paceline.errors import Problem
 from paceline.parallel.layout import Layout
-from paceline.parallel.recomputes import ONE_BACKWARD
-from paceline.parallel.schedules import SCHEDULE_FACTS, SPLIT_BACKWARD
 from paceline.parallel.stages import is_v_shaped, num_chunks, num_stages
 from paceline.profile.adapter import NF4_BLOCK
 

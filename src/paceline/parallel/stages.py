@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from paceline.choices.pipeline_schedules import SCHEDULE_FACTS
 from paceline.parallel.layout import Layout
-from paceline.parallel.schedules import SCHEDULE_FACTS, is_in_v
 from paceline.parallel.table import code_of
+from paceline.parallel.word_columns import is_in_v
 
 Column = Any
 """A number or an array with one entry a row, as it broadcasts; numpy's types cannot express it."""

@@ -6,7 +6,7 @@ from paceline.catalog import accelerator_named, load_accelerators
 from paceline.catalog.mig import split_slice
 from paceline.estimate import Case
 from paceline.job import Job, JobSpec, LayoutSpec, Length
-from paceline.job.faults import parse_fault
+from paceline.job.fault_grammar import parse_fault
 from paceline.parallel.abilities import abilities_of
 from paceline.parallel.candidates import asks_for_pipeline, with_implied
 from paceline.parallel.engine_laws import asked_of_all_reduce

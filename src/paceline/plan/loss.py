@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from paceline.choices.pipeline_schedules import SCHEDULE_FACTS
 from paceline.errors import Problem
 from paceline.job import Job
-from paceline.job.data_fields import objective_of
+from paceline.job.data_rules import objective_of
 from paceline.parallel import Layout
-from paceline.parallel.schedules import SCHEDULE_FACTS
 from paceline.profile import resolve_config, resolve_decoder
 
 PLAIN_HEADS = (

@@ -16,7 +16,7 @@ from paceline.estimate import Case, Estimate, price, price_one, stage_memory
 from paceline.estimate.cost import RunCost, why_no_cost, why_none
 from paceline.estimate.stages import stage_sizes
 from paceline.job import Job, LayoutSpec
-from paceline.job.data_fields import objective_of
+from paceline.job.data_rules import objective_of
 from paceline.parallel import Layout, Space
 from paceline.parallel.abilities import check_accelerator
 from paceline.parallel.engine_laws import all_reduced

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from paceline.choices.optimizers import OPTIMIZERS
 from paceline.errors import Problem
-from paceline.estimate.engine_memory import MOMENT_BYTES
 from paceline.estimate.recovery import (
     Machine,
     Reliability,
@@ -37,7 +37,7 @@ def plan_state(plan: Plan, job: Job, view: Outlook) -> StatePlan | None:
         Training(
             num_parameters=plan.profile.num_trained_parameters,
             num_routed=_num_routed(plan.profile),
-            moment_bytes=MOMENT_BYTES[plan.optimizer],
+            moment_bytes=OPTIMIZERS[plan.optimizer].moment_bytes,
             step_s=step_s,
             checkpoint_bytes=plan.estimate.num_checkpoint_bytes,
             write_s=view.write_s,

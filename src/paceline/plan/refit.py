@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from paceline.choices import Recompute, Sharding
+from paceline.choices.recomputes import WHOLE_BLOCKS
 from paceline.errors import PacelineError
 from paceline.job import Job, LayoutSpec
 from paceline.parallel.layout import Layout
-from paceline.parallel.recomputes import WHOLE_BLOCKS
 from paceline.plan.decision import Plan
 
 _SHARED: tuple[Sharding, ...] = ("none", "zero1", "zero2", "full")

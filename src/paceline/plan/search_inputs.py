@@ -13,7 +13,7 @@ from paceline.errors import Problem
 from paceline.estimate import Case, case_of
 from paceline.estimate.engine_memory import compressed_share
 from paceline.job import Job
-from paceline.job.data_fields import objective_of
+from paceline.job.data_rules import objective_of
 from paceline.job.engine import ENGINE_NAMES
 from paceline.parallel import Space, abilities_of, check_layout_choices
 from paceline.parallel.abilities import OURS, Abilities, planned_engine

@@ -12,7 +12,7 @@ from itertools import islice
 from paceline.errors import JobError, Problem
 from paceline.job import Job
 from paceline.job.corpus import find_corpus
-from paceline.job.data_fields import is_prepared
+from paceline.job.data_rules import is_prepared
 from paceline.job.sources import Source, find_held_out, find_sources, patterns_of
 from paceline.prepare.columns import Rows, find_kind
 from paceline.prepare.documents import Encoder, Recipe

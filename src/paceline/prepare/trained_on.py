@@ -6,7 +6,7 @@ from pathlib import Path
 
 from paceline.job import Job, SourceSize
 from paceline.job.corpus import Corpus, find_corpus
-from paceline.job.data_fields import is_prepared
+from paceline.job.data_rules import is_prepared
 from paceline.prepare.index import Index, fingerprint, open_index
 from paceline.prepare.prepare import Report, prepared
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from paceline.catalog.load import read_shipped
 from paceline.errors import JobError, Problem
-from paceline.profile import family_encoder
-from paceline.profile.family_gated import profile_gated, profile_latent
-from paceline.profile.family_plain import profile_plain
+from paceline.profile import count_encoder
+from paceline.profile.count_gated import profile_gated, profile_latent
+from paceline.profile.count_plain import profile_plain
 from paceline.profile.fields import Fields
 from paceline.profile.model import ModelProfile
 
@@ -40,10 +40,10 @@ class Family(NamedTuple):
 
 _DECODERS = {"gated": profile_gated, "latent": profile_latent, "plain": profile_plain}
 _ENCODERS = {
-    "bert": family_encoder.profile_bert,
-    "distilbert": family_encoder.profile_distilbert,
-    "t5": family_encoder.profile_t5,
-    "vit": family_encoder.profile_vit,
+    "bert": count_encoder.profile_bert,
+    "distilbert": count_encoder.profile_distilbert,
+    "t5": count_encoder.profile_t5,
+    "vit": count_encoder.profile_vit,
 }
 
 
@@ -55,7 +55,7 @@ def _family(name: str, row: Mapping[str, Any]) -> Family:
 
 
 FAMILIES: Mapping[str, Family] = {
-    name: _family(name, row) for name, row in read_shipped("families.toml").items()
+    name: _family(name, row) for name, row in read_shipped("families.toml").items() if "form" in row
 }
 
 

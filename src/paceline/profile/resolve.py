@@ -13,7 +13,7 @@ from paceline.catalog.configs import find_published
 from paceline.errors import JobError, Problem
 from paceline.job import DecoderSpec, Job
 from paceline.job.adapters import check_start
-from paceline.job.data_fields import is_prepared, objective_of
+from paceline.job.data_rules import is_prepared, objective_of
 from paceline.job.hf_config import has_hf_config, load_hf_config
 from paceline.job.pretrained import check_unused, find_pretrained, loads_weights
 from paceline.profile.adapter import beside_experts, cannot_adapt, with_adapter

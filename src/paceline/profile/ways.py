@@ -1,4 +1,4 @@
-"""How the matrices and stages of known kinds of models may be split, from `ways.toml`.
+"""How the matrices and stages of known kinds of models may be split, from `families.toml`.
 
 Paceline's own decoder, and decoders of Hugging Face by family. What a model of another kind may
 carry as `paceline_ways`, and what is done with any of them, is in `runtime.strategy.ways`;
@@ -32,7 +32,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from paceline.catalog.load import read_shipped
+from paceline.catalog.load import read_key
 from paceline.errors import PlanError
 
 Way = Literal[
@@ -111,11 +111,9 @@ class Ways:
 
 
 def _read_ways() -> Iterator[tuple[str, Ways]]:
-    for name, row in read_shipped("ways.toml").items():
+    for kind, row in read_key("families.toml", "split").items():
         tensor = {module: way for way, names in row["tensor"].items() for module in names}
-        ways = msgspec.convert({**row, "tensor": tensor}, Ways)
-        for kind in row.get("kinds", [name]):
-            yield kind, ways
+        yield kind, msgspec.convert({**row, "tensor": tensor}, Ways)
 
 
 _WAYS = dict(_read_ways())

@@ -30,8 +30,8 @@ from paceline.runtime import strategy
 from paceline.runtime._torch_private import FakeTensorMode
 from paceline.runtime.strategy.pipeline.pipeline import Pipeline
 from paceline.runtime.strategy.pipeline.stages import blocks_of
+from paceline.runtime.strategy.ways.find import ways_of
 from paceline.runtime.strategy.ways.generic import generic_ways
-from paceline.runtime.strategy.ways.known import ways_of
 
 
 @dataclass(frozen=True, slots=True)

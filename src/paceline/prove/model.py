@@ -14,7 +14,7 @@ from paceline.runtime.decoder import Decoder
 from paceline.runtime.models import build_own
 from paceline.runtime.strategy.adapter.place import add_adapters
 from paceline.runtime.strategy.blocks import repeated_blocks
-from paceline.runtime.strategy.ways.known import ways_of
+from paceline.runtime.strategy.ways.find import ways_of
 
 
 def build(request: ModelRequest, seq_len: int) -> nn.Module:

@@ -36,8 +36,8 @@ from paceline.prove.segments import Issue, Step, cut, find_peak, levels
 from paceline.prove.timeline import RankTime, WaitsForeverError, simulate
 from paceline.prove.world import trace_rank, traced_layout
 from paceline.runtime.strategy.pipeline.stages import blocks_of
+from paceline.runtime.strategy.ways.find import ways_of
 from paceline.runtime.strategy.ways.generic import generic_ways
-from paceline.runtime.strategy.ways.known import ways_of
 
 _ENDS = 2
 """Blocks of the shallowest trace besides one period: the first and the last, which differ. Where

@@ -30,7 +30,7 @@ from paceline.runtime.strategy.data.hooks import Compression
 from paceline.runtime.strategy.local import unwrapped
 from paceline.runtime.strategy.pipeline import pipeline
 from paceline.runtime.strategy.pipeline.stages import Skip, take_stage
-from paceline.runtime.strategy.ways.known import ways_of
+from paceline.runtime.strategy.ways.find import ways_of
 
 CUDA_ROUNDING = 512
 """Bytes that CUDA's caching allocator rounds every allocation up to.

@@ -12,7 +12,7 @@ import yaml
 
 from paceline.catalog.load import read_shipped
 from paceline.job import Job
-from paceline.job.data_fields import WITH_ANSWERS, objective_of
+from paceline.job.data_rules import WITH_ANSWERS, objective_of
 from paceline.job.non_defaults import fields_of, settings_asked
 from paceline.job.pretrained import loads_weights
 from paceline.render.engine import Gap

@@ -13,7 +13,7 @@ from pkgutil import get_data
 from typing import Any, Literal
 
 from paceline.job import Job
-from paceline.job.data_fields import has_tokenizer, objective_of
+from paceline.job.data_rules import has_tokenizer, objective_of
 from paceline.job.pretrained import find_pretrained, loads_weights
 from paceline.job.sources import (
     absolute_paths,
@@ -21,7 +21,7 @@ from paceline.job.sources import (
     names_absent_tokenizer,
     tokenizer_folder,
 )
-from paceline.job.training import decay_steps
+from paceline.job.train_rules import decay_steps
 from paceline.parallel.abilities import EXAMPLES_OVER
 from paceline.plan import Plan
 from paceline.profile.resolve import written_config

@@ -11,7 +11,7 @@ from typing import Any
 from paceline.estimate.stages import blocks_by_stage
 from paceline.job import Job
 from paceline.job.sources import tokenizer_folder
-from paceline.job.training import decay_steps
+from paceline.job.train_rules import decay_steps
 from paceline.parallel.stages import is_v_shaped, num_stages
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan

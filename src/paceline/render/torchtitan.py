@@ -11,7 +11,7 @@ from paceline.catalog.engines import load_engines
 from paceline.estimate.stages import blocks_by_stage
 from paceline.job import Job
 from paceline.job.sources import tokenizer_folder
-from paceline.job.training import decay_steps
+from paceline.job.train_rules import decay_steps
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
 from paceline.render.carried import OF_PROGRAM

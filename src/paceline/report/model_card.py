@@ -7,7 +7,7 @@ model names none); the card has a place for it.
 from collections.abc import Iterator, Mapping
 
 from paceline.job.adapters import alpha_of
-from paceline.job.data_fields import objective_of
+from paceline.job.data_rules import objective_of
 from paceline.job.pretrained import Pretrained
 from paceline.launch.export import Exported
 from paceline.prepare import Index, TrainedOn

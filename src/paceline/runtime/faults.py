@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from paceline.control import messages as say
-from paceline.job.faults import Fault, parse_fault
+from paceline.job.fault_grammar import Fault, parse_fault
 from paceline.runtime.channel import Line
 from paceline.runtime.strategy.local import local_of
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from paceline.job import ObjectiveSpec
-from paceline.job.data_fields import objective_of
+from paceline.job.data_rules import objective_of
 from paceline.parallel.layout import Layout
 from paceline.prepare import find_data
 from paceline.record.run import check_same_data

@@ -17,7 +17,7 @@ from torch import nn
 
 from paceline.errors import JobError, reason_of
 from paceline.job import Job
-from paceline.job.data_fields import objective_of
+from paceline.job.data_rules import objective_of
 from paceline.job.pretrained import find_pretrained, loads_weights
 from paceline.profile import DecoderShape, resolve_config, resolve_profile
 from paceline.profile.adapter import adaptation_of

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from paceline.job.failures import FailuresSpec
+from paceline.job.failure_rates import FailuresSpec
 
 DAY_S = 86_400.0
 Kind = Literal["process", "hang", "node", "rack", "switch"]

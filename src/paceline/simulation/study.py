@@ -12,7 +12,7 @@ from paceline.errors import PlanError, Problem
 from paceline.estimate.goodput import best_interval_s
 from paceline.estimate.recovery import StatePlan, Tier
 from paceline.job import Job
-from paceline.job.failures import FailuresSpec
+from paceline.job.failure_rates import FailuresSpec
 from paceline.plan import Plan, plan_job
 from paceline.plan.outlook import DEFAULTS, outlook
 from paceline.plan.recover import plan_state

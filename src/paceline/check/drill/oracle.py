@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from paceline.check.drill.ledger import audit
-from paceline.job.faults import Fault, parse_fault
+from paceline.job.fault_grammar import Fault, parse_fault
 from paceline.record import events as log
 from paceline.record.metrics import StepMetrics
 

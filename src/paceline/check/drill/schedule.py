@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 
-from paceline.job.faults import KINDS
+from paceline.job.fault_grammar import KINDS
 
 QUICK = ("kill", "kill", "kill", "segv", "abort", "exit", "raise", "store", "spare")
 """Kinds that are known at once; SIGKILL more often, as the machine's own way to end a process.

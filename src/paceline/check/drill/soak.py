@@ -13,7 +13,7 @@ from typing import Any
 from paceline.check.drill.ledger import audit, order_in, pure_digest
 from paceline.check.drill.schedule import random_schedule
 from paceline.job import Job
-from paceline.job.faults import shifted
+from paceline.job.fault_grammar import shifted
 from paceline.launch.drill import Ran
 from paceline.launch.soak import STRETCH
 from paceline.plan import Plan

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from paceline.choices.recomputes import WHOLE_BLOCKS
 from paceline.parallel.layout import Layout
-from paceline.parallel.recomputes import WHOLE_BLOCKS
 from paceline.parallel.stages import num_chunks
 from paceline.record.verification import Run
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, get_args, get_type_hints
 
 from paceline.check.verify.runs import runs_of
+from paceline.choices.pipeline_schedules import SCHEDULE_FACTS
 from paceline.errors import JobError, PacelineError
 from paceline.estimate import case_of, stage_memory
 from paceline.job import Job
-from paceline.job.data_fields import objective_of
+from paceline.job.data_rules import objective_of
 from paceline.job.load import dump_job
 from paceline.parallel.layout import Layout
-from paceline.parallel.schedules import SCHEDULE_FACTS
 from paceline.parallel.stages import num_stages
 from paceline.plan import Plan
 from paceline.profile import DecoderShape, ModelProfile, profile_config, resolve_config

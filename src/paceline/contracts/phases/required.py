@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Protocol
 
+from paceline.choices.recomputes import WHOLE_BLOCKS
 from paceline.errors import PlanError
 from paceline.job import Job
 from paceline.job.evaluate import most_kept
 from paceline.parallel.layout import Layout
-from paceline.parallel.recomputes import WHOLE_BLOCKS
 from paceline.plan.decision import Plan
 from paceline.units import format_bytes
 

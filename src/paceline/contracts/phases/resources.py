@@ -3,11 +3,11 @@
 from itertools import accumulate
 from typing import Any
 
+from paceline.choices.recomputes import WHOLE_BLOCKS
 from paceline.contracts.phases.case import Case
 from paceline.contracts.phases.nulls import with_null_reasons
 from paceline.contracts.phases.required import STATE_BYTES_PER_PARAMETER
 from paceline.estimate.cost import training_flops
-from paceline.parallel.recomputes import WHOLE_BLOCKS
 from paceline.parallel.stages import is_v_shaped, stages_of_rank
 from paceline.plan import Plan
 from paceline.prepare.checked import checked_text

@@ -5,7 +5,7 @@ from typing import Any
 
 from paceline.contracts.operate import sums_in, weights_in
 from paceline.contracts.phases.case import Case
-from paceline.job.training import decay_steps
+from paceline.job.train_rules import decay_steps
 from paceline.plan import is_deterministic
 from paceline.plan.advice.learning_rate import scale_learning_rate
 from paceline.units import format_count, format_seconds

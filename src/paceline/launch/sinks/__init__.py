@@ -1,4 +1,4 @@
-"""Where a run's numbers go besides its folder: one row for each sink, one module behind it.
+"""Where a run's numbers go besides its folder: one module for each sink of `job.sinks.SINKS`.
 
 A sink is a process of its own that follows the run's files (`feed.py`). Another one
 (`supervisor.py`) starts it, keeps its log and starts it again; `run_sinks.py` starts that one with
@@ -62,36 +62,6 @@ class Told:
 
 Open = Callable[[Told], AbstractContextManager[Sink]]
 """Opens a sink; leaving it closes the sink."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SinkRow:
-    """One row of the table of sinks."""
-
-    title: str
-    package: str | None = None
-    """What has to be installed, as it is imported; the sink's name is our extra with it."""
-
-    keeps_steps: bool = True
-    """Whether it has a curve of what it was sent. Others show the present: only the newest numbers
-    go there, and a finished run cannot be sent."""
-
-    lags: bool = False
-    """Whether it cannot say what is safe until it is closed: the mark then stays one flush behind,
-    and the sink itself leaves out steps that it has."""
-
-    goes_back: bool = False
-    """Whether steps that the run repeats take the place of those sent before; others keep those."""
-
-
-SINKS: Mapping[str, SinkRow] = {
-    "tensorboard": SinkRow(title="TensorBoard", package="tensorboard", goes_back=True),
-    "wandb": SinkRow(title="Weights & Biases", package="wandb", lags=True),
-    "mlflow": SinkRow(title="MLflow", package="mlflow"),
-    "prometheus": SinkRow(title="Prometheus", keeps_steps=False),
-    "otel": SinkRow(title="OpenTelemetry", goes_back=True),
-}
-"""Name in the job file -> the sink. Its module is imported only by the sink's own process."""
 
 
 def opener(name: str) -> Open:

@@ -24,13 +24,12 @@ from typing import Any
 import msgspec
 import yaml
 
+from paceline.job.sinks import SINKS, SinkRow
 from paceline.launch.sinks import (
     REFUSED,
     REFUSES,
-    SINKS,
     Sink,
     SinkRefused,
-    SinkRow,
     Told,
     dotted,
     lock_file,

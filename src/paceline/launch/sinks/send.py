@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 
 from paceline.errors import JobError
 from paceline.job import MetricsSpec, load_job, load_script
-from paceline.launch.sinks import SINKS
+from paceline.job.sinks import SINKS
 from paceline.launch.sinks.feed import feed, read_mark, settings_of
 from paceline.launch.sinks.run_sinks import check_sinks
 from paceline.record.run import RunFolder

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from paceline.errors import PacelineError, Problem, reason_of
 from paceline.job import Job
-from paceline.job.data_fields import is_prepared, objective_of
+from paceline.job.data_rules import is_prepared, objective_of
 from paceline.prepare import find_prepared
 from paceline.record.conversion import Comparison, LogitsCheck
 from paceline.record.run import RunFolder

@@ -1,25 +1,21 @@
-"""The optimizer of a job, and its learning rate at each step.
+"""The optimizer of a job, and its learning rate at each step. Each optimizer has a module of its
+own here, named for it, whose `make(groups, train)` returns it.
 
 Leaves out: clipping, which is in `strategy/`; stepping, which is the session's.
 """
 
 import math
-from typing import Any
+from importlib import import_module
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from paceline.job import TrainSpec
-from paceline.job.training import decay_steps
-from paceline.runtime.optimizer.adafactor import Adafactor
-from paceline.runtime.optimizer.adamw_8bit import AdamW8bit
-from paceline.runtime.optimizer.muon import Muon
+from paceline.job.train_rules import decay_steps
 from paceline.runtime.strategy.blocks import HasBlocks, numbered_blocks
 from paceline.runtime.strategy.local import unwrapped
-
-SGD_MOMENTUM = 0.9
-"""The usual value; Goyal et al., arXiv:1706.02677, section 5.1."""
 
 
 def make_optimizer(
@@ -33,9 +29,7 @@ def make_optimizer(
     the same ranks, because torch cannot update DTensors of different meshes, or DTensors and plain
     tensors, in one operation.
 
-    AdamW is asked for its fused step, which reads and writes each tensor once, on CPU too. SGD's
-    cannot run on sharded parameters (torch 2.13: no sharding strategy for `_fused_sgd_`). Muon's
-    hidden matrices are those of the blocks; AdamW moves embeddings, the head and vectors.
+    Muon's hidden matrices are those of the blocks; AdamW moves embeddings, the head and vectors.
 
     Args:
         ways: Where the blocks are, for Muon; found when left out.
@@ -54,22 +48,8 @@ def make_optimizer(
         if train.optimizer == "muon":
             group["is_hidden"] = is_hidden
     in_order = [groups[key] for key in sorted(groups, key=lambda key: key[0])]
-    return _made(train, in_order)
-
-
-def _made(train: TrainSpec, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    rate, betas, eps = train.learning_rate, train.betas, train.eps
-    match train.optimizer:
-        case "sgd":
-            return torch.optim.SGD(groups, lr=rate, momentum=SGD_MOMENTUM)
-        case "muon":
-            return Muon(groups, lr=rate, betas=betas, eps=eps)
-        case "adafactor":
-            return Adafactor(groups, lr=rate)
-        case "adamw-8bit":
-            return AdamW8bit(groups, lr=rate, betas=betas, eps=eps)
-        case "adamw":
-            return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=eps, fused=True)
+    module = import_module(f"{__name__}.{train.optimizer.replace('-', '_')}")
+    return cast(torch.optim.Optimizer, module.make(in_order, train))
 
 
 def _hidden_matrices(model: nn.Module, ways: HasBlocks | None) -> set[nn.Parameter]:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.job import TrainSpec
 from paceline.runtime.optimizer.sharded import Sums, like, part_of, split_dims
 from paceline.runtime.strategy.local import local_of
 
@@ -23,6 +24,11 @@ paper, sections 7.2 and 6."""
 
 LEAST_SCALE = 1e-3
 """Least size that a parameter is taken to have. Source: the paper, section 8 (epsilon 2)."""
+
+
+def make(groups: list[dict[str, Any]], train: TrainSpec) -> torch.optim.Optimizer:
+    """The optimizer over groups of parameters."""
+    return Adafactor(groups, lr=train.learning_rate)
 
 
 class Adafactor(torch.optim.Optimizer):

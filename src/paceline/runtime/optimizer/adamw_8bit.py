@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.job import TrainSpec
 from paceline.runtime._torch_private import FakeTensor
 from paceline.runtime.optimizer.muon import adamw_step
 from paceline.runtime.optimizer.sharded import like, part_of
@@ -28,6 +29,11 @@ BLOCK = 256
 
 LEAST_SIZE = 4096
 """Numbers of a tensor worth quantising. Source: bitsandbytes, `min_8bit_size`."""
+
+
+def make(groups: list[dict[str, Any]], train: TrainSpec) -> torch.optim.Optimizer:
+    """The optimizer over groups of parameters."""
+    return AdamW8bit(groups, lr=train.learning_rate, betas=train.betas, eps=train.eps)
 
 
 class AdamW8bit(torch.optim.Optimizer):

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
+from paceline.job import TrainSpec
 from paceline.runtime.optimizer.sharded import part_of, split_dims
 from paceline.runtime.strategy.local import local_of
 
@@ -32,6 +33,11 @@ Jordan et al."""
 
 LIKE_ADAM = 0.2
 """Root mean square of AdamW's updates in practice. Source: arXiv:2502.16982, section 2.2."""
+
+
+def make(groups: list[dict[str, Any]], train: TrainSpec) -> torch.optim.Optimizer:
+    """The optimizer over groups of parameters."""
+    return Muon(groups, lr=train.learning_rate, betas=train.betas, eps=train.eps)
 
 
 class Muon(torch.optim.Optimizer):

@@ -39,7 +39,7 @@ from paceline.runtime.strategy.train import (
     next_token_loss,
     on_device,
 )
-from paceline.runtime.strategy.ways.known import ways_of
+from paceline.runtime.strategy.ways.find import ways_of
 
 __all__ = [
     "IGNORED",

@@ -29,8 +29,8 @@ from paceline.runtime.strategy.mesh import Meshes
 from paceline.runtime.strategy.pipeline.pipeline import split_stages
 from paceline.runtime.strategy.recompute import recompute_blocks
 from paceline.runtime.strategy.tensor.split import split_tensors
+from paceline.runtime.strategy.ways.find import ways_of
 from paceline.runtime.strategy.ways.generic import generic_ways
-from paceline.runtime.strategy.ways.known import ways_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

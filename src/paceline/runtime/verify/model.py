@@ -23,7 +23,7 @@ from paceline.runtime.models import make_model
 from paceline.runtime.sampling import Ids
 from paceline.runtime.strategy import Meshes
 from paceline.runtime.strategy.tensor.fused import split_fused
-from paceline.runtime.strategy.ways.known import ways_of
+from paceline.runtime.strategy.ways.find import ways_of
 
 
 def job_of(case: Case) -> Job:

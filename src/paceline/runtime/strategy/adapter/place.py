@@ -27,7 +27,7 @@ from paceline.runtime.strategy.blocks import numbered_blocks
 from paceline.runtime.strategy.product import is_transposed
 from paceline.runtime.strategy.tensor.modules import class_of
 from paceline.runtime.strategy.tensor.rules import LINEARS
-from paceline.runtime.strategy.ways.known import ways_of
+from paceline.runtime.strategy.ways.find import ways_of
 
 _STREAM = 0x10BA
 """Sets the adapters' random numbers apart from the model's. Any number."""

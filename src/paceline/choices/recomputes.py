@@ -1,17 +1,15 @@
 """What each recompute policy is, one row a policy.
 
-A new policy is its word in `choices.py`, a row here, its bytes and seconds in
-`estimate/recompute.py`, and its function in `runtime/strategy/recompute.py`; engines that have it
-say so in `abilities.toml`.
+A new policy is its word and row here, its bytes and seconds in `estimate/recompute.py`, and its
+function in `runtime/strategy/recompute.py`; engines that have it are listed in `abilities.toml`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
-import numpy as np
-
-from paceline.choices import Recompute
-from paceline.parallel.table import RECOMPUTES, Column
+# What recomputes more comes later.
+Recompute = Literal["none", "selective", "full"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,16 +32,3 @@ RECOMPUTE_FACTS: Mapping[Recompute, RecomputeFacts] = {
 
 WHOLE_BLOCKS = tuple(word for word, facts in RECOMPUTE_FACTS.items() if facts.whole_blocks)
 ONE_BACKWARD = tuple(word for word, facts in RECOMPUTE_FACTS.items() if facts.one_backward)
-
-_IS_WHOLE = np.array([word in WHOLE_BLOCKS for word in RECOMPUTES])
-_IS_ONCE = np.array([word in ONE_BACKWARD for word in RECOMPUTES])
-
-
-def goes_backward_once(recompute: Column) -> Column:
-    """Where torch lets a block go backward once only, for columns of layouts."""
-    return _IS_ONCE[recompute]
-
-
-def share_untouched(recompute: Column, every: Column) -> Column:
-    """Share of the blocks of which nothing is recomputed, for columns of layouts."""
-    return np.where(_IS_WHOLE[recompute], 1 - 1 / every, 1.0 * (np.asarray(recompute) == 0))

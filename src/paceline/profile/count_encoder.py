@@ -12,7 +12,7 @@ patches, each below 1 % of the whole.
 """
 
 from paceline.profile.block import Block, Written
-from paceline.profile.family_plain import longer_than
+from paceline.profile.count_plain import longer_than
 from paceline.profile.fields import MOST_LAYERS, Fields
 from paceline.profile.model import ModelProfile
 from paceline.profile.written import written_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.job.faults import KINDS, PHASES, expand, parse_fault, shifted
+from paceline.job.fault_grammar import KINDS, PHASES, expand, parse_fault, shifted
 
 
 def test_a_fault_says_its_kind_rank_step_and_phase():

@@ -6,7 +6,7 @@ A kind, then who (`rank`), when (`step`, `phase`) and what else the kind takes. 
 place and thereby triggers the fault; who suffers it follows from the kind.
 
 Leaves out: carrying it out (`runtime/faults.py` inside a worker, `control/injection.py` from
-outside) and which row of the fault matrix it stands for (`check/drill/matrix.py`).
+outside) and which row of the fault matrix it stands for (`job/fault_matrix.py`).
 """
 
 import re
@@ -64,7 +64,7 @@ class Kind:
     """Whether every worker of the trigger's node is lost."""
 
 
-KINDS: Mapping[str, Kind] = msgspec.convert(shipped("faults.toml"), dict[str, Kind])
+KINDS: Mapping[str, Kind] = msgspec.convert(shipped("faults.toml")["kinds"], dict[str, Kind])
 """Every kind, from `faults.toml`."""
 
 GRAMMAR = "KIND rank=R[+R...] step=S [phase=P] [times=N] [when=spare]"

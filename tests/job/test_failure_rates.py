@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.errors import JobError
-from paceline.job.failures import PRESETS, read_failures
+from paceline.job.failure_rates import PRESETS, read_failures
 
 
 def test_a_line_is_a_rate_and_terms():

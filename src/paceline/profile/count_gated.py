@@ -319,7 +319,8 @@ EXPERTS: Mapping[str, Callable[..., Any]] = {
 
 def traits_of(row: Mapping[str, Any]) -> Traits:
     """The traits of a row of families.toml."""
-    traits = {key: value for key, value in row.items() if key not in ("form", "trains", "run")}
+    others = ("form", "trains", "run", "split")
+    traits = {key: value for key, value in row.items() if key not in others}
     for key, makers in (("window", WINDOWS), ("experts", EXPERTS)):
         if key in traits:
             given = dict(traits[key])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.profile.block import Block
-from paceline.profile.family_gated import every_layer, flag, group
+from paceline.profile.count_gated import every_layer, flag, group
 from paceline.profile.fields import MOST_LAYERS, Fields
 from paceline.profile.model import ModelProfile
 from paceline.profile.written import written_of

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 
+from paceline.choices.optimizers import OPTIMIZERS
 from paceline.errors import Problem
 from paceline.job.job import JobSpec
 from paceline.job.non_defaults import settings_asked
 from paceline.job.train import TrainSpec
 
-_ADAM = ("adamw", "adamw-8bit", "muon")
+_ADAM = tuple(word for word, facts in OPTIMIZERS.items() if facts.has_betas)
 
 _ONLY_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "train.betas": ("train.optimizer", _ADAM),

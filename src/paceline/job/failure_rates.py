@@ -95,7 +95,8 @@ class FailuresSpec:
 
 
 PRESETS: Mapping[str, FailuresSpec] = {
-    name: FailuresSpec(name=name, **values) for name, values in shipped("failures.toml").items()
+    name: FailuresSpec(name=name, **values)
+    for name, values in shipped("failure_rates.toml").items()
 }
 """Published processes. The mix differs between operators: give your own where you have it."""
 

@@ -7,7 +7,7 @@ import pytest
 from paceline.errors import JobError
 from paceline.job import parse_job
 from paceline.job.corpus import find_corpus
-from paceline.job.data_fields import is_prepared, objective_of
+from paceline.job.data_rules import is_prepared, objective_of
 
 JOB = """
 model: {%s}

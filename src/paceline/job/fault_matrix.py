@@ -7,7 +7,9 @@ numbers are those of the design page, so that figures and tests can name them.
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.catalog.load import read_rows
+import msgspec
+
+from paceline.job.section import shipped
 
 Needs = Literal["root", "spares", "nodes", "checkpoint"]
 
@@ -30,7 +32,11 @@ class Row:
     needs: tuple[Needs, ...] = ()
 
 
-MATRIX: tuple[Row, ...] = tuple(read_rows("drills.toml", Row, key="number", named=int).values())
+MATRIX: tuple[Row, ...] = tuple(
+    msgspec.convert({**row, "number": int(number)}, Row)
+    for number, row in shipped("faults.toml")["matrix"].items()
+)
+"""Every row, from `faults.toml`."""
 
 
 def rows_of(kind: str) -> tuple[int, ...]:

@@ -1,6 +1,11 @@
-"""The section `metrics` of a job file: where the numbers of a run go besides its own folder."""
+"""The section `metrics` of a job file: where the numbers of a run go besides its own folder.
 
-from collections.abc import Callable, Iterator
+A new sink is its name and row here, and its module in `launch/sinks/`, named for it; if it has
+settings, they are a section here and a field of `MetricsSpec`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -9,6 +14,36 @@ from paceline.errors import Problem
 from paceline.job.section import Auto, Positive, section
 
 SinkName = Literal["tensorboard", "wandb", "mlflow", "prometheus", "otel"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkRow:
+    """One row of the table of sinks."""
+
+    title: str
+    package: str | None = None
+    """What has to be installed, as it is imported; the sink's name is our extra with it."""
+
+    keeps_steps: bool = True
+    """Whether it has a curve of what it was sent. Others show the present: only the newest numbers
+    go there, and a finished run cannot be sent."""
+
+    lags: bool = False
+    """Whether it cannot say what is safe until it is closed: the mark then stays one flush behind,
+    and the sink itself leaves out steps that it has."""
+
+    goes_back: bool = False
+    """Whether steps that the run repeats take the place of those sent before; others keep those."""
+
+
+SINKS: Mapping[str, SinkRow] = {
+    "tensorboard": SinkRow(title="TensorBoard", package="tensorboard", goes_back=True),
+    "wandb": SinkRow(title="Weights & Biases", package="wandb", lags=True),
+    "mlflow": SinkRow(title="MLflow", package="mlflow"),
+    "prometheus": SinkRow(title="Prometheus", keeps_steps=False),
+    "otel": SinkRow(title="OpenTelemetry", goes_back=True),
+}
+"""Name in the job file -> the sink."""
 
 
 @section
@@ -92,8 +127,9 @@ class MetricsSpec:
 def check_metrics(spec: MetricsSpec, where: Callable[[str], str]) -> Iterator[Problem]:
     """`J007` for settings of a sink that is not asked for."""
     defaults = MetricsSpec()
-    for name in ("wandb", "mlflow", "prometheus", "otel"):
-        if name not in spec.wanted and getattr(spec, name) != getattr(defaults, name):
+    for name in SINKS:
+        given = getattr(spec, name, None)
+        if name not in spec.wanted and given != getattr(defaults, name, None):
             yield Problem(
                 code="J007",
                 what=f"metrics.{name} is given, and {name} is not among metrics.sinks",

@@ -1,0 +1,43 @@
+"""What each pipeline schedule needs and does, one row a schedule, the simplest first.
+
+A new schedule is its word and row here, its times in `estimate/schedule.py`, and its class in
+`runtime/strategy/pipeline/schedules.py`; engines that have it are listed in `abilities.toml`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "dualpipe-v"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleFacts:
+    """One schedule, as torch 2.13 and the papers in `estimate/schedule.py` have it."""
+
+    chunks: Literal["one", "two", "several", "any"]
+    """Stages of each rank. `two`: whatever the layout says, in a v. `any`: as the layout says, and
+    two of them in a v. The others are in a loop."""
+
+    splits_backward: bool = False
+    """Whether gradients of inputs and of matrices are computed apart."""
+
+    in_rounds: bool = False
+    """Whether chunks in a loop take the micro-batches in equal rounds."""
+
+    least_rounds: int = 0
+    """Micro-batches that torch needs, for each rank of the pipeline; 0 is one in all."""
+
+    ends_at_once: bool = False
+    """Whether the last stage goes backward through a micro-batch right after its forward pass."""
+
+
+SCHEDULE_FACTS: Mapping[Schedule, ScheduleFacts] = {
+    "1f1b": ScheduleFacts(chunks="one", least_rounds=1, ends_at_once=True),
+    "gpipe": ScheduleFacts(chunks="one"),
+    "interleaved": ScheduleFacts(chunks="several", in_rounds=True, ends_at_once=True),
+    "zero-bubble": ScheduleFacts(chunks="any", in_rounds=True, splits_backward=True),
+    "dualpipe-v": ScheduleFacts(chunks="two", splits_backward=True, least_rounds=2),
+}
+
+SPLIT_BACKWARD = tuple(word for word, facts in SCHEDULE_FACTS.items() if facts.splits_backward)

@@ -1,0 +1,55 @@
+"""What is known of pipeline schedules and recompute policies, for columns of layouts."""
+
+import numpy as np
+
+from paceline.choices.pipeline_schedules import SCHEDULE_FACTS
+from paceline.choices.recomputes import ONE_BACKWARD, WHOLE_BLOCKS
+from paceline.parallel.table import RECOMPUTES, SCHEDULES, Column
+
+_IN_ORDER = [SCHEDULE_FACTS[word] for word in SCHEDULES]
+_IS_TWO = np.array([facts.chunks == "two" for facts in _IN_ORDER])
+_IS_ANY = np.array([facts.chunks == "any" for facts in _IN_ORDER])
+_SPLITS = np.array([facts.splits_backward for facts in _IN_ORDER])
+_ROUNDS = np.array([facts.in_rounds for facts in _IN_ORDER])
+_LEAST = np.array([facts.least_rounds for facts in _IN_ORDER])
+
+_IS_WHOLE = np.array([word in WHOLE_BLOCKS for word in RECOMPUTES])
+_IS_ONCE = np.array([word in ONE_BACKWARD for word in RECOMPUTES])
+
+
+def is_in_v(schedule: Column, chunks: Column) -> Column:
+    """Where a pipeline's stages go down the ranks and up again, for columns of layouts.
+
+    ZB-V holds half of what a loop of two chunks does. Source: arXiv:2401.10241, section 6.
+    """
+    return _IS_TWO[schedule] | (_IS_ANY[schedule] & (np.asarray(chunks) == 2))
+
+
+def splits_backward(schedule: Column) -> Column:
+    """Where gradients of inputs and of matrices are computed apart."""
+    return _SPLITS[schedule]
+
+
+def takes_rounds(schedule: Column, chunks: Column) -> Column:
+    """Where chunks in a loop take the micro-batches in equal rounds."""
+    return _ROUNDS[schedule] & ~is_in_v(schedule, chunks)
+
+
+def least_rounds(schedule: Column) -> Column:
+    """Micro-batches that are needed, for each rank of the pipeline."""
+    return _LEAST[schedule]
+
+
+def stages_each(schedule: Column, chunks: Column) -> Column:
+    """Stages of each rank, for columns of layouts."""
+    return np.where(_IS_TWO[schedule], 2, chunks)
+
+
+def goes_backward_once(recompute: Column) -> Column:
+    """Where torch lets a block go backward once only, for columns of layouts."""
+    return _IS_ONCE[recompute]
+
+
+def share_untouched(recompute: Column, every: Column) -> Column:
+    """Share of the blocks of which nothing is recomputed, for columns of layouts."""
+    return np.where(_IS_WHOLE[recompute], 1 - 1 / every, 1.0 * (np.asarray(recompute) == 0))
