@@ -167,5 +167,5 @@ class Layout:
             f"pipeline {self.pipeline} ({self.schedule}{chunks})": self.pipeline,
             f"expert {self.expert}": self.expert,
         }
-        way = ways.get(self.sharding, f"HSDP {self.shard_degree} shared")
+        way = ways.get(self.sharding, f"{self.shard_degree}-way HSDP")
         return [way, *(axis for axis, degree in axes.items() if degree > 1)]

@@ -215,12 +215,12 @@ def why_lost(other: Layout, price: Estimate, choice: Choice) -> str:
         return f"{pace}: {_terms_that_differ(price, chosen)}"
     if way_of(other) != way_of(layout):
         is_later = (price.step_high_s or 0.0) > (chosen.step_high_s or 0.0) * (1 + _SAME)
-        return pace if is_later else f"{pace}, and the chosen one is simpler"
+        return pace if is_later else f"{pace}; the chosen one is simpler"
     if other.reduce_every_micro_batch != layout.reduce_every_micro_batch:
-        return f"{pace}, and reduces {other.accumulation} times a step instead of once"
+        return f"{pace}; reduces gradients {other.accumulation} times a step, not once"
     if other.micro_batch == layout.micro_batch:
         return pace if share >= -_SAME else f"{pace}, within the margin of the chosen one"
-    return f"{pace}, in micro-batches of {other.micro_batch}, not {layout.micro_batch}"
+    return f"{pace}; micro-batches of {other.micro_batch}, not {layout.micro_batch}"
 
 
 def _pace(price: Estimate, chosen: Estimate) -> tuple[float, str]:
@@ -233,7 +233,7 @@ def _pace(price: Estimate, chosen: Estimate) -> tuple[float, str]:
         return share, _slower(share)
     late = (price.step_high_s or price.step_s) / (chosen.step_high_s or chosen.step_s) - 1
     worst = _slower(late).removesuffix(" faster")
-    return share, f"{_slower(share)} ({worst} at worst)"
+    return share, f"{_slower(share)} ({worst} in the slow case)"
 
 
 def _slower(share: float) -> str:
@@ -266,6 +266,16 @@ def _why_too_large(price: Estimate, limit: int) -> str:
     return f"does not fit: needs {needs}, {format_bytes(needed - limit)} over the {allowed} allowed"
 
 
+def too_much(needed_bytes: float, limit_bytes: float) -> str:
+    """A need in bytes beside the limit that it exceeds.
+
+    >>> too_much(2**33, 2**32)
+    'needs 8 GiB, a rank may use 4 GiB'
+    """
+    needs, most = bytes_apart(needed_bytes, limit_bytes)
+    return f"needs {needs}, a rank may use {most}"
+
+
 def reasons_of(choice: Choice) -> Iterator[tuple[str, str, str]]:
     """Field, value and reason of every way to split that was open."""
     layout = choice.layout
@@ -296,7 +306,7 @@ def _why_offload(choice: Choice) -> str:
     source = host_limit_source(case.cluster, layout.offload)
     why = "no layout fits on the accelerators alone"
     if alone is not None and (its_s := price_one(alone, case).step_s):
-        why = f"the fastest without, {case.named(alone)}, takes {format_seconds(its_s)} a step"
+        why = f"the fastest without it, {case.named(alone)}, takes {format_seconds(its_s)} a step"
     needed = format_bytes(host_bytes_of_one(layout, case))
     return f"{why}; a node holds {needed} of {limit} ({source})"
 
@@ -330,8 +340,8 @@ def _why_sharding(choice: Choice) -> str:
     if share < -_SAME:
         return f"simpler than {choice.case.named(other)}, which is {pace}"
     if share > _SAME:
-        return f"it fits, and {choice.case.named(other)} is estimated {pace}"
-    return f"it fits, is as fast as {choice.case.named(other)}, and is simpler"
+        return f"fits; {choice.case.named(other)} is estimated {pace}"
+    return f"fits, is as fast as {choice.case.named(other)}, and is simpler"
 
 
 _COPIED = {
@@ -377,9 +387,9 @@ def _why_sharding_alone(choice: Choice) -> str:
     over = [k for k in simpler if priced[k].memory.known_bytes > limit]
     if simpler and len(over) == len(simpler):
         kind = simpler[-1]
-        needed = " of ".join(bytes_apart(priced[kind].memory.known_bytes, limit))
         name = replace(layout, sharding=kind).splits(choice.case.engine.full_sharding)[0]
-        return f"the least sharding that fits: {name} needs {needed}"
+        needs = too_much(priced[kind].memory.known_bytes, limit)
+        return f"the least sharding that fits: {name} {needs}"
     return _against_best(choice, [p for p in choice.fitting if p[0].sharding != layout.sharding])
 
 
@@ -391,12 +401,12 @@ def _against_best(choice: Choice, others: Sequence[tuple[Layout, Estimate]]) -> 
         return "the only way to share that fits" if not others else "times are unknown"
     other, price = min(timed, key=lambda pair: pair[1].step_s or 0.0)
     share, pace = _pace(price, choice.estimate)
-    named = f"the best {other.sharding} ({choice.case.named(other)})"
+    named = choice.case.named(other)
     if abs(share) < _SAME:
-        return f"fits, and {named} is as fast{_leaner(choice, price)}"
+        return f"fits; {named} is as fast{_leaner(choice, price)}"
     if share < 0:
         return f"simpler than {named}, which is {pace}"
-    return f"fits, and {named} is estimated {pace}"
+    return f"fits; {named} is estimated {pace}"
 
 
 def _leaner(choice: Choice, price: Estimate) -> str:
@@ -412,7 +422,7 @@ def _why_axis(choice: Choice, axis: str) -> str:
     without = [pair for pair in choice.fitting if getattr(pair[0], axis) == 1]
     chosen_s = choice.estimate.step_s
     if not without:
-        return f"no layout without fits in {format_bytes(choice.limit_bytes)}"
+        return f"no layout without it fits in {format_bytes(choice.limit_bytes)}"
     layout, price = min(without, key=lambda pair: pair[1].step_s or 0.0)
     if chosen_s is None or price.step_s is None:
         return "times are unknown"
@@ -420,11 +430,11 @@ def _why_axis(choice: Choice, axis: str) -> str:
     if abs(share) < _SAME:
         leaner = _leaner(choice, price)
         if leaner:
-            return f"the best without, {name}, is as fast{leaner}"
+            return f"the best without it, {name}, is as fast{leaner}"
         if _num_axes(choice.layout) <= _num_axes(layout):
-            return f"as fast as the best without, {name}, and no more ways to split at once"
-        return f"within half a percent of the best without, {name}"
-    return f"the best without, {name}, is {pace}"
+            return f"as fast as the best without it, {name}, and no more kinds of parallelism"
+        return f"within half a percent of the best without it, {name}"
+    return f"the best without it, {name}, is {pace}"
 
 
 def _num_axes(layout: Layout) -> int:
@@ -448,7 +458,7 @@ def _why_schedule(choice: Choice) -> str:
 def _why_recompute(choice: Choice) -> str:
     layout = choice.layout
     if layout.recompute == "none":
-        return "what the backward pass needs fits"
+        return "all activations fit"
     leaner = RECOMPUTES[: RECOMPUTES.index(layout.recompute)]
     tried = [
         price_one(replace(layout, recompute=kind, recompute_every=1), choice.case)
@@ -457,8 +467,8 @@ def _why_recompute(choice: Choice) -> str:
     too_large = [each for each in tried if each.memory.known_bytes > choice.limit_bytes]
     if too_large:
         index = tried.index(too_large[-1])
-        needed = bytes_apart(too_large[-1].memory.known_bytes, choice.limit_bytes)
-        return f"{leaner[index]} needs {' of '.join(needed)}"
+        needs = too_much(too_large[-1].memory.known_bytes, choice.limit_bytes)
+        return f"{leaner[index]} {needs}"
     return "it makes room for what saves more time elsewhere"
 
 
@@ -470,9 +480,9 @@ def _why_micro_batch(choice: Choice) -> str:
         sizes = np.broadcast_to(prices.memory_bytes, len(larger))
         over = [index for index, size in enumerate(sizes) if size > limit]
         if over and over[0] == 0:
-            needed = " of ".join(bytes_apart(float(sizes[0]), limit))
+            needs = too_much(float(sizes[0]), limit)
             kept = f" with recompute {_recompute_of(layout)}"
-            return f"the largest that fits{kept}: {larger[0].micro_batch} needs {needed}"
+            return f"the largest that fits{kept}: {larger[0].micro_batch} {needs}"
     if choice.estimate.memory.parts["activations"] is None:
         return "a rank's whole share at once; whether it fits is unknown for your own model"
     if layout.accumulation == 1:

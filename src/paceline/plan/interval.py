@@ -39,18 +39,20 @@ def shortened(plan: Plan, job: Job, view: Outlook) -> Plan:
     )
 
 
-def interval_advice(plan: Plan, job: Job, view: Outlook) -> Iterator[Decision]:
-    """Daly's interval, where it is not taken and the run is long enough that failures count."""
-    advice = view.checkpoints
-    is_long = view.train_s is not None and advice and view.train_s > advice.interval_s
-    if plan.cluster.is_local or advice is None or not is_long or advice.every_steps is None:
-        return
-    if job.spec.checkpoint.every == "auto" and advice.every_steps != plan.checkpoint_every:
-        yield Decision(
-            field="advice for checkpoint.every",
-            value=counted(advice.every_steps, "step"),
-            reason=f"{advice.reason} ({_guess(view)})",
-        )
+def with_advice(decisions: tuple[Decision, ...], view: Outlook) -> tuple[Decision, ...]:
+    """The decisions; that of the interval with Daly's, where it is not taken, the run is long
+    enough that failures count, and the goodput differs as it is printed."""
+    advice, good = view.checkpoints, view.goodput
+    if advice is None or good is None or not advice.every_steps:
+        return decisions
+    ours, best = f"{good.useful:.2%}", f"{advice.goodput.useful:.2%}"
+    if ours == best or view.train_s is None or view.train_s <= advice.interval_s:
+        return decisions
+    text = f"; every {advice.every_steps} would give a goodput of {best}, not {ours} ({_guess(view)})"
+    return tuple(
+        replace(each, reason=each.reason + text) if each.field == "checkpoint.every" else each
+        for each in decisions
+    )
 
 
 def interval_caution(plan: Plan, job: Job, view: Outlook) -> Iterator[Caution]:

@@ -7,8 +7,8 @@ from paceline.job import JobSpec
 from paceline.parallel import Layout
 from paceline.parallel.shrink import shrunk
 from paceline.plan.advice import scale_learning_rate
+from paceline.plan.choose import too_much
 from paceline.topology import Cluster
-from paceline.units import bytes_apart
 
 
 def fewest_ranks(spec: JobSpec, layout: Layout, case: Case, limit_bytes: float) -> int:
@@ -34,20 +34,20 @@ def after_a_lost_node(
     left = (cluster.num_nodes - 1) * cluster.ranks_per_node
     small = shrunk(layout, left, recovery.batch) if left else None
     if small is None:
-        return "too few ranks are left after a lost node: the run waits for it, and ends"
+        return "after a lost node too few ranks remain: the run waits for a new node, then ends"
     shares = {sum(small.micro_batches_of(rank)) for rank in range(small.data)}
     samples = " or ".join(str(share) for share in sorted(shares, reverse=True))
     ranks = (
-        f"after a lost node {small.num_ranks} of the {left} ranks that are left go on, with "
-        f"{samples} samples for each data rank: "
+        f"after a lost node {small.num_ranks} of the {left} remaining ranks continue, with "
+        f"{samples} samples a data rank: "
     )
     needed = price_one(small, case).memory.known_bytes
     memory = (
         ""
         if needed <= limit_bytes
         else (
-            "; their larger shares of the state may run out of memory: a rank then needs "
-            f"{' of '.join(bytes_apart(needed, limit_bytes))}"
+            "; they may run out of memory, as each holds more of the state: a rank then "
+            f"{too_much(needed, limit_bytes)}"
         )
     )
     if recovery.batch == "keep":

@@ -31,7 +31,7 @@ from paceline.plan.decide import decide_intervals, decisions_of, length_of
 from paceline.plan.decision import Decision, Plan, Point
 from paceline.plan.host import check_building, host_bytes_of_one
 from paceline.plan.infeasible import nothing_fits, offloads_of
-from paceline.plan.interval import interval_advice, interval_caution, shortened
+from paceline.plan.interval import interval_caution, shortened, with_advice
 from paceline.plan.limits import limit_not_kept, limits_of
 from paceline.plan.loss import check_loss_chunk, check_router_loss, router_loss_of
 from paceline.plan.outlook import Outlook, needs_of, outlook
@@ -356,7 +356,7 @@ def _with_outlook(plan: Plan, asked: Asked, found: Found) -> Plan:
         state=state,
         wall_s=wall_s,
         pareto=tuple(_points(found, plan, case_of_asked(asked), usd)),
-        decisions=(*plan.decisions, *interval_advice(plan, asked.job, view)),
+        decisions=plan.decisions if cluster.is_local else with_advice(plan.decisions, view),
         cautions=(*plan.cautions, *interval_caution(plan, asked.job, view)),
     )
     return replace(plan, limits=tuple(limits_of(asked.job, plan)))

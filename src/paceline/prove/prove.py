@@ -41,7 +41,7 @@ from paceline.runtime.strategy.ways.generic import generic_ways
 
 _ENDS = 2
 """Blocks of the shallowest trace besides one period: the first and the last, which differ. Where
-two depths do not foretell a third, the next period is traced as well."""
+two depths do not predict a third, the next period is traced as well."""
 
 WHOLE = "traced whole"
 _MOST_POINTS = 400
@@ -219,7 +219,7 @@ def _step_of_rank(
 
 
 def _extended(depths: list[Depth], blocks: tuple[int, ...], period: int) -> tuple[Step, str] | None:
-    """The step of all blocks from two depths, when they foretell a third."""
+    """The step of all blocks from two depths, when they predict a third."""
     small, larger, check = depths
     foretold = extend(small, larger, check.blocks, period)
     if foretold is None or not is_equal(foretold, check.step):
@@ -233,7 +233,7 @@ def _extended(depths: list[Depth], blocks: tuple[int, ...], period: int) -> tupl
 
     return step, (
         f"traced with {shown(small.blocks)}, {shown(larger.blocks)} and {shown(check.blocks)} "
-        f"blocks; the first two foretell the third, all are extended to {shown(blocks)}"
+        f"blocks; the first two predict the third, then extended to {shown(blocks)}"
     )
 
 

@@ -10,6 +10,7 @@ from paceline.estimate import TERM_NAMES, useful_passes
 from paceline.estimate.estimate import state_bytes
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
+from paceline.plan.choose import SIMPLER
 from paceline.report.plan_text import format_amount, of_machine
 from paceline.report.table import wrapped
 from paceline.units import format_bytes, format_count, format_seconds
@@ -46,7 +47,7 @@ _TERMS: Mapping[str, str] = {
 
 def explain_plan(plan: Plan) -> str:
     """Every part of memory, every term of the step, and the rates they are worked out from."""
-    parts = (_memory, _units, _parallelize, _time, _money, _rates)
+    parts = (_memory, _units, _parallelize, _time, _money, _rates, _simpler)
     return "\n".join(line for part in parts for line in part(plan))
 
 
@@ -147,3 +148,8 @@ def _rates(plan: Plan) -> Iterator[str]:
 
 def _number(value: float) -> str:
     return f"{value:.4g}"
+
+
+def _simpler(plan: Plan) -> Iterator[str]:
+    yield ""
+    yield from wrapped("simpler: the first difference decides  ", "; ".join(SIMPLER), indent=2)

@@ -1,5 +1,6 @@
 """A plan as one readable screen of plain text."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from paceline.catalog.price import price_day
@@ -8,7 +9,6 @@ from paceline.estimate.cost import RunCost
 from paceline.estimate.recovery import StateTier
 from paceline.parallel import Layout
 from paceline.plan import Decision, Plan, Rejected
-from paceline.plan.choose import SIMPLER
 from paceline.plan.host import host_limit_bytes, host_limit_source
 from paceline.report.table import wrapped
 from paceline.topology import Cluster, Level
@@ -106,7 +106,7 @@ def _links(cluster: Cluster) -> str:
     if cluster.backend == "gloo":
         return ""
     return "; ".join(
-        f"{level.link} between {level.size}, {level.bytes_per_s / 1e9:.4g} GB/s a rank "
+        f"{level.link} among {level.size} ranks, {level.bytes_per_s / 1e9:.4g} GB/s a rank "
         f"({_source(level, cluster)})"
         for level in cluster.levels
     )
@@ -118,7 +118,7 @@ def _source(level: Level, cluster: Cluster) -> str:
     if level.known != "cited":
         return level.known
     if cluster.is_local and level.name != "network":
-        return "catalog: nvidia-smi topo -m was not to be had"
+        return "catalog: no answer from nvidia-smi topo -m"
     return "catalog"
 
 
@@ -188,12 +188,12 @@ def _memory(plan: Plan) -> Iterator[str]:
         sizes = [stage.known_bytes for stage in plan.stages]
         least, most = min(sizes), max(sizes)
         yield (
-            f"  {'stages':<14}{format_bytes(least):>10}  to {format_bytes(most)}: the fullest is "
-            f"stage {sizes.index(most)} of 0 to {len(sizes) - 1}"
+            f"  {'stages':<14}{format_bytes(least):>10}  to {format_bytes(most)} over {len(sizes)} stages; "
+            f"stage {sizes.index(most)} is the fullest"
         )
     if len(set(plan.stage_blocks)) > 1 and len(plan.stage_blocks) <= _MOST_STAGES:
         listed = ", ".join(map(str, plan.stage_blocks))
-        yield f"  {'blocks':<14}{'':>10}  {listed} of the stages, the output matrix last"
+        yield f"  {'blocks':<16}{listed} a stage; the last also has the output matrix"
 
 
 def _time(plan: Plan) -> Iterator[str]:
@@ -252,7 +252,7 @@ def _money(plan: Plan) -> Iterator[str]:
     if good is not None and plan.wall_s is not None:
         yield from wrapped(
             _row("run", ""),
-            f"{format_seconds(plan.wall_s)}; goodput {good.useful:.1%}{losses(good.terms, 1)}; a "
+            f"{format_seconds(plan.wall_s)}; goodput {good.useful:.2%}{losses(good.terms, 1)}; a "
             f"failure expected every {format_seconds(good.mtbf_s)}",
         )
     if cost is not None:
@@ -296,10 +296,11 @@ def _state(plan: Plan) -> Iterator[str]:
         return
     yield ""
     asked = "asked for" if state.is_asked else "chosen"
-    often = f"a failure is expected every {format_seconds(state.mtbf_s)}"
+    often = f"; a failure is expected every {format_seconds(state.mtbf_s)}"
     yield from wrapped(
         _row("recovery", ""),
-        f"from {RECOVERS_FROM.get(state.chosen, state.chosen)} ({asked}); {often}",
+        f"from {RECOVERS_FROM.get(state.chosen, state.chosen)} ({asked})"
+        + (often if plan.goodput is None or plan.wall_s is None else ""),
     )
     for tier in sorted(state.tiers, key=lambda each: each.name != state.chosen):
         yield from wrapped(f"  {tier.name:<12}", tier_text(tier))
@@ -319,13 +320,13 @@ def tier_text(tier: StateTier) -> str:
         return f"not possible: {tier.why_not}"
     costs = []
     if tier.host_bytes:
-        costs.append(f"{format_bytes(tier.host_bytes)} of a node's memory")
+        costs.append(f"takes {format_bytes(tier.host_bytes)} of a node's memory")
     if tier.network_bytes_per_step:
-        costs.append(f"{format_bytes(tier.network_bytes_per_step)} a rank and step sent")
+        costs.append(f"sends {format_bytes(tier.network_bytes_per_step)} a rank and step")
     if tier.step_s:
-        costs.append(f"{format_seconds(tier.step_s)} a step")
+        costs.append(f"adds {format_seconds(tier.step_s)} to a step")
     if tier.interval_s is not None:
-        costs.append(f"one every {format_seconds(tier.interval_s)}")
+        costs.append(f"saves every {format_seconds(tier.interval_s)}")
     covers = "" if tier.name == "checkpoint" else f"covers {tier.covered:.1%} of failures; "
     each = (
         f"{covers}{'each' if covers else 'a failure'} costs {format_seconds(tier.recover_s)} and "
@@ -347,7 +348,7 @@ def of_machine(cost: RunCost) -> str:
     """What a person must know of the machines of a cost: what decides whether they run the plan
     and is not known, and that they are larger than a node and no file rents them."""
     unknown = "" if cost.runs_as_planned else f"; unknown: {' and '.join(cost.unknown_facts)}"
-    return unknown + ("; larger than a node, so a person rents them" if cost.is_by_hand else "")
+    return unknown + ("; larger than a node: rent it by hand" if cost.is_by_hand else "")
 
 
 def _steps(count: int) -> str:
@@ -371,8 +372,6 @@ def _others(plan: Plan) -> Iterator[str]:
             yield from wrapped("  ", name, indent=4)
             head = " " * 6
         yield from wrapped(head, each.reason, indent=6)
-    if any("simpler" in each.reason for each in shown):
-        yield from wrapped("  ", f"simpler, in order: {'; '.join(SIMPLER)}", indent=6)
     hidden = len(plan.rejected) - _NUM_OTHERS
     if hidden > 0:
         yield f"  and {hidden} more: paceline plan --json" + ("" if is_whole else " or --all")
@@ -390,17 +389,13 @@ def _most_telling(rejected: Sequence[Rejected]) -> list[Rejected]:
 
 def _short(layout: Layout, chosen: Layout, full: str) -> str:
     """The ways to split, and whatever else is not as in the chosen layout."""
-    way, *axes = layout.splits(full)
-    axes = [axis.split(" (")[0] for axis in axes]
-    if layout.context > 1:
-        axes.insert(0, f"context {layout.context}")
-    name = " x ".join([f"{way} {layout.data}", *axes])
+    name = re.sub(r" ranks?\b| \([\w-]+(, \d+ chunks)?\)|data 1 x ", "", layout.named(full))
     return ", ".join([name, *_differences(layout, chosen)])
 
 
 def _differences(layout: Layout, chosen: Layout) -> Iterator[str]:
     if layout.reduce_every_micro_batch and not chosen.reduce_every_micro_batch:
-        yield "reduce each"
+        yield "reduces each micro-batch"
     order = (layout.schedule, layout.chunks)
     if layout.pipeline > 1 and order != (chosen.schedule, chosen.chunks):
         yield layout.schedule + (f" of {layout.chunks} chunks" if layout.chunks > 1 else "")
