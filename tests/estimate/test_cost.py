@@ -102,7 +102,7 @@ def test_a_machine_that_cannot_run_the_plan_has_no_cost():
     )
     assert [cost.instance for cost in costs] == ["p5.48xlarge"]
     assert cannot_run(small, TWO_NODES) == "128 GiB of host memory, the run needs 164 GiB a node"
-    assert cannot_run(no_rdma, TWO_NODES) == "a network without RDMA, the run counts on RDMA"
+    assert cannot_run(no_rdma, TWO_NODES) == "no RDMA between nodes, the plan counts on it"
     assert "400 Gb/s a node, the run counts on 3200 Gb/s" in str(cannot_run(slow, TWO_NODES))
 
 
@@ -121,7 +121,7 @@ def test_a_machine_whose_network_is_unknown_comes_after_those_that_are_known_to_
     )
     assert (known.provider, unknown.provider) == ("aws", "cudo")
     assert unknown.usd < known.usd
-    assert unknown.unknown == ("the network between its instances",)
+    assert unknown.unknown == ("the network between instances",)
     assert not unknown.runs_as_planned
 
 

@@ -25,7 +25,7 @@ _NEARLY = 0.9
 """A network counts as fast enough from this share of the planned rate on: a plan's own range is
 wider."""
 
-_OF_MACHINE = ("the network", "its host", "its card")
+_OF_MACHINE = ("the network", "host", "card")
 """How the unknown facts begin that a machine's fitness hangs on."""
 
 PROCESS_BYTES = 4 * 2**30
@@ -122,7 +122,7 @@ def cannot_run(price: Price, needs: Needs) -> str | None:
         return f"no second node: {alone}"
     has = counted(price.num_accelerators, "accelerator")
     if price.num_accelerators < needs.accelerators_per_node:
-        return f"{has}, a node has {needs.accelerators_per_node}"
+        return f"{has}, a node of the run needs {needs.accelerators_per_node}"
     # An instance larger than a node holds several of them.
     nodes = min(needs.num_nodes, price.num_accelerators // needs.accelerators_per_node)
     host = price.host_memory_bytes
@@ -135,7 +135,7 @@ def cannot_run(price: Price, needs: Needs) -> str | None:
     if needs.num_nodes <= nodes or fabric is None:
         return None
     if needs.is_rdma and not fabric.is_rdma:
-        return "a network without RDMA, the run counts on RDMA"
+        return "no RDMA between nodes, the plan counts on it"
     wanted = needs.network_bytes_per_s
     if wanted is not None and fabric.bytes_per_s < _NEARLY * wanted:
         return (
@@ -165,7 +165,7 @@ def unknown_of(price: Price, needs: Needs) -> tuple[str, ...]:
     found: list[str] = []
     several = needs.num_nodes * needs.accelerators_per_node > price.num_accelerators
     if several and needs.network_bytes_per_s and price.instance not in provider.fabrics:
-        found.append(f"{_OF_MACHINE[0]} between its instances")
+        found.append(f"{_OF_MACHINE[0]} between instances")
     if price.host_memory_bytes is None and needs.host_memory_bytes and not provider.by_accelerator:
         found.append(f"{_OF_MACHINE[1]} memory")
     if price.note.endswith("a guess"):

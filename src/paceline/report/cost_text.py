@@ -32,7 +32,7 @@ def _lines(bill: Bill) -> Iterator[str]:
     yield ""
     if bill.costs:
         yield format_table([*_table(bill.costs)])
-        yield "Dollars. COMPUTE, SAVES (of checkpoints) and FAILURES are time on the machines."
+        yield "All but HOURS are dollars. COMPUTE, SAVES and FAILURES are machine time."
         yield ""
         yield format_table([*_machines(bill.costs)])
         yield "FILES: paceline render JOB --for NAME writes the files that start the run there."
@@ -156,10 +156,9 @@ def _unknown(costs: Iterable[RunCost]) -> Iterator[tuple[str, str]]:
                 prices.add(text)
             else:
                 of_machine.setdefault(text, set()).add(cost.provider)
-    label = "unknown"
     for text, providers in sorted(of_machine.items()):
-        yield label, f"{text} (?): {', '.join(sorted(providers))}; listed after the others"
-        label = ""
+        yield "unknown (?)", f"{text}: {', '.join(sorted(providers))}"
+    label = "unknown"
     for what in ("storage", "traffic out"):
         names = sorted(each.split("'s price")[0] for each in prices if each.endswith(what))
         if names:
@@ -188,7 +187,7 @@ def _serving(
     yield from _labelled(
         "load",
         f"{load.requests_per_day:,.0f} requests a day of {format_seconds(load.latency_s)} each, "
-        f"{load.concurrency} at once on a machine, on {accelerator}",
+        f"{load.concurrency} at a time on a machine of {accelerator}",
     )
     yield ""
     if not costs:
@@ -220,18 +219,18 @@ def _serving(
         )
     else:
         text = (
-            f"{even.requests_per_day:,.0f} requests a day, {even.busy:.0%} of one machine's time: "
-            f"below it {even.serverless} by request costs less, above it {even.always_on} always on"
+            f"{even.requests_per_day:,.0f} requests a day (one machine {even.busy:.0%} busy): below, "
+            f"{even.serverless} by request costs less; above, {even.always_on} always on"
         )
     yield from _labelled("break-even", text)
     for requests, each in at.items():
         cheapest = {cost.serverless: cost for cost in reversed(each)}
         yield from _labelled(
-            "at more" if requests > load.requests_per_day else "at less",
-            f"{requests:,.0f} requests a day, $ a month: "
+            "more load" if requests > load.requests_per_day else "less load",
+            f"{requests:,.0f} requests a day: "
             + ", ".join(
-                f"{format_amount(cost.usd_per_day * 365 / 12)} "
-                + ("by request" if cost.serverless else f"always on ({cost.num_instances})")
+                f"${format_amount(cost.usd_per_day * 365 / 12)} a month "
+                + ("by request" if cost.serverless else f"always on ({cost.num_instances} x)")
                 + f" at {cost.provider}"
                 for cost in sorted(cheapest.values(), key=lambda cost: cost.usd_per_day)
             ),
