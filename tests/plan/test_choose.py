@@ -70,7 +70,8 @@ def test_a_need_just_over_its_limit_is_printed_with_the_digits_that_tell_them_ap
     little = (needed - 2**20) / (1 - PlanSpec().head_room)
     plan = plan_of(JOB, *fixed, f"cluster.memory={little:.0f}")
     (reason,) = (each.reason for each in plan.decisions if each.field == "layout.micro_batch")
-    claim = r"the largest that fits with recompute none: 2 needs ([\d.]+) GiB, a rank may use ([\d.]+) GiB"
+    fits = "the largest that fits with recompute none: "
+    claim = fits + r"2 needs ([\d.]+) GiB, a rank may use ([\d.]+) GiB"
     found = re.fullmatch(claim, reason)
     assert found is not None
     assert 0 < float(found[1]) - float(found[2]) < 0.01

@@ -271,7 +271,11 @@ def _train_s(size: Size, accelerator: Accelerator) -> tuple[float, list[str]]:
     mfu = size.mfu if size.mfu is not None else ASSUMED_MFU / again
     said = (
         f"MFU {mfu:.0%}, as given"
-        + (f": {mfu * again:.0%} of the peak computes, a quarter of that repeats" if again > 1 else "")
+        + (
+            f": {mfu * again:.0%} of the peak computes, a quarter of that repeats"
+            if again > 1
+            else ""
+        )
         if size.mfu is not None
         else f"MFU {mfu:.0%}, assumed: {ASSUMED_MFU:.0%} of the peak computes"
         + (", a quarter of that repeats" if again > 1 else "")
@@ -332,9 +336,10 @@ def _bill(
 def _assumed(restart_s: float) -> list[str]:
     hours = DEFAULTS.rank_mtbf_s / 3600
     return [
-        f"assumed: one failure every {hours:,.0f} accelerator-hours; {format_seconds(restart_s)} to "
-        f"restart; a spot instance lasts {format_seconds(DEFAULT_SPOT_MTBF_S)} on average, and "
-        "checkpoints are as frequent as is best for that",
+        f"assumed: one failure every {hours:,.0f} accelerator-hours",
+        f"assumed: {format_seconds(restart_s)} to restart",
+        f"assumed: a spot instance lasts {format_seconds(DEFAULT_SPOT_MTBF_S)} on average",
+        "assumed: on spot, checkpoints are as frequent as is best for that",
     ]
 
 

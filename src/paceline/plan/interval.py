@@ -48,7 +48,9 @@ def with_advice(decisions: tuple[Decision, ...], view: Outlook) -> tuple[Decisio
     ours, best = f"{good.useful:.2%}", f"{advice.goodput.useful:.2%}"
     if ours == best or view.train_s is None or view.train_s <= advice.interval_s:
         return decisions
-    text = f"; every {advice.every_steps} would give a goodput of {best}, not {ours} ({_guess(view)})"
+    text = (
+        f"; every {advice.every_steps} would give a goodput of {best}, not {ours} ({_guess(view)})"
+    )
     return tuple(
         replace(each, reason=each.reason + text) if each.field == "checkpoint.every" else each
         for each in decisions

@@ -219,8 +219,8 @@ def _serving(
         )
     else:
         text = (
-            f"{even.requests_per_day:,.0f} requests a day (one machine {even.busy:.0%} busy): below, "
-            f"{even.serverless} by request costs less; above, {even.always_on} always on"
+            f"{even.requests_per_day:,.0f} requests a day (one machine {even.busy:.0%} busy): "
+            f"below, {even.serverless} by request costs less; above, {even.always_on} always on"
         )
     yield from _labelled("break-even", text)
     for requests, each in at.items():

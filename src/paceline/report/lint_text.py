@@ -63,7 +63,7 @@ def summary_line(linted: Linted, shown: Sequence[Finding], *, num_fixed: int) ->
     if hidden:
         text += f" ({hidden} not shown: --severity info)"
     if linted.answered:
-        text += f"; {len(linted.answered)} answered by comments"
+        text += f"; {len(linted.answered)} suppressed by comments"
     if num_fixed:
-        text += f"; `--fix` shows {num_fixed} that can be fixed without judgement"
+        text += f"; `--fix` shows {num_fixed} safe repair{'s' if num_fixed != 1 else ''}"
     return text

@@ -188,8 +188,8 @@ def _memory(plan: Plan) -> Iterator[str]:
         sizes = [stage.known_bytes for stage in plan.stages]
         least, most = min(sizes), max(sizes)
         yield (
-            f"  {'stages':<14}{format_bytes(least):>10}  to {format_bytes(most)} over {len(sizes)} stages; "
-            f"stage {sizes.index(most)} is the fullest"
+            f"  {'stages':<14}{format_bytes(least):>10}  to {format_bytes(most)} over "
+            f"{len(sizes)} stages; stage {sizes.index(most)} is the fullest"
         )
     if len(set(plan.stage_blocks)) > 1 and len(plan.stage_blocks) <= _MOST_STAGES:
         listed = ", ".join(map(str, plan.stage_blocks))

@@ -252,7 +252,8 @@ def _check_start(
                 "launcher-plain-python",
                 launch.path,
                 launch.line,
-                f"{program.path} takes its rank from a launcher's environment, and none starts it",
+                f"{program.path} reads its rank from a launcher's environment, and no launcher "
+                "starts it",
                 fix=f"torchrun --standalone --nproc-per-node=gpu {file_name(program.path)} ...",
             )
         elif "srun" in carried and not re.search(r"\bRANK\b", _text_of(launch.path, configs)):
@@ -260,7 +261,7 @@ def _check_start(
                 "slurm-world-size-copies",
                 launch.path,
                 launch.line,
-                f"srun tells no RANK, which {program.path} reads: every task ends, or trains alone",
+                f"srun sets no RANK, which {program.path} reads: every task fails or trains alone",
                 fix="srun torchrun ..., or export RANK=$SLURM_PROCID and WORLD_SIZE=$SLURM_NTASKS "
                 "on the node",
             )
@@ -325,7 +326,7 @@ def _check_arguments(launch: Launch, deepspeed: Mapping[str, Config]) -> Iterato
                 key.line,
                 f"{other} is enabled, and {file_name(launch.path)} line {word.line} says "
                 f"--{argument}",
-                fix='"enabled": "auto" in both, and one word on the command line',
+                fix='"enabled": "auto" in both, and one option on the command line',
                 evidence=[(launch.path, word.line, f"--{argument}")],
             )
 

@@ -121,7 +121,7 @@ def _complaint(one: Suppression, *, is_used: bool) -> list[Finding]:
         what = f"no finding is called {', '.join(one.unknown)}"
         fix = "`paceline explain --list` has all ids"
     elif not one.reason:
-        what = "it says no reason, and suppresses nothing"
+        what = "it gives no reason, so it suppresses nothing"
         fix = f"# paceline: ignore[{', '.join(one.names)}] why it is right here"
     elif not is_used:
         what = f"nothing is found here that {', '.join(one.names)} would answer"

@@ -180,7 +180,7 @@ def _check_counts(path: str, config: Marked, context: Context) -> Iterator[Findi
             "rendezvous-timeout-few-nodes",
             path,
             machines.line,
-            f"{nodes} machines are waited for, and the job has {context.nodes}",
+            f"the launcher waits for {nodes} machines, and the job has {context.nodes}",
             fix=f"num_machines: {context.nodes}",
         )
     rank = config.at("machine_rank")
@@ -204,7 +204,7 @@ def _check_meeting(path: str, config: Marked) -> Iterator[Finding]:
             "rendezvous-c10d-timeout",
             path,
             address.line,
-            f"main_process_ip {text} is another machine on each of {nodes}",
+            f"main_process_ip {text} names a different machine on each of {nodes}",
             fix="an address of the first machine that the others reach",
         )
     number = port.number() if port is not None else None
@@ -251,7 +251,7 @@ def _check_deepspeed(path: str, config: Marked) -> Iterator[Finding]:
                     path,
                     clash.line,
                     f"{name} is given beside deepspeed_config_file: {named.text()}, which has to "
-                    "say it: Accelerate ends with a ValueError",
+                    "set it: Accelerate ends with a ValueError",
                     fix=f"take it out here, and set it in {named.text()}",
                     evidence=[(path, named.line, f"deepspeed_config_file: {named.text()}")],
                 )

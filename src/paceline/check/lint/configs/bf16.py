@@ -10,6 +10,6 @@ def bf16_finding(path: str, line: int, said: str, gpu: str) -> Finding:
         "bf16-unsupported-gpu",
         path,
         line,
-        f"{said} asks for bf16, which {gpu} has not",
+        f"{said} asks for bf16, which {gpu} does not have",
         fix="fp16 with loss scaling, or a GPU from Ampere on",
     )

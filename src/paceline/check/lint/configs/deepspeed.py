@@ -56,9 +56,9 @@ def check_deepspeed(path: str, config: Marked, context: Context) -> Iterator[Fin
     yield from check_triangle(path, config, context.num_processes)
 
 
-PASSED_OVER = "it is passed over without a word"
+PASSED_OVER = "it is silently ignored"
 FAILS = "the start fails"
-SINCE_0_17 = "DeepSpeed 0.17.1 and later do not start with it, and earlier ones pass over it"
+SINCE_0_17 = "DeepSpeed 0.17.1 and later do not start with it, and earlier ones ignore it"
 """`DeepSpeedFP16Config` and `DeepSpeedBF16Config` came with 0.17.1 (pull request 6976)."""
 
 
@@ -84,7 +84,7 @@ def _check_keys(path: str, config: Marked) -> Iterator[Finding]:
                 "ds-config-silent-keys",
                 path,
                 value.line,
-                f"{name} stands here again: what line {old.line} says is lost",
+                f"{name} is set again here: its value in line {old.line} is lost",
                 fix="keep one",
                 evidence=[(path, old.line, name)],
             )
@@ -95,7 +95,7 @@ def _check_keys(path: str, config: Marked) -> Iterator[Finding]:
                 "ds-config-silent-keys",
                 path,
                 value.line,
-                f"{name} belongs into zero_optimization: here it is passed over",
+                f"{name} belongs in zero_optimization: here it is ignored",
                 fix="move it into zero_optimization",
                 column=value.column,
             )
@@ -104,7 +104,7 @@ def _check_keys(path: str, config: Marked) -> Iterator[Finding]:
                 "ds-config-silent-keys",
                 path,
                 value.line,
-                "zero_stage is no key of DeepSpeed's file: no sharding is on",
+                "DeepSpeed has no key zero_stage: nothing is sharded",
                 fix=f'"zero_optimization": {{"stage": {value.text()}}}',
                 column=value.column,
             )
@@ -115,7 +115,7 @@ def _check_keys(path: str, config: Marked) -> Iterator[Finding]:
                 "ds-config-silent-keys",
                 path,
                 value.line,
-                f"DeepSpeed's configuration has no key {name}: it is passed over without a word",
+                f"DeepSpeed's configuration has no key {name}: it is silently ignored",
                 fix="take it out",
                 column=value.column,
                 level=WARNING,
@@ -161,7 +161,7 @@ def _check_kinds(path: str, config: Marked) -> Iterator[Finding]:
         yield wrong(section, f"{name} is {said}, and has to be a mapping", fix)
     stage = config.at("zero_optimization", "stage")
     if stage is not None and not _may_be(stage, range(4)):
-        yield wrong(stage, f"{stage.text()} is no stage of ZeRO", '"stage": 0, 1, 2 or 3')
+        yield wrong(stage, f"ZeRO has no stage {stage.text()}", '"stage": 0, 1, 2 or 3')
     for name in (
         "train_batch_size",
         "train_micro_batch_size_per_gpu",
@@ -204,7 +204,7 @@ def _check_zero(path: str, config: Marked) -> Iterator[Finding]:
             "ds-config-silent-keys",
             path,
             offload.line,
-            f"offload_param is of stage 3, and the stage is {stage}: the weights stay on the GPU",
+            f"offload_param needs stage 3, and the stage is {stage}: the weights stay on the GPU",
             fix='"stage": 3, or take offload_param out',
         )
     moved = zero.at("offload_optimizer")
@@ -263,7 +263,7 @@ def _check_precision(path: str, config: Marked, context: Context) -> Iterator[Fi
                 "mixed-precision-loss-scaling",
                 path,
                 scale.line,
-                "loss_scale 1 is no scaling: small gradients become 0 in fp16",
+                "loss_scale 1 does not scale: small gradients become 0 in fp16",
                 fix='"loss_scale": 0, which scales dynamically',
                 level=WARNING,
             )
@@ -298,7 +298,7 @@ def check_triangle(path: str, config: Marked, ranks: int | None) -> Iterator[Fin
                 "ds-batch-size-mismatch",
                 path,
                 place.line,
-                f"train_batch_size {total} is no multiple of {by}",
+                f"train_batch_size {total} is not a multiple of {by}",
                 fix="leave train_batch_size out: DeepSpeed computes it",
             )
             return
@@ -307,6 +307,6 @@ def check_triangle(path: str, config: Marked, ranks: int | None) -> Iterator[Fin
             "ds-batch-size-mismatch",
             path,
             place.line,
-            f"train_batch_size {total} is no multiple of {ranks} ranks",
+            f"train_batch_size {total} is not a multiple of {ranks} ranks",
             fix=f"{-(-total // ranks) * ranks}",
         )

@@ -46,7 +46,7 @@ def _check(path: str, name: str, value: Marked, choice: Choice) -> Iterator[Find
         "config-unknown-key",
         path,
         value.line,
-        f"{name} is {text}, which is none of {', '.join(sorted(choice.values))}",
+        f"{name} is {text}, which is not one of {', '.join(sorted(choice.values))}",
         fix=f"write {known[near[0]]}" if near else "one of these",
         column=value.column,
         level=ERROR if near or choice.is_closed else INFO,

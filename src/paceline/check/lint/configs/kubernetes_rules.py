@@ -124,7 +124,8 @@ def _check_images(job: ClusterJob) -> Iterator[Finding]:
                 "nccl-version-mismatch",
                 job.path,
                 image.line,
-                f"{text} may be another image on each of {job.num_pods} nodes, with another NCCL",
+                f"{text} may be a different image on each of {job.num_pods} nodes, with a "
+                "different NCCL",
                 fix="name one build: a tag that never moves, or @sha256:...",
             )
             return

@@ -41,7 +41,7 @@ def check_neighbours(
                 "port-in-use",
                 launch.path,
                 word.line if word else launch.line,
-                f"every turn of `{launch.loop[:60]}` starts another launch on port {port}",
+                f"every pass of `{launch.loop[:60]}` starts another launch on port {port}",
                 fix="give each its own port: --master-port $((29500 + i)), or --standalone",
             )
         elif port in running and not is_elsewhere(launch):
@@ -122,7 +122,7 @@ def check_meeting(launch: Launch, scene: Scene) -> Iterator[Finding]:
                 "rendezvous-c10d-timeout",
                 launch.path,
                 address.line,
-                f"{host} is another machine on each of {nodes} nodes: none finds the others",
+                f"{host} names a different machine on each of {nodes} nodes: none finds the others",
                 fix="give an address of the first node that all others reach",
             )
         if (
@@ -156,8 +156,8 @@ def check_nodes(launch: Launch, scene: Scene) -> Iterator[Finding]:
                 "rendezvous-timeout-few-nodes",
                 launch.path,
                 word.line,
-                f"{nodes} nodes are waited for, and the job has {given}",
-                fix=f"say {given}"
+                f"the launcher waits for {nodes} nodes, and the job has {given}",
+                fix=f"write {given}"
                 + (", or take it from $SLURM_NNODES" if scene.scheduler == "slurm" else ""),
             )
     text = word.text if word is not None else ""

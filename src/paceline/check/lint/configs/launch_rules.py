@@ -130,7 +130,7 @@ def _check_plain_python(launch: Launch, scene: Scene) -> Iterator[Finding]:
             "launcher-plain-python",
             launch.path,
             launch.line,
-            f"{launch.target.text} is started once, and {gpus} GPUs are there for it",
+            f"{launch.target.text} is started once, and {gpus} GPUs are available",
             fix=f"torchrun --standalone --nproc-per-node={gpus} {launch.target.text} ...",
         )
     elif TRAINS.search(launch.target.text):

@@ -89,7 +89,8 @@ def _check_world(launch: Launch, scene: Scene, sizes: _Sizes) -> Iterator[Findin
             "divisibility",
             launch.path,
             sizes.word("global_batch_size").line,
-            f"global batch {whole_batch} is no multiple of micro-batch {micro} x {data} data ranks",
+            f"global batch {whole_batch} is not a multiple of micro-batch {micro} x {data} data "
+            "ranks",
             fix=f"a multiple of {micro * data}",
         )
 

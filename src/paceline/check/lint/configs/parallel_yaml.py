@@ -57,7 +57,7 @@ def check_parallel(path: str, document: Marked, context: Context) -> Iterator[Fi
             "divisibility",
             path,
             batch.line,
-            f"global batch {total} is no multiple of micro-batch {size} x {data} data ranks",
+            f"global batch {total} is not a multiple of micro-batch {size} x {data} data ranks",
             fix=f"a multiple of {size * data}",
         )
     elif pipeline > 1 and pipeline_at is not None:

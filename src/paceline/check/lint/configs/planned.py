@@ -50,7 +50,7 @@ def check_plan(path: str, document: Marked, text: str) -> Iterator[Finding]:
     try:
         plan = plan_from_json(text.encode())
     except (msgspec.ValidationError, ValueError) as error:
-        what = f"it is no plan of this version of Paceline: {error}"
+        what = f"this version of Paceline cannot read the plan: {error}"
         yield found("plan-file", path, 1, what, fix=_AGAIN, level=WARNING)
         return
     for keys, what, fix in _contradictions(plan):
@@ -132,7 +132,7 @@ def _contradictions(plan: Plan) -> Iterator[tuple[tuple[str, ...], str, str]]:
         yield ("layout", "tensor"), what, _AGAIN
     known = cluster.peak_flops_per_s
     if known and plan.precision not in known:
-        what = f"precision is {plan.precision}, which {cluster.accelerator} has not"
+        what = f"precision is {plan.precision}, which {cluster.accelerator} does not have"
         yield ("precision",), what, f"one of {', '.join(known)}"
 
 

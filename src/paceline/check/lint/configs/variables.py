@@ -186,7 +186,7 @@ def _check_interface(each: Variable, around: Surroundings) -> Iterator[Finding]:
         yield _say(
             each,
             "gloo-ifname-missing",
-            f"Gloo looks for an interface that is called `{value}`: signs such as ^ are NCCL's",
+            f"Gloo takes the whole name of an interface, not `{value}`: signs such as ^ are NCCL's",
             "write the whole name of the interface between the nodes",
         )
         return
@@ -270,7 +270,7 @@ def _check_network(each: Variable, around: Surroundings, names: set[str]) -> Ite
         yield _say(
             each,
             "ib-wc-retry-exceeded",
-            f"NCCL_IB_TIMEOUT={value} gives up on a busy network; 20 is the default",
+            f"NCCL_IB_TIMEOUT={value} gives up early on a busy network; 20 is the default",
             "remove it, or set 22",
         )
 
@@ -281,7 +281,7 @@ def _check_libraries(each: Variable) -> Iterator[Finding]:
         yield _say(
             each,
             "nccl-version-mismatch",
-            f"LD_PRELOAD puts {each.value} in the place of the NCCL that torch came with",
+            f"LD_PRELOAD puts {each.value} in place of the NCCL that torch came with",
             "unset it, or be sure that every node has the same file",
         )
 
@@ -295,9 +295,9 @@ FIRST_NODE = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 def wrong_host(value: str) -> tuple[str, str] | None:
     """The failure and why, where a text stands for no machine of the job."""
     if re.fullmatch(r"\$\{?SLURM_(JOB_|STEP_)?NODELIST\}?", value):
-        return "dns-unresolvable-master", "a list of nodes, node[01-04], is no name of a host"
+        return "dns-unresolvable-master", "a list of nodes, node[01-04], is not a host name"
     if re.fullmatch(r"\$\{?SLURM_SUBMIT_HOST\}?", value):
-        return "rendezvous-c10d-timeout", "the host of sbatch is none of the job's nodes"
+        return "rendezvous-c10d-timeout", "the host that ran sbatch is not one of the job's nodes"
     return None
 
 
@@ -311,7 +311,7 @@ def _check_master(each: Variable, around: Surroundings) -> Iterator[Finding]:
             yield _say(
                 each,
                 "rendezvous-c10d-timeout",
-                f"{each.name}={value} is another machine on each of {around.nodes} nodes",
+                f"{each.name}={value} names a different machine on each of {around.nodes} nodes",
                 "set it to an address of the first node that the others reach",
             )
     refuses = around.torch is None or around.torch >= (2,)
@@ -337,7 +337,7 @@ def check_port(
             "port-in-use",
             path,
             line,
-            f"{name} {port} is no port: the highest is 65535",
+            f"{name} {port} is not a port: the highest is 65535",
             fix="take one between 20000 and 32767",
             column=column,
         )

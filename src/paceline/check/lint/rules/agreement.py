@@ -45,10 +45,10 @@ SHARDED = ("fsdp1", "fsdp2")
 
 
 WORDS = {
-    "collective": "every rank of the group has to make this call",
-    "save": "every rank takes part in this call",
-    "forward": "the forward pass of a wrapped model is a call of all ranks",
-    "backward": "the backward pass of a wrapped model is a call of all ranks",
+    "collective": "every rank of the group has to call it",
+    "save": "every rank has to call it",
+    "forward": "every rank has to run the forward pass of a wrapped model",
+    "backward": "every rank has to run the backward pass of a wrapped model",
 }
 
 
@@ -490,7 +490,7 @@ def under(joint: Joint, guard: Guard, holds: bool) -> bool:
 def rank_finding(program: Program, joint: Joint, guard: Guard) -> Finding:
     call = joint.call
     at = call.at_depth(guard.depth)
-    only = "only a part of the ranks"
+    only = "a part of the ranks alone"
     if guard.main is not None:
         only = "only the main process" if guard.main else "every process but the main one"
     deeper = f" (through {call.spot})" if at is not call.node else ""
@@ -513,9 +513,8 @@ def rank_finding(program: Program, joint: Joint, guard: Guard) -> Finding:
         id,
         at,
         what=(
-            f"{only} reaches {joint.shown}{deeper}, by the condition in {guard.spot}; "
-            f"{joint.condition}{WORDS[joint.kind]}: the others never come, and it waits until the "
-            "time-out"
+            f"{only} reaches {joint.shown}{deeper} (condition in {guard.spot}); "
+            f"{joint.condition}{WORDS[joint.kind]}: it waits for the others until the time-out"
         ),
         fix=fix,
         seen=(guard, call),

@@ -29,7 +29,7 @@ DECISIONS = frozenset({DATA, TIME, SIGNAL, RANK_ZERO_ONLY, FAILURE, SHARD})
 REASONS = {
     DATA: "this rank's own batch or loss",
     TIME: "this rank's clock",
-    SIGNAL: "a signal, which reaches each rank at a moment of its own",
+    SIGNAL: "a signal, which reaches each rank at a different moment",
     RANK_ZERO_ONLY: "a value that only one rank holds",
     FAILURE: "an exception that only this rank had",
     SHARD: "this rank's part of the data",
@@ -243,8 +243,8 @@ def check_divergent_branches(program: Program, context: Context) -> Iterator[Fin
                     call,
                     guard,
                     call,
-                    f"{call.name.rpartition('.')[2]} in {call.spot} needs every rank, and some "
-                    "ranks call it and some do not",
+                    f"{call.name.rpartition('.')[2]} in {call.spot} needs every rank, and "
+                    "only some ranks call it",
                     "reduce the value over the ranks first (`dist.all_reduce`), or broadcast rank "
                     "0's decision, so that all take the same branch",
                 )
@@ -313,7 +313,7 @@ def check_agreement_of_a_bool(program: Program, context: Context) -> Iterator[Fi
             yield program.finding(
                 "rank-divergent-decision",
                 call,
-                what="all_reduce is given a Python bool or number; it takes a tensor and raises",
+                what="all_reduce takes a tensor; it gets a Python bool or number and raises",
                 fix=(
                     "`flag = torch.tensor(int(condition), device=device)`, reduce that, and "
                     "branch on `flag.item()`"

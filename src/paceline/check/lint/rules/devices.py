@@ -55,7 +55,7 @@ def check_global_rank_as_device(program: Program, context: Context) -> Iterator[
             "invalid-device-ordinal",
             call,
             what=(
-                "this is the rank in the whole job, and a node has GPUs"
+                "this is the global rank, and a node has GPUs"
                 + (f" 0 to {per_node - 1}" if per_node else "")
                 + f": on all but the first of {nodes} nodes there is no such GPU"
             ),

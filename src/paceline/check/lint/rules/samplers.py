@@ -108,14 +108,15 @@ def epoch_findings(program: Program, sampler: Value, loop: Loop, epochs: Loop) -
     sets = [one for one in program.calls(method="set_epoch") if may_set(one, sampler)]
     inside = [one for one in sets if epochs in one.loops]
     if not inside:
-        where = f"set_epoch stands outside it, in {sets[0].spot}" if sets else "nothing does"
+        where = (
+            f"set_epoch is called outside this loop ({sets[0].spot})"
+            if sets
+            else "no set_epoch call"
+        )
         yield program.finding(
             "set-epoch-missing",
             epochs,
-            what=(
-                "a DistributedSampler shuffles the batches of this loop over epochs, and each "
-                f"epoch has the same order until its set_epoch is called: {where}"
-            ),
+            what=f"{where}: the DistributedSampler gives every epoch the same order",
             fix=f"call `{sampler.label or 'sampler'}.set_epoch(epoch)` first in this loop",
             seen=[sampler.call, loop] if sampler.call is not None else [loop],
             first=set_epoch_call(loop, epochs),

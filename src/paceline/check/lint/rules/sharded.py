@@ -23,7 +23,7 @@ def check_clip(program: Program, context: Context) -> Iterator[Finding]:
             call,
             what=(
                 "the parameters are FSDP shards: the norm is that of this rank's part alone, and "
-                "every rank clips by another factor"
+                "every rank clips by a different factor"
             ),
             fix=f"{model.label or 'model'}.clip_grad_norm_(max_norm)",
             level=Severity.ERROR if all(map(is_sharded, model.any())) else Severity.INFO,
@@ -130,7 +130,7 @@ def check_wrapper_discarded(program: Program, context: Context) -> Iterator[Find
                 "fsdp-wrapper-discarded",
                 call,
                 what=(
-                    "FSDP returns the wrapper and it is thrown away: the model goes on to call "
+                    "the wrapper that FSDP returns is not used: the model goes on to call "
                     "the plain layer, whose parameters FSDP has just flattened and sharded"
                 ),
                 fix="assign it (`model.layers[i] = FSDP(layer)`), or use fully_shard(layer)",
