@@ -45,6 +45,9 @@ class Failure:
     """The file it is in: `hang`, `network`, `memory` ..."""
 
     effect: Effect
+    at_start: bool = False
+    """Whether it shows before the first step ends, and never after many."""
+
     frameworks: tuple[str, ...] = ()
     lint: str | None = None
     """The highest level that `lint` gives it: `error`, `warning` or `info`; None: it finds none.

@@ -205,7 +205,7 @@ class CorruptionFound(Event, frozen=True, kw_only=True, tag=True):
     """What was wrong, or differed, on any of them."""
 
     verdict: str
-    """How it is known: `majority` (most replicas agree against it), `moved` (the rank's own bytes
+    """How it is known: `majority` (most replicas differ from it), `moved` (the rank's own bytes
     changed while nothing wrote them), `replay` (its numbers were farther from those that were
     computed again), `undecided`."""
 

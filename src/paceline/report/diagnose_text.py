@@ -96,7 +96,7 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
         )
         yield from _row("then", f"consequences: {told}", 2)
     if diagnosis.causes and not diagnosis.has_failed:
-        yield from _row("note", "no sign of a failure in these logs", 2)
+        yield from _row("note", "these logs show no error that ended the run", 2)
     for note in diagnosis.notes:
         yield from _row("note", note, 2)
     for name, fact in diagnosis.facts.items():
@@ -126,7 +126,8 @@ _HOW_IT_ENDED = (
 def _cause(cause: Cause) -> Iterator[str]:
     failure = cause.failure
     yield from _row("cause", f"{cause.failure.named}: {cause.title} ({cause.confidence})", 2)
-    yield from _row("", cause.what, 3)
+    if not cause.what.endswith(failure.title):
+        yield from _row("", cause.what, 3)
     if cause.check:
         yield from _row("check", cause.check, 2)
     where = []
@@ -204,7 +205,7 @@ def _read(diagnosis: Diagnosis) -> str:
     logs = f"{diagnosis.num_sources} log{'s' if diagnosis.num_sources != 1 else ''}"
     parts = [logs, f"{diagnosis.num_lines:,} lines", units.format_bytes(diagnosis.num_bytes)]
     if diagnosis.num_ranks:
-        parts.append(f"ranks up to {diagnosis.num_ranks - 1} heard of")
+        parts.append(f"highest rank {diagnosis.num_ranks - 1}")
     if diagnosis.saturated:
         parts.append(f"too frequent to count: {', '.join(diagnosis.saturated[:3])}")
     return "; ".join(parts)

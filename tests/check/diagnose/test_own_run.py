@@ -121,7 +121,7 @@ def test_what_a_run_came_through_is_said_to_have_done_no_harm():
     log = Log(name="rank-1.log", rank=1, blocks=[b"KeyError: 'labels'\n"])
     diagnosis = told(lost(how="exited with 1"), ended("finished"), logs=[log])
     assert diagnosis.causes[0].id == "user-exception"
-    assert "the run trained to its end in spite of it" in diagnosis.notes
+    assert "the run trained to its end despite it" in diagnosis.notes
 
 
 def test_damaged_and_later_events_say_nothing():
@@ -156,8 +156,8 @@ def test_a_run_that_repaired_wrong_numbers_names_rank_tensor_repair_and_what_is_
     assert diagnosis.is_concluded
     assert not diagnosis.causes
     assert shown(diagnosis).startswith(
-        "repaired after step 29 model/a and 1 more was wrong on rank 1 (most replicas agree "
-        "against it): copied from a replica to do nothing for this run; if rank 1 (node 3) is "
+        "repaired after step 29 model/a and 1 more was wrong on rank 1 (most replicas differ "
+        "from it): copied from a replica to do nothing for this run; if rank 1 (node 3) is "
         "named again, test its memory"
     )
 

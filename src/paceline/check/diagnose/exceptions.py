@@ -86,7 +86,7 @@ def exceptions(seen: Seen, candidates: Sequence[Candidate]) -> list[Candidate]:
         rank=source.rank if source.rank is not None else exit_rank,
     )
     if first.during is not None and not _is_secondary(first.during):
-        candidate.notes.append(f"it came up while handling {first.during.text[:120]}")
+        candidate.notes.append(f"it was raised while handling {first.during.text[:120]}")
     return [candidate]
 
 

@@ -85,7 +85,7 @@ def notes(seen: Seen, causes: Sequence[Cause]) -> Iterator[str]:
             f"rank {causes[0].rank} is the cause"
         )
     if seen.has_finished and causes:
-        yield "the run trained to its end in spite of it"
+        yield "the run trained to its end despite it"
     if _interrupted(seen) and not causes:
         yield "the run was interrupted by hand (Ctrl-C)"
     ends = sorted({each.rank for each in seen.exits if each.rank is not None and each.code > 0})

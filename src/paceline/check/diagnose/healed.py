@@ -16,7 +16,7 @@ _MOST = 3
 """Repairs and recoveries that are described one by one."""
 
 _KNOWN_BY = {
-    "majority": "most replicas agree against it",
+    "majority": "most replicas differ from it",
     "moved": "its bytes changed while nothing wrote them",
     "replay": "its numbers were farther from those that were computed again",
 }

@@ -17,6 +17,12 @@ from paceline.check.diagnose.similar import likeness_to_any
 _MOST = 400
 """Characters. A convention: three sentences."""
 
+_LATER = re.compile(
+    r"(?i)\b(?:step|iteration|iter|epoch)s? *#?(?!1\b)[1-9]"
+    r"|\b(?!1 )[1-9][\d,]*k? (?:step|iteration|epoch)s"
+)
+"""A step above the first, as words give it: what shows `at_start` is then not the cause."""
+
 _LOG = re.compile(r"\d\.\d|\w[=:]\S|\d:\d|[{}|\\]|\n.*\n.*\n.*\n")
 
 
@@ -41,6 +47,7 @@ def told_causes(
     """
     line = Line(source=source, number=1, raw=text.strip(), message=text.strip())
     failures, like = load_failures(), likeness_to_any(text)
+    is_later = _LATER.search(text) is not None
     ranked: dict[str, tuple[tuple[float, float, float], str, str | None]] = {}
     for symptom in load_symptoms().values():
         if not any(form.search(text) for form in (*symptom.words, *symptom.log)):
@@ -51,11 +58,13 @@ def told_causes(
             )
             if speaks or not cause.only:
                 against = cause.unless is not None and cause.unless.search(text) is not None
+                against |= is_later and failures[cause.id].at_start
                 rank = (-1.0 - speaks + against / 2, place, -like.get(cause.id, 0.0))
                 ranked.setdefault(cause.id, (rank, symptom.title, cause.check))
     for name in dict.fromkeys((*printed, *(() if has_failed or ranked else like))):
         first = -1.5 if name in printed else 0.0
-        ranked.setdefault(name, ((first, 0.0, -like.get(name, 0.0)), failures[name].title, None))
+        late = float(is_later and failures[name].at_start)
+        ranked.setdefault(name, ((first, late, -like.get(name, 0.0)), failures[name].title, None))
     for name, (_, what, check) in sorted(ranked.items(), key=lambda each: each[1][0]):
         yield Candidate(
             id=name,
