@@ -96,6 +96,9 @@ class PlanError(PacelineError):
 
     exit_code = 3
 
+    needed_bytes: int | None = None
+    """What the leanest layout takes of a rank, where memory is all that lacks."""
+
 
 class RunError(PacelineError):
     """The run failed and could not be recovered."""

@@ -224,6 +224,18 @@ def bytes_apart(*sizes: float) -> list[str]:
     return texts
 
 
+def dollars_apart(*sums: float) -> list[str]:
+    """Sums of money side by side, a cost and its limit: whole dollars, with cents where unequal
+    ones would look the same.
+
+    >>> dollars_apart(1188.2, 1188), dollars_apart(1188.2, 1000)
+    (['$1,188.20', '$1,188.00'], ['$1,188', '$1,000'])
+    """
+    whole = [f"${each:,.0f}" for each in sums]
+    are_apart = len(set(whole)) == len(set(sums))
+    return whole if are_apart else [f"${each:,.2f}" for each in sums]
+
+
 def format_count(count: float) -> str:
     """Three digits and a power of a thousand.
 

@@ -19,7 +19,7 @@ from paceline.errors import PlanError
 from paceline.job import Job, parse_job
 from paceline.plan import plan_job
 from paceline.record.metrics import StepMetrics
-from paceline.units import format_seconds
+from paceline.units import format_bytes, format_seconds
 
 JOB = """\
 name: try
@@ -299,7 +299,7 @@ def test_s2_3_what_the_planner_found_to_fit_is_listed_in_front_of_what_saves_som
 
 
 def test_what_is_offloaded_is_what_the_plan_offloads():
-    assert output(7, *ONE_T4)["cpuOffloading"]["what"] == "optimizer state and parameters on cpu"
+    assert output(7, *ONE_T4)["cpuOffloading"]["what"] == "parameters and optimizer on cpu"
 
 
 def test_an_infeasible_plan_ends_with_the_required_resources():
@@ -354,6 +354,32 @@ def test_a_budget_that_is_too_small_names_what_it_pays_for():
     assert "train.steps:" in problem.fix
     assert exit_code(found.gates) == 0
     assert exit_code(found.gates, fail_on_gate=True, yes=True) == 3
+
+
+def test_s2_3_a_refusal_and_its_memory_gate_name_one_layout_and_what_it_takes():
+    with pytest.raises(PlanError) as refused:
+        plan_job(job_of(*TOO_LARGE))
+    needed = refused.value.needed_bytes
+    assert output(7, *TOO_LARGE)["requiredBytes"] == needed
+    text = format_bytes(needed)
+    assert f"needs {text} a rank" in gate(phased(*TOO_LARGE), 1).problem.what
+    assert f"the leanest plan needs {text} of" in gate(phased(*TOO_LARGE), 7).problem.what
+
+
+def test_s4_16_a_budget_that_nothing_reaches_names_the_cheapest_that_there_is():
+    problem = gate(phased(goals=Goals(budget_usd=1.0)), 14).problem
+    assert problem.fix.startswith("nothing is within it: the cheapest is ")
+    least = min(each["usd"] for each in output(14)["providerComparison"])
+    assert f"${least:,.0f} in " in problem.fix or "cluster.nodes=" in problem.fix
+
+
+def test_s4_16_plan_and_phase_14_hold_a_budget_against_the_same_cost():
+    cost = plan_job(job_of()).cost.usd
+    assert output(14)["estimatedCostUSD"] == cost
+    assert {"storage", "egress"} <= plan_job(job_of()).cost.terms.keys()
+    over, within = (gate(phased(goals=Goals(budget_usd=cost + by)), 14) for by in (-0.01, 0.01))
+    assert (over.status, within.status) == ("failed", "passed")
+    assert f"${cost:,.2f} at " in over.problem.what
 
 
 def test_fewer_nodes_within_the_budget_come_first_with_price_and_hours():

@@ -62,6 +62,8 @@ class WrongValue:
     what: str
     fix: str
     level: Level
+    failure: str = "nccl-env-deprecated"
+    """Id of what it becomes."""
 
 
 _ENVIRONMENT = read_shipped("software.toml")["environment"]
@@ -113,6 +115,9 @@ def wrong_value(
     if name == "NCCL_DEBUG" and value.lower() == "trace":
         what = "NCCL_DEBUG=TRACE prints what INFO prints: torch's NCCL is built without traces"
         return WrongValue(what=what, fix="NCCL_DEBUG=INFO", level="info")
+    if name == "NCCL_NET_GDR_LEVEL" and value in ("0", "LOC"):
+        what, fix = f"{name}={value} switches GPUDirect RDMA off", f"remove {name}"
+        return WrongValue(what=what, fix=fix, level="warning", failure="gdr-peermem-missing")
     if name in _NUMBERS:
         return _wrong_number(name, value)
     return _wrong_word(_WORDS[name], value) if name in _WORDS else None

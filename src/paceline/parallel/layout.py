@@ -76,6 +76,11 @@ class Layout:
     when `data` x `micro_batch` x `accumulation` is more. `micro_batch` is then the largest."""
 
     @property
+    def offloaded(self) -> str:
+        """What leaves the accelerators where `offload` is set, in words."""
+        return "parameters and optimizer" if self.offload_parameters else "optimizer"
+
+    @property
     def num_ranks(self) -> int:
         """Ranks in the whole layout."""
         return prod((self.data, self.tensor, self.pipeline, self.context))

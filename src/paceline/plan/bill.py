@@ -27,7 +27,7 @@ from paceline.estimate.cost import (
 from paceline.job import Job
 from paceline.parallel.abilities import abilities_of
 from paceline.plan.decision import Plan
-from paceline.plan.outlook import DEFAULTS, needs_of, outlook
+from paceline.plan.outlook import DEFAULTS, WEIGHT_BYTES, keeping_of, needs_of, outlook
 from paceline.topology.levels import copied_bytes_per_s, host_bytes_per_s
 from paceline.units import counted, format_bytes, format_count, format_seconds
 
@@ -46,9 +46,6 @@ gradients in bf16, fp32 weights and AdamW's two moments (ZeRO, arXiv:1910.02054,
 NETWORK_SHARE = 0.25
 """A run that is known by its size counts on this share of the accelerator's usual network: a guess.
 Data parallelism over whole nodes hides its traffic at that rate; a plan knows its own need."""
-
-WEIGHT_BYTES = 2
-"""Bytes of the finished model for each parameter, in bf16: what is sent out once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,18 +119,6 @@ def _all_kept(plan: Plan, count: int) -> Iterator[str]:
             f"{plan.engine} deletes no checkpoint: all {count} are counted as stored for the whole "
             "run (an upper bound)"
         )
-
-
-def keeping_of(plan: Plan, job: Job) -> Keeping:
-    """The checkpoints that a job keeps, all where the engine deletes none, and its finished model
-    sent out once."""
-    written = -(-job.spec.train.steps // plan.checkpoint_every)
-    deletes = abilities_of(plan.engine).deletes_checkpoints
-    kept = min(written, job.spec.checkpoint.keep_last) if deletes else written
-    return Keeping(
-        stored_bytes=plan.estimate.num_checkpoint_bytes * kept,
-        sent_bytes=plan.profile.num_parameters * WEIGHT_BYTES,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

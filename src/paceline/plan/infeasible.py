@@ -88,7 +88,7 @@ def nothing_fits(
     else:
         asked = _Asked(job=job, space=space, case=case, limit_bytes=limit_bytes, engines=engines)
         ways = _ways_to_fit(asked, needed)
-    return PlanError.of(
+    error = PlanError.of(
         code="P001",
         what=f"no layout fits on {cluster.name}: the leanest of {found.num_layouts:,}, "
         f"{case.named(layout)} in micro-batches of {layout.micro_batch}, needs "
@@ -97,6 +97,8 @@ def nothing_fits(
         where=job.where("cluster"),
         fix=join_ways(ways),
     )
+    error.needed_bytes = needed
+    return error
 
 
 _OR = "; or "
@@ -189,7 +191,8 @@ def _ways_to_fit(asked: _Asked, needed_bytes: int) -> list[str]:
     if fixed and (layout := asked.fitting(asked.open_space, asked.case)) is not None:
         again = f", {layout.recompute} recompute" if layout.recompute != "none" else ""
         name = asked.case.named(layout)
-        return [f"{freed}: {name}, in micro-batches of {layout.micro_batch}{again}, fits"]
+        moved = f", {layout.offloaded} on {layout.offload}" if layout.offload != "none" else ""
+        return [f"{freed}: {name}, in micro-batches of {layout.micro_batch}{again}{moved}, fits"]
     ways = [
         *_on_disk(asked),
         *asked.engines,

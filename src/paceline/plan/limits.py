@@ -6,7 +6,7 @@ from math import ceil
 from paceline.errors import Problem
 from paceline.job import Job
 from paceline.plan.decision import Limit, Plan
-from paceline.units import bytes_apart, format_bytes, format_seconds
+from paceline.units import bytes_apart, dollars_apart, format_bytes, format_seconds
 
 
 def limits_of(job: Job, plan: Plan) -> Iterator[Limit]:
@@ -40,6 +40,8 @@ def limit_problem(job: Job, plan: Plan, limit: Limit) -> Problem:
         needs = shown(limit.expected)
         if limit.name == "memory":
             needs, most = bytes_apart(limit.expected, limit.limit)
+        if limit.name == "budget":
+            needs, most = dollars_apart(limit.expected, limit.limit)
         expected = f"at {needs}"
     against = "not known to be within" if limit.expected is None else "over"
     fixes = {

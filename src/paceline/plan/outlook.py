@@ -20,8 +20,12 @@ from paceline.estimate.cost import (
 )
 from paceline.estimate.goodput import DEFAULT_RANK_MTBF_S, Goodput
 from paceline.job import Job
+from paceline.parallel.abilities import abilities_of
 from paceline.plan.advice.checkpoints import CheckpointAdvice, advise_checkpoints
 from paceline.plan.decision import Plan
+
+WEIGHT_BYTES = 2
+"""Bytes of the finished model for each parameter, in bf16: what is sent out once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +105,7 @@ def outlook(
         job: Of which it is the plan.
         prices: Of the accelerator; left out, the catalog's.
         assumptions: In place of the defaults.
-        keeping: What the run stores and sends out; left out, neither is counted.
+        keeping: What the run stores and sends out; left out, `keeping_of` the plan.
     """
     cluster, price, train = plan.cluster, plan.estimate, job.spec.train
     state = price.num_checkpoint_bytes
@@ -142,8 +146,28 @@ def outlook(
         restart_s=restart_s,
         checkpoints=advice,
         goodput=good,
-        costs=_costs(plan, job, train_s, rows, (save_s, restart_s, write_s), assumptions, keeping),
+        costs=_costs(
+            plan,
+            job,
+            train_s,
+            rows,
+            (save_s, restart_s, write_s),
+            assumptions,
+            keeping or keeping_of(plan, job),
+        ),
         assumptions=assumptions,
+    )
+
+
+def keeping_of(plan: Plan, job: Job) -> Keeping:
+    """The checkpoints that a job keeps, all where the engine deletes none, and its finished model
+    sent out once."""
+    written = -(-job.spec.train.steps // plan.checkpoint_every)
+    deletes = abilities_of(plan.engine).deletes_checkpoints
+    kept = min(written, job.spec.checkpoint.keep_last) if deletes else written
+    return Keeping(
+        stored_bytes=plan.estimate.num_checkpoint_bytes * kept,
+        sent_bytes=plan.profile.num_parameters * WEIGHT_BYTES,
     )
 
 
@@ -188,7 +212,7 @@ def _costs(
     prices: Iterable[Price],
     seconds: tuple[float, float, float],
     assumptions: Assumptions,
-    keeping: Keeping | None,
+    keeping: Keeping,
 ) -> tuple[RunCost, ...]:
     if train_s is None:
         return ()

@@ -135,7 +135,7 @@ def _offloaded(plan: Plan) -> str:
     if plan.layout.offload == "none":
         return ""
     place = "on disk" if plan.layout.offload == "nvme" else "in host memory"
-    what = "parameters and optimizer" if plan.layout.offload_parameters else "optimizer"
+    what = plan.layout.offloaded
     return f" + {what} {place}, {format_bytes(plan.host_bytes)} a node"
 
 
@@ -407,7 +407,7 @@ def _differences(layout: Layout, chosen: Layout) -> Iterator[str]:
         yield layout.context_kind
     moved = (layout.offload, layout.offload_parameters)
     if moved != (chosen.offload, chosen.offload_parameters):
-        what = "parameters and optimizer" if layout.offload_parameters else "optimizer"
+        what = layout.offloaded
         yield "no offload" if layout.offload == "none" else f"{what} on {layout.offload}"
     if layout.micro_batch != chosen.micro_batch:
         yield f"micro-batch {layout.micro_batch}"

@@ -124,7 +124,7 @@ def _values(node: str, facts: NodeFacts, need: Need) -> Iterator[Result]:
     for each in _wrong_values(facts).values():
         say = failed if is_read and each.level == "error" else warned
         said = f"{each.what}{note}"
-        yield say("environment", node, said, id="nccl-env-deprecated", fix=each.fix)
+        yield say("environment", node, said, id=each.failure, fix=each.fix)
 
 
 def _harmful(node: str, facts: NodeFacts, need: Need) -> Iterator[Result]:

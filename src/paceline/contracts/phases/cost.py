@@ -89,7 +89,7 @@ def cheaper_than(case: Case, usd: float) -> list[tuple[str, RunCost]]:
     to meet the deadline; the cheapest first, three of either at most."""
     places = [
         (f"{cost.provider} {cost.instance}, {cost.way}{_interrupted(cost)}", cost)
-        for cost in case.view.costs
+        for cost in sorted(case.view.costs, key=lambda each: each.usd)
         if cost.usd < usd
     ][:3]
     deadline = inf if case.goals.deadline_s is None else case.goals.deadline_s

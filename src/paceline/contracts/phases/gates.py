@@ -1,17 +1,18 @@
 """Where somebody may want to stop: five gates, and the last yes before the launch."""
 
 from collections.abc import Iterator
-from math import inf, nextafter
+from math import ceil, inf, nextafter
 
 from paceline.contracts.phases.case import Case, Gate
 from paceline.contracts.phases.cost import cheaper_than, cheapest_on_demand
 from paceline.contracts.phases.memory import optimise_memory
 from paceline.contracts.phases.split import choose_strategy
 from paceline.errors import Problem
+from paceline.estimate.cost import RunCost
 from paceline.plan.infeasible import join_ways, ways_of
 from paceline.plan.limits import affordable_steps
 from paceline.prepare.checked import find_checked
-from paceline.units import format_bytes, format_seconds
+from paceline.units import dollars_apart, format_bytes, format_seconds
 
 GATE_EXIT_CODE = 3
 """As of a plan that does not fit."""
@@ -152,19 +153,19 @@ def _budget(case: Case) -> Gate:
             status="passed" if budget is None else "review",
             summary=unknown,
         )
-    cost = f"${chosen.usd:,.0f} at {chosen.provider} on demand ({chosen.as_of})"
+    usd, most = dollars_apart(chosen.usd, chosen.usd if budget is None else budget)
+    cost = f"{usd} at {chosen.provider} on demand ({chosen.as_of})"
     if budget is None or chosen.usd <= budget:
-        limit = "no budget was given" if budget is None else f"the budget is ${budget:,.0f}"
+        limit = "no budget was given" if budget is None else f"the budget is {most}"
         return Gate(phase=14, name="Budget Constraint", status="passed", summary=f"{cost}; {limit}")
     return Gate(
         phase=14,
         name="Budget Constraint Warning",
         status="failed",
-        summary=f"{cost}, the budget is ${budget:,.0f}",
+        summary=f"{cost}, the budget is {most}",
         problem=Problem(
             code="P023",
-            what=f"the run costs {cost}, ${chosen.usd - budget:,.0f} over the budget of "
-            f"${budget:,.0f}",
+            what=f"the run costs {cost}, ${ceil(chosen.usd - budget):,} over the budget of {most}",
             where="--budget",
             fix="; or ".join(cheaper_plans(case, budget)) + _tried(case),
         ),
@@ -172,16 +173,20 @@ def _budget(case: Case) -> Gate:
 
 
 def cheaper_plans(case: Case, budget: float) -> list[str]:
-    """What would stay within a budget, the cheapest first, and the steps that it pays for."""
-    found = [
-        f"{told}: ${cost.usd:,.0f} in {format_seconds(3600 * cost.hours)}"
-        for told, cost in cheaper_than(case, nextafter(budget, inf))
-    ]
+    """What would stay within a budget, the cheapest first, and the steps that it pays for; where
+    nothing would, the cheapest that there is."""
+    within = cheaper_than(case, nextafter(budget, inf))
+    found = [_priced(told, cost) for told, cost in within]
     chosen = cheapest_on_demand(case)
-    if chosen is not None:
-        steps = affordable_steps(case.view.num_steps, budget, chosen.usd)
+    if not within and (least := cheaper_than(case, inf)):
+        found.append(f"nothing is within it: the cheapest is {_priced(*least[0])}")
+    if chosen is not None and (steps := affordable_steps(case.view.num_steps, budget, chosen.usd)):
         found.append(f"train.steps: {steps}, which the budget pays for at {chosen.provider}")
     return found
+
+
+def _priced(told: str, cost: RunCost) -> str:
+    return f"{told}: ${cost.usd:,.0f} in {format_seconds(3600 * cost.hours)}"
 
 
 def _tried(case: Case) -> str:

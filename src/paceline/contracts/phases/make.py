@@ -31,7 +31,6 @@ from paceline.contracts.phases.required import Replan, requirements_of, requirem
 from paceline.errors import PlanError
 from paceline.job import Job, dump_job
 from paceline.plan import Plan
-from paceline.plan.bill import keeping_of
 from paceline.plan.outlook import DEFAULTS, Assumptions, Outlook, outlook
 from paceline.plan.text import plan_to_json
 from paceline.render.text import to_json
@@ -168,13 +167,11 @@ def _case(
         if refused.code != "P001":
             raise
         available = find_cluster(job.spec.cluster, job).usable_bytes
-        required, plan = requirements_of_refused(job, replan, available)
+        required, plan = requirements_of_refused(job, replan, available, error.needed_bytes)
     prices = None if prices is None else tuple(prices)
 
     def view_of(each: Plan) -> Outlook:
-        return outlook(
-            each, job, prices=prices, assumptions=assumptions, keeping=keeping_of(each, job)
-        )
+        return outlook(each, job, prices=prices, assumptions=assumptions)
 
     tried = () if refused is not None else _other_nodes(job)
     others = tuple(_on_other_nodes(job, replan, tried))

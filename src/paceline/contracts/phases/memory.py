@@ -6,7 +6,6 @@ from typing import Any
 from paceline.contracts.phases.case import Case
 from paceline.contracts.phases.required import savings
 from paceline.contracts.phases.resources import available_of
-from paceline.parallel.layout import Layout
 from paceline.plan.infeasible import ways_of
 from paceline.units import format_bytes
 
@@ -25,6 +24,7 @@ def optimise_memory(case: Case) -> dict[str, Any]:
     """The plan's memory by part, the gap where there is one, and what would close it."""
     plan, layout = case.plan, case.plan.layout
     memory = plan.estimate.memory
+    moved = "nothing" if layout.offload == "none" else f"{layout.offloaded} on {layout.offload}"
     available = int(available_of(case) * (1 - case.job.spec.plan.head_room))
     gap = max(0, memory.known_bytes - available)
     return {
@@ -42,7 +42,7 @@ def optimise_memory(case: Case) -> dict[str, Any]:
             "everyBlocks": layout.recompute_every,
         },
         "zero": {"stage": _STAGES[layout.sharding], "over": layout.shard_degree},
-        "cpuOffloading": {"enabled": layout.offload != "none", "what": _offloaded(layout)},
+        "cpuOffloading": {"enabled": layout.offload != "none", "what": moved},
         "efficientAttention": "scaled_dot_product_attention: the scores are never written out "
         "where a flash kernel runs",
         "aggressiveOptimizations": [
@@ -72,15 +72,8 @@ def _tried(way: str, gap: int) -> dict[str, Any]:
         "saves": f"the whole gap of {format_bytes(gap)}, as tried by the planner",
         "savesBytes": gap,
         "setting": setting,
-        "costs": told[0] if told else "what the change itself takes",
+        "costs": f"another layout: {told[0]}" if told else "what the change itself takes",
     }
-
-
-def _offloaded(layout: Layout) -> str:
-    if layout.offload == "none":
-        return "nothing"
-    also = " and parameters" if layout.offload_parameters else ""
-    return f"optimizer state{also} on {layout.offload}"
 
 
 def _breakdown(case: Case) -> dict[str, Any]:

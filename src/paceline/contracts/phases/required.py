@@ -21,7 +21,6 @@ class Replan(Protocol):
 
 
 _MOST_DOUBLINGS = 12
-_STEPS_OF_BISECTION = 5
 _EXPOSED_SHARE = 0.1
 """Share of a step's time that communication may take before the network counts as too slow."""
 
@@ -84,22 +83,21 @@ def requirements_of(plan: Plan, job: Job) -> Requirements:
 
 
 def requirements_of_refused(
-    job: Job, replan: Replan, available_bytes: int
+    job: Job, replan: Replan, available_bytes: int, needed_bytes: int | None
 ) -> tuple[Requirements, Plan]:
-    """The least for a job that fits nowhere, and the plan it would have with enough memory.
-
-    Memory is doubled until something fits and then bisected, and nodes are doubled, each with the
-    planner itself.
+    """The least for a job that fits nowhere, and the plan it would have with just that memory: the
+    leanest layout, which the refusal names as well. Nodes are doubled until something fits.
 
     Args:
         job: That was refused.
         replan: The planner.
         available_bytes: Memory of an accelerator that there is.
+        needed_bytes: Of a rank, as the planner's refusal says.
 
     Raises:
         PlanError: It is not memory that it lacks.
     """
-    plan = _with_more_memory(job, replan, available_bytes)
+    plan = _with_more_memory(job, replan, available_bytes, needed_bytes)
     bigger = _with_more_nodes(job, replan)
     found = requirements_of(plan, job)
     ranks = bigger.cluster.num_ranks if bigger is not None else found.ranks
@@ -113,30 +111,23 @@ def requirements_of_refused(
             found,
             ranks=ranks,
             memory_bytes=plan.cluster.memory_bytes,
-            basis=f"{how}; memory: the planner, with more memory until something fits",
+            basis=f"{how}; memory: what the leanest layout takes, with the head-room",
         ),
         plan,
     )
 
 
-def _with_more_memory(job: Job, replan: Replan, low: int) -> Plan:
-    high = 2 * low
-    plan: Plan | None = None
-    for _ in range(_MOST_DOUBLINGS):
-        plan = _try(_with_memory(job, high), replan)
-        if plan is not None:
-            break
-        low, high = high, 2 * high
-    if plan is None:
-        return replan(job)  # raises, in the planner's own words
-    for _ in range(_STEPS_OF_BISECTION):
-        middle = (low + high) // 2
-        other = _try(_with_memory(job, middle), replan)
-        if other is None:
-            low = middle
-        else:
-            high, plan = middle, other
-    return plan
+def _with_more_memory(job: Job, replan: Replan, low: int, needed: int | None) -> Plan:
+    """The leanest plan with the memory that it takes; else, where something beside memory lacks as
+    well, one with twice the memory until something fits."""
+    if needed is not None:
+        least = ceil((needed + 1) / (1 - job.spec.plan.head_room))
+        if (plan := _try(_with_memory(job, least), replan)) is not None:
+            return plan
+    for doublings in range(1, _MOST_DOUBLINGS + 1):
+        if (plan := _try(_with_memory(job, low * 2**doublings), replan)) is not None:
+            return plan
+    return replan(job)  # raises, in the planner's own words
 
 
 def _with_more_nodes(job: Job, replan: Replan) -> Plan | None:

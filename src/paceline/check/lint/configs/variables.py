@@ -140,7 +140,7 @@ def _check_value(each: Variable) -> Iterator[Finding]:
     wrong = wrong_value(each.name, each.value)
     if wrong is not None:
         level = Severity(wrong.level)
-        yield _say(each, "nccl-env-deprecated", wrong.what, wrong.fix, level=level)
+        yield _say(each, wrong.failure, wrong.what, wrong.fix, level=level)
         return
     row = UNWANTED.get(each.name)
     if row is None or each.name in _ELSEWHERE or not row.harms(each.value) or "$" in each.value:
