@@ -62,7 +62,7 @@ _CONSTANTS: Mapping[tuple[str, ...], tuple[float, float, float, float]] = {
 }
 """Priors: published measurements and our first fits (matrix rates, attention, collectives, host
 launch 30 us, overlap, contention, stragglers); passes: counted from the operations of a block,
-unfused, with fused norms and activations, and compiled; routed_ops, expert_overlap, grouped_share
+unfused, with fused norms and activations, and compiled; routed_ops, grouped_share
 and step_s: guesses."""
 
 

@@ -348,6 +348,8 @@ def _engine(run: Run) -> Any:
     for name in ("row_scales", "wide_weight_gradients", "overlaps_tensor"):
         if getattr(stated, name):
             changes[name] = True
+    ways = [way for way in ("one_copy_a_node", "hides_exchange") if getattr(stated, way)]
+    changes["ways"] = (*run.engine.ways, *ways)
     if stated.reduce_bytes is not None:
         changes["reduce_bytes"] = stated.reduce_bytes
     if run.recompute_modules:

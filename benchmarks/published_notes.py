@@ -32,6 +32,27 @@ _SCHEDULES: tuple[tuple[str, tuple[str, int | None] | None], ...] = (
 """Part of a schedule's name -> ours and its virtual stages; None is one that no engine of the
 catalog has: ZB-2p and ZB-H2 hold twice as many micro-batches, DualPipe two copies of the model."""
 
+_ONE_COPY_A_NODE = (
+    r"deep_?ep|hybrid-?ep"
+    r"|deepseek-v3 [hb]\d00(?!.*tokendrop).*container="
+    r"|qwen3-30b-a3b h100.*container=26\.0[46]"
+    r"|qwen3-235b-a22b h100.*container=26\.02;"
+)
+"""Rows whose tokens cross to each node once: those that name DeepEP or HybridEP, and recipes of
+Megatron-Bridge that set it where experts are on several nodes. Source: scripts/performance of its
+938e8a2 (25.09: `enable_deepep` on H100, not with token drop) and of v0.2.0, v0.3.1, v0.4.0, v0.4.2,
+v0.5.0 (configs/*/..._base_configs.py, `moe_flex_dispatcher_backend`; not set is `alltoall`)."""
+
+_HIDES_EXCHANGE = (
+    r"deepseek-v3 h100.*container=25|qwen3-235b-a22b h100.*container=(25\.11|26)"
+    r"|qwen3-235b-a22b b200.*container=25\.11|qwen3-30b-a3b h100.*container=25\.11"
+    r"|deepseek-v3 b200.*mla_up_proj\+mlp;.*@v0\.4\.2"
+    r"|gpt-oss-120b gb200.*container=26\.0[246].*bf16_v2"
+    r"| g?b[23]00.*_fp8_mx_v\d@v0\.5\.[01]"
+)
+"""Recipes of Megatron-Bridge that send one micro-batch's tokens while another one is computed.
+Source: the same files, `moe_a2a_overlap=True`; 25.09: setup_experiment.py, `a2a_overlap`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stated:
@@ -66,6 +87,12 @@ class Stated:
     overlaps_tensor: bool = False
     """Tensor parallelism's collectives hide behind its products (torchtitan's async TP)."""
 
+    one_copy_a_node: bool = False
+    """A token crosses to each node with some of its experts once."""
+
+    hides_exchange: bool = False
+    """Tokens cross while another micro-batch is computed."""
+
     recompute_every: int = 1
     no_logits: bool = False
     """The loss is computed in chunks and keeps no logits (Liger's, Cut Cross-Entropy)."""
@@ -75,6 +102,7 @@ def stated_in(row: Mapping[str, str]) -> Stated:
     """What the row's notes and cells state."""
     notes, recompute = row["notes"], row["activation_ckpt"].lower()
     schedule, virtual, unknown = _schedule(notes)
+    recipe = f"{row['model_name']} {row['accelerator']} {notes}"
     every = re.search(
         r"every[ _]?(\d+)|(?:layers?|freq\w*)[ =_](\d+)|select\w*[ (]+(\d+)", recompute
     )
@@ -98,6 +126,8 @@ def stated_in(row: Mapping[str, str]) -> Stated:
                 r"async[_ -]?(tp\b|tensor[_ -]parallel\w*)(?! ?[=:] ?(0|false|no|off))", notes, re.I
             )
         ),
+        one_copy_a_node=bool(re.search(_ONE_COPY_A_NODE, recipe, re.IGNORECASE)),
+        hides_exchange=bool(re.search(_HIDES_EXCHANGE, recipe, re.IGNORECASE)),
         recompute_every=int(next(filter(None, every.groups()))) if every else 1,
         no_logits=bool(re.search(r"liger|fused.?linear.?c|cut.?cross|\bcce\b", notes, re.I)),
     )

@@ -74,7 +74,6 @@ RATES = Rates(
     gradient_overlap=0.9,
     gather_overlap=0.9,
     tensor_overlap=0.0,
-    expert_overlap=0.0,
     pipeline_overlap=0.0,
     selective_cheap=1.0,
     second_products=0.0,

@@ -34,6 +34,9 @@ Way = Literal[
     "gathers_at_end",
     "flat_step",
     "hosts_gradients",
+    "one_copy_a_node",
+    "hides_exchange",
+    "repeats_exchange",
 ]
 ROUTED_SPLITS: tuple[RoutedSplit, ...] = get_args(RoutedSplit)
 """What tensor ranks divide of the routed experts: nothing, the width of each expert where no expert

@@ -146,9 +146,6 @@ class Rates:
     tensor_overlap: Value
     """Share of tensor parallelism's collectives hidden behind its matrices."""
 
-    expert_overlap: Value
-    """Share of the exchange of tokens between experts' ranks hidden behind compute."""
-
     pipeline_overlap: Value
     """Share of the transfers between stages hidden behind compute."""
 
@@ -219,7 +216,6 @@ def rates_of(
         gradient_overlap=s["gradient_overlap"] * _hides(cluster, engine.overlaps_gradients),
         gather_overlap=s["gather_overlap"] * _hides(cluster, engine.overlaps_gathers),
         tensor_overlap=s["tensor_overlap"] * _hides(cluster, engine.overlaps_tensor),
-        expert_overlap=s["expert_overlap"] * _hides(cluster, engine.overlaps_tensor),
         pipeline_overlap=s["pipeline_overlap"] * _hides(cluster, engine.overlaps_pipeline),
         selective_cheap=float(engine.selective_cheap),
         second_products=float(engine.second_products),

@@ -58,6 +58,9 @@ class Pass(NamedTuple):
     tensor_of_part: Column = 0.0
     """Part of `tensor` that a policy which recomputes a part of each block sends again."""
 
+    exchange_of_part: Column = 0.0
+    """The same part of `exchange`."""
+
 
 def kept_on_rank(one: OneBlock) -> tuple[Column, Column]:
     """Bytes that one token leaves in a block, and those that are alive besides while the block goes
@@ -116,7 +119,11 @@ def _keeps_outputs(one: OneBlock, whole: Column) -> tuple[Column, Column]:
     sums = (block.heads > 0) * 1 + (block.cross_heads > 0) + (block.ffn + block.shared_ffn > 0)
     terms = h.ways.keeps_sums * h.kernels.compute_bytes * sums * block.hidden
     inputs = (not np.any(h.ways.gathers_again)) * _gathered_inputs(one)
-    kept = _of_rank(saved_outputs(block, h.kernels, seq_len), one) + inputs
+    outputs = saved_outputs(block, h.kernels, seq_len)
+    # Of a token's copy only what its expert gives is kept, not the exchange before and after.
+    ends = 1 + h.ways.repeats_exchange * (h.kernels.routed_ends - 1)
+    outputs = outputs._replace(routed_ends=outputs.routed_ends / ends)
+    kept = _of_rank(outputs, one) + inputs
     kept = kept + terms * (1 - 1 / stream)
     if not np.all(np.asarray(h.selective_cheap) > 0):
         scores = _of_rank(without_modules(block, h.kernels, seq_len), one) + _gathered_inputs(one)
@@ -134,7 +141,7 @@ def _does_part(forward: Pass, times: BlockTimes, _: Layouts, rates: Rates) -> Pa
     return Pass(
         compute=times.selective,
         tensor=forward.tensor_of_part,
-        exchange=rates.modules.experts * forward.exchange,
+        exchange=forward.exchange_of_part,
         restored=forward.restored,
     )
 

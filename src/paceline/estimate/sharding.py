@@ -67,6 +67,9 @@ class Ways:
     gathers_at_end: Value = 0.0
     flat_step: Value = 0.0
     hosts_gradients: Value = 0.0
+    one_copy_a_node: Value = 0.0
+    hides_exchange: Value = 0.0
+    repeats_exchange: Value = 0.0
     restores_frozen: Value = 0.0
     fills_first: Value = 0.0
     routed_split: Value = 0.0

@@ -281,9 +281,17 @@ def _block_seconds(
         forward=np.maximum(np.maximum(times.forward, usual[0]), launch + unit - waits),
         backward=np.maximum(np.maximum(times.backward, usual[1]), back + unit_back - waits),
     )
-    exchange = _expert_s(block, work, t, rates)
+    exchange = _expert_s(block, work, t, rates, traffic.ways)
+    repeated = np.maximum(rates.modules.experts, traffic.ways.repeats_exchange) * exchange
     summed = _expert_sums_s(block, t, rates, traffic)
-    forward = Pass(times.forward, crossing.each_pass, exchange / 2, restored, crossing.selective)
+    forward = Pass(
+        compute=times.forward,
+        tensor=crossing.each_pass,
+        exchange=exchange,
+        restored=restored,
+        tensor_of_part=crossing.selective,
+        exchange_of_part=repeated,
+    )
     again = done_again(forward, times, t, rates)
     context = _context_s(block, work, t, rates, times, traffic.ways)
     compute = times.forward + times.backward + crossing.forward_copies + crossing.backward_copies
@@ -368,12 +376,17 @@ NVIDIA/TransformerEngine, attention/dot_product_attention/context_parallel.py,
 flash_attn_fwd_out_correction and the sums of dq and dkv in the backward pass."""
 
 
-def _expert_s(block: Block, work: Work, t: Layouts, rates: Rates) -> Column:
-    """Tokens to their experts and back, once."""
+def _expert_s(block: Block, work: Work, t: Layouts, rates: Rates, ways: Ways) -> Column:
+    """Tokens to their experts and back, in one pass: one copy for each expert of a token, or for
+    each node that has some of them."""
     tokens = work.element_bytes * work.tokens / work.stream * block.hidden
     stride = np.where(t.sequence_parallel, 1, t.tensor)
-    once = dispatch_s(tokens, block.experts_per_token, t.expert, stride, rates)
-    seconds = 2 * once * (1 - rates.expert_overlap)
+    copies = block.experts_per_token
+    once = all_to_all_s(tokens * copies, t.expert, stride, rates)
+    if np.any(ways.one_copy_a_node):
+        by_node = dispatch_s(tokens, copies, t.expert, stride, rates)
+        once = np.where(np.asarray(ways.one_copy_a_node) > 0, by_node, once)
+    seconds = 2 * once * (1 - np.asarray(ways.hides_exchange))
     return np.where((t.expert > 1) & (np.asarray(block.experts) > 0), seconds, 0.0)
 
 
