@@ -216,6 +216,11 @@ def test_an_unknown_preset_names_the_nearest():
         find_published("llama3-8b", where="here")
 
 
+def test_a_name_that_others_begin_with_names_those():
+    with pytest.raises(JobError, match="did you mean `A100-40` or `A100-80`"):
+        find_accelerator("A100", where="here")
+
+
 def test_a_name_like_none_lists_all():
     with pytest.raises(JobError, match="choose one of tiny, llama-2-7b"):
         find_published("zzzzzz", where="here")

@@ -69,3 +69,10 @@ def test_profiles_of_ones_own_are_read_as_nvidia_smi_names_them(tmp_path):
     own.write_text('[accelerators.L40]\nmig_profiles = ["half"]\n')
     with pytest.raises(JobError, match=r"T013(.|\n)*profiles as nvidia-smi names them"):
         load_catalog(own)
+
+
+def test_the_rates_of_a_slice_have_its_share_as_their_source_and_not_the_cards_data_sheet():
+    part = find_accelerator("H100-SXM 1g.10gb", where="here")
+    for group in ("peak", "memory"):
+        assert part.sources[group].startswith("estimated: 1/7 of H100-SXM's multiprocessors and")
+    assert part.sources["network"] == load_accelerators()["H100-SXM"].sources["network"]

@@ -216,7 +216,10 @@ def test_a_refusal_without_advice_says_the_memory_that_lacks_and_tries_no_change
         plan_job(job_of(JOB, *TOO_LARGE), advise=False)
     (problem,) = caught.value.problems
     assert problem.code == "P001"
-    assert problem.fix.startswith("use accelerators with at least")
+    assert problem.fix == "use accelerators with at least 274 GiB each, such as GB300 or MI350X"
+    with pytest.raises(PlanError) as caught:
+        plan_job(job_of(JOB, *TOO_LARGE, "model.preset=llama-3-405b"), advise=False)
+    assert caught.value.problems[0].fix.startswith("no accelerator of the catalog has the ")
 
 
 def test_shorter_samples_are_named_when_they_are_what_is_too_long():
@@ -838,7 +841,7 @@ def test_bytes_with_an_engine_whose_peaks_were_never_compared_are_a_range():
         round(0.85 * memory.known_bytes),
         round(1.5 * memory.known_bytes),
     )
-    assert "no peak of a run with torchtitan was compared" in format_plan(
+    assert "no peak of a run with torchtitan 0.3.0 was compared" in format_plan(
         plan_of(JOB, "engine=torchtitan")
     )
     for engine in ("paceline", "megatron", "megatron-bridge", "deepspeed", "accelerate"):

@@ -182,8 +182,10 @@ def test_a_pipelines_first_stage_waits_in_its_bubble():
     proof = prove(request(four, rates=replace(RATES, host_s=0.0)))
     assert [stage.rank for stage in proof.stages] == [0, 1, 2, 3]
     assert proof.simulated.bubble_s > 0.2 * proof.simulated.step_s
-    kinds = {each.kind for stage in proof.stages for each in stage.collectives}
-    assert {"send", "receive"} <= kinds
+    seen = {(each.kind, each.phase) for stage in proof.stages for each in stage.collectives}
+    messages = {each for each in seen if each[0] in ("send", "receive")}
+    passes = [(kind, phase) for kind in ("send", "receive") for phase in ("forward", "backward")]
+    assert messages == set(passes)
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,16 @@ def test_one_node_of_cpus_without_settings(check_golden):
     check_golden("kubernetes/cpu", rendered("kubernetes", cluster=cpu))
 
 
+def test_pods_without_rdma_devices_say_what_tcp_makes_of_the_planned_step():
+    (gap,) = [
+        each
+        for each in rendered("kubernetes", cluster={"network": "400Gb/s InfiniBand"}).gaps
+        if each.where == "kubernetes.rdma_resource"
+    ]
+    assert re.search(r"the planned [\d.]+ m?s a step become [\d.]+ to [\d.]+ times", gap.line)
+    assert "; fix: kubernetes.rdma_resource" in gap.line
+
+
 def test_ranks_and_nodes_are_said_where_each_kind_reads_them():
     found = kinds(rendered("kubernetes", kubernetes=FULL))
     trainer = found["TrainJob"]["spec"]["trainer"]

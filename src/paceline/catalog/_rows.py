@@ -361,7 +361,8 @@ def no_such(code: str, kind: str, name: str, known: Mapping[str, str], where: st
     """
     by_lower = {spelling.lower(): found for spelling, found in known.items()}
     matches = difflib.get_close_matches(name.lower(), by_lower, n=4, cutoff=0.4)
-    near = list(dict.fromkeys(by_lower[match] for match in matches))[:2]
+    longer = [spelling for spelling in by_lower if spelling.startswith(name.lower())]
+    near = list(dict.fromkeys(by_lower[match] for match in [*longer, *matches]))[:2]
     names = list(dict.fromkeys(known.values()))
     everything = ", ".join(names)
     if near:

@@ -60,6 +60,10 @@ def slice_of(card: Accelerator, profile: str) -> Accelerator | None:
     compute, memory = _parts(card, profile)
     multiprocessors, bandwidth = card.num_multiprocessors, card.memory_bytes_per_s
     size = card.memory_bytes or 0
+    shares = (
+        f"estimated: {compute} of {card.name}'s multiprocessors and {memory} of its memory (NVIDIA "
+        "MIG user guide)"
+    )
     return replace(
         card,
         name=f"{card.name} {profile}",
@@ -74,7 +78,14 @@ def slice_of(card: Accelerator, profile: str) -> Accelerator | None:
         num_multiprocessors=None if multiprocessors is None else int(compute * multiprocessors),
         scale_up_size=1,
         mig_profiles=(),
-        source=f"{profile} of {card.name} by its shares: NVIDIA MIG user guide; {card.source}",
+        source=f"{shares}; {card.source}",
+        sources={
+            **card.sources,
+            **{
+                group: f"{shares}; the card's: {card.sources.get(group, card.source)}"
+                for group in ("peak", "memory")
+            },
+        },
     )
 
 

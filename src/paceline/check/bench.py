@@ -126,7 +126,8 @@ def _impossible(rows: Sequence[Row], measured: Sequence[Measured]) -> str | None
         mfu = mfu_at(each.plan.estimate, row.step_s)
         if mfu is not None and mfu > 1 and row.device != "cpu":
             return (
-                f"a step of {format_seconds(row.step_s)} on {row.num_ranks} ranks is {mfu:.0%} of "
+                f"a step of {format_seconds(row.step_s)} on {counted(row.num_ranks, 'rank')} "
+                f"is {mfu:.0%} of "
                 f"the peak of {row.device}: not all of the work was done, or the peak is wrong"
             )
         if row.efficiency > _MOST_EFFICIENT and _is_same_work(each.plan, measured[0].plan):

@@ -365,7 +365,11 @@ def _two_ranks(seen: Seen) -> Row:
     bound = max(_LOSS_TOLERANCE, rounding_bound(4, _FP32))
     worst = max(gaps, default=math.inf)
     started = [event for event in seen.two.events if isinstance(event, log.TrainingStarted)]
-    where = f"{started[0].world_size} ranks, {started[0].backend}" if started else "two ranks"
+    where = (
+        f"{counted(started[0].world_size, 'rank')}, {started[0].backend}"
+        if started
+        else "two ranks"
+    )
     ok = len(gaps) == len(seen.lines) and worst <= bound
     found = f"{where}: losses of {len(gaps)} steps differ by {worst:.1e} at most, {bound:.0e} may"
     fix = "" if ok else "paceline verify JOB finds the first step and module that differ"

@@ -12,7 +12,7 @@ import click
 from paceline.cli.options import PathName, json_option
 from paceline.cli.screen import show
 from paceline.report.table import format_table
-from paceline.units import format_bytes, parse_bytes
+from paceline.units import counted, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from paceline.launch.inspect_external import Looked
@@ -611,8 +611,8 @@ def _facts(folder: Path, manifest: "Manifest") -> dict[str, str]:
         "checkpoint": str(folder),
         "step": f"{manifest.step}, written {manifest.created or 'at an unknown time'}",
         "size": f"{format_bytes(manifest.num_bytes)} in {len(manifest.files)} files",
-        "layout": f"{manifest.layout or 'unknown'}, written by {manifest.world_size} ranks"
-        + (f" ({degrees})" if degrees else ""),
+        "layout": f"{manifest.layout or 'unknown'}, written by "
+        f"{counted(manifest.world_size, 'rank')}" + (f" ({degrees})" if degrees else ""),
         "data": ""
         if manifest.samples is None
         else f"{manifest.samples} samples consumed, seed {manifest.seed}",

@@ -10,6 +10,7 @@ from paceline.control.rank_assignment import is_true_of_all
 from paceline.control.start_workers import keep_spares
 from paceline.control.state import Clock, Failure, Slot, State
 from paceline.record import events as log
+from paceline.units import counted
 
 _WORST_LAST: tuple[say.Source, ...] = (
     "own",
@@ -81,7 +82,7 @@ def complete(state: State, decision: Decision) -> None:
     records = [slot.completed for slot in state.slots if slot.completed is not None]
     worlds = sorted({record.world_size for record in records})
     if worlds != [len(state.slots)]:
-        reason = f"asked for {len(state.slots)} ranks, the workers saw {worlds}"
+        reason = f"asked for {counted(len(state.slots), 'rank')}, the workers saw {worlds}"
         give_up(state, "failed", reason, decision)
     elif len({record.state_digest for record in records}) > 1:
         give_up(state, "failed", "the ranks ended with different parameters", decision)

@@ -24,6 +24,7 @@ from paceline.control.worker_loss import (
     worker_parked,
 )
 from paceline.record import events as log
+from paceline.units import counted
 
 
 def worker_said(state: State, event: say.Said, decision: Decision) -> None:
@@ -81,7 +82,7 @@ def _news(state: State, rank: int, message: say.FromWorker, decision: Decision) 
         case say.Met(world_size=world_size):
             slot.met = message
             if world_size != len(state.slots):
-                how = f"met a world of {world_size} ranks, asked for {len(state.slots)}"
+                how = f"met a world of {counted(world_size, 'rank')}, asked for {len(state.slots)}"
                 give_up(state, "failed", f"rank {rank}: {how}", decision)
             elif is_true_of_all(state, "met", lambda slot: slot.met is not None):
                 state.form_deadline_s = None

@@ -9,6 +9,7 @@ from paceline.errors import JobError, Problem
 from paceline.job.load import Job
 from paceline.job.places import check_host
 from paceline.job.script import Script
+from paceline.units import counted
 
 
 def find_hosts(job: Job | Script) -> list[tuple[str, int | None]]:
@@ -74,7 +75,8 @@ def check_slots(job: Job, ranks_per_node: int) -> Iterator[Problem]:
         if slots is not None and slots < ranks_per_node:
             yield Problem(
                 code="W007",
-                what=f"{host} has {slots} slots, the plan puts {ranks_per_node} ranks on each node",
+                what=f"{host} has {slots} slots, the plan puts "
+                f"{counted(ranks_per_node, 'rank')} on each node",
                 where=f"{job.spec.ssh.hostfile}, host {number}",
                 fix=f"set cluster.per_node to {slots}, or leave the host out",
             )

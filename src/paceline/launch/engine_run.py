@@ -155,7 +155,7 @@ def prepare(
     }
     inside = {f"{FOLDER}/{name}": text for name, text in files.items()}
     notes = [
-        f"left out: {gap.what}: {gap.nearest}"
+        gap.line
         for gap in rendered.gaps
         if gap.where not in _CONTROLLED and gap.where.partition(".")[0] not in _SECTIONS
     ]

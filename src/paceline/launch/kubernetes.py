@@ -102,7 +102,7 @@ def prepare(
     notes = [
         _BY_API,
         _NOTE,
-        *(f"left out: {gap.what}: {gap.nearest}" for gap in files.gaps),
+        *(gap.line for gap in files.gaps),
     ]
     return Submission(
         files={OBJECTS: to_yaml(header(plan, job), *objects)},
@@ -136,7 +136,7 @@ def _engine_submission(job: Job, plan: Plan, run: str) -> Submission:
             _BY_API,
             _NOTE,
             *(
-                f"left out: {gap.what}: {gap.nearest}"
+                gap.line
                 for gap in gaps
                 if gap.where != "kubernetes"  # the section is what these objects are made of
             ),

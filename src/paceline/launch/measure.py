@@ -23,6 +23,7 @@ from paceline.topology.node.facts import (
     TorchFacts,
 )
 from paceline.topology.node.messages import Start, Started
+from paceline.units import counted
 
 _MEASURE_S = 120.0
 """Beside a round's limit, for PyTorch to be imported and the sweep to run. A guess: 20 s on a slow
@@ -52,7 +53,7 @@ def measure(
     chosen = [answer for answer in answers if answer.torch is not None]
     needed = 1 if nodes.place == "local" else plan.cluster.num_nodes
     if plan.cluster.num_ranks > 1 and len(chosen) >= needed:
-        on_note(f"all-reduce over {plan.cluster.num_ranks} ranks")
+        on_note(f"all-reduce over {counted(plan.cluster.num_ranks, 'rank')}")
         sweep = _sweep(nodes, chosen[:needed], plan, limit_s)
     return replace(
         gathered,

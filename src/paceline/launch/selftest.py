@@ -17,6 +17,7 @@ from paceline.record.events import RunFinished, read_events
 from paceline.record.run import open_run
 from paceline.topology.cards import check_gpus_seen
 from paceline.topology.machine import Machine
+from paceline.units import counted
 
 MOST_GPUS = 8
 """GPUs tested on one machine. `paceline preflight` and `drill` are for several machines."""
@@ -76,7 +77,7 @@ def choose_ranks(machine: Machine, asked: int | None, *, on_cpu: bool) -> tuple[
         here = f"{num_gpus} GPUs are visible here" if num_gpus else "ranks on CPUs share its cores"
         raise JobError.of(
             code="R063",
-            what=f"{ranks} ranks were asked for; {here}, and at most {most} take part",
+            what=f"{counted(ranks, 'rank')} were asked for; {here}, and at most {most} take part",
             where="--ranks",
             fix=f"give 1 to {most}, or leave --ranks out",
         )
@@ -106,7 +107,7 @@ def run_selftest(
         checks.append(try_it(job, folder))
     kinds = sorted({gpu.name for gpu in machine.gpus}) if on_gpus else []
     return Selftest(
-        device=f"{ranks} x {' and '.join(kinds)}" if kinds else f"{ranks} ranks on CPUs",
+        device=f"{ranks} x {' and '.join(kinds)}" if kinds else f"{counted(ranks, 'rank')} on CPUs",
         checks=tuple(checks),
         not_shown=tuple(_not_shown(on_gpus=on_gpus, ranks=ranks)),
     )

@@ -96,7 +96,7 @@ def prepare(
         else ["sky", "launch", "--cluster", name, *options]
     )
     costs = offers_of(plan, job)[1].lines
-    left_out = [f"left out: {gap.what}: {gap.nearest}" for gap in found.gaps]
+    left_out = [gap.line for gap in found.gaps]
     return Submission(files=files, command=command, notes=[*costs, _NOTE, *left_out])
 
 

@@ -14,6 +14,7 @@ from paceline.record.sweep import Sweep, read_sweep
 from paceline.render.example import script_text
 from paceline.topology.machine import find_local_machine
 from paceline.topology.node.reach import free_port
+from paceline.units import counted
 
 _FIX = "give them longer with --timeout, or fewer --ranks; NCCL_DEBUG=INFO says more"
 _FAILING = Failing(code="R041", where="paceline bench --all-reduce", late=_FIX, died=_FIX)
@@ -55,7 +56,7 @@ def _check(num_ranks: int) -> None:
     if gpus and num_ranks > len(gpus):
         raise JobError.of(
             code="T002",
-            what=f"{num_ranks} ranks were asked for, this machine has {len(gpus)} GPUs",
+            what=f"{counted(num_ranks, 'rank')} were asked for, this machine has {len(gpus)} GPUs",
             where="--ranks",
             fix=f"--ranks {len(gpus)}; over several nodes: `paceline render --for network`",
         )

@@ -6,6 +6,7 @@ from dataclasses import replace
 from paceline.errors import Problem
 from paceline.job import Job
 from paceline.parallel.candidates import Space, divisors, grids, num_fixed_ranks
+from paceline.units import counted
 
 
 def check_global_batch(job: Job, space: Space) -> Iterator[Problem]:
@@ -44,7 +45,7 @@ def check_micro_batch(job: Job, space: Space) -> Iterator[Problem]:
     yield Problem(
         code="L002",
         what=f"layout.micro_batch {micro_batch} does not divide the {rank_batch} samples of a rank "
-        f"(global_batch {batch} / {ranks} ranks)",
+        f"(global_batch {batch} / {counted(ranks, 'rank')})",
         where=job.where("layout.micro_batch"),
         fix=f"set layout.micro_batch to {' or '.join(map(str, near))}, "
         f"or train.global_batch to {batches}",
@@ -79,13 +80,14 @@ def nothing_possible(job: Job, space: Space) -> Problem:
     if sizes:
         return Problem(
             code="L014",
-            what=f"no way to divide {ranks} ranks and {batch} samples has {', '.join(given)}",
+            what=f"no way to divide {counted(ranks, 'rank')} and {batch} samples has "
+            f"{', '.join(given)}",
             where=job.where("layout.micro_batch"),
             fix=f"set layout.micro_batch to {' or '.join(map(str, sizes))}, or leave it out",
         )
     return Problem(
         code="L014",
-        what=f"no way to divide {ranks} ranks and {batch} samples"
+        what=f"no way to divide {counted(ranks, 'rank')} and {batch} samples"
         + (f" has {', '.join(given)}" if given else " exists for this model"),
         where=job.where("layout") if given else job.where("train.global_batch"),
         fix=f"set train.global_batch to {-(-batch // ranks) * ranks}, which every rank can share"

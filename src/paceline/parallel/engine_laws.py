@@ -17,6 +17,7 @@ from paceline.parallel.candidates import (
     num_fixed_ranks,
     with_implied,
 )
+from paceline.units import counted
 
 
 def asked_of_all_reduce(train: TrainSpec, able: Abilities) -> list[str]:
@@ -178,7 +179,10 @@ def _check_sizes(job: Job, space: Space) -> Iterator[Problem]:
         others = _others(job, space, lambda each: each.recomputes_some)
         yield _of_engine(job, "recompute_every", f"which {why}", fix, others)
     if able.hybrid_in_node and fixed.shard not in ("auto", space.ranks_per_node):
-        why = f"{engine} cannot do: its groups are the nodes, of {space.ranks_per_node} ranks"
+        why = (
+            f"{engine} cannot do: its groups are the nodes, of "
+            f"{counted(space.ranks_per_node, 'rank')}"
+        )
         others = _others(job, space, lambda each: not each.hybrid_in_node)
         yield _of_engine(job, "shard", f"which {why}", "leave layout.shard out", others)
 

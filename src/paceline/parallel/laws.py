@@ -32,6 +32,7 @@ from paceline.parallel.candidates import (
 from paceline.parallel.engine_laws import check_engine
 from paceline.parallel.layout_laws import check_one_backward, token_step
 from paceline.profile.adapter import NF4_BLOCK, unquantisable
+from paceline.units import counted
 
 _DEGREES = ("data", "tensor", "pipeline", "context")
 
@@ -83,9 +84,9 @@ def check_degrees(job: Job, space: Space) -> Iterator[Problem]:
     )
     yield Problem(
         code="L004",
-        what=f"{times}, which does not divide the {ranks} ranks"
+        what=f"{times}, which does not divide the {counted(ranks, 'rank')}"
         if product <= ranks and len(given) < len(_DEGREES)
-        else f"{times}, and there are {ranks} ranks",
+        else f"{times}, and there are {counted(ranks, 'rank')}",
         where=job.where(f"layout.{name}"),
         fix=fix,
     )
@@ -119,7 +120,7 @@ def check_tensor(job: Job, space: Space) -> Iterator[Problem]:
         what=f"layout.tensor {tensor} does not divide {' and '.join(dict.fromkeys(clashes))}",
         where=job.where("layout.tensor"),
         fix=f"set layout.tensor to {_nearest(tensor, good)}; of the divisors of "
-        f"{space.num_ranks} ranks {_listed(good)} divide all of them",
+        f"{counted(space.num_ranks, 'rank')} {_listed(good)} divide all of them",
     )
 
 
@@ -325,7 +326,8 @@ def check_expert(job: Job, space: Space) -> Iterator[Problem]:
     elif space.num_ranks % expert:
         yield Problem(
             code="L010",
-            what=f"layout.expert {expert} does not divide the {space.num_ranks} ranks, of which "
+            what=f"layout.expert {expert} does not divide the "
+            f"{counted(space.num_ranks, 'rank')}, of which "
             "the data and context ranks hold the experts",
             where=where,
             fix=f"set layout.expert to {_nearest(expert, divisors(gcd(experts, space.num_ranks)))}",
@@ -349,7 +351,8 @@ def check_shard(job: Job, space: Space) -> Iterator[Problem]:
         good = [n for n in divisors(space.num_ranks) if 1 < n < space.num_ranks]
         yield Problem(
             code="L011",
-            what=f"layout.shard {fixed.shard} does not divide {space.num_ranks} ranks into two or "
+            what=f"layout.shard {fixed.shard} does not divide "
+            f"{counted(space.num_ranks, 'rank')} into two or "
             "more groups",
             where=where,
             fix=f"set layout.shard to {_nearest(fixed.shard, good)}"

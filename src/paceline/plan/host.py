@@ -20,7 +20,7 @@ from paceline.parallel import Layout, Layouts, table_of
 from paceline.parallel.table import code_of
 from paceline.profile import ModuleFacts
 from paceline.topology import Cluster
-from paceline.units import bytes_apart
+from paceline.units import bytes_apart, counted
 
 _FLOAT32_BYTES = 4
 
@@ -58,7 +58,8 @@ def check_building(facts: ModuleFacts, job: Job, cluster: Cluster) -> Iterator[P
         yield Problem(
             code="P004",
             what=f"every rank builds {job.spec.model.factory} whole in the host's memory, because "
-            f"its factory {facts.whole_because}: {cluster.ranks_per_node} ranks of a node need "
+            f"its factory {facts.whole_because}: {counted(cluster.ranks_per_node, 'rank')} of "
+            f"a node need "
             f"{needs} and it has {has} "
             f"({host_limit_source(cluster, 'cpu')})",
             where=job.where("model.factory"),

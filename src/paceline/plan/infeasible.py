@@ -26,7 +26,7 @@ from paceline.plan.host import (
 from paceline.plan.search import Found, estimates_of, grid_bytes
 from paceline.profile import resolve_profile
 from paceline.topology import Cluster, find_cluster
-from paceline.units import bytes_apart, format_bytes
+from paceline.units import bytes_apart, counted, format_bytes
 
 _MOST_DOUBLINGS = 12
 """Clusters up to this many times twice as large are tried."""
@@ -257,9 +257,24 @@ def _quantised(asked: _Asked) -> Iterator[str]:
 def _more_memory(job: Job, cluster: Cluster, needed_bytes: int) -> str:
     rank_bytes = needed_bytes / (1 - job.spec.plan.head_room)
     if cluster.accelerator != "cpu":
-        return f"use accelerators with at least {format_bytes(rank_bytes)} each"
+        size = format_bytes(rank_bytes)
+        enough = sorted(
+            (known.memory_bytes, name)
+            for name, known in load_accelerators().items()
+            if known.backend == cluster.backend and (known.memory_bytes or 0) >= rank_bytes
+        )
+        if enough:
+            named = " or ".join(name for _, name in enough[:2])
+            return f"use accelerators with at least {size} each, such as {named}"
+        return (
+            f"no accelerator of the catalog has the {size} that each would need: split the model "
+            "over more ranks (cluster.nodes), or take a smaller one or shorter samples"
+        )
     ranks = cluster.num_ranks if cluster.is_local else cluster.ranks_per_node
-    return f"it takes a machine with {format_bytes(rank_bytes * ranks)} for its {ranks} ranks"
+    return (
+        f"it takes a machine with {format_bytes(rank_bytes * ranks)} for its "
+        f"{counted(ranks, 'rank')}"
+    )
 
 
 def _more_ranks(asked: _Asked) -> Iterator[str]:

@@ -401,7 +401,10 @@ def _collectives(request: Request, step: Step) -> Iterator[Collective]:
         where = "blocks" if place.block is not None else place.module or "the whole model"
         for work in segment.work:
             if isinstance(work, Issue):
-                key = (work.what.kind, place.phase, where, work.what.ranks)
+                kind, phase = work.what.kind, place.phase
+                if phase == "loss" and kind in ("send", "receive"):
+                    phase = "forward"  # between two stages' passes: it brings what a block gave
+                key = (kind, phase, where, work.what.ranks)
                 total = totals.setdefault(key, [0, 0, 0.0])
                 total[0] += 1
                 total[1] += work.what.num_bytes

@@ -22,6 +22,7 @@ from typing import Any
 
 from paceline.prove.collectives import Issued
 from paceline.prove.segments import Compute, Issue, Segment, Step, Wait
+from paceline.units import counted
 
 _REDUCTIONS = ("reduce-scatter", "all-reduce")
 
@@ -187,7 +188,7 @@ class _Rank:
         self.time.communication_s += seconds if what.kind != "receive" else 0.0
         self._just_copied_in = False
         if self._wants_events and what.kind != "receive":
-            self._note(f"{what.kind} {len(key)} ranks", what.kind, start, seconds)
+            self._note(f"{what.kind} {counted(len(key), 'rank')}", what.kind, start, seconds)
 
     def _partner(self, what: Issued) -> int:
         """The other rank of a send or receive; this rank itself, where that one does alike work."""

@@ -35,6 +35,12 @@ class Gap:
     where: str
     """Key of the job file that asks for it, shown with a refusal: `layout.sharding`."""
 
+    @property
+    def line(self) -> str:
+        """What a note has of it: what is left out, what stands instead, and the fix."""
+        fix = f"; fix: {self.fix}" if self.fix else ""
+        return f"left out: {self.what}: {self.nearest}{fix}"
+
 
 ANY_MODEL = ("accelerate", "deepspeed")
 """Engines whose files start a program of your own with any model: what to take where an engine's

@@ -229,6 +229,18 @@ def site_settings(plan: Plan) -> list[Variable]:
     return found
 
 
+def over_tcp(plan: Plan) -> str:
+    """What TCP makes of a step that was priced with RDMA, by usual rates; empty where unknown."""
+    times = sorted(each.times_as_long for each in _others(plan))
+    if not times or plan.estimate.step_s is None:
+        return ""
+    ends = " to ".join(f"{each:.2g}" for each in dict.fromkeys((times[0], times[-1])))
+    return (
+        f": the planned {format_seconds(plan.estimate.step_s)} a step become {ends} times as long "
+        "(estimated)"
+    )
+
+
 def _transport(plan: Plan) -> str:
     """What NCCL calls it: its own verbs (IB, or IBext of a plug-in), or libfabric's plug-in."""
     link = plan.cluster.network_link or ""

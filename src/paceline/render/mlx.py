@@ -18,7 +18,7 @@ from paceline.render.hosts import host_names
 from paceline.render.shared_gaps import offload_gaps, precision_gaps, split_gaps
 from paceline.render.shell import command, script
 from paceline.render.text import header, to_json
-from paceline.units import format_bytes
+from paceline.units import counted, format_bytes
 
 _EXAMPLE_NETWORK = "192.0.2"
 """Addresses of documentation, RFC 5737: `mlx_check.py` refuses them."""
@@ -255,7 +255,7 @@ def _refusals(plan: Plan) -> Iterator[Gap]:
         )
     if is_mlx(plan) and cluster.ranks_per_node > 1:
         yield Gap(
-            what=f"{cluster.ranks_per_node} ranks on one Mac",
+            what=f"{counted(cluster.ranks_per_node, 'rank')} on one Mac",
             where="cluster.per_node",
             why="a Mac has one GPU, which one rank uses whole",
             nearest=None,

@@ -17,6 +17,7 @@ from paceline.render import torchrun
 from paceline.render.engine import Files, Gap
 from paceline.render.environment import environment
 from paceline.render.example import folder_gaps, without_own_program
+from paceline.render.fabric import over_tcp
 
 PROGRAM, WORKSPACE = "/job", "/workspace"
 PLACEHOLDER = "SET-kubernetes.image-IN-THE-JOB-FILE"
@@ -193,7 +194,7 @@ def pod_gaps(plan: Plan, job: Job) -> Iterator[Gap]:
             where="kubernetes.rdma_resource",
             why="a pod has an RDMA device only where it asks for one, and each cluster counts them "
             "by a name of its own",
-            nearest="NCCL over TCP on the pods' network",
+            nearest=f"NCCL over TCP on the pods' network{over_tcp(plan)}",
             fix="kubernetes.rdma_resource, and kubernetes.network where it is SR-IOV",
         )
     absent = [path for path in _paths_of(job) if not Path(path).is_relative_to(WORKSPACE)]

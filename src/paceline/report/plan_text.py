@@ -163,7 +163,8 @@ def _memory(plan: Plan) -> Iterator[str]:
     yield _row("memory", f"{amount} on the fullest rank, estimated")
     if memory.low_bytes is not None and memory.high_bytes is not None:
         ends = f"{format_bytes(memory.low_bytes)} to {format_bytes(memory.high_bytes)}"
-        yield _row("", f"{ends}: no peak of a run with {plan.engine} was compared")
+        engine = f"{plan.engine} {plan.engine_version}".strip()
+        yield _row("", f"{ends}: no peak of a run with {engine} was compared")
     largest = max(part or 0 for part in memory.parts.values())
     for name, size in memory.parts.items():
         if size is None:

@@ -3,7 +3,7 @@
 from paceline.plan import Plan
 from paceline.record.sweep import Sweep
 from paceline.report.table import format_table
-from paceline.units import format_bytes, format_seconds
+from paceline.units import counted, format_bytes, format_seconds
 
 
 def sweep_lines(sweep: Sweep, plan: Plan | None) -> list[str]:
@@ -21,7 +21,10 @@ def sweep_lines(sweep: Sweep, plan: Plan | None) -> list[str]:
         )
     best = sweep.best_bytes_per_s
     found = [
-        f"{sweep.world_size} ranks, {sweep.backend} on {sweep.device}, torch {sweep.torch}",
+        (
+            f"{counted(sweep.world_size, 'rank')}, {sweep.backend} on {sweep.device}, torch "
+            f"{sweep.torch}"
+        ),
         format_table(rows),
         f"best bus bandwidth: {best / 1e9:.3g} GB/s (measured)",
     ]
@@ -43,7 +46,9 @@ def compared_lines(one: Sweep, other: Sweep, names: tuple[str, str]) -> list[str
         ValueError: They are of other ranks, or have no size in common.
     """
     if one.world_size != other.world_size:
-        raise ValueError(f"{one.world_size} ranks and {other.world_size} ranks")
+        raise ValueError(
+            f"{counted(one.world_size, 'rank')} and {counted(other.world_size, 'rank')}"
+        )
     theirs = {row.bytes: row for row in other.rows}
     pairs = [(row, theirs[row.bytes]) for row in one.rows if row.bytes in theirs]
     if not pairs:
@@ -54,7 +59,7 @@ def compared_lines(one: Sweep, other: Sweep, names: tuple[str, str]) -> list[str
         rows.append((format_bytes(ours.bytes), *times, f"{its.seconds / ours.seconds:.2f}"))
     (small, its_small), (large, its_large) = pairs[0], pairs[-1]
     return [
-        f"{one.world_size} ranks, {one.backend} on {one.device}",
+        f"{counted(one.world_size, 'rank')}, {one.backend} on {one.device}",
         format_table(rows),
         (
             f"{names[1]} takes {its_small.seconds / small.seconds:.2f} times as long for "

@@ -36,6 +36,7 @@ from paceline.topology.machine import Machine, find_local_machine, with_links
 from paceline.topology.read_nvidia import FoundGpu, GpuTopology, read_matrices
 from paceline.topology.unknown import EstimatedCard, estimate_card, pcie_bytes_per_s, pcie_link
 from paceline.topology.wiring import levels_of_node
+from paceline.units import counted
 
 _MAX_AUTO_CPU_RANKS = 2
 """As `cluster.per_node` says in its help."""
@@ -175,7 +176,7 @@ def matrix_of(spec: ClusterSpec, job: Job) -> GpuTopology | None:
 
 def _enough(topology: GpuTopology, num_ranks: int, job: Job) -> GpuTopology:
     if len(topology.gpus) < num_ranks:
-        raise _bad_matrix(job, f"has {len(topology.gpus)} GPUs for {num_ranks} ranks")
+        raise _bad_matrix(job, f"has {len(topology.gpus)} GPUs for {counted(num_ranks, 'rank')}")
     return topology
 
 

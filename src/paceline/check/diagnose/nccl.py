@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from paceline.catalog.nccl import UNWANTED, wrong_value
 from paceline.check.diagnose.line import Line
 from paceline.check.diagnose.seen import Found
+from paceline.units import counted
 
 _VIRTUAL = re.compile(r"^(lo|docker|br-|virbr|veth|cni|flannel|cali|tun|tap|kube|podman|wg)")
 """Interfaces that lead to no other machine: loopback, bridges and tunnels of containers."""
@@ -130,7 +131,7 @@ def network_facts(seen: Network) -> Mapping[str, str]:
     facts = {"network": _verdict(seen)}
     parts = [f"NCCL {seen.version}"] if seen.version else []
     parts += [seen.driver] if seen.driver else []
-    parts += [f"{seen.num_ranks} ranks"] if seen.num_ranks else []
+    parts += [f"{counted(seen.num_ranks, 'rank')}"] if seen.num_ranks else []
     parts += [f"{seen.num_nodes} nodes"] if seen.num_nodes else []
     parts += [f"{seen.channels} channels"] if seen.channels else []
     if seen.nvls is not None:

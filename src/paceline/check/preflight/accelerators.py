@@ -22,7 +22,7 @@ from paceline.topology.node.read_state import (
 from paceline.topology.read_amd import read_rocm_topology
 from paceline.topology.read_numa import read_lscpu
 from paceline.topology.read_nvidia import read_topology
-from paceline.units import format_bytes
+from paceline.units import counted, format_bytes
 
 _USED_BY_NOBODY = 0.05
 """Share of a GPU's memory that the driver and a display take. A guess: 0.6 GiB of 80."""
@@ -122,7 +122,7 @@ def _are_there(node: str, gpus: tuple[GpuState, ...], facts: NodeFacts, need: Ne
         fix = "unset CUDA_VISIBLE_DEVICES, or name as many as there are ranks"
         return failed(name, node, said, id="invalid-device-ordinal", fix=fix)
     if len(seen) < need.ranks_per_node:
-        said = f"{listed}; the job puts {need.ranks_per_node} ranks here"
+        said = f"{listed}; the job puts {counted(need.ranks_per_node, 'rank')} here"
         return failed(name, node, said, id="too-few-accelerators", fix=fix)
     if any(gpu.compute_mode == "Prohibited" for gpu in seen):
         fix = "nvidia-smi -c DEFAULT"

@@ -7,7 +7,7 @@ from statistics import median
 from paceline.check.preflight.need import Need
 from paceline.check.preflight.result import Result, passed, warned
 from paceline.topology.node.facts import NodeAnswer, SweepFacts
-from paceline.units import format_bytes, format_flops_per_s
+from paceline.units import counted, format_bytes, format_flops_per_s
 
 _SLOWER = 0.85
 """A device below this share of the median is called slow. A guess: healthy GPUs of one kind differ
@@ -107,7 +107,7 @@ def check_sweep(sweep: SweepFacts, need: Need) -> Iterator[Result]:
         return
     best = max(sweep.points, key=lambda point: point.busbw_bytes_per_s)
     said = (
-        f"{sweep.world_size} ranks, {sweep.backend}: bus bandwidth "
+        f"{counted(sweep.world_size, 'rank')}, {sweep.backend}: bus bandwidth "
         f"{best.busbw_bytes_per_s / 1e9:.3g} GB/s, algorithm bandwidth "
         f"{best.bytes / best.seconds / 1e9:.3g} GB/s at {format_bytes(best.bytes)}, "
         f"{sweep.points[0].seconds * 1e6:.0f} us at {format_bytes(sweep.points[0].bytes)}"

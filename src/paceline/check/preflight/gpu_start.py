@@ -50,7 +50,10 @@ def check_gpus_at_once(node: str, facts: NodeFacts, need: Need) -> Iterator[Resu
             # AMD's GPUs have no numbered files, WSL2 has none at all.
             yield unknown(name, node, "the kernel does not list GPUs one by one here")
             return
-        said = f"no NVIDIA or AMD driver is loaded; the job puts {need.ranks_per_node} ranks here"
+        said = (
+            f"no NVIDIA or AMD driver is loaded; the job puts "
+            f"{counted(need.ranks_per_node, 'rank')} here"
+        )
         fix = (
             "take a node that has GPUs (in a container: --gpus all), "
             "or set cluster.accelerator to cpu"

@@ -9,7 +9,7 @@ from paceline.check.verify.line import Line, skipped
 from paceline.check.verify.runs import DROPOUT, JOB, WIDE
 from paceline.parallel.rank_map import coordinates
 from paceline.record.verification import Facts, Piece, RankFacts
-from paceline.units import format_bytes
+from paceline.units import counted, format_bytes
 
 
 def check_ranks(facts: Facts) -> Iterator[Line]:
@@ -17,14 +17,16 @@ def check_ranks(facts: Facts) -> Iterator[Line]:
     name, layout = "every rank took part", facts.case.layout
     wrong = []
     if len(facts.ranks) != layout.num_ranks:
-        wrong.append(f"{len(facts.ranks)} of {layout.num_ranks} ranks wrote down what they saw")
+        wrong.append(
+            f"{len(facts.ranks)} of {counted(layout.num_ranks, 'rank')} wrote down what they saw"
+        )
     for rank in facts.ranks:
         place = coordinates(layout, rank.rank)
         told = (rank.tensor, rank.context, rank.data, rank.pipeline)
         if told != (place.tensor, place.context, place.data, place.pipeline):
             wrong.append(f"rank {rank.rank} is at {told} and belongs elsewhere")
         if rank.world_size != layout.num_ranks:
-            wrong.append(f"rank {rank.rank} met {rank.world_size} ranks")
+            wrong.append(f"rank {rank.rank} met {counted(rank.world_size, 'rank')}")
         run = rank.runs.get(WIDE)
         idle = run is not None and run.steps and not (run.steps[0].modules and run.pieces)
         if idle:

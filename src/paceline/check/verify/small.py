@@ -22,6 +22,7 @@ from paceline.plan import Plan
 from paceline.profile import DecoderShape, ModelProfile, profile_config, resolve_config
 from paceline.profile.decoder import profile_decoder
 from paceline.record.verification import Case
+from paceline.units import counted
 
 MOST_RANKS = 4
 """Ranks that are started when nobody says how many. A guess: enough for two axes of two, and a
@@ -231,7 +232,7 @@ def _one_rank(planned: Layout) -> JobError:
 def _too_many(layout: Layout, ranks: int) -> JobError:
     return JobError.of(
         code="V002",
-        what=f"{layout.name} needs {layout.num_ranks} ranks, and --ranks is {ranks}",
+        what=f"{layout.name} needs {counted(layout.num_ranks, 'rank')}, and --ranks is {ranks}",
         where="--layout",
         fix=f"--ranks {layout.num_ranks}, or leave it out",
     )

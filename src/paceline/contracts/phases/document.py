@@ -5,7 +5,7 @@ from typing import Any
 
 from paceline.contracts.phases.case import Case, Gate, Phase
 from paceline.estimate import TERM_NAMES
-from paceline.units import bytes_apart, format_bytes, format_count, format_seconds
+from paceline.units import bytes_apart, counted, format_bytes, format_count, format_seconds
 
 PROCESS_ID = "distributed-training-orchestration"
 VERSION = "1.0.0"
@@ -42,7 +42,8 @@ def summary(case: Case) -> str:
     plan, view = case.plan, case.view
     if not case.feasible:
         return (
-            f"{plan.profile.name} does not fit: it takes {case.required.ranks} ranks, or "
+            f"{plan.profile.name} does not fit: it takes "
+            f"{counted(case.required.ranks, 'rank')}, or "
             f"{format_bytes(case.required.memory_bytes)} an accelerator."
         )
     time = (
@@ -91,7 +92,7 @@ def next_steps(case: Case) -> list[str]:
         return [
             "choose one of phase 7's changes",
             (
-                f"or a cluster of {case.required.ranks} ranks, or accelerators with "
+                f"or a cluster of {counted(case.required.ranks, 'rank')}, or accelerators with "
                 f"{format_bytes(case.required.memory_bytes)}"
             ),
         ]

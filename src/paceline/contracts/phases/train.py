@@ -8,7 +8,7 @@ from paceline.contracts.phases.case import Case
 from paceline.job.train_rules import decay_steps
 from paceline.plan import is_deterministic
 from paceline.plan.advice.learning_rate import scale_learning_rate
-from paceline.units import format_count, format_seconds
+from paceline.units import counted, format_count, format_seconds
 
 
 def configure_training(case: Case) -> dict[str, Any]:
@@ -145,7 +145,8 @@ def optimise_performance(case: Case) -> dict[str, Any]:
         ],
         "expectedSpeedup": "unknown"
         if factor is None
-        else f"{factor:.4g}x of one rank's rate on {layout.num_ranks} ranks (estimated; at most: "
+        else f"{factor:.4g}x of one rank's rate on {counted(layout.num_ranks, 'rank')} "
+        f"(estimated; at most: "
         "one rank would not fit it)",
         "expectedSpeedupFactor": factor,
         "kernelFusion": f"{'mx' if mlx else 'torch'}.compile fuses what stands between matrices; "
@@ -164,7 +165,7 @@ def optimise_performance(case: Case) -> dict[str, Any]:
         },
         "checklist": [
             "measure tokens_per_s for 50 steps before and after each change",
-            f"vote_s stays below a tenth of step_s on all {layout.num_ranks} ranks",
+            f"vote_s stays below a tenth of step_s on all {counted(layout.num_ranks, 'rank')}",
             "memory_bytes stays below phase 7's estimate",
         ],
     }

@@ -23,7 +23,7 @@ from paceline.plan.decision import Plan
 from paceline.plan.outlook import Outlook
 from paceline.render.fabric import decide_network
 from paceline.render.mlx import is_mlx
-from paceline.units import format_bytes, format_count
+from paceline.units import counted, format_bytes, format_count
 
 VERSION = "2.0.0"
 CHUNK_SAMPLES = 50_000
@@ -156,7 +156,7 @@ def _checkpoints(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
         "frequency": f"every_{plan.checkpoint_every}_steps",
         "retention": f"last_{job.spec.checkpoint.keep_last}_checkpoints",
         "expected_recovery_time": (
-            f"{view.restart_s:.0f}s for {plan.cluster.num_ranks} ranks (estimated: "
+            f"{view.restart_s:.0f}s for {counted(plan.cluster.num_ranks, 'rank')} (estimated: "
             f"{format_bytes(plan.estimate.num_checkpoint_bytes)} read at "
             f"{format_bytes(view.assumptions.storage_bytes_per_s)}/s a node, a guess)"
         ),

@@ -23,7 +23,7 @@ from paceline.parallel.layout import Layout
 from paceline.parallel.rank_map import rank_map
 from paceline.plan.decision import Plan
 from paceline.plan.outlook import Outlook
-from paceline.units import format_bytes, format_seconds
+from paceline.units import counted, format_bytes, format_seconds
 
 _SHARDING = {
     "none": "none: every data rank holds the whole of its part (DDP)",
@@ -131,7 +131,7 @@ def _resources(plan: Plan) -> dict[str, Any]:
     return {
         "nodeAssignments": node_assignments(plan),
         "memoryPerNode": (
-            f"{format_bytes(known)}{more}: {cluster.ranks_per_node} ranks x "
+            f"{format_bytes(known)}{more}: {counted(cluster.ranks_per_node, 'rank')} x "
             f"{format_bytes(memory.known_bytes)} (estimated)"
         ),
         "shardingStrategy": sharding_of(plan.layout),

@@ -4,6 +4,8 @@ divide.
 
 from dataclasses import dataclass
 
+from paceline.units import counted
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSplit:
@@ -99,10 +101,13 @@ def largest_divisor(number: int, most: int) -> int:
 
 
 def _explain(wanted: int, ranks: int, achieved: int, share: int, micro: int, most: int) -> str:
-    equation = f"{achieved} = {micro} a micro-batch x {share // micro} accumulated x {ranks} ranks"
+    equation = (
+        f"{achieved} = {micro} a micro-batch x {share // micro} accumulated x "
+        f"{counted(ranks, 'rank')}"
+    )
     if achieved != wanted:
         each = f"{wanted / ranks:.2f} samples each"
-        return f"{wanted} does not divide by {ranks} ranks: {each}; {equation}"
+        return f"{wanted} does not divide by {counted(ranks, 'rank')}: {each}; {equation}"
     if micro < min(share, most):
         return (
             f"{equation}; {most} would fit at once, and no divisor of a rank's {share} samples "

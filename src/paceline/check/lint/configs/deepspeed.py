@@ -11,6 +11,7 @@ from paceline.check.lint.configs.say import ERROR, WARNING, found
 from paceline.check.lint.context import Context
 from paceline.check.lint.gpus import lacks_bf16
 from paceline.check.lint.words import words_by_section, words_of
+from paceline.units import counted
 
 TOP_LEVEL = words_of("deepspeed", "top_level")
 """Keys that deepspeed 0.14 to 0.18 read (deepspeed/runtime/constants.py and the modules' own
@@ -283,7 +284,7 @@ def check_triangle(path: str, config: Marked, ranks: int | None) -> Iterator[Fin
             path,
             place.line,
             f"train_batch_size {total} is not micro-batch {micro} x {steps} accumulated x "
-            f"{ranks} ranks = {micro * steps * ranks}",
+            f"{counted(ranks, 'rank')} = {micro * steps * ranks}",
             fix=f'"train_batch_size": {micro * steps * ranks}, or leave one of the three out',
         )
         return
@@ -307,6 +308,6 @@ def check_triangle(path: str, config: Marked, ranks: int | None) -> Iterator[Fin
             "ds-batch-size-mismatch",
             path,
             place.line,
-            f"train_batch_size {total} is not a multiple of {ranks} ranks",
+            f"train_batch_size {total} is not a multiple of {counted(ranks, 'rank')}",
             fix=f"{-(-total // ranks) * ranks}",
         )

@@ -7,6 +7,7 @@ from paceline.check.lint.configs.launch_line import Launch, whole
 from paceline.check.lint.configs.say import found
 from paceline.check.lint.configs.scene import Scene, started
 from paceline.check.lint.configs.shell import Word
+from paceline.units import counted
 
 BUBBLE = 0.2
 """The share of a step spent waiting above which a pipeline is called wasteful (the catalog's)."""
@@ -78,7 +79,7 @@ def _check_world(launch: Launch, scene: Scene, sizes: _Sizes) -> Iterator[Findin
             launch.path,
             word.line,
             f"tensor {sizes.tensor or 1} x pipeline {sizes.pipeline or 1} x context "
-            f"{sizes.context} is {split}, which does not divide {world} ranks",
+            f"{sizes.context} is {split}, which does not divide {counted(world, 'rank')}",
             fix="choose degrees whose product divides the number of ranks",
         )
         return

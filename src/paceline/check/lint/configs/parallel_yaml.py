@@ -7,6 +7,7 @@ from paceline.check.lint.configs.marked import Marked
 from paceline.check.lint.configs.megatron_arguments import bubble
 from paceline.check.lint.configs.say import found
 from paceline.check.lint.context import Context
+from paceline.units import counted
 
 TENSOR = ("tensor_model_parallel_size", "tensor_parallel_size", "tensor_parallel_degree")
 PIPELINE = ("pipeline_model_parallel_size", "pipeline_parallel_size", "pipeline_parallel_degree")
@@ -42,7 +43,7 @@ def check_parallel(path: str, document: Marked, context: Context) -> Iterator[Fi
             path,
             place.line,
             f"tensor {tensor} x pipeline {pipeline} x context {cut} is {split}, which does not "
-            f"divide {world} ranks",
+            f"divide {counted(world, 'rank')}",
             fix="choose degrees whose product divides the number of ranks",
         )
         return

@@ -14,7 +14,7 @@ from paceline.check.lint.configs.marked import Marked
 from paceline.check.lint.configs.say import INFO, WARNING, found
 from paceline.errors import PacelineError, Problem
 from paceline.plan import Plan, plan_from_json
-from paceline.units import bytes_apart
+from paceline.units import bytes_apart, counted
 
 Planned = Plan | PacelineError | None
 """What a job is planned as, or the refusal; None where it was not planned."""
@@ -114,7 +114,8 @@ def _contradictions(plan: Plan) -> Iterator[tuple[tuple[str, ...], str, str]]:
     if layout.num_ranks != cluster.num_ranks:
         what = (
             f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline} x context "
-            f"{layout.context} is {layout.num_ranks} ranks, the cluster has {cluster.num_ranks}"
+            f"{layout.context} is {counted(layout.num_ranks, 'rank')}, the cluster has "
+            f"{cluster.num_ranks}"
         )
         yield ("layout",), what, _AGAIN
     needed, limit = plan.estimate.memory.known_bytes, plan.limit_bytes

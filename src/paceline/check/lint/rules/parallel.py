@@ -15,7 +15,7 @@ from paceline.check.lint.program import Program
 from paceline.check.lint.rules.ddp import wrapped_models
 from paceline.check.lint.rules.samplers import training_loops
 from paceline.check.lint.values import Value
-from paceline.units import format_bytes
+from paceline.units import counted, format_bytes
 
 FEWER_TRAINED = ("get_peft_model", "LoraConfig", "requires_grad_", "requires_grad", "bitsandbytes")
 """Words of programs in which most parameters have no gradient, or less than 16 bits."""
@@ -91,7 +91,8 @@ def check_tiny_batches(program: Program, context: Context) -> Iterator[Finding]:
                 "scaling-not-linear",
                 call,
                 what=(
-                    f"each of {ranks} ranks computes one sample between two all-reduces of all "
+                    f"each of {counted(ranks, 'rank')} computes one sample between two "
+                    f"all-reduces of all "
                     "gradients: most of a step is waiting"
                 ),
                 fix="a larger batch_size, several micro-batches under no_sync(), or fewer ranks",
