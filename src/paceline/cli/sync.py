@@ -29,7 +29,12 @@ _MOST_NAMES = 5
     "starts in.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be sent, and change nothing.")
-@click.option("--delete", "removes", is_flag=True, help="Remove code there that is not here.")
+@click.option(
+    "--delete",
+    "removes",
+    is_flag=True,
+    help="Remove there what an earlier sync sent and is gone here.",
+)
 @timeout_option(60.0, "Seconds for a host to answer.")
 @set_option
 @json_option
@@ -47,8 +52,10 @@ def command(
     """Copy the folder of JOB to all of its hosts, and compare every file there with this machine's.
 
     Only files that differ are sent: those that git has or does not ignore; without git, programs,
-    scripts and configurations. Each is written whole or not at all. The commit here and on each
-    host is shown. Ends with 1 where a host has other files afterwards, or, with --dry-run, now.
+    scripts and configurations. Each is written whole or not at all. Each folder keeps in
+    .paceline-sync which files sync sent: --delete removes no others. Links to folders are not sent,
+    and are named. The commit here and on each host is shown. Ends with 1 where a host has other
+    files afterwards, or, with --dry-run, now.
 
     \b
     Examples:
@@ -92,6 +99,8 @@ def _lines(synced: "Synced", *, is_dry: bool, removes: bool) -> Iterator[str]:
     commit = commit if synced.has_git else ", no git repository"
     changed = " with changes that are in no commit" if synced.has_changes else ""
     yield f"here: {synced.num_files} files{commit}{changed}"
+    if synced.links:
+        yield f"not sent, links to folders: {', '.join(synced.links)}"
     for node in synced.nodes:
         said = "; ".join(_said(node, synced, is_dry=is_dry, removes=removes))
         yield f"{node.name}: {said}"
@@ -109,7 +118,9 @@ def _said(node: "SyncedNode", synced: "Synced", *, is_dry: bool, removes: bool) 
         yield "the same files as here"
     if node.extra:
         done = "would remove" if is_dry else "removed"
-        yield f"{done if removes else 'only there (--delete removes it):'} {_names(node.extra)}"
+        yield f"{done if removes else 'gone here (--delete removes it):'} {_names(node.extra)}"
+    if node.foreign:
+        yield f"only there, not from sync (never removed): {_names(node.foreign)}"
     if node.commit != synced.commit:
         has = f"at commit {node.commit[:12]}" if node.commit else "without a commit, or has no git"
         yield f"its folder is {has}"

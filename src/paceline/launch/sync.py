@@ -29,7 +29,10 @@ class SyncedNode:
     """Files that were sent; in a dry run, those that would be."""
 
     extra: tuple[str, ...] = ()
-    """Code that is there and not here; removed where that was asked for."""
+    """What an earlier sync sent and is not here any more; removed where that was asked for."""
+
+    foreign: tuple[str, ...] = ()
+    """Code that is there and not here and that no sync sent: never removed."""
 
     differing: tuple[str, ...] = ()
     commit: str = ""
@@ -53,6 +56,9 @@ class Synced:
 
     has_changes: bool
     """Whether something here is in no commit."""
+
+    links: tuple[str, ...]
+    """Links to folders here, relative to it: neither they nor what is below them is sent."""
 
     nodes: tuple[SyncedNode, ...]
 
@@ -93,20 +99,15 @@ def sync(
     asked = {}
     for name, seen in before.items():
         send = [file for file, hash in here.files.items() if seen.files.get(file) != hash]
-        extra = [file for file in seen.files if file not in here.files]
-        num_both = sum(file in seen.files for file in here.files)
-        if removes and len(extra) > num_both:
-            seen = before[name] = Taken(
-                why_not=f"{there} has {len(extra)} files of code that are not here, and {num_both} "
-                f"of the {len(here.files)} of the job's folder: it looks like another folder, so "
-                "nothing is sent or removed. Correct --to, or remove them there by hand"
-            )
-        if seen.why_not is None and not is_dry and (send or (extra and removes)):
+        extra, _ = _only_there(seen, here)
+        is_marked = seen.synced is not None and {*here.files} <= {*seen.synced}
+        if seen.why_not is None and not is_dry and (send or (extra and removes) or not is_marked):
             asked[name] = Take(
                 folder=there,
                 names=tuple(here.files),
                 files={file: sendable[file] for file in send},
-                removed=tuple(extra) if removes else (),
+                removed=extra if removes else (),
+                is_dry=False,
             )
     if asked:
         on_note(f"sending to {len(asked)} host(s)")
@@ -117,7 +118,17 @@ def sync(
         has_git=here.has_git,
         commit=here.commit,
         has_changes=here.has_changes,
+        links=here.links,
         nodes=tuple(_judged(name, here, before[name], after[name]) for name in nodes.names),
+    )
+
+
+def _only_there(seen: Taken, here: Taken) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Files that are there and not here: those that an earlier sync sent, and those of others."""
+    only = [file for file in seen.files if file not in here.files]
+    ours = {*(seen.synced or ())}
+    return tuple(each for each in only if each in ours), tuple(
+        each for each in only if each not in ours
     )
 
 
@@ -125,10 +136,12 @@ def _judged(name: str, here: Taken, before: Taken, after: Taken) -> SyncedNode:
     def differing(seen: Taken) -> tuple[str, ...]:
         return tuple(file for file, hash in here.files.items() if seen.files.get(file) != hash)
 
+    extra, foreign = _only_there(before, here)
     return SyncedNode(
         name=name,
         sent=differing(before) if before.why_not is None else (),
-        extra=tuple(file for file in before.files if file not in here.files),
+        extra=extra,
+        foreign=foreign,
         differing=differing(after) if after.why_not is None else (),
         commit=after.commit,
         why_not=after.why_not,
@@ -142,9 +155,15 @@ def _ask(nodes: Nodes, asked: Mapping[str, Take], limit_s: float) -> dict[str, T
     finally:
         ask_all(visits, Visit.end)
     return {
-        visit.name: Taken(why_not=each.why) if isinstance(each, Silence) else each
+        visit.name: Taken(why_not=_unheard(visit.name, each)) if isinstance(each, Silence) else each
         for visit, each in zip(visits, heard, strict=True)
     }
+
+
+def _unheard(name: str, silence: Silence) -> str:
+    """Why a host did not answer, with what shows the reason where ssh has it."""
+    is_ssh = silence.why.startswith("ssh")
+    return silence.why + (f"; `ssh {name} true` has to work from here" if is_ssh else "")
 
 
 def _read(folder: Path, files: Mapping[str, str], *, has_git: bool) -> Iterator[tuple[str, Sent]]:

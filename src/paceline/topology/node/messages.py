@@ -85,6 +85,8 @@ class Take:
 
     files: Mapping[str, Sent] = field(default_factory=dict)
     removed: tuple[str, ...] = ()
+    is_dry: bool = True
+    """Nothing is sent or removed: the folder is not marked as one that was synced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +95,12 @@ class Taken:
 
     files: Mapping[str, str] = field(default_factory=dict)
     """Path relative to it -> SHA-256, with `+x` behind it for a file that can be started."""
+
+    synced: tuple[str, ...] | None = None
+    """Files that earlier syncs sent or found the same; None where there was none."""
+
+    links: tuple[str, ...] = ()
+    """Links to folders: what is below them is not listed."""
 
     has_git: bool = False
     """Whether it is in a git repository."""

@@ -214,6 +214,21 @@ def code_files(folder: Path) -> list[Path]:
     """Programs, scripts and configurations below a folder; not those of environments, of its own
     `runs` and of other runs below it: a package may be called runs."""
     found: list[Path] = []
+    for root, _, names in _code_folders(folder):
+        found += [Path(root) / name for name in sorted(names) if name.endswith(_CODE)]
+        if len(found) > _MOST_FILES:
+            break
+    return found
+
+
+def folder_links(folder: Path) -> list[Path]:
+    """Links to folders, where code is looked for: they are not followed."""
+    found = (Path(root) / name for root, names, _ in _code_folders(folder) for name in names)
+    return [path for path in found if path.is_symlink()]
+
+
+def _code_folders(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Folders that may hold code, each with the folders and files in it."""
     for root, folders, names in os.walk(folder):
         left_out = {"__pycache__", "node_modules"} | ({"runs"} if Path(root) == folder else set())
         folders[:] = sorted(
@@ -223,10 +238,7 @@ def code_files(folder: Path) -> list[Path]:
             and not each.startswith(".")
             and not any(os.path.exists(os.path.join(root, each, mark)) for mark in _NO_CODE)
         )
-        found += [Path(root) / name for name in sorted(names) if name.endswith(_CODE)]
-        if len(found) > _MOST_FILES:
-            break
-    return found
+        yield root, folders, names
 
 
 def is_of_a_run(top: Path, inside: Path) -> bool:

@@ -1,6 +1,7 @@
 """The files of a job's folder on one node: list them, and take what was sent (`launch/sync.py`)."""
 
 import hashlib
+import json
 import os
 import re
 import tempfile
@@ -8,8 +9,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from paceline.topology.node.messages import Sent, Take, Taken
-from paceline.topology.node.probe_storage import code_files, is_of_a_run
+from paceline.topology.node.probe_storage import code_files, folder_links, is_of_a_run
 from paceline.topology.probe import Look, run_tool
+
+MARK = ".paceline-sync"
+"""File in a folder that was synced: the names that sync sent. Nothing else is ever removed."""
 
 _EXECUTABLE = "+x"
 """Behind the hash of a file that can be started."""
@@ -33,9 +37,21 @@ def take(asked: Take) -> Taken:
             _write(_inside(folder, name), sent)
         for name in asked.removed:
             _inside(folder, name).unlink(missing_ok=True)
+        if not asked.is_dry:
+            kept = {*(_read_mark(folder) or ()), *asked.names} - {*asked.removed}
+            mark = json.dumps({"synced": sorted(kept)}).encode()
+            _write(folder / MARK, Sent(content=mark, is_executable=False))
     except OSError as error:
         return Taken(why_not=f"{error.filename or folder}: {error.strerror or error}")
-    return list_folder(folder, asked.names)
+    return list_folder(folder, {*asked.names, *(_read_mark(folder) or ())})
+
+
+def _read_mark(folder: Path) -> tuple[str, ...] | None:
+    """Files of the folder that earlier syncs sent; None where it is not marked, or not by us."""
+    try:
+        return tuple(map(str, json.loads((folder / MARK).read_bytes())["synced"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def list_folder(folder: Path, names: Iterable[str] | None = None) -> Taken:
@@ -64,10 +80,14 @@ def list_folder(folder: Path, names: Iterable[str] | None = None) -> Taken:
         new = filter(None, run_tool(others, looks).split("\0"))
         found = {name for name in new if not is_of_a_run(folder, Path(name).parent)}
         found.update(filter(None, run_tool(listing, looks).split("\0")))
-    files = {name: _hash(folder / name) for name in sorted(found) if (folder / name).is_file()}
-    changed = run_tool([*git, "status", "--porcelain", "--", "."], looks) if has_git else ""
+    names = sorted(found - {MARK})
+    files = {name: _hash(folder / name) for name in names if (folder / name).is_file()}
+    status = [*git, "status", "--porcelain", "--", ".", f":!{MARK}"]
+    changed = run_tool(status, looks) if has_git else ""
     return Taken(
         files=files,
+        synced=_read_mark(folder),
+        links=tuple(str(path.relative_to(folder)) for path in folder_links(folder)),
         has_git=has_git,
         commit=commit.strip(),
         has_changes=bool(changed.strip()),
