@@ -34,6 +34,7 @@ from paceline.control import messages as say
 from paceline.control.agent_connection import BEAT
 from paceline.control.controller import AgentAddress, Controller
 from paceline.control.failover import Memory, snapshot
+from paceline.control.frames import Report, open_order, seal
 from paceline.control.heartbeats import BEAT_EVERY_S
 from paceline.control.journal import Journal
 from paceline.control.reliable_link import Inbox, Outbox
@@ -65,8 +66,8 @@ class Pretender:
         self.frame(message, number, before)
 
     def frame(self, message: say.FromAgent, number: int = 0, before: int = 0) -> None:
-        report = say.Report(number=number, before=before, heard=self.inbox.last, message=message)
-        self.line.sendall(say.seal(report))
+        report = Report(number=number, before=before, heard=self.inbox.last, message=message)
+        self.line.sendall(seal(report))
 
     @property
     def step(self) -> int:
@@ -78,7 +79,7 @@ class Pretender:
 
     def obey(self, line: bytes) -> bool:
         """As agent and worker would; False when it is to leave."""
-        order = say.open_order(line)
+        order = open_order(line)
         self.outbox.heard(order.heard)
         if order.number and not self.inbox.take(order.number, order.before):
             return True

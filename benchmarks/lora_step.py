@@ -65,8 +65,8 @@ class Ours:
         from paceline.runtime import strategy
         from paceline.runtime.huggingface import build_hf
         from paceline.runtime.optimizer import make_optimizer
-        from paceline.runtime.step import Trainer
         from paceline.runtime.strategy.adapter.place import add_adapters
+        from paceline.runtime.trainer import Trainer
 
         spec = AdapterSpec(rank=RANK, targets=list(TARGETS))
         profile = profile_config(CONFIG, SEQ_LEN, source="llama", where="", name=None)

@@ -20,7 +20,8 @@ from paceline.simulation.failures import DAY_S, draw_faults, expected_per_s
 from paceline.simulation.machines import Machines
 from paceline.simulation.renewal import play
 from paceline.simulation.rhythm import Rhythm
-from paceline.simulation.world import Outcome, Scene, simulate
+from paceline.simulation.scene import Outcome, Scene
+from paceline.simulation.world import simulate
 
 STEP_S = 20.0
 SEEDS = 5

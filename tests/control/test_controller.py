@@ -14,6 +14,7 @@ from tests.control.test_core import SPARE
 from paceline.control import messages as say
 from paceline.control.controller import AgentAddress, Controller
 from paceline.control.failover import Memory, replay, snapshot
+from paceline.control.frames import Order, Report, open_order, seal
 from paceline.control.journal import Journal
 from paceline.control.state import State
 from paceline.record.events import AlertFired, AnyEvent, EventLog, read_events
@@ -50,8 +51,8 @@ class Agent:
     def speak(
         self, message: say.FromAgent, number: int = 0, before: int = 0, heard: int = 0
     ) -> None:
-        frame = say.Report(number=number, before=before, heard=heard, message=message)
-        self.write(say.seal(frame))
+        frame = Report(number=number, before=before, heard=heard, message=message)
+        self.write(seal(frame))
 
     def write(self, line: bytes) -> None:
         self._writer.write(line)
@@ -60,10 +61,10 @@ class Agent:
         known = {"node": 0, "token": TOKEN, "pid": 77, "incarnation": incarnation}
         self.speak(say.AgentReady(**{**known, **changes}), heard=heard)  # type: ignore[arg-type]
 
-    async def hear(self) -> say.Order | None:
+    async def hear(self) -> Order | None:
         """The next order; None when the controller has closed."""
         while line := await asyncio.wait_for(self._reader.readline(), 10):
-            order = say.open_order(line)
+            order = open_order(line)
             if order.message is not None:
                 return order
         return None

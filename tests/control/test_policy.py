@@ -2,7 +2,8 @@
 
 import pytest
 
-from paceline.control.messages import Crashed, names_lost_peer
+from paceline.control.error_texts import names_lost_peer
+from paceline.control.messages import Crashed
 from paceline.control.policy import (
     Cause,
     History,

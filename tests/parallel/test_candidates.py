@@ -21,7 +21,8 @@ from paceline.parallel import (
     reasons_ours_cannot,
 )
 from paceline.parallel.abilities import Abilities
-from paceline.parallel.candidates import candidates, divides_model, divisors
+from paceline.parallel.candidates import candidates
+from paceline.parallel.degrees import divides_model, divisors
 from paceline.plan.search import estimates_of, fastest, grid_bytes, grid_seconds, search
 from paceline.plan.search_inputs import space_of
 from paceline.profile import resolve_profile

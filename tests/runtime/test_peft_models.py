@@ -20,7 +20,7 @@ from paceline.runtime.initial.blueprint import Blueprint
 from paceline.runtime.initial.fill import Filler
 from paceline.runtime.recovery.live import LiveState
 from paceline.runtime.state import named_parameters, named_state, parameter_places
-from paceline.runtime.step import Trainer
+from paceline.runtime.trainer import Trainer
 
 peft = pytest.importorskip("peft")
 

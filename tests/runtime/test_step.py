@@ -10,8 +10,9 @@ from paceline.parallel.layout import Layout
 from paceline.runtime import strategy
 from paceline.runtime.feed import Fed
 from paceline.runtime.recovery.groups import Interrupted
-from paceline.runtime.step import Step, Trainer
+from paceline.runtime.step import Step
 from paceline.runtime.step_hooks import NO_HOOKS, NoHooks
+from paceline.runtime.trainer import Trainer
 from paceline.runtime.vote import Outcome
 
 LAYOUT = Layout(data=1, sharding="none", micro_batch=2, accumulation=1)

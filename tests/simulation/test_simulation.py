@@ -24,7 +24,8 @@ from paceline.simulation.goodput import Ledger
 from paceline.simulation.machines import Machines
 from paceline.simulation.renewal import play
 from paceline.simulation.rhythm import Rhythm, train
-from paceline.simulation.world import Outcome, Scene, simulate
+from paceline.simulation.scene import Outcome, Scene
+from paceline.simulation.world import simulate
 
 HOUR_S = 3600.0
 RHYTHM = Rhythm(step_s=20.0, save_every=50, save_s=10.0, write_s=30.0)

@@ -1,28 +1,23 @@
 """`paceline advise`: small answers from a few numbers."""
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from math import inf, isfinite
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from paceline import units
-from paceline.cli.options import FiniteRange, PathName, json_option, set_option
+from paceline.cli.advise_batch import POSITIVE, batch, print_json, print_rows
+from paceline.cli.options import FiniteRange, json_option
 from paceline.cli.screen import show
 
 if TYPE_CHECKING:
-    from paceline.job import Job
-    from paceline.plan import Plan
-
     _FloatType = click.ParamType[float]
 else:
     _FloatType = click.ParamType  # click before 8.2 cannot be subscripted
 
 _T = TypeVar("_T")
-_POSITIVE = click.IntRange(min=1)
 
 
 _ABOVE_ZERO = FiniteRange(min=0, min_open=True)
@@ -76,16 +71,19 @@ def command() -> None:
     """
 
 
+command.add_command(batch)
+
+
 @command.command()
-@click.option("--batch", type=_POSITIVE, required=True, help="Samples in one optimizer step.")
+@click.option("--batch", type=POSITIVE, required=True, help="Samples in one optimizer step.")
 @click.option(
     "--data-ranks",
-    type=_POSITIVE,
+    type=POSITIVE,
     required=True,
     help="Ranks that read different samples: all ranks / (tensor x pipeline x context).",
 )
 @click.option(
-    "--max-micro-batch", type=_POSITIVE, required=True, help="Most samples that fit at once."
+    "--max-micro-batch", type=POSITIVE, required=True, help="Most samples that fit at once."
 )
 @json_option
 def accumulate(batch: int, data_ranks: int, max_micro_batch: int, as_json: bool) -> None:
@@ -99,9 +97,9 @@ def accumulate(batch: int, data_ranks: int, max_micro_batch: int, as_json: bool)
 
     split = solve_batch(batch, data_ranks=data_ranks, max_micro_batch=max_micro_batch)
     if as_json:
-        _print_json({**asdict(split), "rounding_error": split.rounding_error})
+        print_json({**asdict(split), "rounding_error": split.rounding_error})
         return
-    _print_rows(
+    print_rows(
         ("micro-batch", str(split.micro_batch)),
         ("accumulate", str(split.accumulation)),
         ("batch", f"{split.achieved_batch}, {split.rounding_error:+.2%} of what was asked"),
@@ -115,8 +113,8 @@ def accumulate(batch: int, data_ranks: int, max_micro_batch: int, as_json: bool)
 
 @command.command()
 @click.option("--rate", type=_ABOVE_ZERO, required=True, help="A learning rate that trains well.")
-@click.option("--base-batch", type=_POSITIVE, required=True, help="Samples a step it is for.")
-@click.option("--batch", type=_POSITIVE, required=True, help="Samples a step now.")
+@click.option("--base-batch", type=POSITIVE, required=True, help="Samples a step it is for.")
+@click.option("--batch", type=POSITIVE, required=True, help="Samples a step now.")
 @click.option(
     "--optimizer",
     type=click.Choice(["sgd", "adam", "adamw", "adamw-8bit", "adafactor", "muon"]),
@@ -126,8 +124,8 @@ def accumulate(batch: int, data_ranks: int, max_micro_batch: int, as_json: bool)
 @click.option(
     "--rule", type=click.Choice(["linear", "sqrt"]), help="Instead of the optimizer's own."
 )
-@click.option("--steps", type=_POSITIVE, help="In the whole run, for the warm-up.")
-@click.option("--samples", type=_POSITIVE, help="In one epoch, for the warm-up.")
+@click.option("--steps", type=POSITIVE, help="In the whole run, for the warm-up.")
+@click.option("--samples", type=POSITIVE, help="In one epoch, for the warm-up.")
 @json_option
 def rate(
     rate: float,
@@ -159,10 +157,10 @@ def rate(
     if not isfinite(max(found.learning_rate, found.linear_rate, found.sqrt_rate)):
         raise click.UsageError("the scaled rate is beyond any number; give a smaller --rate.")
     if as_json:
-        _print_json({**asdict(found), "learning_rate": found.learning_rate})
+        print_json({**asdict(found), "learning_rate": found.learning_rate})
         return
     warmup = "unknown" if found.warmup_steps is None else f"{found.warmup_steps} steps"
-    _print_rows(
+    print_rows(
         ("rate", f"{found.learning_rate:.4g}, by the {found.rule} rule"),
         ("because", found.reason),
         ("linear", f"{found.linear_rate:.4g}"),
@@ -172,149 +170,9 @@ def rate(
 
 
 @command.command()
-@click.argument("job_file", metavar="JOB", type=PathName(path_type=Path))
-@click.option(
-    "--margin",
-    type=FiniteRange(min=0, max=1, max_open=True),
-    help="Share of the largest to leave free. [default: 0 by estimate, since a plan leaves memory "
-    "free already; 0.1 measured]",
-)
-@click.option(
-    "--measure",
-    is_flag=True,
-    help="Run a step of the built-in model for each try, in a process with a memory limit.",
-)
-@click.option("--limit", type=_POSITIVE, default=4096, show_default=True, help="Largest to try.")
-@set_option
-@json_option
-def batch(
-    job_file: Path,
-    margin: float | None,
-    measure: bool,
-    limit: int,
-    overrides: tuple[str, ...],
-    as_json: bool,
-) -> None:
-    """Find the largest micro-batch that fits for the job in JOB, by estimate or measured.
-
-    The layout is the one that `paceline plan` chooses; only the micro-batch changes, by doubling
-    and then halving the gap. --measure is for this machine and a rank that holds the whole model.
-    A try cannot make the machine swap: what is over the limit is refused by the kernel.
-
-    \b
-    Examples:
-      paceline advise batch job.yaml
-      paceline advise batch job.yaml --set cluster.accelerator=A100-80 --json
-      paceline advise batch job.yaml --measure --limit 256
-    """
-    from paceline.cli.job_input import read_job
-    from paceline.launch.factory import measure_factory
-    from paceline.launch.plannable import planned
-    from paceline.plan.advice import find_batch, scale_learning_rate
-
-    job = read_job(job_file, overrides)
-    facts = measure_factory(job)
-    plan = planned(job, facts)
-    ask: Callable[[int], bool] = lambda size: _fits(job, plan, facts, size)  # noqa: E731
-    if measure:
-        from paceline.launch.try_batch import check_measurable, try_batch
-
-        check_measurable(job, plan)
-        allowed = plan.cluster.usable_bytes
-
-        def ask(size: int) -> bool:
-            peak = try_batch(job, plan, size, limit_bytes=allowed)
-            return peak is not None and peak <= allowed
-
-    if margin is None:
-        margin = 0.1 if measure else 0.0
-    found = find_batch(ask, start=1, limit=limit, margin=margin)
-    known = "measured" if measure else "estimated"
-    train = job.spec.train
-    whole = max(1, found.chosen) * plan.layout.data
-    scaled = scale_learning_rate(
-        train.learning_rate,
-        base_batch=train.global_batch,
-        batch=whole,
-        optimizer=train.optimizer,
-        steps=train.steps,
-    )
-    if as_json:
-        _print_json(
-            {
-                **asdict(found),
-                "layout": plan.layout_name,
-                "known": known,
-                "global_batch": whole,
-                "linear_learning_rate": scaled.linear_rate,
-                "sqrt_learning_rate": scaled.sqrt_rate,
-                "warmup_steps": scaled.warmup_steps,
-            }
-        )
-        return
-    tried = ", ".join(f"{size} {'fits' if good else 'does not'}" for size, good in found.tried)
-    more = f"; stopped at --limit {limit}, more may fit" if found.at_limit else ""
-    _print_rows(
-        ("micro-batch", f"{found.chosen} of at most {found.largest}, {known}{more}"),
-        ("layout", f"{plan.layout_name} on {plan.cluster.name}"),
-        ("tried", tried),
-        ("batch", f"{whole} samples a step without accumulation"),
-        (
-            "rate",
-            (
-                f"{train.learning_rate:g} at {train.global_batch} becomes {scaled.linear_rate:.4g} "
-                f"(linear) or {scaled.sqrt_rate:.4g} (square root): {scaled.rule} fits "
-                f"{train.optimizer}"
-            ),
-        ),
-        ("warm-up", f"{scaled.warmup_steps} steps: {scaled.warmup_reason}"),
-    )
-
-
-_FIXED = ("data", "sharding", "tensor", "pipeline", "context", "expert", "recompute", "offload")
-_USUAL = {
-    "shard": None,
-    "schedule": "1f1b",
-    "chunks": 1,
-    "context_kind": "ring",
-    "recompute_every": 1,
-}
-"""Shown only where they differ: a layout without a pipeline has no schedule to fix."""
-
-
-def _fits(job: "Job", plan: "Plan", facts: Any, micro_batch: int) -> bool:
-    """Whether the plan's layout fits with another micro-batch, whatever the job's batch."""
-    from paceline.errors import PlanError
-    from paceline.plan import plan_job
-
-    layout = plan.layout
-    taken: dict[str, Any] = {name: getattr(layout, name) for name in _FIXED}
-    taken |= {
-        name: getattr(layout, name)
-        for name, usual in _USUAL.items()
-        if getattr(layout, name) != usual
-    }
-    spec = replace(
-        job.spec,
-        layout=replace(job.spec.layout, **{**taken, "micro_batch": micro_batch}),
-        train=replace(
-            job.spec.train,
-            global_batch=micro_batch * plan.layout.data * plan.layout.accumulation,
-        ),
-    )
-    try:
-        plan_job(replace(job, spec=spec), facts, advise=False)
-    except PlanError as error:
-        if all(problem.code == "P001" for problem in error.problems):
-            return False
-        raise
-    return True
-
-
-@command.command()
 @click.option("--gradients", type=_BYTES, required=True, help="Bytes of one rank's gradients.")
 @click.option("--backward", type=_SECONDS, required=True, help="Time of one backward pass.")
-@click.option("--ranks", type=_POSITIVE, required=True, help="Data ranks.")
+@click.option("--ranks", type=POSITIVE, required=True, help="Data ranks.")
 @click.option(
     "--bandwidth",
     type=_RATE,
@@ -359,10 +217,10 @@ def buckets(
         static=not changing,
     )
     if as_json:
-        _print_json(asdict(advice))
+        print_json(asdict(advice))
         return
     size = advice.bucket_cap_mb
-    _print_rows(
+    print_rows(
         ("bucket", "leave bucket_cap_mb out" if size is None else f"bucket_cap_mb={size}"),
         ("because", advice.reason),
         ("exposed", units.format_seconds(advice.exposed_s)),
@@ -380,7 +238,7 @@ def buckets(
 @click.option(
     "--restart", type=_SECONDS, required=True, help="Time from a failure to the next step."
 )
-@click.option("--ranks", type=_POSITIVE, required=True, help="Accelerators in the job.")
+@click.option("--ranks", type=POSITIVE, required=True, help="Accelerators in the job.")
 @click.option(
     "--rank-mtbf",
     type=_SECONDS,
@@ -422,12 +280,12 @@ def checkpoint(
         background_s=background,
     )
     if as_json:
-        _print_json(asdict(advice))
+        print_json(asdict(advice))
         return
     good, terms = advice.goodput, advice.goodput.terms
     steps = "" if advice.every_steps is None else f", {advice.every_steps} steps"
     half, hour = advice.rule_of_thumb
-    _print_rows(
+    print_rows(
         ("every", f"{units.format_seconds(advice.interval_s)}{steps}"),
         *([("warning", advice.warning)] if advice.warning else []),
         ("because", advice.reason),
@@ -451,14 +309,14 @@ def checkpoint(
 @command.command(name="critical-batch")
 @click.option(
     "--small",
-    type=(_POSITIVE, _ABOVE_ZERO),
+    type=(POSITIVE, _ABOVE_ZERO),
     required=True,
     metavar="BATCH SQUARE",
     help="A batch, and the mean squared norm of its gradient: one rank's, before the all-reduce.",
 )
 @click.option(
     "--big",
-    type=(_POSITIVE, _ABOVE_ZERO),
+    type=(POSITIVE, _ABOVE_ZERO),
     required=True,
     metavar="BATCH SQUARE",
     help="A larger batch, and its gradient's mean squared norm: all ranks', after the all-reduce.",
@@ -481,12 +339,12 @@ def critical(small: tuple[int, float], big: tuple[int, float], as_json: bool) ->
         )
     )
     if as_json:
-        _print_json(None if found is None else asdict(found))
+        print_json(None if found is None else asdict(found))
         return
     if found is None:
         show("unknown: the norms are too noisy to tell; average them over more steps")
         return
-    _print_rows(
+    print_rows(
         ("critical", f"{found.samples:.4g} samples a step (measured norms, arXiv:1812.06162)"),
         *(
             (
@@ -506,13 +364,3 @@ def _refused_as_usage(ask: Callable[[], _T]) -> _T:
         return ask()
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-
-
-def _print_rows(*rows: tuple[str, str]) -> None:
-    width = max(len(label) for label, _ in rows) + 2
-    for label, text in rows:
-        show(f"{label:<{width}}{text}")
-
-
-def _print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2))

@@ -11,6 +11,7 @@ from typing import cast
 import msgspec
 
 from paceline.control import messages as say
+from paceline.control.frames import Order, Report, open_report, seal
 
 BEAT = say.encode(say.Beat())
 
@@ -21,7 +22,7 @@ class Connection(asyncio.Protocol):
     def __init__(
         self,
         *,
-        on_message: Callable[["Connection", say.Report], None],
+        on_message: Callable[["Connection", Report], None],
         on_beat: Callable[[int], None],
         on_end: Callable[["Connection"], None],
         line_limit: int,
@@ -70,10 +71,10 @@ class Connection(asyncio.Protocol):
         host: str = self._transport.get_extra_info("peername")[0]
         return host
 
-    def send(self, order: say.Order) -> None:
+    def send(self, order: Order) -> None:
         """Send now, if it still can be."""
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(say.seal(order))
+            self._transport.write(seal(order))
 
     def close(self) -> None:
         """End it once everything is sent."""
@@ -91,4 +92,4 @@ class Connection(asyncio.Protocol):
         if line == BEAT[:-1] and self.node is not None:
             self._on_beat(self.node)
         else:
-            self._on_message(self, say.open_report(line))
+            self._on_message(self, open_report(line))

@@ -23,6 +23,7 @@ from paceline.control import state as st
 from paceline.control.agent_connection import Connection
 from paceline.control.controller_connection import LINE_LIMIT
 from paceline.control.failover import Entry, Link, Memory, advance, encode_entry, snapshot
+from paceline.control.frames import Order, Report
 from paceline.control.heartbeats import BEAT_EVERY_S, Beats
 from paceline.control.journal import Journal
 from paceline.control.network import join_address
@@ -250,8 +251,8 @@ class Controller:
         message: "say.ToAgent | say.Welcome | None",
         number: int = 0,
         before: int = 0,
-    ) -> say.Order:
-        return say.Order(
+    ) -> Order:
+        return Order(
             epoch=self._memory.state.epoch,
             number=number,
             before=before,
@@ -267,7 +268,7 @@ class Controller:
             line_limit=LINE_LIMIT,
         )
 
-    def _hear(self, connection: Connection, report: say.Report) -> None:
+    def _hear(self, connection: Connection, report: Report) -> None:
         node, message = connection.node, report.message
         if isinstance(message, say.AgentReady):
             if node is None and hmac.compare_digest(message.token, self._memory.token):

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.control import messages as say
+from paceline.control.frames import Order, Report, open_order, seal
 from paceline.control.heartbeats import BEAT_EVERY_S
 from paceline.control.probe import answer_probes
 from paceline.control.reliable_link import Inbox, Lost, Outbox
@@ -101,7 +102,7 @@ class Uplink:
                 writer.write(say.encode(say.Beat()))
                 if number % BEATS_A_TALLY == 0:
                     tally = self._frame(say.Beat(), 0, self._outbox.last)
-                    writer.write(say.seal(tally))
+                    writer.write(seal(tally))
             await asyncio.sleep(BEAT_EVERY_S)
 
     def report(self, message: say.FromAgent) -> None:
@@ -109,7 +110,7 @@ class Uplink:
         number, before = self._outbox.add(message)
         writer = self._to_controller
         if writer is not None and not writer.is_closing():
-            writer.write(say.seal(self._frame(message, number, before)))
+            writer.write(seal(self._frame(message, number, before)))
 
     def disconnect(self) -> None:
         """Break the connection, as a drill's fault does."""
@@ -138,10 +139,10 @@ class Uplink:
             epoch=self._epoch,
             probe_port=self._probe_port,
         )
-        writer.write(say.seal(self._frame(ready)))
+        writer.write(seal(self._frame(ready)))
         try:
             while line := await self._line(reader):
-                order = say.open_order(line)
+                order = open_order(line)
                 if order.epoch < self._epoch:
                     return False  # of a controller that has a successor
                 self._epoch, self._heard_s = order.epoch, time.monotonic()
@@ -149,7 +150,7 @@ class Uplink:
                 if isinstance(order.message, say.Welcome):
                     self._is_known, self._lease_s = True, order.message.lease_s
                     for number, before, message in list(self._outbox.after(order.heard)):
-                        writer.write(say.seal(self._frame(message, number, before)))
+                        writer.write(seal(self._frame(message, number, before)))
                     self._to_controller = writer
                 elif self._to_controller is None and order.number:
                     return False  # the welcome was lost
@@ -168,7 +169,7 @@ class Uplink:
         patience_s = None if self._to_controller is not None else CONNECT_S
         return await asyncio.wait_for(reader.readline(), patience_s)
 
-    def _is_new(self, order: say.Order) -> bool:
+    def _is_new(self, order: Order) -> bool:
         """Whether it has not come before.
 
         Raises:
@@ -179,8 +180,8 @@ class Uplink:
         self._inbox.check(order.before)
         return True
 
-    def _frame(self, message: say.FromAgent, number: int = 0, before: int = 0) -> say.Report:
-        return say.Report(number=number, before=before, heard=self._inbox.last, message=message)
+    def _frame(self, message: say.FromAgent, number: int = 0, before: int = 0) -> Report:
+        return Report(number=number, before=before, heard=self._inbox.last, message=message)
 
 
 def _is_passing(message: say.FromAgent) -> bool:

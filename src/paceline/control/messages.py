@@ -6,7 +6,6 @@ It takes a rank in one generation after the other. What it says carries the gene
 that nothing late from an older one is ever taken for news.
 """
 
-import zlib
 from typing import Literal
 
 import msgspec
@@ -439,114 +438,10 @@ class Welcome(Message, frozen=True, kw_only=True, tag=True):
 ToAgent = StartWorker | Tell | KillWorker | KillWorkers | Look | InjectFault | Leave
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent says, as it is on the wire; see `reliable_link.py`."""
-
-    number: int
-    """0 is outside of the conversation that outlives connections."""
-
-    before: int
-    heard: int
-    """Number of the last order it has."""
-
-    message: FromAgent
-
-
-class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What a controller says, as it is on the wire."""
-
-    epoch: int
-    number: int
-    before: int
-    heard: int
-    """Number of the last report that is in the journal."""
-
-    message: "ToAgent | Welcome | None"
-    """None says only that the controller is there."""
-
-
 def encode(message: Message | Word) -> bytes:
     """One line."""
     return msgspec.json.encode(message) + b"\n"
 
 
-def seal(frame: Report | Order) -> bytes:
-    """One line that tells whether it was damaged on its way: TCP's checksum has 16 bits."""
-    content = msgspec.json.encode(frame)
-    return b"%08x %b\n" % (zlib.crc32(content), content)
-
-
-def open_report(line: bytes) -> Report:
-    """
-    Raises:
-        DecodeError: The line is damaged, or is none.
-    """
-    return _report(_unsealed(line))
-
-
-def open_order(line: bytes) -> Order:
-    """
-    Raises:
-        DecodeError: The line is damaged, or is none.
-    """
-    return _order(_unsealed(line))
-
-
-def _unsealed(line: bytes) -> bytes:
-    crc, _, content = line.rstrip(b"\n").partition(b" ")
-    if crc != b"%08x" % zlib.crc32(content):
-        raise msgspec.DecodeError("a line of the control connection is damaged")
-    return content
-
-
 from_worker = msgspec.json.Decoder(Word).decode
 to_worker = msgspec.json.Decoder(ToWorker).decode
-_report = msgspec.json.Decoder(Report).decode
-_order = msgspec.json.Decoder(Order).decode
-
-
-_PEER_LOST = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "connection was lost",
-    "Connection refused",
-    "NCCL communicator was aborted",
-    "remote process exited",
-    "failed to recv, got 0 bytes",
-    "Connection was likely closed",
-    "closed the connection",
-    "ms for recv operation to complete",
-    "ms for send operation to complete",
-    "Application timeout caused pair closure",
-    "NCCL timeout in:",
-    "collective operation timeout",
-    "unhandled system error",
-)
-"""What gloo and NCCL say when another rank goes away, or does not come (torch 2.13, gloo's
-transport/tcp/pair.cc and unbound_buffer.cc, NCCLUtils.hpp, ProcessGroupNCCL.cpp). NCCL's system
-error is mostly a socket's. One that has a cause on this machine comes back in each generation, and
-its text is in the reason for which the run stops."""
-
-
-def names_lost_peer(text: str) -> bool:
-    """Whether an error is of a rank that is gone, and so not this rank's own.
-
-    `[Errno` is in the texts of Python's own sockets, which the program uses, and never in torch's.
-
-    >>> names_lost_peer("[gloo/transport/tcp/pair.cc:547] Connection refused")
-    True
-    >>> names_lost_peer("ConnectionRefusedError: [Errno 111] Connection refused")
-    False
-    """
-    return "[Errno " not in text and any(phrase in text for phrase in _PEER_LOST)
-
-
-_OUT_OF_MEMORY = ("MemoryError", "out of memory", "Cannot allocate memory", "can't allocate memory")
-"""What Python, torch's allocators (CUDA's and the CPU's DefaultCPUAllocator, torch 2.13) and the C
-library say."""
-
-
-def names_want_of_memory(text: str) -> bool:
-    """Whether an error only says that memory ran out, which is not the hardware's fault."""
-    return any(phrase in text for phrase in _OUT_OF_MEMORY)

@@ -22,7 +22,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from paceline.control.messages import Crashed, names_lost_peer, names_want_of_memory
+from paceline.control.error_texts import names_lost_peer, names_want_of_memory
+from paceline.control.messages import Crashed
 from paceline.errors import CrashLoop, RunError
 
 Cause = Literal[

@@ -9,6 +9,7 @@ from paceline.control import policy, world
 from paceline.control.decision import Decision
 from paceline.control.drilling import fault_while_parked
 from paceline.control.ending import give_up
+from paceline.control.error_texts import names_want_of_memory
 from paceline.control.forming import go_on, join_if_all_wait
 from paceline.control.interrupting import heard, interrupt
 from paceline.control.policy import Cause, Verdict, note
@@ -60,7 +61,7 @@ def worker_crashed(state: State, number: int, crash: say.Crashed, decision: Deci
         return  # a spare: its exit follows
     if state.phase in ("joining", "training", "forming"):
         how = f"{crash.kind}: {crash.message}" if crash.message else crash.kind
-        if say.names_want_of_memory(how):
+        if names_want_of_memory(how):
             how = f"out of memory: {how}"
         handle_loss(state, [number], how, decision, crash=crash, ends=not crash.parks)
 

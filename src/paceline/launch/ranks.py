@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.control.messages import names_lost_peer
+from paceline.control.error_texts import names_lost_peer
 from paceline.errors import JobError, PacelineError, PlanError, Problem, RunError
 
 OnProgress = Callable[[str], None]

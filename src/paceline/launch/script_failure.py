@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from paceline.control.messages import names_lost_peer
+from paceline.control.error_texts import names_lost_peer
 from paceline.control.script_run import Raised
 from paceline.record.sanitize import plain
 

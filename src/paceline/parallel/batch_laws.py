@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from paceline.errors import Problem
 from paceline.job import Job
-from paceline.parallel.candidates import Space, divisors, grids, num_fixed_ranks
+from paceline.parallel.candidates import Space, grids
+from paceline.parallel.degrees import divisors, num_fixed_ranks
 from paceline.units import counted
 
 

@@ -11,12 +11,8 @@ from paceline.job import Job, LayoutSpec, TrainSpec
 from paceline.job.data_rules import objective_of
 from paceline.job.engine import has_files
 from paceline.parallel.abilities import ABILITIES, Abilities, Excluded, engines_over
-from paceline.parallel.candidates import (
-    Space,
-    asks_for_pipeline,
-    num_fixed_ranks,
-    with_implied,
-)
+from paceline.parallel.candidates import Space
+from paceline.parallel.degrees import asks_for_pipeline, num_fixed_ranks, with_implied
 from paceline.units import counted
 
 

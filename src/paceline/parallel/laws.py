@@ -18,13 +18,11 @@ from paceline.parallel.batch_laws import (
     data_of,
     nothing_possible,
 )
-from paceline.parallel.candidates import (
-    Space,
+from paceline.parallel.candidates import Space, chunked_schedules, grids
+from paceline.parallel.degrees import (
     asks_for_pipeline,
-    chunked_schedules,
     divides_model,
     divisors,
-    grids,
     num_experts,
     num_fixed_ranks,
     with_implied,

@@ -14,7 +14,7 @@ import numpy as np
 from paceline.choices.pipeline_schedules import SCHEDULE_FACTS
 from paceline.estimate import TERM_NAMES, Case, Estimate, price, price_one
 from paceline.parallel import Layout, Layouts, abilities_of, table_of
-from paceline.parallel.candidates import divisors
+from paceline.parallel.degrees import divisors
 from paceline.parallel.table import RECOMPUTES, SHARDINGS, code_of
 from paceline.plan.decision import Rejected
 from paceline.plan.host import host_bytes_of_one, host_limit_bytes, host_limit_source

@@ -8,7 +8,7 @@ from paceline.estimate import Case
 from paceline.job import Job, JobSpec, LayoutSpec, Length
 from paceline.job.fault_grammar import parse_fault
 from paceline.parallel.abilities import abilities_of
-from paceline.parallel.candidates import asks_for_pipeline, with_implied
+from paceline.parallel.degrees import asks_for_pipeline, with_implied
 from paceline.parallel.engine_laws import asked_of_all_reduce
 from paceline.plan.choose import Choice, reasons_of
 from paceline.plan.decision import Decision

@@ -285,3 +285,23 @@ _READERS: Mapping[str, Callable[[IO[bytes]], Iterator[Row | Broken]]] = {
     "parquet": lambda stream: _arrow(stream, is_parquet=True),
     "arrow": lambda stream: _arrow(stream, is_parquet=False),
 }
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Every value of a row's field as text, however deep it is."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from texts_in(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from texts_in(inner)
+    elif value is not None:
+        yield str(value)
+
+
+def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of arrow as JSON has them: dates as texts, not-a-numbers as nothing."""
+    plain: dict[str, Any] = msgspec.to_builtins(row, enc_hook=str)
+    return {name: None if value != value else value for name, value in plain.items()}

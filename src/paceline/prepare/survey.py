@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import xxhash
 
@@ -22,7 +21,7 @@ from paceline.prepare.columns import text_columns
 from paceline.prepare.documents import Encoder, Recipe
 from paceline.prepare.prepare import Step
 from paceline.prepare.private import find_private
-from paceline.prepare.rows import Broken, Row, decode_line, form_of, read_rows
+from paceline.prepare.rows import Broken, Row, decode_line, form_of, plain_row, read_rows, texts_in
 from paceline.prepare.schema import Schema
 from paceline.prepare.similar import Fingerprints, Similar, place_numbers
 from paceline.prepare.tokenizer import TokenizerFiles, load_tokenizer
@@ -253,7 +252,7 @@ class _Reader:
             if isinstance(value, str):
                 value = {"text": value}
             elif is_arrow:
-                value = _plain(value)
+                value = plain_row(value)
             batch.numbers.append(row.number)
             batch.rows.append(value)
             batch.raw.append(row)
@@ -295,14 +294,14 @@ class _Reader:
             columns = self._compared[file] = self._find_columns(file, batch)
         if len(columns) == 1:
             values = [row.get(columns[0]) for row in batch.rows]
-            return [v if isinstance(v, str) else "\n".join(_leaves(v)) for v in values]
+            return [v if isinstance(v, str) else "\n".join(texts_in(v)) for v in values]
         label = self._survey.label
         return [
             "\n".join(
                 text
                 for name in columns or row
                 if name in row and (columns or name != label)
-                for text in _leaves(row[name])
+                for text in texts_in(row[name])
             )
             for row in batch.rows
         ]
@@ -457,25 +456,6 @@ def _hashes(texts: Iterator[str | None] | Any) -> Hashes:
         ],
         np.uint64,
     )
-
-
-def _leaves(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for inner in value.values():
-            yield from _leaves(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _leaves(inner)
-    elif value is not None:
-        yield str(value)
-
-
-def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of arrow as JSON has them: dates as texts, not-a-numbers as nothing."""
-    plain: dict[str, Any] = msgspec.to_builtins(row, enc_hook=str)
-    return {name: None if value != value else value for name, value in plain.items()}
 
 
 def _reason(error: BaseException) -> str:

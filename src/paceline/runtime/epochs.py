@@ -37,8 +37,8 @@ from paceline.runtime import strategy
 from paceline.runtime.determinism import seed_everything
 from paceline.runtime.devices import DEVICES, device_of
 from paceline.runtime.sampling import sample_ids
-from paceline.runtime.step import Trainer
 from paceline.runtime.strategy.local import unwrapped
+from paceline.runtime.trainer import Trainer
 
 Pair = tuple[Tensor, ...]
 """Input and target."""

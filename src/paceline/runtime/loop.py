@@ -33,9 +33,10 @@ from paceline.runtime.recovery.held import Regrouping, StartOver
 from paceline.runtime.recovery.newest import RecoveryPlan, plan_recovery
 from paceline.runtime.recovery.safekeeping import Safekeeping
 from paceline.runtime.recovery.verdict import Verdict
-from paceline.runtime.step import Step, Trainer
+from paceline.runtime.step import Step
 from paceline.runtime.step_hooks import RunHooks
 from paceline.runtime.step_printer import StepPrinter
+from paceline.runtime.trainer import Trainer
 
 if TYPE_CHECKING:
     from paceline.runtime.generation import Generation

@@ -25,7 +25,7 @@ from paceline.runtime._torch_private import fake_store
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.memory import peak_bytes
 from paceline.runtime.optimizer import make_optimizer
-from paceline.runtime.step import Trainer
+from paceline.runtime.trainer import Trainer
 
 DOES_NOT_FIT = 77
 

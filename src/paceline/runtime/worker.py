@@ -26,6 +26,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from paceline.control import messages as say
+from paceline.control.error_texts import names_lost_peer
 from paceline.control.parent import die_with_parent
 from paceline.control.policy import cause_of
 from paceline.control.slots import Phase
@@ -143,7 +144,7 @@ def _may_go_on(error: BaseException, session: Session, channel: Channel) -> bool
         return True
     if session.generation == 0:
         return False
-    lost_peer = say.names_lost_peer(str(error))
+    lost_peer = names_lost_peer(str(error))
     if not channel.wait_for_interrupt(0.0 if lost_peer else _NOTICE_S):
         words = _last_words(error, session)
         if lost_peer:

@@ -24,7 +24,8 @@ from paceline.simulation.goodput import Part
 from paceline.simulation.machines import Machines
 from paceline.simulation.renewal import play
 from paceline.simulation.rhythm import Rhythm
-from paceline.simulation.world import Scene, simulate
+from paceline.simulation.scene import Scene
+from paceline.simulation.world import simulate
 
 RATES = (1.0, 2.0, 4.0)
 """Times as often as the process says. Kokolis et al. measured 7.9 h between failures at 1,024 GPUs

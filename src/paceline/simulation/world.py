@@ -17,7 +17,7 @@ traffic between controller and agents.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,21 +37,16 @@ from paceline.control.state import (
     KillAgent,
     Record,
     Send,
-    Setup,
     StartAgent,
-    State,
     Tick,
 )
-from paceline.estimate.recovery import Tier
 from paceline.record import events as log
-from paceline.simulation.costs import Costs, Phase
+from paceline.simulation.costs import Phase
 from paceline.simulation.failures import Fault
 from paceline.simulation.goodput import Ledger, Part
 from paceline.simulation.machines import Machines
-from paceline.simulation.rhythm import Rhythm, train
-
-REPRESENTATIVES = 8
-"""Nodes that the core sees."""
+from paceline.simulation.rhythm import train
+from paceline.simulation.scene import Outcome, Scene, new_state
 
 _BY_HAND_S = 1800.0
 """Until a person starts a run again that gave up. A guess."""
@@ -59,11 +54,6 @@ _BY_HAND_S = 1800.0
 _AGENT_START_S = 1.0
 """Until an agent is back on a node of the part that is well. A guess."""
 
-_MAX_RESTARTS = 3
-"""As `recovery.max_restarts` is by default."""
-
-_LEAST_SPARES = 4
-"""Spares that the core sees of few parts; of more, one for eight."""
 
 _LOOK_S = 0.3
 """Tracebacks may take so long (a guess)."""
@@ -76,39 +66,6 @@ _HUNG_IN = WorkPhase.BACKWARD
 _CALM = (say.Met, say.Restored, say.StepDone)
 """After which nothing new is waited for."""
 
-_ENDLESS = 10**12
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
-    """What is simulated."""
-
-    num_nodes: int
-    ranks_per_node: int
-    rhythm: Rhythm
-    costs: Costs
-    tier: Tier
-    """Where a lost rank's state comes from."""
-
-    covered: float
-    """Share of the faults that take nodes after which that state is there."""
-
-    memory_every: int = 1
-    """With the tier `memory`: steps between two snapshots."""
-
-    num_spares: int
-    repair_s: float
-    horizon_s: float
-    max_restarts: int = _MAX_RESTARTS
-    representatives: int = REPRESENTATIVES
-    tail: float = 0.0
-    """Standard deviation of the logarithm of every phase, around its figure as the median. 0 has
-    none."""
-
-    @property
-    def num_ranks(self) -> int:
-        return self.num_nodes * self.ranks_per_node
-
 
 @dataclass(slots=True)
 class _Worker:
@@ -119,25 +76,6 @@ class _Worker:
     alive: bool = True
     hangs: bool = False
     holds_state: bool = False
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What came of a run."""
-
-    ledger: Ledger
-    steps: int = 0
-    """Steps that are kept."""
-
-    num_faults: int = 0
-    num_recoveries: int = 0
-    in_place: int = 0
-    from_checkpoint: int = 0
-    num_given_up: int = 0
-    """Times that the controller ended the run."""
-
-    downtimes_s: list[float] = field(default_factory=list)
-    """From each fault to the first step after it."""
 
 
 def simulate(scene: Scene, faults: Sequence[Fault], rng: np.random.Generator) -> Outcome:
@@ -159,7 +97,7 @@ class _World:
         self.machines = Machines(scene.num_spares, scene.repair_s)
         self.ledger = Ledger()
         self.outcome = Outcome(self.ledger)
-        self.state = self._new_state(first_generation=1)
+        self.state = new_state(self.scene, num_parts=self.num_parts, first_generation=1)
         self.workers: dict[int, _Worker] = {}
         self.era = 0  # counts runs: what was under way for one that gave up is nothing to the next
         self.joined: list[int] = []
@@ -172,28 +110,6 @@ class _World:
         self.state_is_lost = True  # at first there is none
         self.fault_s: float | None = None
         self.next_tick_s = float("inf")
-
-    def _new_state(self, *, first_generation: int) -> State:
-        scene = self.scene
-        return State(
-            setup=Setup(
-                num_nodes=self.num_parts,
-                ranks_per_node=1,
-                num_steps=_ENDLESS,
-                max_restarts=scene.max_restarts,
-                grace_s=60.0,
-                versions={},
-                resumed=first_generation > 1,
-                layout="simulated",
-                num_spares=min(scene.num_spares, max(_LEAST_SPARES, self.num_parts // 8)),
-                first_generation=first_generation,
-                node_strikes=_ENDLESS,  # a part stands for many nodes
-                park_timeout_s=scene.costs.fence.at(scene.num_ranks) + 5.0,
-                # Waiting for a repaired machine comes between joining and meeting here.
-                meet_timeout_s=scene.repair_s + 3600.0,
-                agent_timeout_s=scene.repair_s + 3600.0,
-            )
-        )
 
     # Time, and where it goes.
 
@@ -306,7 +222,9 @@ class _World:
     def _start_again(self) -> None:
         self._turn_to("meet")
         self.next_tick_s = float("inf")
-        self.state = self._new_state(first_generation=self.state.generation + 1)
+        self.state = new_state(
+            self.scene, num_parts=self.num_parts, first_generation=self.state.generation + 1
+        )
         self._feed(Begin())
 
     # What agents are told.
@@ -510,18 +428,8 @@ class _World:
             self.machines.lose(self.env.now, fault.num_nodes)
             self.state_is_lost |= bool(self.rng.random() >= self.scene.covered)
         self.fault_s = self.env.now if self.fault_s is None else self.fault_s
-        for part in self._parts_of(fault):
+        for part in self.scene.parts_of(fault, self.num_parts):
             self._strike_part(fault, part)
-
-    def _parts_of(self, fault: Fault) -> range:
-        """The parts that a fault hits: of a process one, of nodes those they are in."""
-        parts, nodes = self.num_parts, self.scene.num_nodes
-        first = fault.first_node * parts // nodes
-        if not fault.takes_nodes:
-            return range(first, first + 1)
-        if parts > nodes:
-            return range(first, (fault.first_node + fault.num_nodes) * parts // nodes)
-        return range(first, (fault.first_node + fault.num_nodes - 1) * parts // nodes + 1)
 
     def _strike_part(self, fault: Fault, part: int) -> None:
         number = self.state.slots[part].worker if part < len(self.state.slots) else None

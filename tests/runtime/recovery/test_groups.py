@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
 
-from paceline.control.messages import Join, names_lost_peer
+from paceline.control.error_texts import names_lost_peer
+from paceline.control.messages import Join
 from paceline.runtime.recovery import groups as module
 from paceline.runtime.recovery.groups import Groups, Interrupted, listen_for_store
 

@@ -6,7 +6,7 @@ from paceline.contracts.operate import health_checks
 from paceline.contracts.phases.case import Case
 from paceline.launch.default_alerts import alerts, silence_s
 from paceline.parallel import Layout
-from paceline.parallel.candidates import divisors
+from paceline.parallel.degrees import divisors
 from paceline.plan.case import case_of_plan
 from paceline.plan.lost_node import fewest_ranks
 from paceline.plan.refit import leaner_settings

@@ -259,7 +259,7 @@ class Groups:
             report(self._words(errors[0]))
 
     def _words(self, error: ErrorType) -> str:
-        """What `control/messages.py` takes for a lost connection."""
+        """What `control/error_texts.py` takes for a lost connection."""
         if error == ErrorType.TIMEOUT:
             limit = f"recovery.collective_timeout ({self._limit.total_seconds():g} s)"
             return f"collective operation timeout: one took longer than {limit}"

@@ -19,10 +19,11 @@ from paceline.runtime.digest import state_digest
 from paceline.runtime.optimizer import learning_rate_at, make_optimizer
 from paceline.runtime.sampling import Ids, rank_slots, sample_ids
 from paceline.runtime.state import named_parameters
-from paceline.runtime.step import Step, Trainer
+from paceline.runtime.step import Step
 from paceline.runtime.step_hooks import NoHooks
 from paceline.runtime.strategy import Meshes, make_meshes
 from paceline.runtime.strategy.data.hooks import Compression
+from paceline.runtime.trainer import Trainer
 from paceline.runtime.verify.compare import (
     deviation,
     digests_of,
