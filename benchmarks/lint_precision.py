@@ -7,6 +7,7 @@
     python benchmarks/lint_precision.py FOLDER --half fresh2  # chosen after rules were deleted
     python benchmarks/lint_precision.py FOLDER --half fresh3  # chosen after levels had become data
     python benchmarks/lint_precision.py FOLDER --only owner/name --list
+    python benchmarks/lint_precision.py FOLDER --half fresh --record   # for lint_levels.py
 
 Each repository of data/lint_repositories.toml is linted as a whole, in a process of its own with a
 limit on time and memory. Every warning and error is looked up in data/lint_judgements.csv, where
@@ -18,8 +19,8 @@ somebody who read the code wrote what it is:
 - overstated: there is something, but not at this level or not in the cases that the finding names.
 - false: what it states does not hold here.
 
-A judgement belongs to one commit, file, line, rule and level. A finding at another line or level is
-printed as not judged, and counts in no share.
+A judgement belongs to one commit, file, line, rule and level. A finding at another line is printed
+as not judged, and counts in no share; at a lower level, what was overstated is to be judged again.
 """
 
 import argparse
@@ -34,6 +35,8 @@ from pathlib import Path
 from typing import Any
 
 from lint_runs import Linted, lint_folder
+
+from paceline.check.finding import Severity, lint_level
 
 DATA = Path(__file__).parent / "data"
 
@@ -59,7 +62,8 @@ class Repository:
 
 
 Key = tuple[str, str, str, str, str, str]
-"""Repository, commit, file, line, rule, level."""
+KEY = ("repository", "commit", "file", "line", "rule", "level")
+"""What a judgement belongs to."""
 
 
 @dataclass(slots=True)
@@ -114,6 +118,7 @@ def main() -> None:
     parser.add_argument("--clone", action="store_true", help="print the commands that fetch them")
     parser.add_argument("--seconds", type=int, default=600, help="limit of one repository")
     parser.add_argument("--memory-gb", type=float, default=8, help="limit of one repository")
+    parser.add_argument("--record", action="store_true", help="note what lint finds now")
     options = parser.parse_args()
     chosen = [one for one in repositories() if one.half == options.half]
     if options.only:
@@ -162,19 +167,51 @@ def measure(
         keep(repository, linted, options)
     tally.files = linted.files
     shown = []
+    if options.record and not linted.trouble:
+        record(repository, linted.findings)
     for one in linted.findings:
-        if one["severity"] == "info":
+        level = lint_level(one["id"], Severity(one["severity"]))
+        if level is Severity.INFO:
             continue
-        judged = judgements.get(key_of(repository, one))
-        kind = judged["judgement"] if judged else "unjudged"
-        tally.add(one["severity"], kind)
+        kind = judgement_of(judgements, key_of(repository, one, level))
+        tally.add(level, kind)
         by_rule[one["id"], kind] += 1
-        if kind in ("false", "unjudged"):
-            shown.append(f"    {kind}: {spot(one)} {one['severity']} [{one['id']}] {one['what']}")
+        if kind not in ("true", "deliberate"):
+            shown.append(f"    {kind}: {spot(one)} {level} [{one['id']}] {one['what']}")
     print(tally.line(repository.name) + f"{linted.seconds:>8.1f} s  {linted.trouble}".rstrip())
     if options.list:
         print("\n".join(shown))
     return tally
+
+
+def record(repository: Repository, findings: Sequence[Mapping[str, Any]]) -> None:
+    """Write into the judgements of a repository the level that lint shows there now."""
+    now = {key_of(repository, one, "")[:-1]: one["severity"] for one in findings}
+    path = DATA / "lint_judgements.csv"
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        if row["repository"] == repository.name:
+            row["now"] = now.get(tuple(row[name] for name in KEY[:-1]), "")
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def judgement_of(judgements: Mapping[Key, Mapping[str, str]], key: Key) -> str:
+    """What was judged at this place; at another level, what says that it holds or not."""
+    exact = judgements.get(key)
+    if exact is not None:
+        return exact["judgement"]
+    others = (judgements.get((*key[:-1], level)) for level in ("error", "warning"))
+    found = next((one["judgement"] for one in others if one is not None), "unjudged")
+    return "unjudged" if found == "overstated" else found
+
+
+def unseen() -> list[str]:
+    """Repositories whose findings were judged before any rule was changed for them."""
+    return [one.name for one in repositories() if one.half != "open"]
 
 
 def repositories() -> list[Repository]:
@@ -191,26 +228,17 @@ def read_judgements() -> dict[Key, dict[str, str]]:
     found: dict[Key, dict[str, str]] = {}
     with (DATA / "lint_judgements.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            key = tuple(
-                row[name] for name in ("repository", "commit", "file", "line", "rule", "level")
-            )
+            key = tuple(row[name] for name in KEY)
             if row["judgement"] not in KINDS[:-1] or not row["reason"] or key in found:
                 raise ValueError(f"lint_judgements.csv: {row}")
             found[key] = row  # type: ignore[index]
     return found
 
 
-def key_of(repository: Repository, finding: Mapping[str, Any]) -> Key:
+def key_of(repository: Repository, finding: Mapping[str, Any], level: str) -> Key:
     where = finding["where"]
     line = str(where["line"] or "")
-    return (
-        repository.name,
-        repository.commit[:12],
-        where["path"],
-        line,
-        finding["id"],
-        finding["severity"],
-    )
+    return (repository.name, repository.commit[:12], where["path"], line, finding["id"], level)
 
 
 def spot(finding: Mapping[str, Any]) -> str:

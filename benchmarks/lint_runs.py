@@ -1,4 +1,7 @@
-"""One run of `paceline lint` in a process of its own, with limits."""
+"""One run of `paceline lint` in a process of its own, with limits.
+
+Levels are those that the rules show: what the catalogue's rows cut off is added by `capped`.
+"""
 
 import json
 import os
@@ -11,7 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-COMMAND = (sys.executable, "-m", "paceline", "lint", ".", "--json")
+UNCAPPED = """
+from dataclasses import replace
+from paceline.catalog import failure
+rows = {id: replace(row, lint=row.lint and "error") for id, row in failure.load_failures().items()}
+failure.load_failures = lambda: rows
+from paceline.cli import main
+main()
+"""
+"""Lint with every level as the rule shows it, whatever the catalogue's row allows at most."""
+
+COMMAND = (sys.executable, "-c", UNCAPPED, "lint", ".", "--json", "--no-cache")
 
 
 @dataclass(slots=True)

@@ -24,12 +24,12 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler
 
 
-def main(dataset):
+def main(model, dataset):
     sampler = DistributedSampler(dataset)
     loader = DataLoader(dataset, sampler=sampler, shuffle=True)
     for epoch in range(3):
         for batch in loader:
-            print(batch)
+            model(batch).backward()
 """
 GOOD = "import torch\n\nprint(torch.ones(2))\n"
 
@@ -87,8 +87,10 @@ HOLDING = {
 @pytest.mark.parametrize("name", HOLDING)
 def test_s0_25_a_secret_is_found_in_any_file_on_its_line_and_is_never_shown(folder, name):
     (folder / name).write_text(HOLDING[name])
-    result = lint(".", expect=2 if name == "broken.py" else 1)
-    assert f"{name}:3: error: " in result.stdout
+    is_issued = any(one in HOLDING[name] for one in (HF, SK, AWS, "PRIVATE KEY"))
+    exit_code = 2 if name == "broken.py" else 1 if is_issued else 0
+    result = lint(".", "--severity", "info", expect=exit_code)
+    assert f"{name}:3: {'error' if is_issued else 'info'}: " in result.stdout
     assert "[secret-in-file]" in result.stdout
     for options in ((), ("--json",), ("--sarif",)):
         shown = lint(".", *options)
@@ -141,7 +143,7 @@ def test_s0_25_a_value_that_is_only_named_like_a_secret_is_a_hint_at_most(folder
 def test_s0_25_a_file_that_git_ignores_may_hold_secrets_and_a_tracked_one_may_not(folder):
     subprocess.run(["git", "init", "-q"], check=True)
     (folder / ".gitignore").write_text(".env\n")
-    (folder / ".env").write_text(HOLDING[".env"])
+    (folder / ".env").write_text(HOLDING[".env.prod"])
     lint(".", expect=0)
     subprocess.run(["git", "add", "-f", ".env"], check=True)
     lint(".", expect=1)
@@ -161,7 +163,7 @@ def test_a_file_without_findings_ends_with_0(folder):
 
 
 def test_s3_12_warnings_end_with_1_only_when_strict(folder):
-    (folder / "run.sh").write_text("export NCCL_NTHREADS=1\ntorchrun train.py\n")
+    (folder / "run.sh").write_text("export NCCL_SOKET_IFNAME=eth0\ntorchrun train.py\n")
     lint("run.sh", expect=0)
     lint("run.sh", "--strict", expect=1)
 
@@ -660,12 +662,13 @@ def test_what_is_nested_too_deeply_to_read_is_said_in_words(folder, name, text, 
 
 
 def test_a_level_hides_what_is_below_it_and_an_id_can_be_left_out(folder):
-    (folder / "run.sh").write_text("export NCCL_NTHREADS=1\ntorchrun train.py\n")
-    assert "debugging-left-on" in lint("run.sh", "--severity", "warning", expect=0).stdout
-    assert "debugging-left-on" not in lint("run.sh", "--severity", "error", expect=0).stdout
+    (folder / "run.sh").write_text("export NCCL_SOKET_IFNAME=eth0\ntorchrun train.py\n")
+    assert "nccl-env-deprecated" in lint("run.sh", "--severity", "warning", expect=0).stdout
+    assert "nccl-env-deprecated" not in lint("run.sh", "--severity", "error", expect=0).stdout
     assert "not shown" in lint("run.sh", "--severity", "error").stdout
     assert (
-        "debugging-left-on" not in lint("run.sh", "--ignore", "debugging-left-on", expect=0).stdout
+        "nccl-env-deprecated"
+        not in lint("run.sh", "--ignore", "nccl-env-deprecated", expect=0).stdout
     )
     with pytest.raises(Exception, match="no finding is called"):
         lint("run.sh", "--ignore", "nonsense")
@@ -806,7 +809,7 @@ def test_s1_21_model_parallelism_bubbles_and_nodes_of_a_job_are_those_of_its_pla
     assert found["where"]["line"] == 6
     wide = small.replace("tinyllama-1.1b", "llama-2-7b")
     (folder / "wide.yaml").write_text(wide.replace("sharding: none", "tensor: 16"))
-    assert by_id("wide.yaml")["tp-across-nodes"]["where"]["line"] == 6
+    assert by_id("wide.yaml")["plan-caution"]["where"]["line"] == 6
 
 
 def test_s1_21_ranks_that_mostly_wait_are_not_taken_for_twice_the_work(folder):
@@ -865,7 +868,7 @@ def test_nothing_is_remembered_of_named_files_or_without_cache(folder):
 
 def test_a_secret_that_git_ignores_by_now_is_no_finding_though_the_file_is_remembered(folder):
     subprocess.run(["git", "init", "-q"], check=True, cwd=folder)
-    (folder / "settings.json").write_text('{"password": "hunter2hunter2"}')
+    (folder / "settings.json").write_text(f'{{"key": "{SK}"}}')
     assert "secret-in-file" in lint(".").stdout
     (folder / ".gitignore").write_text("settings.json\n")
     assert "secret-in-file" not in lint(".").stdout

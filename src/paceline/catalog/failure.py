@@ -52,9 +52,8 @@ class Failure:
     lint: str | None = None
     """The highest level that `lint` gives it: `error`, `warning` or `info`; None: it finds none.
 
-    An error needs a proof for every run; a warning names the condition; with fewer than three
-    independent cases, or where less than 85 % of what it found in others' code was right, it is a
-    hint (`info`)."""
+    No row is set by hand: benchmarks/lint_levels.py derives it from what the claim rests on and how
+    often it was right in others' code, and a test holds them together."""
 
     published: tuple[str, ...] = ()
     """Ids of the published sharp edges and validations that it answers to."""

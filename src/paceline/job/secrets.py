@@ -154,7 +154,8 @@ def find_in_lines(text: str, form: Form = "text") -> Iterator[Secret]:
         )
         kind = next(forms, None)
         if kind is not None:
-            yield Secret(number, kind, "issued")
+            in_url = "value" in _FORMS[kind].groupindex  # of anybody's own making
+            yield Secret(number, kind, "made" if in_url else "issued")
         elif len(line) <= _LONGEST_LINE and (
             named := find_in_text(line, form) or entries.get(number)
         ):

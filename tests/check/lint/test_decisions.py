@@ -46,8 +46,8 @@ def severities(condition: str) -> list[Severity]:
         pytest.param("total / num_seen > 3", id="a mean: its sum, not how many samples it is of"),
     ],
 )
-def test_a_value_of_this_rank_in_code_that_is_read_is_a_warning(condition):
-    assert severities(condition) == [Severity.WARNING]
+def test_a_value_of_this_rank_in_code_that_is_read_is_a_hint(condition):
+    assert severities(condition) == [Severity.INFO]
 
 
 @pytest.mark.parametrize(

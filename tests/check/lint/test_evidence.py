@@ -9,8 +9,50 @@ from pathlib import Path
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
-from lint_precision import read_judgements, repositories  # noqa: E402
+import pytest  # noqa: E402
+from lint_levels import Record, earned, levels, read_bases  # noqa: E402
+from lint_precision import read_judgements, repositories, unseen  # noqa: E402
 from lint_recall import Fault, read_faults, read_named  # noqa: E402
+
+from paceline.catalog.failure import load_failures  # noqa: E402
+
+
+def test_a_failure_has_the_level_that_its_record_has_earned() -> None:
+    set_ = {name: one.lint for name, one in load_failures().items() if one.lint is not None}
+    assert levels(unseen()) == set_
+
+
+def repositories_named(number: int) -> set[str]:
+    return {f"owner/{each}" for each in range(number)}
+
+
+@pytest.mark.parametrize(
+    ("basis", "right", "wrong", "unseen_right", "unseen_wrong", "level"),
+    [
+        ("proof", 0, 0, 0, 0, "error"),
+        ("proof", 9, 1, 0, 0, "warning"),
+        ("proof", 8, 1, 0, 0, "info"),
+        ("proof", 0, 0, 0, 1, "info"),  # corrected since, but for the one that was seen
+        ("proof", 2, 0, 1, 1, "error"),
+        ("absence", 2, 0, 2, 0, "info"),
+        ("absence", 3, 0, 2, 0, "warning"),
+        ("condition", 3, 0, 0, 0, "warning"),
+        ("name", 30, 0, 4, 6, "info"),
+        ("own", 0, 0, 0, 0, "error"),
+    ],
+)
+def test_a_level_is_earned_by_proof_or_by_three_independent_cases(
+    basis: str, right: int, wrong: int, unseen_right: int, unseen_wrong: int, level: str
+) -> None:
+    record = Record(*map(repositories_named, (right, wrong, unseen_right, unseen_wrong)))
+    assert earned(basis, record) == level
+
+
+def test_what_only_slows_a_run_is_no_error() -> None:
+    known, found = load_failures(), levels(unseen())
+    slow = [name for name in read_bases() if known[name].effect == "degraded"]
+    assert slow
+    assert "error" not in {found[name] for name in slow}
 
 
 def test_the_hash_of_a_name_decides_its_half_unless_its_findings_were_read_before() -> None:

@@ -80,21 +80,36 @@ def context_for(
     return merged(context, said[0])
 
 
-_PIN = re.compile(r"(?m)^\s*(torch|deepspeed)\s*(==|<=|~=|<)\s*(\d+(?:\.\d+)*)")
+_PIN = re.compile(r"(?m)^[\s\"'-]*(?:py)?(torch|deepspeed)\s*(==?|<=|~=|<)\s*(\d+(?:\.\d+)*)")
+"""A line of requirements.txt or of conda's environment.yml."""
+
+_NAMED = re.compile(r"(?m)^[\s\"'-]*(?:py)?torch\b")
+
+_INSTALLED = re.compile(r"\b(?:py)?torch(?:==?|-|:)(\d+\.\d+(?:\.\d+)*)")
+"""torch in a Dockerfile: `pip install torch==1.8`, a wheel's name, `FROM pytorch/pytorch:1.13`."""
 
 
 def _pinned(path: str, configs: Sequence[Config]) -> dict[str, str]:
-    """Package -> the highest version that requirements files in the folders around a file allow."""
+    """Package -> the highest version that requirements files in the folders around a file allow.
+
+    A Dockerfile there counts where no such file names torch.
+    """
     found: dict[str, str] = {}
+    image, is_named = "", False
     for one in sorted(configs, key=lambda config: len(config.path)):
         folder = one.path.rpartition("/")[0]
-        if one.kind != "requirements" or not (not folder or path.startswith(f"{folder}/")):
+        if folder and not path.startswith(f"{folder}/"):
             continue
+        if one.kind == "dockerfile":
+            image = (_INSTALLED.findall(one.text) or [image])[-1]
+        if one.kind != "requirements":
+            continue
+        is_named = is_named or _NAMED.search(one.text) is not None
         for name, sign, version in _PIN.findall(one.text):
             numbers = [int(part) for part in re.sub(r"(\.0)+$", "", version).split(".")]
             below = [*numbers[:-1], max(0, numbers[-1] - 1), 99]
             found[name] = ".".join(map(str, below)) if sign == "<" else version
-    return found
+    return {"torch": image} if image and not is_named else found
 
 
 def is_sharded_by_start(path: str, starts: Sequence[Start], configs: Sequence[Config]) -> bool:

@@ -94,6 +94,7 @@ def _of_yaml(path: str, text: str) -> Config | None:
         ("accelerate", is_accelerate(first)),
         ("job", is_job(first)),
         ("parallel", is_parallel(first)),
+        ("requirements", re.search(r"(^|/)environment[\w.-]*\.ya?ml$", path) is not None),
     )
     return _first(path, text, documents, kinds)
 

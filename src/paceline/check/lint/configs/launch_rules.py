@@ -132,6 +132,7 @@ def _check_plain_python(launch: Launch, scene: Scene) -> Iterator[Finding]:
             launch.line,
             f"{launch.target.text} is started once, and {gpus} GPUs are available",
             fix=f"torchrun --standalone --nproc-per-node={gpus} {launch.target.text} ...",
+            level=INFO,  # an argument's name does not prove that the script wants ranks
         )
     elif TRAINS.search(launch.target.text):
         yield found(

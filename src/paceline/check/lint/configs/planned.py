@@ -30,7 +30,7 @@ _AGAIN = "plan the job again: paceline plan JOB --json"
 
 _CAUTIONS: Mapping[str, tuple[str, Any, tuple[str, ...]]] = {
     "bubble": ("pipeline-bubble", WARNING, ("layout", "pipeline")),
-    "tensor": ("tp-across-nodes", WARNING, ("layout", "tensor")),
+    "tensor": ("plan-caution", WARNING, ("layout", "tensor")),
     "data parallel": ("model-parallel-needless", WARNING, ("layout",)),
     "checkpoint": ("plan-caution", WARNING, ("checkpoint", "every")),
     "gather": ("plan-caution", WARNING, ("layout", "sharding")),

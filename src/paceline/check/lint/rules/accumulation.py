@@ -105,6 +105,8 @@ def accumulated(program: Program) -> Iterator[tuple[Call, Call]]:
         for step in program.steps:
             inner = backward.loops[len(step.loops) :]
             around = bool(inner) and backward.loops[: len(step.loops)] == step.loops
+            if around and any(inner[0] in one.loops for one in program.calls(method="zero_grad")):
+                continue  # cleared for each micro-batch: nothing is summed
             if around and inner[0].counter and not inner[0].over_batches and step.loops:
                 yield backward, step
 

@@ -529,6 +529,8 @@ def is_shown(program: Program, joint: Joint, guard: Guard) -> bool:
     """
     call = joint.call
     model = call.forward_of if joint.kind == "forward" else call.receiver
+    if "lightning" in call.name or (model is not None and model.has_kind("trainer")):
+        return False  # whether it waits for all ranks depends on the release
     ways = [one.call.receiver for one in call.frames[guard.depth :] if one.call is not None]
     own_class = call.function.own_class if call.function is not None else None
     others = (one for one in program.calls(call.name) if one.root != call.root)

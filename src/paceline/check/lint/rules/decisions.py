@@ -299,7 +299,7 @@ def failed_finding(program: Program, guard: Guard, call: Call) -> Finding:
             f"{call.name.rpartition('.')[2]} is called only on a rank that had the exception; "
             "where another had none, it makes other calls and waits"
         ),
-        level=Severity.WARNING,
+        level=Severity.INFO,  # what fails on all ranks alike does not show in the file
         fix="let the exception end the process, or let all ranks agree that one failed",
         seen=(guard,),
     )

@@ -63,10 +63,12 @@ def check_set_epoch(program: Program, context: Context) -> Iterator[Finding]:
             if sampler in reported or not shuffles(sampler):
                 continue
             epochs = epoch_loop(program, loop)
-            if epochs is None or not trains(program, loop):
+            training = (*program.backwards, *program.steps)
+            trains = any(loop in one.loops for one in training)
+            if epochs is None or (training and not trains):
                 continue
             reported.add(sampler)
-            yield from epoch_findings(program, sampler, loop, epochs)
+            yield from epoch_findings(program, sampler, loop, epochs, trains)
 
 
 def samplers_of(loop: Loop) -> Iterator[Value]:
@@ -97,14 +99,12 @@ def epoch_loop(program: Program, loop: Loop) -> Loop | None:
     return outer[-1] if outer else None
 
 
-def trains(program: Program, loop: Loop) -> bool:
-    """Whether a loop over batches trains, as far as training is seen; to others, their order is
-    all one."""
-    training = (*program.backwards, *program.steps)
-    return not training or any(loop in one.loops for one in training)
-
-
-def epoch_findings(program: Program, sampler: Value, loop: Loop, epochs: Loop) -> Iterator[Finding]:
+def epoch_findings(
+    program: Program, sampler: Value, loop: Loop, epochs: Loop, trains: bool
+) -> Iterator[Finding]:
+    """Where no epoch is set, or one number; a hint where the loop is not seen to train: to others
+    the order of their batches is all one."""
+    level = Severity.ERROR if trains else Severity.INFO
     sets = [one for one in program.calls(method="set_epoch") if may_set(one, sampler)]
     inside = [one for one in sets if epochs in one.loops]
     if not inside:
@@ -120,6 +120,7 @@ def epoch_findings(program: Program, sampler: Value, loop: Loop, epochs: Loop) -
             fix=f"call `{sampler.label or 'sampler'}.set_epoch(epoch)` first in this loop",
             seen=[sampler.call, loop] if sampler.call is not None else [loop],
             first=set_epoch_call(loop, epochs),
+            level=level,
         )
         return
     for one in inside:
@@ -135,6 +136,7 @@ def epoch_findings(program: Program, sampler: Value, loop: Loop, epochs: Loop) -
                     else "set_epoch is called on some ranks only: their orders no longer fit"
                 ),
                 fix="call set_epoch(epoch) with the loop's counter, on every rank",
+                level=level,
             )
 
 

@@ -1,0 +1,125 @@
+"""What was wrong in code of others (benchmarks/data/lint_judgements.csv) is found no more."""
+
+from textwrap import dedent
+
+import pytest
+
+from paceline.check.lint.context import Context
+from paceline.check.lint.lint import lint
+
+
+def levels(id: str, **files: str) -> list[str]:
+    """Levels of one failure's findings in files, by names in which `_` stands before the ending."""
+    named = {name.replace("__", "."): dedent(text).encode() for name, text in files.items()}
+    return [str(one.severity) for one in lint(named, Context()) if one.id == id]
+
+
+ACCUMULATES = """
+    import torch
+    def train(model, loader, optimizer):
+        for batch in loader:
+            for _ in range(4):
+                {clear}
+                model(batch).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    """
+
+
+def test_gradients_that_each_micro_batch_clears_are_no_sum():
+    summed = levels("ga-loss-normalisation", train__py=ACCUMULATES.format(clear="pass"))
+    cleared = ACCUMULATES.format(clear="optimizer.zero_grad()")
+    assert (summed, levels("ga-loss-normalisation", train__py=cleared)) == (["info"], [])
+
+
+@pytest.mark.parametrize(("size", "expected"), [("world_size=1, ", []), ("", ["warning"])])
+def test_a_group_of_one_process_writes_its_file_alone(size, expected):
+    program = f"""
+    import torch
+    import torch.distributed as dist
+    dist.init_process_group("gloo", {size}rank=0)
+    torch.save({{}}, "out.pt")
+    """
+    assert levels("all-ranks-save-same-file", train__py=program) == expected
+
+
+SAVES_ARGUMENTS = """
+    import argparse
+    import torch
+    import torch.distributed as dist
+    args = argparse.ArgumentParser().parse_args()
+    dist.init_process_group("gloo")
+    model = torch.nn.Linear(2, 2)
+    if dist.get_rank() == 0:
+        torch.save({"model": model.state_dict(), "args": args}, "last.pt")
+    torch.load("last.pt")
+    """
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("environment__yml", "dependencies:\n  - pytorch=1.12.1\n  - pip", []),
+        ("environment__yml", "dependencies:\n  - numpy=1.22", ["warning"]),
+        ("Dockerfile", "FROM pytorch/pytorch:1.9.0-cuda11.1-cudnn8-devel\n", []),
+        ("Dockerfile", "FROM ubuntu\nRUN pip install torch==2.0.1\n", []),
+        ("Dockerfile", "FROM pytorch/pytorch:2.7.1-cuda12.8\n", ["warning"]),
+    ],
+)
+def test_a_fault_of_a_newer_torch_than_the_folder_installs_is_none(name, text, expected):
+    files = {name: text, "train__py": SAVES_ARGUMENTS}
+    assert levels("weights-only-load", **files) == expected
+
+
+def test_a_requirement_that_allows_every_torch_counts_before_an_image():
+    files = {"Dockerfile": "FROM pytorch/pytorch:1.9.0\n", "requirements__txt": "torch>=1.5\n"}
+    assert levels("weights-only-load", train__py=SAVES_ARGUMENTS, **files) == ["warning"]
+
+
+READS = """
+    from torch.utils.data import DataLoader, DistributedSampler
+    def read(data, model, optimizer):
+        loader = DataLoader(data, sampler=DistributedSampler(data))
+        for epoch in range(3):
+            for batch in loader:
+                {use}
+    """
+
+
+def test_the_order_of_batches_matters_where_they_train_and_is_a_hint_elsewhere():
+    trains = READS.format(use="model(batch).sum().backward()")
+    assert levels("set-epoch-missing", train__py=trains) == ["warning"]
+    scores = READS.format(use="score(model(batch))")
+    assert levels("set-epoch-missing", train__py=scores) == ["info"]
+
+
+def test_a_collective_in_a_handler_of_exceptions_is_a_hint():
+    program = """
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    try:
+        compute()
+    except RuntimeError:
+        dist.barrier()
+    """
+    assert levels("collective-mismatch", train__py=program) == ["info"]
+
+
+@pytest.mark.parametrize(
+    ("save", "expected"),
+    [
+        ("import torch.distributed.checkpoint as c\nif rank == 0: c.save({})", ["error"]),
+        (
+            "import lightning as L\nt = L.Trainer()\nif rank == 0: t.save_checkpoint('a.ckpt')",
+            ["info"],
+        ),
+    ],
+)
+def test_whether_a_save_of_lightning_waits_depends_on_the_release(save, expected):
+    program = f"import torch.distributed as dist\nrank = dist.get_rank()\n{save}\n"
+    assert levels("rank0-only-collective-save", train__py=program) == expected
+
+
+def test_an_argument_of_a_script_does_not_prove_that_it_wants_ranks():
+    script = "export CUDA_VISIBLE_DEVICES=0,1\npython run.py --deepspeed ds.json\n"
+    assert levels("launcher-plain-python", run__sh=script) == ["info"]
