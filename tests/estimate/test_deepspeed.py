@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paceline.catalog.engines import find_engine
@@ -11,7 +12,8 @@ from paceline.estimate import Case, case_of, price_one
 from paceline.job import parse_job
 from paceline.parallel import Layout
 from paceline.parallel.abilities import planned_engine
-from paceline.plan.host import host_bytes_of_one
+from paceline.parallel.table import table_of
+from paceline.plan.host import host_bytes_of_one, memory_beside_disk_of_one, over_host_bytes
 from paceline.profile import resolve_profile
 from paceline.topology import find_cluster
 
@@ -73,6 +75,22 @@ def test_an_offloaded_optimizer_has_its_gradients_beside_it_in_the_host_s_memory
     assert host_bytes_of_one(layout, PLANNED) == pytest.approx(on_host * N)
     parts = price_one(layout, PLANNED).memory.parts
     assert parts["gradients"] == pytest.approx(on_device * N / 8)
+
+
+def test_zero3_keeps_its_gradients_and_swap_buffers_in_memory_beside_an_optimizer_on_disk():
+    """stage3.py of 0.19.8: `self.device` is the host's memory for `nvme` too, so
+    `grad_partitions_flat_buffer` is there; on the disk go 12 bytes and a float32 gradient. Four
+    buffers of the swapper and one for the gradient have a sub-group's elements each."""
+    layout = replace(ZERO1, offload="nvme", sharding="full", reduce_every_micro_batch=True)
+    assert host_bytes_of_one(layout, PLANNED) == pytest.approx((12 + 4) * N)
+    buffers = 8 * 5 * 4 * min(N / 8, 10**9)
+    assert memory_beside_disk_of_one(layout, PLANNED) == pytest.approx(4 * N + buffers)
+    in_memory = replace(layout, offload="cpu")
+    assert memory_beside_disk_of_one(in_memory, PLANNED) == 0
+    table = table_of([layout])
+    for has, fits in ((5 * N + buffers, True), (3 * N + buffers, False)):
+        small = replace(PLANNED, cluster=replace(PLANNED.cluster, host_bytes=int(has)))
+        assert np.isinf(over_host_bytes(table, small)).all() == fits
 
 
 @pytest.mark.parametrize(("seq_len", "is_step_fullest"), [(64, True), (4096, False)])

@@ -675,8 +675,13 @@ def test_where_nothing_fits_an_engine_with_which_it_does_is_named_with_its_time(
     named = f"{plan.layout_name} with the host's memory fits, in {seconds} a step, estimated"
     assert fix.startswith(f"set engine to deepspeed: {named}; or set cluster.nodes to")
     # What the host does not hold its disk may.
-    larger = refused(*ONE_CARD, "model.preset=llama-2-70b").fix
+    larger = refused(*ONE_CARD, "model.preset=falcon-40b").fix
     assert larger.startswith("set engine to deepspeed and layout.offload_path to a folder on each")
+    # Gradients of 70B, 276 GB beside a disk, are more than the 256 GiB of memory.
+    assert "offload_path" not in refused(*ONE_CARD, "model.preset=llama-2-70b").fix
+    disk = ("engine=deepspeed", "layout.offload=nvme", "layout.offload_path=/local")
+    what = refused_of(JOB, *ONE_CARD, "model.preset=llama-2-70b", *disk).what
+    assert "a node needs at least 276 GiB of memory, for gradients and buffers, and has 256" in what
     # An adapter only our own runtime trains, and an accelerator none of them does.
     lora = ("model.preset=llama-3-405b", "train.adapter={kind: lora, rank: 8}")
     assert "engine" not in refused(*ONE_CARD, *lora).fix

@@ -17,7 +17,12 @@ from paceline.parallel import Layout, Layouts, abilities_of, table_of
 from paceline.parallel.degrees import divisors
 from paceline.parallel.table import RECOMPUTES, SHARDINGS, code_of
 from paceline.plan.decision import Rejected
-from paceline.plan.host import host_bytes_of_one, host_limit_bytes, host_limit_source
+from paceline.plan.host import (
+    host_bytes_of_one,
+    host_limit_bytes,
+    host_limit_source,
+    memory_beside_disk_of_one,
+)
 from paceline.plan.search import Found, Priced, estimates_of
 from paceline.units import bytes_apart, format_bytes, format_seconds
 
@@ -308,7 +313,9 @@ def _why_offload(choice: Choice) -> str:
     if alone is not None and (its_s := price_one(alone, case).step_s):
         why = f"the fastest without it, {case.named(alone)}, takes {format_seconds(its_s)} a step"
     needed = format_bytes(host_bytes_of_one(layout, case))
-    return f"{why}; a node holds {needed} of {limit} ({source})"
+    beside = memory_beside_disk_of_one(layout, case)
+    memory = f", and {format_bytes(beside)} in its memory" if beside else ""
+    return f"{why}; a node holds {needed} of {limit} ({source}){memory}"
 
 
 def _why_sharding(choice: Choice) -> str:

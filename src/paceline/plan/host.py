@@ -24,6 +24,11 @@ from paceline.units import bytes_apart, counted
 
 _FLOAT32_BYTES = 4
 
+_DISK_BUFFERS = 5
+"""Buffers in memory beside an optimizer on disk, each of `step_unit` of engines.toml in float32:
+four of the swapper and the gradient that the optimizer reads. Source: DeepSpeed 0.19.8,
+`buffer_count` of zero/offload_config.py, `initialize_optimizer_states` of zero/stage3.py."""
+
 _NODE_BYTES, _NODE_DISK_BYTES, _NODE_RANKS = 2 * 2**40, int(8 * 3.84e12), 8
 """Memory and disks of a node of 8. Source: DGX H100 data sheet: 2 TB of memory, 8 x 3.84 TB of
 NVMe. Assumed of every node that is not looked at, in proportion to its accelerators."""
@@ -71,8 +76,19 @@ def check_building(facts: ModuleFacts, job: Job, cluster: Cluster) -> Iterator[P
 def host_bytes_of(layouts: Layouts, case: Case) -> Any:
     """Optimizer state and master copies that are off the accelerators, and parameters with the
     gradients of those that are trained where those are; and what `hosts_gradients` of engines.toml
-    adds: bytes of all ranks of the fullest node, for each cell of a grid. A node is taken to hold
-    ranks of one stage."""
+    adds, but for what `memory_beside_disk` counts: bytes of all ranks of the fullest node, for each
+    cell of a grid. A node is taken to hold ranks of one stage."""
+    return _off_accelerators(layouts, case)[0]
+
+
+def memory_beside_disk(layouts: Layouts, case: Case) -> Any:
+    """Of a node whose ranks keep optimizer state on its disk: bytes of its memory that gradients
+    and the buffers between the two take, where `hosts_gradients` of engines.toml has the engine do
+    so; 0 elsewhere."""
+    return _off_accelerators(layouts, case)[1]
+
+
+def _off_accelerators(layouts: Layouts, case: Case) -> tuple[Any, Any]:
     nowhere = np.zeros_like(np.asarray(layouts.offload))
     on_device = replace(layouts, offload=nowhere, offload_parameters=nowhere)
     holdings = holdings_of(
@@ -83,15 +99,20 @@ def host_bytes_of(layouts: Layouts, case: Case) -> Any:
         optimizer=case.optimizer,
         profile=case.profile,
     )
+    is_disk = layouts.offload == code_of("offload", "nvme")
     beside: Any = 0.0
     """Bytes of a trained parameter, besides optimizer and master copy."""
+    in_memory: Any = 0.0
+    """Those of them that do not go to a disk with the rest."""
     hosts = holdings.ways.hosts_gradients
     if hosts:
         is_full = layouts.sharding == code_of("sharding", "full")
         added_up: Any = np.where(is_full, holdings.gradient_bytes, holdings.gathered_bytes)
-        beside = _FLOAT32_BYTES + added_up
+        in_memory = np.where(is_disk, added_up, 0.0)
+        beside = _FLOAT32_BYTES + added_up - in_memory
     last = layouts.pipeline - 1
     most: Any = 0.0
+    stay: Any = 0.0
     stages = (0, np.minimum(1, last), last)
     for parts in memory_parts(case.model, on_device, holdings, stages):
         trained = parts["optimizer"] / holdings.moment_bytes
@@ -101,7 +122,11 @@ def host_bytes_of(layouts: Layouts, case: Case) -> Any:
             moved = moved + (trained * holdings.gradient_bytes if is_adapted else moved)
         moved = moved * (np.asarray(layouts.offload_parameters) > 0) + trained * beside
         most = np.maximum(most, parts["optimizer"] + parts["master copy"] + moved)
-    return np.where(layouts.offload == 0, 0.0, most * case.cluster.ranks_per_node)
+        buffers = _DISK_BUFFERS * _FLOAT32_BYTES * np.minimum(trained, holdings.step_unit)
+        stay = np.maximum(stay, trained * in_memory + buffers)
+    ranks = case.cluster.ranks_per_node
+    found = np.where(layouts.offload == 0, 0.0, most * ranks)
+    return found, np.where(is_disk & (hosts > 0), stay * ranks, 0.0)
 
 
 def host_bytes_of_one(layout: Layout, case: Case) -> int:
@@ -110,13 +135,20 @@ def host_bytes_of_one(layout: Layout, case: Case) -> int:
     return round(float(np.max(host_bytes_of(table_of([layout]), case))))
 
 
+def memory_beside_disk_of_one(layout: Layout, case: Case) -> int:
+    """Host memory that one layout takes of the fullest node beside its disk."""
+    return round(float(np.max(memory_beside_disk(table_of([layout]), case))))
+
+
 def over_host_bytes(layouts: Layouts, case: Case) -> Any | None:
-    """Bytes of a node where they are more than it has, infinity elsewhere; None where no layout
-    offloads anything."""
+    """Bytes of a node where they are more than it has, on its disk or else in its memory; infinity
+    elsewhere. None where no layout offloads anything."""
     if not np.any(layouts.offload):
         return None
-    needed = host_bytes_of(layouts, case)
+    needed, beside = _off_accelerators(layouts, case)
     is_disk = layouts.offload == code_of("offload", "nvme")
     cluster = case.cluster
-    limit = np.where(is_disk, host_limit_bytes(cluster, "nvme"), host_limit_bytes(cluster, "cpu"))
-    return np.where(needed > limit, needed, np.inf)
+    memory = host_limit_bytes(cluster, "cpu")
+    over = np.where(beside > memory, beside, np.inf)
+    limit = np.where(is_disk, host_limit_bytes(cluster, "nvme"), memory)
+    return np.where(needed > limit, needed, over)

@@ -129,15 +129,18 @@ def _over_host(case: Case, found: Found) -> str:
 
 
 def _host_too_small(job: Job, case: Case, needed_bytes: float) -> Problem:
-    offload = job.spec.layout.offload
-    needs, has = bytes_apart(needed_bytes, host_limit_bytes(case.cluster, offload))
+    offload = asked = job.spec.layout.offload
+    beside = ""
+    if offload == "nvme" and needed_bytes <= host_limit_bytes(case.cluster, offload):
+        asked, beside = "cpu", " of memory, for gradients and buffers,"
+    needs, has = bytes_apart(needed_bytes, host_limit_bytes(case.cluster, asked))
     place = "on disk" if offload == "nvme" else "in the host's memory"
-    is_assumed = offload == "cpu" and host_limit_source(case.cluster, offload) == ASSUMED_HOST
+    is_assumed = asked == "cpu" and host_limit_source(case.cluster, asked) == ASSUMED_HOST
     return Problem(
         code="P004",
         what=f"no layout fits with the optimizer {place}: a node needs at least "
-        f"{needs} there and has {has} "
-        f"({host_limit_source(case.cluster, offload)})",
+        f"{needs}{beside or ' there'} and has {has} "
+        f"({host_limit_source(case.cluster, asked)})",
         where=job.where("layout.offload"),
         fix="leave layout.offload out, share the optimizer (layout.sharding), or add nodes"
         + ("; or set cluster.host_memory, where a node has more" if is_assumed else ""),

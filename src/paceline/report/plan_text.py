@@ -9,7 +9,8 @@ from paceline.estimate.cost import RunCost
 from paceline.estimate.recovery import StateTier
 from paceline.parallel import Layout
 from paceline.plan import Decision, Plan, Rejected
-from paceline.plan.host import host_limit_bytes, host_limit_source
+from paceline.plan.case import case_of_plan
+from paceline.plan.host import host_limit_bytes, host_limit_source, memory_beside_disk_of_one
 from paceline.report.table import wrapped
 from paceline.topology import Cluster, Level
 from paceline.units import (
@@ -185,6 +186,12 @@ def _memory(plan: Plan) -> Iterator[str]:
             f"  {place:<14}{needed:>10}  the ranks of a node, of "
             f"{limit} ({host_limit_source(cluster, plan.layout.offload)})"
         )
+        if beside := memory_beside_disk_of_one(plan.layout, case_of_plan(plan)):
+            needed, limit = bytes_apart(beside, host_limit_bytes(cluster, "cpu"))
+            yield (
+                f"  {'on the host':<14}{needed:>10}  gradients and buffers beside the disk, of "
+                f"{limit} ({host_limit_source(cluster, 'cpu')})"
+            )
     if len(plan.stages) > 1:
         sizes = [stage.known_bytes for stage in plan.stages]
         least, most = min(sizes), max(sizes)
