@@ -28,7 +28,7 @@ def test_a_finding_is_explained_with_why_how_it_shows_fix_and_sources():
     [
         ("missing-set-epoch", "set-epoch-missing: "),
         ("Missing-Set-Epoch", "set-epoch-missing: "),
-        ("j003", "J003: the job file"),
+        ("j003", "J003: A `--set` could not be understood"),
         ("BEN-05", "BEN-05: a line that means nothing"),
     ],
 )
@@ -60,7 +60,7 @@ def test_every_code_can_be_explained():
     for name in (*load_codes(), *load_failures()):
         done = run(name)
         assert done.exit_code == 0, name
-        assert len(done.output.splitlines()) > 2, name
+        assert len(done.output) > len(name) + 20, name
 
 
 def test_a_misspelt_code_is_answered_with_the_nearest():
@@ -109,7 +109,7 @@ TOPICS = [name for name, code in load_codes().items() if code.about == "how to c
 
 def test_s3_10_golden_rules_comparisons_and_patterns_are_topics_in_text_and_json():
     assert {"golden-rules", "memory-by-size", "fsdp-or-deepspeed", "anti-patterns"} <= set(TOPICS)
-    assert run("golden-rules").output.startswith("golden-rules: how to choose")
+    assert run("golden-rules").output.startswith("golden-rules: Six rules, and where each ends")
     for entry in json.loads(run(*TOPICS, "--json").output):
         assert len(entry["text"]) > 300
     assert "did you mean golden-rules" in str(run("golden-rule").exception)

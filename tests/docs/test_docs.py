@@ -22,7 +22,7 @@ from paceline.plan import plan_job
 from paceline.report.plan_text import plan_summary
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.md")])
 LINK = re.compile(r"\]\(([^)\s]+)[^)]*\)")
 
 

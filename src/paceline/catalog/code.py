@@ -17,13 +17,35 @@ class Code:
     """What its letter looks at, such as `the job file`; of a topic, `how to choose`."""
 
     text: str
-    """Markdown: why it is refused, and the fix."""
+    """Markdown: the fault in its first sentence, why it is refused, and the fix."""
+
+    @property
+    def title(self) -> str:
+        """The first sentence, which names the fault.
+
+        >>> load_codes()["L004"].title
+        'The degrees that you fixed do not multiply to a divisor of the ranks'
+        """
+        return _split(self.text)[0]
+
+    @property
+    def rest(self) -> str:
+        """What follows the title."""
+        return _split(self.text)[1]
 
 
 @cache
 def page(name: str) -> str:
     """A whole page, as docs/reference has it: `codes.md` or `topics.md`."""
-    return (files("paceline.catalog") / name).read_text(encoding="utf-8")
+    text = (files("paceline.catalog") / name).read_text(encoding="utf-8")
+    return text.replace("](../../../docs/", "](../")
+
+
+def _split(text: str) -> tuple[str, str]:
+    """The first sentence of the first paragraph without its full stop, and the rest."""
+    paragraph, gap, more = text.partition("\n\n")
+    sentence, _, rest = " ".join(paragraph.split()).partition(". ")
+    return sentence.removesuffix("."), (rest + gap + more).strip()
 
 
 @cache

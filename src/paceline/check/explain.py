@@ -78,7 +78,10 @@ def titles() -> Mapping[str, str]:
     for symptom in load_symptoms().values():
         known.setdefault(symptom.id, f"symptom: {symptom.title}")
     known |= {line.id: f"harmless: {line.why}" for line in load_benign_lines()}
-    return known | {code.code: _first_sentence(code.text) for code in load_codes().values()}
+    return known | {
+        code.code: textwrap.shorten(code.title, 90, placeholder=" ...")
+        for code in load_codes().values()
+    }
 
 
 def entry_data(entry: Entry) -> dict[str, Any]:
@@ -94,8 +97,3 @@ def entry_data(entry: Entry) -> dict[str, Any]:
         }
     found = asdict(entry)
     return found if isinstance(entry, Code) else {"code": found.pop("id")} | found
-
-
-def _first_sentence(text: str) -> str:
-    plain = " ".join(text.split("\n\n")[0].split())
-    return textwrap.shorten(plain.split(". ")[0].removesuffix("."), 90, placeholder=" ...")

@@ -10,7 +10,7 @@ import click
 
 from paceline.cli.options import json_option
 from paceline.cli.screen import show
-from paceline.report.table import format_table, text_width
+from paceline.report.table import format_table, text_width, wrapped
 
 if TYPE_CHECKING:
     from paceline.catalog.failure import Failure
@@ -69,8 +69,8 @@ def _lines(entry: "Entry") -> Iterator[str]:
     from paceline.catalog.symptom import Symptom
 
     if isinstance(entry, Code):
-        yield f"{entry.code}: {entry.about}"
-        yield from _plain(entry.text)
+        yield from _fill(f"{entry.code}: {entry.title}", indent="")
+        yield from _plain(entry.rest) if entry.rest else ()
     elif isinstance(entry, BenignLine):
         yield f"{entry.id}: a line that means nothing"
         yield from _part("how it shows", entry.shows)
@@ -132,7 +132,11 @@ def _plain(markdown: str) -> Iterator[str]:
         "\n\n"
     ):
         yield ""
-        if paragraph.startswith(("|", "```", "- ", "1. ", "    ")):
+        if paragraph.startswith(("|", "```", "    ")):
             yield paragraph
+        elif paragraph.startswith(("- ", "1. ")):
+            for item in re.split(r"\n(?=- |\d+\. )", paragraph):
+                mark, _, text = item.partition(" ")
+                yield from wrapped(f"{mark} ", " ".join(text.split()))
         else:
             yield from _fill(paragraph)
