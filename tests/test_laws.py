@@ -14,6 +14,7 @@ import paceline
 ROOT = Path(paceline.__file__).parent
 ORDER = (
     "errors",
+    "extras",
     "units",
     "choices",
     "integrations",

@@ -9,6 +9,7 @@ from tests.record.test_tensors import NAMES, write
 
 from paceline.cli.checkpoint import command
 from paceline.errors import CheckpointError, JobError
+from paceline.extras import install_line
 
 
 def call(*args):
@@ -127,7 +128,7 @@ def test_a_storage_without_its_package_names_the_extra_and_the_package(monkeypat
     monkeypatch.setattr(core, "url_to_fs", refuse)
     with pytest.raises(JobError, match="R010: s3://bucket/x cannot be reached") as refused:
         call("ls", "s3://bucket/x")
-    assert refused.value.problems[0].fix == 'pip install "paceline[storage]" s3fs'
+    assert refused.value.problems[0].fix == f"{install_line('storage')} s3fs"
 
 
 def test_a_file_is_told_that_a_runs_checkpoint_is_a_folder(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from paceline.check.preflight.xids import _ACTS, _failure_of
 from paceline.control.agent import Agent
 from paceline.control.health import FATAL_XIDS, open_health, visible
+from paceline.extras import install_line
 from paceline.record.events import GpuHealth
 
 
@@ -203,7 +204,7 @@ def test_without_nvml_nothing_is_watched_and_the_record_has_the_reason(driver, m
     (note,) = notes_of_node(3)
     assert note == (
         "node 3: the health of GPUs is not watched: nvidia-ml-py is not installed "
-        "(pip install 'paceline[gpu]')"
+        f"({install_line('gpu')})"
     )
 
 

@@ -157,3 +157,14 @@ def test_the_examples_in_docstrings_run(name):
     results = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
     assert results.attempted > 0
     assert results.failed == 0
+
+
+def test_no_text_installs_paceline_from_an_index_that_does_not_have_it():
+    """`pip install "paceline[lint]"` fetches whatever takes that name; `.[lint]` is the clone."""
+    texts = [*PAGES, *(ROOT / "src").rglob("*.py"), *(ROOT / "examples").rglob("*.*")]
+    by_name = re.compile(r"pip install[^\n`]*['\" ]paceline\[")
+    allowed = {ROOT / "src/paceline/extras.py"}
+    found = [
+        str(each) for each in texts if each.suffix != ".csv" and by_name.search(each.read_text())
+    ]
+    assert found == [str(each) for each in allowed]

@@ -7,6 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from paceline.extras import install_line
+
 pytest.importorskip("transformers")
 import torch
 from click.testing import CliRunner
@@ -243,7 +245,7 @@ def test_tasks_are_read_before_a_run_starts_and_only_where_files_are(tmp_path, m
         importlib.util, "find_spec", lambda name: None if name == "lm_eval" else looked_for(name)
     )
     package, _ = found()
-    assert (package.code, package.fix) == ("R010", 'pip install "paceline[eval]"')
+    assert (package.code, package.fix) == ("R010", install_line("eval"))
 
 
 def test_conversations_are_rendered_with_a_turn_for_the_model_to_write(tmp_path):

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from paceline.cli.runs_send import command as send_command
 from paceline.errors import JobError
+from paceline.extras import install_line
 from paceline.job import MetricsSpec
 from paceline.job.sinks import SINKS, OtelSpec, PrometheusSpec, SinkRow
 from paceline.launch import sinks
@@ -526,7 +527,7 @@ def test_a_package_that_is_missing_is_named_with_its_install_line(name, monkeypa
     (problem,) = check_sinks(MetricsSpec(sinks=[name]), where)
     assert problem.code == "R010"
     assert problem.fix is not None
-    assert f'pip install "paceline[{name}]"' in problem.fix
+    assert install_line(name) in problem.fix
 
 
 def test_what_a_sink_needs_to_know_is_asked_for_before_the_run(monkeypatch, tmp_path):

@@ -12,7 +12,7 @@ from tests.mcp.made import make_folder
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("mcp") is None,
-    reason="NOT TESTED: the SDK of the protocol is not installed: pip install 'paceline[mcp]'",
+    reason="NOT TESTED: the SDK of the protocol is not installed: pip install '.[mcp]'",
 )
 
 READS = [

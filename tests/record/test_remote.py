@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.record.test_tensors import NAMES, write
 
 from paceline.errors import JobError
+from paceline.extras import install_line
 from paceline.record import remote as remote_module
 from paceline.record.byte_shuffle import compressed, decompressed
 from paceline.record.checkpoints import verify_checkpoint
@@ -41,7 +42,7 @@ def test_s4_13_a_storage_whose_package_is_missing_is_known_before_a_run_starts(m
     (problem,) = check_remote("s3://bucket/runs", "checkpoint.copy_to, job.yaml line 8")
     assert problem.code == "R010"
     assert problem.where == "checkpoint.copy_to, job.yaml line 8"
-    assert problem.fix == 'pip install "paceline[storage]" s3fs'
+    assert problem.fix == f"{install_line('storage')} s3fs"
 
 
 @pytest.mark.parametrize("compress", ["never", "always", "auto"])

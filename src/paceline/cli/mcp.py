@@ -22,8 +22,8 @@ def command(runs: Path, may_control: bool) -> None:
     An assistant that speaks the protocol starts this command itself and talks to it on standard
     input and output. Its tools are plan, prove, lint, diagnose, explain, runs, compare, curve,
     status, logs and events, with the JSON of the commands; they change nothing. Files are read
-    below the current folder and the folder of runs only. Needs the package mcp: pip install
-    'paceline[mcp]'.
+    below the current folder and the folder of runs only. Needs the extra mcp: pip install
+    '.[mcp]' in Paceline's folder.
 
     \b
     Examples:

@@ -63,11 +63,13 @@ def command(
     try:
         from paceline.live.serve import serve
     except ImportError as error:
+        from paceline.extras import install_line
+
         raise JobError.of(
             code="R010",
             what=f"the live page needs {error.name}, which is not installed",
             where="paceline watch",
-            fix="pip install 'paceline[live]'; `paceline watch RUN --text` needs nothing more",
+            fix=f"{install_line('live')}; `paceline watch RUN --text` needs nothing more",
         ) from None
     _find(named, runs)  # what is wrong with a name is said before the page is there
     serve(

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.extras import install_line
 from paceline.record.events import GpuHealth
 from paceline.topology.node.read_state import THROTTLES
 
@@ -96,7 +97,7 @@ def find_gpus() -> tuple[Any, list[Gpu]] | str:
     try:
         import pynvml as nvml
     except ImportError:
-        return "nvidia-ml-py is not installed (pip install 'paceline[gpu]')"
+        return f"nvidia-ml-py is not installed ({install_line('gpu')})"
     try:
         nvml.nvmlInit()
         numbers = range(nvml.nvmlDeviceGetCount())

@@ -7,14 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.errors import JobError, Problem
+from paceline.extras import install_line
 
-_INSTALLED_BY = {
-    "torch": "torch numpy",
-    "gguf": '"paceline[gguf]"',
-    "lm_eval": '"paceline[eval]"',
-    "mcp": '"paceline[mcp]"',
-}
-"""What pip is given, where it is not the package's name."""
+_EXTRAS = {"gguf": "gguf", "lm_eval": "eval", "mcp": "mcp"}
+"""Package -> the extra of ours that installs it, with the versions that we know."""
 
 
 def check_package(
@@ -29,12 +25,13 @@ def check_package(
         fix: Left out, how pip installs it.
     """
     if importlib.util.find_spec(package) is None:
-        install = _INSTALLED_BY.get(package, package)
+        extra = _EXTRAS.get(package)
+        plain = f"pip install {'torch numpy' if package == 'torch' else package}"
         yield Problem(
             code="R010",
             what=f"{need}, which is not installed",
             where=where,
-            fix=fix or f"pip install {install}",
+            fix=fix or (install_line(extra) if extra else plain),
         )
 
 
@@ -54,11 +51,10 @@ def import_package(package: str, need: str, *, where: str, extra: str = "data") 
         package: As it is imported.
         need: What needs it, to be followed by "which is not installed".
         where: Shown with it.
-        extra: Of `pip install "paceline[extra]"`.
+        extra: In pyproject.toml.
 
     Raises:
         JobError: `R010`, it is not installed.
     """
-    fix = f'pip install "paceline[{extra}]"'
-    JobError.raise_for(check_package(package, need, where=where, fix=fix))
+    JobError.raise_for(check_package(package, need, where=where, fix=install_line(extra)))
     return importlib.import_module(package)

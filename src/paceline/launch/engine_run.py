@@ -17,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from paceline.errors import Problem, RunError
+from paceline.extras import install_line
 from paceline.job import Job, Script, SlurmSpec, SshSpec, make_script
 from paceline.job.data_rules import check_has_data
 from paceline.job.engine import ENGINE_NAMES, is_before, series, tag, written_for
@@ -242,9 +243,7 @@ def _check_installed(
             code="H023",
             what=f"{engine} is not installed: {sys.executable} has no module {launcher.module}",
             where="--with" if own is not None else job.where("engine"),
-            fix=f"pip install 'paceline[{launcher.extra}]'"
-            if launcher.extra
-            else f"install {engine}",
+            fix=install_line(launcher.extra) if launcher.extra else f"install {engine}",
         )
     elif launcher.module is not None and (why := _other_release(engine, job)):
         row = ENGINE_NAMES[engine]

@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 import yaml
 
 from paceline.errors import JobError, Problem, RunError
+from paceline.extras import install_line
 
 _TIMEOUT_S = (5.0, 30.0)
 """To connect, and to answer. A guess: webhooks may take 10 s by default."""
@@ -50,7 +51,7 @@ def check_client() -> Iterator[Problem]:
             code="W020",
             what="Kubernetes' Python client is not installed",
             where="this Python",
-            fix="pip install 'paceline[kubernetes]', or see what would be submitted with --dry-run",
+            fix=f"{install_line('kubernetes')}, or see what would be submitted with --dry-run",
         )
 
 
@@ -218,7 +219,7 @@ class Api:
                     code="W009",
                     what="the package kubernetes is not installed",
                     where="PYTHONPATH",
-                    fix="pip install 'paceline[kubernetes]'",
+                    fix=install_line("kubernetes"),
                 ) from None
 
             configuration = client.Configuration()

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from paceline.control.network import address_toward
 from paceline.errors import JobError, Problem
+from paceline.extras import install_line
 from paceline.job import Job, Script
 from paceline.launch.hosts import Hosts, HostSite, check_hosts, starts_of
 from paceline.launch.places import Inspection, Start
@@ -81,7 +82,7 @@ def check(job: Job | Script, plan: Plan | None) -> Iterator[Problem]:
             code="W020",
             what="ray is not installed",
             where="this Python",
-            fix="pip install 'paceline[ray]', of the cluster's version, or see what would be "
+            fix=f"{install_line('ray')}, of the cluster's version, or see what would be "
             "started with --dry-run",
         )
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from paceline.errors import JobError, Problem, RunError
+from paceline.extras import install_line
 from paceline.job import Job, Script
 from paceline.launch.places import Sight, State, Submission
 from paceline.plan import Plan
@@ -58,7 +59,7 @@ def check(job: Job | Script, plan: Plan | None) -> Iterator[Problem]:
             code="W009",
             what="sky is not installed",
             where="PATH",
-            fix="pip install 'paceline[sky]' and your cloud's part, such as 'skypilot[aws]', here "
+            fix=f"{install_line('sky')} and your cloud's part, such as 'skypilot[aws]', here "
             "or in an environment of its own; or see what would be submitted with --dry-run",
         )
     if isinstance(job, Job):

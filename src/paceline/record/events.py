@@ -388,7 +388,7 @@ class NodeSetAside(Event, frozen=True, kw_only=True, tag=True):
 
 
 class GpuHealth(Event, frozen=True, kw_only=True, tag=True):
-    """The driver says something new of a GPU. Where there is no NVML (`pip install paceline[gpu]`)
+    """The driver says something new of a GPU. Where there is no NVML (the extra `gpu`)
     there is no such event, and a `Noted` gives the reason."""
 
     node: int

@@ -24,6 +24,7 @@ import msgspec
 import xxhash
 
 from paceline.errors import JobError, Problem, reason_of
+from paceline.extras import install_line
 from paceline.record.byte_shuffle import compressed, decompressed, spans_of
 from paceline.record.checkpoints import (
     COMMIT,
@@ -370,7 +371,7 @@ def _missing(what: str, url: str, where: str) -> JobError:
         code="R010",
         what=f"{url} cannot be reached: {what}",
         where=where,
-        fix=f'pip install "paceline[storage]" {package}'.strip(),
+        fix=f"{install_line('storage')} {package}".strip(),
     )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.errors import Problem
+from paceline.extras import install_line
 from paceline.job.packages import check_package
 from paceline.job.sinks import SINKS, MetricsSpec
 from paceline.launch.sinks import REFUSES
@@ -44,7 +45,7 @@ def check_sinks(
     for name in metrics.wanted if names is None else names:
         row, place = SINKS[name], where("metrics.sinks")
         if row.package is not None:
-            fix = f'pip install "paceline[{name}]", or leave {name} out of metrics.sinks'
+            fix = f"{install_line(name)}, or leave {name} out of metrics.sinks"
             yield from check_package(
                 row.package, f"{row.title} was asked for", where=place, fix=fix
             )

@@ -14,6 +14,7 @@ from typing import Any
 
 from paceline.check.lint.configs.marked import NoParser
 from paceline.check.lint.configs.variables import Variable
+from paceline.extras import install_line
 
 ESCAPED = "\u200b"
 """Stands before a `$` that had a backslash: it is expanded later than its neighbours."""
@@ -154,7 +155,7 @@ def _parser() -> Any:
         raise NoParser(
             1,
             f"shell scripts are read with {error.name}, which is not installed: "
-            "pip install 'paceline[lint]'",
+            f"{install_line('lint')}",
         ) from None
     return tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
 
