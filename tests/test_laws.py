@@ -14,7 +14,6 @@ import paceline
 ROOT = Path(paceline.__file__).parent
 ORDER = (
     "errors",
-    "extras",
     "units",
     "choices",
     "integrations",

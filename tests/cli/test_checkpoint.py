@@ -9,7 +9,7 @@ from tests.record.test_tensors import NAMES, write
 
 from paceline.cli.checkpoint import command
 from paceline.errors import CheckpointError, JobError
-from paceline.extras import install_line
+from paceline.job.packages import install_line
 
 
 def call(*args):

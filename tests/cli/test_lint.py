@@ -17,7 +17,7 @@ from tests.plan.scene import JOB, plan_of
 from paceline.check.lint.configs.shell import _parser
 from paceline.check.lint.rules import RULES
 from paceline.cli.lint import command
-from paceline.extras import install_line
+from paceline.job.packages import install_line
 from paceline.plan import plan_to_json
 
 BAD = """\

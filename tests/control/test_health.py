@@ -10,7 +10,7 @@ import pytest
 from paceline.check.preflight.xids import _ACTS, _failure_of
 from paceline.control.agent import Agent
 from paceline.control.health import FATAL_XIDS, open_health, visible
-from paceline.extras import install_line
+from paceline.job.packages import install_line
 from paceline.record.events import GpuHealth
 
 

@@ -20,7 +20,7 @@ from tests.engines.runs import (
 from tests.engines.tiny import model_folder, tiny, token_file
 from tests.render.plans import rendered
 
-from paceline.extras import install_line
+from paceline.job.packages import install_line
 
 HERE = Path(__file__).parent
 DDP, FSDP, ZERO = "DistributedDataParallel", "FSDPLlamaForCausalLM", "DeepSpeedEngine"

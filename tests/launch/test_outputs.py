@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from paceline.extras import install_line
+from paceline.job.packages import install_line
 
 pytest.importorskip("transformers")
 import torch

@@ -18,8 +18,8 @@ from click.testing import CliRunner
 
 from paceline.cli.runs_send import command as send_command
 from paceline.errors import JobError
-from paceline.extras import install_line
 from paceline.job import MetricsSpec
+from paceline.job.packages import install_line
 from paceline.job.sinks import SINKS, OtelSpec, PrometheusSpec, SinkRow
 from paceline.launch import sinks
 from paceline.launch.sinks import Told, lock_file

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.record.test_tensors import NAMES, write
 
 from paceline.errors import JobError
-from paceline.extras import install_line
+from paceline.job.packages import install_line
 from paceline.record import remote as remote_module
 from paceline.record.byte_shuffle import compressed, decompressed
 from paceline.record.checkpoints import verify_checkpoint

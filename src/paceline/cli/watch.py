@@ -63,7 +63,7 @@ def command(
     try:
         from paceline.live.serve import serve
     except ImportError as error:
-        from paceline.extras import install_line
+        from paceline.job.packages import install_line
 
         raise JobError.of(
             code="R010",

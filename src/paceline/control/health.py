@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.extras import install_line
+from paceline.job.packages import install_line
 from paceline.record.events import GpuHealth
 from paceline.topology.node.read_state import THROTTLES
 

@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 import yaml
 
 from paceline.errors import JobError, Problem, RunError
-from paceline.extras import install_line
+from paceline.job.packages import install_line
 
 _TIMEOUT_S = (5.0, 30.0)
 """To connect, and to answer. A guess: webhooks may take 10 s by default."""

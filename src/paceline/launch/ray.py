@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from paceline.control.network import address_toward
 from paceline.errors import JobError, Problem
-from paceline.extras import install_line
 from paceline.job import Job, Script
+from paceline.job.packages import install_line
 from paceline.launch.hosts import Hosts, HostSite, check_hosts, starts_of
 from paceline.launch.places import Inspection, Start
 from paceline.launch.ray_step import UNREACHED

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from paceline.errors import JobError, Problem, RunError
-from paceline.extras import install_line
 from paceline.job import Job, Script
+from paceline.job.packages import install_line
 from paceline.launch.places import Sight, State, Submission
 from paceline.plan import Plan
 from paceline.record.placement import Placement

@@ -24,7 +24,7 @@ import msgspec
 import xxhash
 
 from paceline.errors import JobError, Problem, reason_of
-from paceline.extras import install_line
+from paceline.job.packages import install_line
 from paceline.record.byte_shuffle import compressed, decompressed, spans_of
 from paceline.record.checkpoints import (
     COMMIT,

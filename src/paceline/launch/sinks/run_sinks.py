@@ -15,8 +15,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.errors import Problem
-from paceline.extras import install_line
-from paceline.job.packages import check_package
+from paceline.job.packages import check_package, install_line
 from paceline.job.sinks import SINKS, MetricsSpec
 from paceline.launch.sinks import REFUSES
 from paceline.launch.sinks.feed import LAST_S, read_mark

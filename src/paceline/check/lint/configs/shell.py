@@ -14,7 +14,7 @@ from typing import Any
 
 from paceline.check.lint.configs.marked import NoParser
 from paceline.check.lint.configs.variables import Variable
-from paceline.extras import install_line
+from paceline.job.packages import install_line
 
 ESCAPED = "\u200b"
 """Stands before a `$` that had a backslash: it is expanded later than its neighbours."""

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline import extras
+from paceline.job import packages
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -17,23 +17,23 @@ def installed(monkeypatch, tmp_path):
 
     def place(told: dict[str, object] | None) -> str:
         text = None if told is None else json.dumps(told)
-        package = tmp_path / "lib/site-packages/paceline/extras.py"
-        monkeypatch.setattr(extras, "__file__", str(package))
+        package = tmp_path / "lib/site-packages/paceline/job/packages.py"
+        monkeypatch.setattr(packages, "__file__", str(package))
         monkeypatch.setattr(
-            extras, "distribution", lambda name: SimpleNamespace(read_text=lambda file: text)
+            packages, "distribution", lambda name: SimpleNamespace(read_text=lambda file: text)
         )
-        extras._source.cache_clear()
-        return extras.install_line("lint")
+        packages._source.cache_clear()
+        return packages.install_line("lint")
 
     yield place
-    extras._source.cache_clear()
+    packages._source.cache_clear()
 
 
 def test_a_clone_is_installed_from_its_folder_wherever_one_is(monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
-    assert extras.install_line("lint") == "pip install '.[lint]'"
+    assert packages.install_line("lint") == "pip install '.[lint]'"
     monkeypatch.chdir(tmp_path)
-    assert extras.install_line("lint") == f"pip install '{ROOT}[lint]'"
+    assert packages.install_line("lint") == f"pip install '{ROOT}[lint]'"
 
 
 @pytest.mark.parametrize(
