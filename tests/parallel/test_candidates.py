@@ -323,6 +323,20 @@ def test_a_tensor_degree_advised_for_the_ranks_divides_the_model_too():
 
 
 @pytest.mark.parametrize(
+    ("field", "degree", "overrides"),
+    [
+        ("pipeline", 4, ("layout.pipeline=16",)),  # 8 divides the ranks; the model has 6 blocks
+        ("context", 2, ("layout.context=16", "data.seq_len=36")),  # 4 x 2 does not divide 36
+    ],
+)
+def test_s1_6_a_degree_advised_for_the_ranks_goes_with_the_model_as_well(field, degree, overrides):
+    of_ranks = problems(8, *overrides)[0]
+    assert of_ranks.code == "L004"
+    assert of_ranks.fix == f"set layout.{field} to {degree}, or leave it out"
+    assert problems(8, *overrides, f"layout.{field}={degree}") == []
+
+
+@pytest.mark.parametrize(
     ("code", "what", "fix", "overrides"),
     [
         (

@@ -7,6 +7,7 @@ from tests.report import made
 
 from paceline.record import events as log
 from paceline.record.machines import RankSample
+from paceline.report.alert_text import summarise_alerts
 from paceline.report.event_text import describe
 from paceline.report.happenings import alerts, happenings, marks, ranks_of
 
@@ -157,3 +158,12 @@ def test_s1_19_a_corrupted_rank_is_shown_with_its_tensor_and_what_it_was_repaire
     )
     again = msgspec.structs.replace(unknown, suspects=[], healed="recomputed")
     assert describe(again) == f"after step 12 a differs between ranks, {unsure}; computed again"
+
+
+def test_s0_22_the_alerts_of_a_run_count_no_restarts_a_second_time():
+    def fired(rule: str) -> log.AlertFired:
+        condition = f"run/{rule} > 0"
+        return log.AlertFired(rule=rule, condition=condition, metric=f"run/{rule}", value=2.0)
+
+    events = [fired("restarted"), fired("slow"), fired("slow")]
+    assert summarise_alerts(events)[-1] == "fired: restarted, slow 2 times"

@@ -134,6 +134,20 @@ def test_page_shows_what_a_step_waits_for_its_data_where_that_was_measured():
     assert said in render_page(replace(record, metrics=opened))
 
 
+def test_s0_26_the_first_step_after_a_resume_opens_the_data_again_and_does_not_count():
+    record = made.killed_and_finished()
+    lines = [replace(line, data_s=0.002) for line in record.metrics]
+    starts = [each.at for each in record.events if isinstance(each, log.TrainingStarted)]
+    firsts = [next(n for n, line in enumerate(lines) if line.at >= at) for at in starts]
+    assert firsts[-1] > 0
+    opened = [
+        replace(line, data_s=line.step_s) if n in {0, *firsts} else line
+        for n, line in enumerate(lines)
+    ]
+    said = "2.0 % of the steps after the first waiting for data"
+    assert said in render_page(replace(record, metrics=opened))
+
+
 def test_page_tells_kept_checkpoints_from_pruned_ones(page):
     rows = re.findall(r"step-(\d{8})</td>.*?<td>(kept|pruned)</td>", page)
     assert [int(step) for step, state in rows if state == "kept"] == [160, 180, 200]

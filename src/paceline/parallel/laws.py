@@ -7,6 +7,7 @@ numbers that clash and the change that fixes it.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import gcd
+from typing import Any
 
 from paceline.choices.pipeline_schedules import SCHEDULE_FACTS
 from paceline.choices.recomputes import WHOLE_BLOCKS
@@ -71,12 +72,11 @@ def check_degrees(job: Job, space: Space) -> Iterator[Problem]:
     good = [n for n in divisors(ranks) if ranks % (n * others) == 0]
     if len(given) == len(_DEGREES):
         good = [ranks // others] if ranks % others == 0 else []
-    if name == "tensor":
-        copies = space.abilities.copies_kv_head
-        good = [n for n in good if divides_model(space.profile, n, copies_kv_head=copies)]
     out = "leave one of them out" if len(given) > 1 else "leave it out"
+    nearest = _by_nearness(degree, good)
+    works = next((n for n in nearest if _goes_with_model(job, space, name, n)), None)
     fix = (
-        f"set layout.{name} to {_nearest(degree, good)}, or {out}"
+        f"set layout.{name} to {works or _nearest(degree, good)}, or {out}"
         if good
         else f"leave them out, or choose from the divisors of {ranks}: {_listed(divisors(ranks))}"
     )
@@ -88,6 +88,16 @@ def check_degrees(job: Job, space: Space) -> Iterator[Problem]:
         where=job.where(f"layout.{name}"),
         fix=fix,
     )
+
+
+def _goes_with_model(job: Job, space: Space, name: str, degree: int) -> bool:
+    """Whether the checks of the model take a degree in the place of the one that the job has."""
+    changed: Any = {name: degree}
+    fixed = replace(job.spec.layout, **changed)
+    job = replace(job, spec=replace(job.spec, layout=fixed))
+    space = replace(space, fixed=fixed)
+    checks = (check_tensor, check_pipeline, check_chunks, check_context, check_expert)
+    return not any(True for check in checks for _ in check(job, space))
 
 
 def check_tensor(job: Job, space: Space) -> Iterator[Problem]:

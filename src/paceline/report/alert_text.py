@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from paceline.control.alerts import is_firing
 from paceline.job.alerts import CONSOLE
 from paceline.record.events import AlertFired, AlertNotSent, AlertOver, AnyEvent
-from paceline.units import counted
 
 
 def describe_alert(event: AnyEvent) -> str | None:
@@ -29,12 +28,14 @@ def alert_line(event: AlertFired | AlertOver) -> str:
 
 
 def summarise_alerts(events: Sequence[AnyEvent]) -> list[str]:
-    """A run's alerts, for its end and its status: those that fire, then how often each rule
-    fired."""
+    """A run's alerts, for its end and its status: those that fire, then each rule that fired, with
+    how often where it was more than once. A rule such as `restarted` fires once for any number."""
     lines = [f"{event.severity}: {alert_text(event)}" for event in is_firing(events)]
     fired = Counter(event.rule for event in events if isinstance(event, AlertFired))
     if fired:
-        counts = ", ".join(f"{rule} {counted(count, 'time')}" for rule, count in fired.items())
+        counts = ", ".join(
+            rule if count == 1 else f"{rule} {count} times" for rule, count in fired.items()
+        )
         lines.append(f"fired: {counts}")
     return lines
 

@@ -184,7 +184,7 @@ def _rate_tile(view: RunView) -> Tile | None:
         note += f"; {format_count(predicted)} estimated"
     waits, steps = view.series.column("time/data_s"), view.series.column("speed/step_s")
     known = np.isfinite(waits) & np.isfinite(steps)
-    known[:1] = False  # in the first step the data is opened, once in a run
+    known[_firsts(view)] = False  # the data is opened in them
     if known.any():
         share = float(waits[known].sum() / steps[known].sum())
         note += f"; {format_share(share)} of the steps after the first waiting for data"
@@ -194,6 +194,14 @@ def _rate_tile(view: RunView) -> Tile | None:
         note=note,
         how="measured",
     )
+
+
+def _firsts(view: RunView) -> list[int]:
+    """Places of the first line of the run, and after every start: of a resumed run, or of ranks
+    that a failure ended."""
+    at = view.series.column("at")
+    starts = [event.at for event in view.events if isinstance(event, log.TrainingStarted)]
+    return sorted({0, *np.searchsorted(at, starts).tolist()} - {len(at)})
 
 
 def _mfu_tile(view: RunView) -> Tile | None:
