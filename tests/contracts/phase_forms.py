@@ -15,6 +15,7 @@ class BackendConfiguration(TypedDict):
 class CommunicationPlan(TypedDict):
     """Phase 5."""
 
+    nullReasons: dict[str, str]
     backend: str
     optimizations: list[str]
     backendConfiguration: BackendConfiguration
@@ -304,6 +305,7 @@ class Alternative(TypedDict):
 class ParallelizationStrategy(TypedDict):
     """Phase 3."""
 
+    nullReasons: dict[str, str]
     recommendedStrategy: Literal[
         "data-parallelism",
         "model-parallelism",
@@ -340,6 +342,7 @@ class ShardingConfig(TypedDict):
 class DataDistribution(TypedDict):
     """Phase 4."""
 
+    nullReasons: dict[str, str]
     appliesTo: str
     loadingStrategy: str
     shardingConfig: ShardingConfig

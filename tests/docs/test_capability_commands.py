@@ -89,7 +89,7 @@ TRIES: dict[str, Try] = {
         "cpu", r"every +54m 10s, 650 steps.*Young +54m 30s.*every 30 min +goodput 97\.53%"
     ),
     "S1-15": slow("cpu", r"stopped, in \w+ for .*\(right\).*state from replica.*PASSED"),
-    "S1-16": Try("three_nodes", r"after a lost node 2 of the 2 ranks that are left go on"),
+    "S1-16": Try("three_nodes", r"after a lost node 2 of the 2 remaining ranks continue"),
     "S1-17": Try("killed", r"finished +step 60 of 60.*state +sha256 \w{64}"),
     "S1-18": slow("cpu", r"ok +faults +3 of 3 happened.*steps lost.*PASSED"),
     "S1-19": slow("cpu", r"flip rank=1 step=12: .*healed from \w+ \(right\).*PASSED"),

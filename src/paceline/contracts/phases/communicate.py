@@ -4,6 +4,7 @@ from typing import Any
 
 from paceline.contracts.operate import backends, init_method, sums_in, weights_in
 from paceline.contracts.phases.case import Case
+from paceline.contracts.phases.nulls import with_null_reasons
 from paceline.contracts.phases.split import communication_of
 from paceline.plan.advice.buckets import advise_buckets
 from paceline.render.environment import environment
@@ -25,7 +26,7 @@ def plan_communication(case: Case) -> dict[str, Any]:
     share = None if not step_s else exposed / step_s
     bucket, why = _buckets(case)
     links = [level.link for level in cluster.levels]
-    return {
+    found = {
         "backend": cluster.backend,
         "optimizations": _optimizations(case),
         "backendConfiguration": {
@@ -53,6 +54,9 @@ def plan_communication(case: Case) -> dict[str, Any]:
         f"({format_seconds(exposed)}, estimated)",
         "estimatedCommunicationOverheadShare": share,
     }
+    untimed = "the step's time is unknown"
+    reasons = {"gradientBucketMB": why, "estimatedCommunicationOverheadShare": untimed}
+    return with_null_reasons(found, reasons)
 
 
 def _compression(case: Case) -> str:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from paceline.contracts.phases.case import Case
+from paceline.contracts.phases.nulls import with_null_reasons
 from paceline.contracts.phases.resources import bottlenecks_of
 from paceline.contracts.writing.engineer import sharding_of, strategy_of
 from paceline.units import format_bytes, format_count, format_seconds
@@ -11,6 +12,7 @@ _LEAST_EFFICIENCY = 0.5
 """Below this share of a step spent on work, a strategy is called not viable: a convention."""
 
 _NUM_ALTERNATIVES = 5
+_UNTIMED = "the step's time is unknown"
 
 
 def choose_strategy(case: Case) -> dict[str, Any]:
@@ -18,7 +20,7 @@ def choose_strategy(case: Case) -> dict[str, Any]:
     plan, layout = case.plan, case.plan.layout
     share = working_share(case)
     limits = bottlenecks_of(case)
-    return {
+    found: dict[str, Any] = {
         "recommendedStrategy": strategy_of(layout, case.job.spec.layout),
         "viable": case.feasible and (share is None or share >= _LEAST_EFFICIENCY),
         "expectedScalingEfficiency": "unknown: the step's time is"
@@ -64,6 +66,10 @@ def choose_strategy(case: Case) -> dict[str, Any]:
         "challenges": [limit["impact"] for limit in limits],
         "mitigations": [limit["mitigation"] for limit in limits],
     }
+    axes = ("tensor", "pipeline", "context", "expert")
+    reasons = {f"{axis}ParallelConfig": f"layout.{axis} is 1" for axis in axes}
+    unknown = {"expectedScalingEfficiencyShare": _UNTIMED}
+    return with_null_reasons(found, reasons | unknown)
 
 
 def working_share(case: Case) -> float | None:
@@ -166,7 +172,7 @@ def distribute_data(case: Case) -> dict[str, Any]:
     rate = None if not step_s else layout.global_batch / step_s
     source = spec.data.corpus or spec.data.path or "the program's own data"
     tokens = plan.estimate.tokens_per_s
-    return {
+    found = {
         "appliesTo": case.applies_to,
         "loadingStrategy": "every rank computes which samples of the step are its own, and reads "
         "only those",
@@ -198,3 +204,5 @@ def distribute_data(case: Case) -> dict[str, Any]:
         + " are read (estimated)",
         "estimatedSamplesPerSecond": rate,
     }
+    rates = ("estimatedThroughput", "estimatedSamplesPerSecond")
+    return with_null_reasons(found, dict.fromkeys(rates, _UNTIMED))
