@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.control.test_core import SETUP, Scene
+from tests.control.test_core import SETUP, SPARE, Scene
 
 from paceline.control import messages as say
 from paceline.control import state
@@ -292,3 +292,18 @@ def test_a_fault_of_two_ranks_hits_the_one_that_a_shrunk_world_still_has():
     scene.meet(source="own", first_step=3)
     scene.says(0, say.FaultDue(fault="kill rank=0+1 step=8"))
     assert [order.worker for order in scene.orders(say.InjectFault)] == [0]
+
+
+@pytest.mark.parametrize(
+    ("errors_from", "promise"), [(None, "bitwise"), (1, "different"), (9, "bitwise")]
+)
+def test_s1_12_powersgd_promises_less_once_a_lost_process_took_the_errors_it_carried(
+    errors_from, promise
+):
+    scene = Scene(replace(SPARE, errors_from=errors_from))
+    scene.train(steps=2)
+    assert scene.state.exactness == "bitwise"
+    scene.exits(1)
+    scene.parks(0)
+    scene.meet(source="replica", first_step=3)
+    assert scene.state.exactness == promise

@@ -110,6 +110,15 @@ def test_a_run_is_resumed_with_the_settings_of_a_job_file(scene, eight_steps, cl
     assert resumed.digest == clean_constant.digest
 
 
+def test_s0_9_a_run_resumed_with_a_longer_schedule_promises_no_undisturbed_run(scene, eight_steps):
+    copy(eight_steps, "longer")
+    resumed = scene.resume("longer", "--set", "train.steps=12", "--set", "train.schedule=linear")
+    why = "train.schedule was constant and is linear, train.steps was 8 and is 12"
+    (changed,) = resumed.of(log.ExactnessChanged)
+    assert (changed.reason, resumed.finished.exactness) == (why, "different")
+    assert f"exactness   different: {why}" in resumed.output
+
+
 def test_a_run_resumed_with_another_micro_batch_is_numeric_everywhere(scene, eight_steps):
     copy(eight_steps, "cut")
     resumed = scene.resume("cut", "--set", "train.steps=12", "--set", "layout.micro_batch=1")

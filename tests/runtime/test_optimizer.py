@@ -16,7 +16,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 from paceline.job import TrainSpec
-from paceline.runtime.optimizer import learning_rate_at, make_optimizer
+from paceline.job.train_rules import learning_rate_at
+from paceline.runtime.optimizer import make_optimizer
 from paceline.runtime.optimizer.adafactor import Adafactor
 from paceline.runtime.optimizer.adamw_8bit import AdamW8bit, dequantise, quantise
 from paceline.runtime.optimizer.muon import Muon, orthogonal

@@ -28,6 +28,12 @@ class Decision:
         stamped = msgspec.structs.replace(event, at=at, generation=generation)
         self.actions.append(Record(stamped))
 
+    def promise_less(self, change: log.ExactnessChanged) -> None:
+        """Another promise of the run's end from here on; recorded once, and never a better one."""
+        if self.state.exactness not in (change.exactness, "different"):
+            self.state.exactness = change.exactness
+            self.record(change)
+
     def send(self, node: int, message: say.ToAgent) -> None:
         """Give the agent of a node a message."""
         self.actions.append(Send(node, message))

@@ -33,12 +33,8 @@ def begin(state: State, decision: Decision) -> None:
     state.generation = setup.first_generation
     state.history.poison.update(setup.skipped)
     state.exactness = setup.exactness
-    if setup.difference is not None:
-        decision.record(
-            log.ExactnessChanged(
-                exactness="numeric", reason=setup.difference, tolerance=setup.tolerance
-            )
-        )
+    for change in setup.changes:
+        decision.record(change)
     for node in range(setup.num_nodes):
         if node not in state.agents:
             start_agent(state, node, decision)

@@ -21,6 +21,13 @@ _WORST_LAST: tuple[say.Source, ...] = (
 )
 """Where a state may come from, from the least that is lost to the most."""
 
+_ERRORS_LOST = log.ExactnessChanged(
+    exactness="different",
+    reason="train.gradient_compression powersgd: the errors that steps carry over were lost with the "
+    "ranks' processes",
+    tolerance=None,
+)
+
 
 def rank_restored(state: State, rank: int, message: say.Restored, decision: Decision) -> None:
     """A rank has its state back. With the last one, training starts."""
@@ -50,6 +57,8 @@ def rank_restored(state: State, rank: int, message: say.Restored, decision: Deci
             world_size=len(state.slots),
         )
     )
+    if state.setup.errors_from is not None and message.first_step > state.setup.errors_from + 1:
+        decision.promise_less(_ERRORS_LOST)
     state.furthest_step = max(state.furthest_step, message.first_step - 1)
     if state.failure is not None:
         state.failure.restored_at = decision.clock.monotonic_s

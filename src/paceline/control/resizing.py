@@ -120,10 +120,10 @@ def _resize(state: State, layout: Layout, reason: str, decision: Decision) -> No
         told = f"drill: {left} left, too few for {', '.join(f'`{each}`' for each in waiting)}"
         _note(state, f"{told}: it happens only if the world grows again", decision)
     if state.split is not None:
-        _promise_less(state, state.split, decision)
+        _promise_of_smaller(state, state.split, decision)
 
 
-def _promise_less(state: State, layout: Layout, decision: Decision) -> None:
+def _promise_of_smaller(state: State, layout: Layout, decision: Decision) -> None:
     """What a world that is smaller than planned means for the end of the run; said once."""
     full, ranks = state.setup.split, f"{counted(layout.data, 'data rank')}"
     change = log.ExactnessChanged(
@@ -138,9 +138,7 @@ def _promise_less(state: State, layout: Layout, decision: Decision) -> None:
             f"{full.global_batch}",
             tolerance=None,
         )
-    if change.exactness != state.exactness and state.exactness != "different":
-        state.exactness = change.exactness
-        decision.record(change)
+    decision.promise_less(change)
 
 
 def _regroup(state: State, layout: Layout, decision: Decision, *, save: bool) -> None:

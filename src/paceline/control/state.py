@@ -50,8 +50,12 @@ class Setup:
     arithmetic: dict[str, Any] = field(default_factory=dict)
     """As `RunStarted` has it."""
 
-    difference: str | None = None
-    """What of it is another than in the part of the run before."""
+    changes: tuple[log.ExactnessChanged, ...] = ()
+    """What this part of the run takes from the promise of the parts before it."""
+
+    errors_from: int | None = None
+    """The last step before PowerSGD carries errors, which no replica and no checkpoint has; None
+    without it."""
 
     heartbeat_s: float = 5.0
     """Silence after which a node is lost that nothing speaks for."""

@@ -1,5 +1,6 @@
 """Rules between the settings of `train` and `recovery`, and what follows from them."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 
@@ -38,6 +39,62 @@ def decay_steps(train: TrainSpec) -> int:
     if train.decay_steps == "auto":
         return max(1, round(_DECAY_SHARE * train.steps))
     return train.decay_steps
+
+
+def learning_rate_at(step: int, train: TrainSpec) -> float:
+    """Learning rate of one optimizer step.
+
+    The warm-up's last step has the peak rate, the run's last step the final one. A warm-up longer
+    than the run is cut off by the run's end. `wsd` has the peak rate until `decay_steps` are left.
+
+    >>> train = TrainSpec(global_batch=8, steps=100, learning_rate=1.0, warmup_steps=10)
+    >>> [round(learning_rate_at(step, train), 3) for step in (1, 10, 55, 100)]
+    [0.1, 1.0, 0.55, 0.1]
+    """
+    if step <= train.warmup_steps:
+        return train.learning_rate * step / train.warmup_steps
+    if train.schedule == "constant":
+        return train.learning_rate
+    begin = max(train.warmup_steps, train.steps - decay_steps(train))
+    progress = min(1.0, max(0, step - begin) / (train.steps - begin))
+    falling = (1 + math.cos(math.pi * progress)) / 2 if train.schedule == "cosine" else 1 - progress
+    final = train.final_learning_rate
+    return train.learning_rate * (final + (1 - final) * falling)
+
+
+_RATE = (
+    *("train.learning_rate", "train.warmup_steps", "train.schedule", "train.final_learning_rate"),
+    *("train.decay_steps", "train.steps"),
+)
+"""Settings that a step has its learning rate from."""
+
+_STEP = (
+    *("train.betas", "train.eps", "train.weight_decay", "train.clip_norm", "train.router_loss"),
+    *("train.states", "train.gradient_compression", "train.powersgd_rank", "train.powersgd_start"),
+)
+"""Settings with which a step computes other numbers."""
+
+
+def other_training(before: JobSpec, after: JobSpec, done: int) -> list[str]:
+    """Settings with which the steps that are done would have been other ones, before and now.
+
+    Args:
+        before: What they were done with.
+        after: What the run is resumed with.
+        done: Steps that are done.
+    """
+    steps = range(1, done + 1)
+    changed = {
+        name: f"{name} was {old} and is {new}"
+        for name in (*_RATE, *_STEP)
+        if (old := attrgetter(name)(before)) != (new := attrgetter(name)(after))
+    }
+    if changed.keys() & set(_RATE) and all(
+        learning_rate_at(step, before.train) == learning_rate_at(step, after.train)
+        for step in steps
+    ):
+        changed = {name: text for name, text in changed.items() if name not in _RATE}
+    return list(changed.values()) if done else []
 
 
 def check_training(spec: JobSpec, where: Callable[[str], str]) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ import platform
 import secrets
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import IO, Any
 
@@ -19,6 +19,7 @@ from paceline.control.network import bound_socket
 from paceline.control.state import Setup, State
 from paceline.errors import JobError
 from paceline.job import Job, dump_job
+from paceline.job.train_rules import other_training
 from paceline.launch.foreground import Force, supervise
 from paceline.launch.judge_alerts import Alarms, stamped
 from paceline.launch.places import Inspection, Site, attached
@@ -32,6 +33,7 @@ from paceline.record.events import (
     AnyEvent,
     BatchSkipped,
     EventLog,
+    ExactnessChanged,
     FaultInjected,
     RunFinished,
     read_events,
@@ -247,14 +249,19 @@ class _Post:
             journal.close()
 
     def _begin(self, journal: Journal) -> Memory:
-        write_resolved(self.run, self.job.spec, self.plan)
         before = read_events(self.run.events_file)
         history = History(is_script=False)
         for event in RunFiles(self.run.path).events():
             history.add(event)
+        other = (
+            other_training(self.run.job().spec, self.job.spec, history.checkpoint_step or 0)
+            if before
+            else []
+        )
+        write_resolved(self.run, self.job.spec, self.plan)
         fired = Counter(event.fault for event in before if isinstance(event, FaultInjected))
         state = State(
-            setup=_setup(self.job, self.plan, before, history),
+            setup=_setup(self.job, self.plan, before, history, other),
             faults=_left(self.job.spec.drill.all_faults, fired),
             failure=failure_before(before),
         )
@@ -275,10 +282,28 @@ class _Post:
         return memory
 
 
-def _setup(job: Job, plan: Plan, before: list[AnyEvent], history: History) -> Setup:
-    layout, arithmetic = plan.layout.name, _arithmetic(plan)
-    difference = history.difference(layout, arithmetic)
+def _setup(
+    job: Job, plan: Plan, before: list[AnyEvent], history: History, other: Sequence[str] = ()
+) -> Setup:
+    """What the controller works by.
+
+    Args:
+        other: See `other_training`.
+    """
+    layout, arithmetic, train = plan.layout.name, _arithmetic(plan), job.spec.train
+    tolerance = rounding_bound(plan.layout.global_batch, UNIT_ROUNDOFF[plan.precision])
+    changes = []
+    if difference := history.difference(layout, arithmetic):
+        changes.append(
+            ExactnessChanged(exactness="numeric", reason=difference, tolerance=tolerance)
+        )
+    if other:
+        changes.append(
+            ExactnessChanged(exactness="different", reason=", ".join(other), tolerance=None)
+        )
     history.add(Event(event="RunStarted", layout=layout, arithmetic=arithmetic))
+    for change in changes:
+        history.add(Event(event="ExactnessChanged", exactness=change.exactness))
     return Setup(
         num_nodes=plan.cluster.num_nodes,
         ranks_per_node=plan.cluster.ranks_per_node,
@@ -298,9 +323,10 @@ def _setup(job: Job, plan: Plan, before: list[AnyEvent], history: History) -> Se
         shrink=job.spec.recovery.shrink,
         batch=job.spec.recovery.batch,
         replace_timeout_s=job.spec.recovery.replace_timeout,
-        tolerance=rounding_bound(plan.layout.global_batch, UNIT_ROUNDOFF[plan.precision]),
+        tolerance=tolerance,
         arithmetic=arithmetic,
-        difference=difference,
+        changes=tuple(changes),
+        errors_from=train.powersgd_start if train.gradient_compression == "powersgd" else None,
         exactness=history.exactness(is_deterministic=is_deterministic(job, plan)),
         on_oom=job.spec.recovery.on_oom,
         poison=job.spec.recovery.poison,

@@ -312,8 +312,9 @@ class WorkerLost(Event, frozen=True, kw_only=True, tag=True):
 
 Exactness = Literal["bitwise", "numeric", "different", "unknown"]
 """`bitwise`: parameters and optimizer state end as they would have undisturbed, to the bit.
-`numeric`: some steps added up their batch in another order, and so to rounding. `different`: some
-steps had a smaller batch (`recovery.batch: shrink`), and the end is that of another training.
+`numeric`: some steps added up their batch in another order, and so to rounding. `different`: the
+end is that of another training: steps had a smaller batch (`recovery.batch: shrink`), the run was
+resumed with settings that would have changed the steps before, or PowerSGD lost its errors.
 `unknown`: of a program that does not use Paceline's runtime."""
 
 

@@ -109,8 +109,10 @@ class RunRow:
 
     exactness: str = "unknown"
     """`bitwise` (the state equals an undisturbed run's to the bit), `numeric` (to rounding: the
-    layout changed, or `train.deterministic` is off), `different` (steps of fewer ranks had smaller
-    batches: `recovery.batch: shrink`) or `unknown`."""
+    layout changed, or `train.deterministic` is off), `different` (of another
+    training: steps of fewer ranks had smaller batches, the run was resumed with settings that would
+    have changed the steps before, such as a longer schedule of the learning rate, or PowerSGD lost
+    the errors that it carries) or `unknown`."""
 
     state_digest: str | None = None
     """SHA-256 of parameters and optimizer state at its end."""

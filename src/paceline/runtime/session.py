@@ -42,6 +42,7 @@ from paceline.control.slots import Phase
 from paceline.errors import PlanError, RunError
 from paceline.job import Job
 from paceline.job.evaluate import kept_every, num_best
+from paceline.job.train_rules import learning_rate_at
 from paceline.parallel.shrink import part_of
 from paceline.plan import Plan
 from paceline.record import events
@@ -60,7 +61,6 @@ from paceline.runtime.initial.blueprint import Blueprints
 from paceline.runtime.initial.fill import Filler
 from paceline.runtime.loader import Loader, MapStyle
 from paceline.runtime.loop import Loop
-from paceline.runtime.optimizer import learning_rate_at
 from paceline.runtime.pretrained import FromPretrained
 from paceline.runtime.progress import Progress
 from paceline.runtime.recovery.held import Held

@@ -1,10 +1,9 @@
-"""The optimizer of a job, and its learning rate at each step. Each optimizer has a module of its
-own here, named for it, whose `make(groups, train)` returns it.
+"""The optimizer of a job. Each optimizer has a module of its own here, named for it, whose `make(groups, train)` returns it.
 
-Leaves out: clipping, which is in `strategy/`; stepping, which is the session's.
+Leaves out: clipping, which is in `strategy/`; stepping, which is the session's; the learning rate
+of a step, which is in `job/train_rules.py`.
 """
 
-import math
 from importlib import import_module
 from typing import Any, cast
 
@@ -13,7 +12,6 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from paceline.job import TrainSpec
-from paceline.job.train_rules import decay_steps
 from paceline.runtime.strategy.blocks import HasBlocks, numbered_blocks
 from paceline.runtime.strategy.local import unwrapped
 
@@ -62,24 +60,3 @@ def _hidden_matrices(model: nn.Module, ways: HasBlocks | None) -> set[nn.Paramet
         if parameter.dim() >= 2
     }
     return found - tables
-
-
-def learning_rate_at(step: int, train: TrainSpec) -> float:
-    """Learning rate of one optimizer step.
-
-    The warm-up's last step has the peak rate, the run's last step the final one. A warm-up longer
-    than the run is cut off by the run's end. `wsd` has the peak rate until `decay_steps` are left.
-
-    >>> train = TrainSpec(global_batch=8, steps=100, learning_rate=1.0, warmup_steps=10)
-    >>> [round(learning_rate_at(step, train), 3) for step in (1, 10, 55, 100)]
-    [0.1, 1.0, 0.55, 0.1]
-    """
-    if step <= train.warmup_steps:
-        return train.learning_rate * step / train.warmup_steps
-    if train.schedule == "constant":
-        return train.learning_rate
-    begin = max(train.warmup_steps, train.steps - decay_steps(train))
-    progress = min(1.0, max(0, step - begin) / (train.steps - begin))
-    falling = (1 + math.cos(math.pi * progress)) / 2 if train.schedule == "cosine" else 1 - progress
-    final = train.final_learning_rate
-    return train.learning_rate * (final + (1 - final) * falling)

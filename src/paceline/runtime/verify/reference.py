@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from paceline.job.train_rules import learning_rate_at
 from paceline.record.verification import Case, Deviation, Reading, Reference, ReferenceStep
-from paceline.runtime.optimizer import learning_rate_at, make_optimizer
+from paceline.runtime.optimizer import make_optimizer
 from paceline.runtime.sampling import rank_slots, sample_ids
 from paceline.runtime.state import named_parameters
 from paceline.runtime.strategy import autocast, clip_factor, next_token_loss, ways_of

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from paceline.errors import PlanError
 from paceline.job import CheckpointSpec, TrainSpec
+from paceline.job.train_rules import learning_rate_at
 from paceline.record.verification import Bytes, Case, Deviation, Run, RunFacts, StepFacts
 from paceline.runtime import strategy
 from paceline.runtime.checkpoint import Checkpointer, load
 from paceline.runtime.devices import capability_of
 from paceline.runtime.digest import state_digest
-from paceline.runtime.optimizer import learning_rate_at, make_optimizer
+from paceline.runtime.optimizer import make_optimizer
 from paceline.runtime.sampling import Ids, rank_slots, sample_ids
 from paceline.runtime.state import named_parameters
 from paceline.runtime.step import Step
