@@ -23,8 +23,8 @@ _WORST_LAST: tuple[say.Source, ...] = (
 
 _ERRORS_LOST = log.ExactnessChanged(
     exactness="different",
-    reason="train.gradient_compression powersgd: the errors that steps carry over were lost with the "
-    "ranks' processes",
+    reason="train.gradient_compression powersgd: the errors that steps carry over were lost with "
+    "the ranks' processes",
     tolerance=None,
 )
 

@@ -1,4 +1,5 @@
-"""The optimizer of a job. Each optimizer has a module of its own here, named for it, whose `make(groups, train)` returns it.
+"""The optimizer of a job. Each optimizer has a module of its own here, named for it, whose
+`make(groups, train)` returns it.
 
 Leaves out: clipping, which is in `strategy/`; stepping, which is the session's; the learning rate
 of a step, which is in `job/train_rules.py`.
