@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.render.plans import rendered
+from tests.render.plans import planned, rendered
 
 import paceline.render
 from paceline.job import job_schema
-from paceline.render import RenderError
+from paceline.render import RenderError, check_files
 
 FOLDER = Path(paceline.render.__file__).parent
 
@@ -82,3 +82,11 @@ def test_a_refusal_says_which_key_asks_for_it(engine, changes, key):
     with pytest.raises(RenderError) as refused:
         rendered(engine, **changes)
     assert any(problem.where.startswith(f"{key}, job.yaml") for problem in refused.value.problems)
+
+
+@pytest.mark.parametrize(("engine", "name"), [("deepspeed", "deepspeed"), ("fsdp1", "accelerate")])
+def test_what_the_example_program_lacks_is_done_with_the_engines_own_launcher(engine, name):
+    plan, job = planned(engine=engine, train={"compile": True})
+    problems = check_files(plan, job, own_program=False)
+    (problem,) = [each for each in problems if "compiled" in each.what]
+    assert f"`paceline run --script train.py --with {name} JOB` (on Kubernetes" in problem.fix

@@ -211,14 +211,17 @@ def check_model(job: Job, facts: ModuleFacts | None = None) -> Iterator[Problem]
 def _gaps(module: EngineModule, plan: Plan, job: Job, *, own_program: bool) -> tuple[Gap, ...]:
     own = list(module.gaps(plan, job))
     found = (*own, *left_out(job, module.CARRIES, {gap.where for gap in own}))
-    return found if own_program else tuple(without_own_program(found, _OWN_PROGRAM))
-
-
-_OWN_PROGRAM = (
-    "a program of your own: `paceline run --script train.py --with ENGINE JOB`, or "
-    "kubernetes.script"
-)
-"""What to do about a gap that only such a program fills."""
+    if own_program:
+        return found
+    name = renderer_of(plan.engine)
+    engine = name if name in ("accelerate", "deepspeed") else "torchrun"
+    return tuple(
+        without_own_program(
+            found,
+            f"a program of your own: `paceline run --script train.py --with {engine} JOB` (on "
+            "Kubernetes kubernetes.script)",
+        )
+    )
 
 
 def _refusals(
