@@ -270,7 +270,8 @@ def failure_index() -> str:
         "# Failures\n",
         "Ways distributed training goes wrong that `paceline lint`, `diagnose` and `preflight`",
         "know. `paceline explain ID` prints the same text. Patterns and texts are in",
-        "`src/paceline/catalog/failures/*.toml`; these pages are generated from them.",
+        "`src/paceline/catalog/failures/*.toml` and, of what only a rule of `lint` finds, in",
+        "`src/paceline/check/lint/rules/*.toml`; these pages are generated from them.",
     ]
     for category, failures in failures_by_category().items():
         lines += ["", f"## {category.capitalize()}", "", *_heads("id", "what", "effect")]

@@ -117,8 +117,9 @@ RULES = (check_passes,)
             ("    local_disk,\n    parallel", "    local_disk,\n    passes,\n    parallel"),
             ("    *parallel.RULES,", "    *parallel.RULES,\n    *passes.RULES,"),
         ),
-        "catalog/failures/performance.toml": """
+        "check/lint/rules/passes.toml": """
 [passes]
+category = "performance"
 title = "a program goes backward"
 effect = "degraded"
 lint = "warning"

@@ -1,4 +1,5 @@
-"""Ways distributed training fails, from `failures/*.toml`: how each shows, why, and the fix.
+"""Ways distributed training fails: how each shows, why, and the fix. Those that only a rule of
+`lint` finds are beside it (`check/lint/rules/*.toml`), the others in `failures/*.toml`.
 
 The one text of `paceline explain`, of the reference pages and of all findings of `lint`, `diagnose`
 and `preflight`. What a finding says of one particular log or file is said in `check/`.
@@ -42,7 +43,7 @@ class Failure:
     id: str
     title: str
     category: str
-    """The file it is in: `hang`, `network`, `memory` ..."""
+    """The page it is on: `hang`, `network`, `memory` ... Of `failures/*.toml` the file."""
 
     effect: Effect
     at_start: bool = False
@@ -95,15 +96,21 @@ class BenignLine:
 
 @cache
 def load_failures() -> Mapping[str, Failure]:
-    """Every known failure by its id, in the order of the files."""
-    rows = read_folder("failures")
-    return {
+    """Every known failure by its id, category by category."""
+    found = {
         name: make_row(
             Failure, row, where=name, file=f"failures/{category}.toml", id=name, category=category
         )
-        for name, (category, row) in rows.items()
+        for name, (category, row) in read_folder("failures").items()
         if category != BENIGN
     }
+    for name, (rule, row) in read_folder("rules", package="check/lint").items():
+        if name in found:
+            raise ValueError(f"{name} is in {rule}.toml of the rules and in failures/")
+        found[name] = make_row(
+            Failure, row, where=name, file=f"check/lint/rules/{rule}.toml", id=name
+        )
+    return dict(sorted(found.items(), key=lambda pair: pair[1].category))
 
 
 @cache

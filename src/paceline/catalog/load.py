@@ -154,8 +154,11 @@ def accelerator_spellings(accelerators: Mapping[str, Accelerator]) -> dict[str, 
 @cache
 def read_shipped(name: str) -> dict[str, Any]:
     """The rows of a TOML file of the catalog, whole: what `like` takes over is in them."""
-    rows = tomllib.loads((files("paceline.catalog") / name).read_text(encoding="utf-8"))
-    return with_likes(rows)
+    return _rows_of((files("paceline.catalog") / name).read_text(encoding="utf-8"))
+
+
+def _rows_of(text: str) -> dict[str, Any]:
+    return with_likes(tomllib.loads(text))
 
 
 def read_rows(
@@ -189,16 +192,21 @@ def read_key(file: str, key: str) -> dict[str, dict[str, Any]]:
     return with_likes({name: row[key] for name, row in read_shipped(file).items() if key in row})
 
 
-def read_folder(name: str) -> dict[str, tuple[str, Any]]:
-    """Every row of the TOML files of a folder of the catalog, with the name of its file.
+def read_folder(name: str, *, package: str = "catalog") -> dict[str, tuple[str, Any]]:
+    """Every row of the TOML files of a folder, with the name of its file.
+
+    Args:
+        name: The folder, in the package's.
+        package: The catalog, or another package of Paceline, which is not imported.
 
     Raises:
         ValueError: Two rows have one name.
     """
     found: dict[str, tuple[str, Any]] = {}
-    for entry in sorted((files("paceline.catalog") / name).iterdir(), key=lambda each: each.name):
+    folder = files("paceline") / package / name
+    for entry in sorted(folder.iterdir(), key=lambda each: each.name):
         stem, _, ending = entry.name.rpartition(".")
-        rows = read_shipped(f"{name}/{entry.name}") if ending == "toml" else {}
+        rows = _rows_of(entry.read_text(encoding="utf-8")) if ending == "toml" else {}
         for row_name, row in rows.items():
             if row_name in found:
                 raise ValueError(f"{row_name} is in {entry.name} and in {found[row_name][0]}.toml")

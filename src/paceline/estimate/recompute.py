@@ -59,7 +59,7 @@ class Pass(NamedTuple):
     """Part of `tensor` that a policy which recomputes a part of each block sends again."""
 
     exchange_of_part: Column = 0.0
-    """The same part of `exchange`."""
+    """Its part of `exchange`."""
 
 
 def kept_on_rank(one: OneBlock) -> tuple[Column, Column]:

@@ -1,4 +1,6 @@
-"""The table of rules over programs: one function a failure. A new rule is a function and a row."""
+"""The table of rules over programs: one function a failure. A new rule is a function, a row in its
+module's table, and the text of its finding in the TOML file beside it.
+"""
 
 from collections.abc import Callable, Iterator
 
