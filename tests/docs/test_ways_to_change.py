@@ -262,7 +262,7 @@ def test_a_new_fault_is_parsed_and_in_the_matrix(call):
     found = call(
         "-c",
         "from paceline.job.fault_grammar import parse_fault\n"
-        "from paceline.job.fault_matrix import rows_of\n"
+        "from paceline.job.fault_grammar import rows_of\n"
         "print(parse_fault('leave rank=1 step=6').kind, *rows_of('leave'))\n",
     )
     assert found.split() == ["leave", "99"]

@@ -15,7 +15,7 @@ from tests.run.scene import Scene
 
 from paceline.job import load_job
 from paceline.job.corpus import find_corpus
-from paceline.job.fault_matrix import MATRIX
+from paceline.job.fault_grammar import MATRIX
 from paceline.runtime.sampling import sample_ids
 
 pytestmark = pytest.mark.ranks

@@ -16,8 +16,7 @@ from tests.drill.made import (
 from paceline.check.drill.ledger import audit, order_in, pure_digest
 from paceline.check.drill.oracle import Reference, judge
 from paceline.check.drill.schedule import random_schedule
-from paceline.job.fault_grammar import KINDS, parse_fault
-from paceline.job.fault_matrix import MATRIX
+from paceline.job.fault_grammar import KINDS, MATRIX, parse_fault
 from paceline.prepare import Index, Prepared, SourceIndex
 from paceline.prepare.index import write_index
 from paceline.record import events as log

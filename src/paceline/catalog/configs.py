@@ -23,7 +23,7 @@ class PublishedConfig:
 
     name: str
     config: Annotated[Mapping[str, Any], _config]
-    """The fields that say the sizes; `profile.families` counts them."""
+    """The fields that say the sizes; `profile.from_config` counts them."""
 
     source: str
     """Where they are from."""

@@ -432,8 +432,7 @@ def _check_kinds(kinds: Sequence[str]) -> None:
 
 
 def _show_list(as_json: bool) -> None:
-    from paceline.job.fault_grammar import GRAMMAR, KINDS, PHASES
-    from paceline.job.fault_matrix import MATRIX, rows_of
+    from paceline.job.fault_grammar import GRAMMAR, KINDS, MATRIX, PHASES, rows_of
 
     if as_json:
         kinds = {name: asdict(kind) | {"rows": rows_of(name)} for name, kind in KINDS.items()}

@@ -1,4 +1,5 @@
-"""The faults that a drill can inject: one grammar, for the job file and for `--fault`.
+"""The faults that a drill can inject: one grammar, for the job file and for `--fault`, and the rows
+of the fault matrix that they stand for.
 
     kill rank=1 step=20 phase=backward
 
@@ -6,7 +7,7 @@ A kind, then who (`rank`), when (`step`, `phase`) and what else the kind takes. 
 place and thereby triggers the fault; who suffers it follows from the kind.
 
 Leaves out: carrying it out (`runtime/faults.py` inside a worker, `control/injection.py` from
-outside) and which row of the fault matrix it stands for (`job/fault_matrix.py`).
+outside).
 """
 
 import re
@@ -64,7 +65,9 @@ class Kind:
     """Whether every worker of the trigger's node is lost."""
 
 
-KINDS: Mapping[str, Kind] = msgspec.convert(shipped("faults.toml")["kinds"], dict[str, Kind])
+_ROWS = shipped("faults.toml")
+
+KINDS: Mapping[str, Kind] = msgspec.convert(_ROWS["kinds"], dict[str, Kind])
 """Every kind, from `faults.toml`."""
 
 GRAMMAR = "KIND rank=R[+R...] step=S [phase=P] [times=N] [when=spare]"
@@ -234,3 +237,45 @@ def _seconds(text: str, value: str) -> float:
         return float(parse_seconds(value if not value.replace(".", "").isdigit() else f"{value}s"))
     except ValueError as error:
         raise ValueError(f"{text!r}: {error}") from None
+
+
+Needs = Literal["root", "spares", "nodes", "checkpoint"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One row of the fault matrix: what can go wrong, and how a drill makes it go wrong.
+
+    Its source is a survey of what published systems recover from and what breaks in practice.
+    Figures and tests name the rows by their numbers.
+    """
+
+    number: int
+    title: str
+    faults: tuple[str, ...] = ()
+    """Examples that `--fault` takes, for two ranks; empty when a drill cannot make it."""
+
+    elsewhere: str = ""
+    """What proves it instead, where it is no drill's."""
+
+    skipped: str = ""
+    """Why nothing here can make it."""
+
+    needs: tuple[Needs, ...] = ()
+
+
+MATRIX: tuple[Row, ...] = tuple(
+    msgspec.convert({**row, "number": int(number)}, Row) for number, row in _ROWS["matrix"].items()
+)
+"""Every row, from `faults.toml`."""
+
+
+def rows_of(kind: str) -> tuple[int, ...]:
+    """Numbers of the rows that a kind of fault stands for.
+
+    >>> rows_of("agent")
+    (7,)
+    """
+    return tuple(
+        row.number for row in MATRIX if any(text.split()[0] == kind for text in row.faults)
+    )

@@ -13,7 +13,7 @@ from paceline.profile.block import (
     matrices,
 )
 from paceline.profile.decoder import profile_decoder
-from paceline.profile.families import FAMILIES, profile_config
+from paceline.profile.from_config import FAMILIES, profile_config
 from paceline.profile.kernels import ComputeMode, runtime_kernels
 from paceline.profile.model import Adapter, ModelProfile
 from paceline.profile.module import BlockFacts, ModuleFacts, profile_module

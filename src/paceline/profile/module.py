@@ -5,7 +5,7 @@ from typing import Any
 
 from paceline.errors import JobError
 from paceline.profile.block import Block, MeasuredCosts
-from paceline.profile.families import profile_config
+from paceline.profile.from_config import profile_config
 from paceline.profile.model import ModelProfile
 
 

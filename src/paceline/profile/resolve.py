@@ -18,8 +18,8 @@ from paceline.job.hf_config import has_hf_config, load_hf_config
 from paceline.job.pretrained import check_unused, find_pretrained, loads_weights
 from paceline.profile.adapter import beside_experts, cannot_adapt, with_adapter
 from paceline.profile.decoder import profile_decoder
-from paceline.profile.families import profile_config
 from paceline.profile.fields import divisors, nearest
+from paceline.profile.from_config import profile_config
 from paceline.profile.hf_names import hf_config_of
 from paceline.profile.model import ModelProfile, as_classifier
 from paceline.profile.module import ModuleFacts, profile_module

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from paceline.profile.families import FAMILIES
+from paceline.profile.from_config import FAMILIES
 from paceline.profile.shape import DecoderShape
 from paceline.profile.ways import HUGGING_FACE
 

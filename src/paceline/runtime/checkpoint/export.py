@@ -40,7 +40,6 @@ from paceline.runtime.checkpoint.adapter_files import (
     merged,
     peft_name,
 )
-from paceline.runtime.checkpoint.family_names import as_stored
 from paceline.runtime.checkpoint.fit import check_fit
 from paceline.runtime.checkpoint.own_model import frozen_weights
 from paceline.runtime.checkpoint.readers import read_safetensors, read_weights
@@ -51,6 +50,7 @@ from paceline.runtime.checkpoint.state_files import (
     nonfinite_in,
     write_state,
 )
+from paceline.runtime.checkpoint.stored_names import as_stored
 from paceline.runtime.checkpoint.universal import write_universal
 from paceline.runtime.state import DATA, MODEL, OPTIMIZER, split_optimizer_name
 

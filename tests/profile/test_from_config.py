@@ -9,7 +9,7 @@ import pytest
 from paceline.catalog.configs import load_published_configs
 from paceline.errors import JobError, Problem
 from paceline.profile import Block, block_flops, profile_config, saved_bytes
-from paceline.profile.families import FAMILIES
+from paceline.profile.from_config import FAMILIES
 from paceline.profile.model import as_classifier
 from paceline.profile.saved import Kernels
 
