@@ -82,9 +82,8 @@ def host_bytes_of(layouts: Layouts, case: Case) -> Any:
 
 
 def memory_beside_disk(layouts: Layouts, case: Case) -> Any:
-    """Of a node whose ranks keep optimizer state on its disk: bytes of its memory that gradients
-    and the buffers between the two take, where `hosts_gradients` of engines.toml has the engine do
-    so; 0 elsewhere."""
+    """Bytes of a node's memory that gradients and their buffers take while its ranks keep optimizer
+    state on its disk, where `hosts_gradients` of engines.toml has the engine do so; 0 elsewhere."""
     return _off_accelerators(layouts, case)[1]
 
 
