@@ -150,6 +150,16 @@ def test_text_and_page_show_every_number_of_ranks_and_every_advice(tmp_path):
     assert "http" not in page.replace("http://www.w3.org", "")
 
 
+def test_a_page_shows_the_memory_that_was_measured_and_a_dash_where_none_was(tmp_path):
+    measured, unknown = (
+        render_bench_page("made", verdict_of(tmp_path, 0.8, peak_bytes=peak), machine="a machine")
+        for peak in (3 * 2**30, None)
+    )
+    assert ">3 GiB<" in measured
+    assert "3 GiB" not in unknown
+    assert ">-<" in unknown
+
+
 def test_s0_11_more_than_as_many_times_as_fast_is_no_verdict(tmp_path):
     verdict = verdict_of(tmp_path, 0.4)
     assert verdict.refused is not None

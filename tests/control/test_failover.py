@@ -206,6 +206,20 @@ def test_orders_that_were_decided_and_not_sent_are_sent_by_the_next_one(tmp_path
     assert orders == [say.StartWorker(worker=2, rank=2), say.StartWorker(worker=3, rank=3)]
 
 
+def test_an_order_for_a_node_whose_agent_is_gone_waits_for_nobody(monkeypatch):
+    memory = new_memory()
+    for entry in entries()[:2]:  # node 1 has not joined
+        advance(memory, entry)
+    both = [st.Send(0, say.Look()), st.Send(1, say.Look())]
+    monkeypatch.setattr("paceline.control.failover.decide", lambda *_: both)
+    assert advance(memory, entries()[3]) == both
+    waiting = {
+        node: [message for *_, message in link.outbox.after(0)]
+        for node, link in memory.links.items()
+    }
+    assert waiting == {0: [say.Look()]}
+
+
 def test_a_jump_of_the_wall_clock_changes_no_decision():
     def actions(offset_s: float) -> list[Any]:
         memory = new_memory()

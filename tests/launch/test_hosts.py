@@ -1,10 +1,12 @@
 """Agents on hosts that are reached, are not, or are lost; the way there is a pretended one."""
 
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.run.scene import is_alive, wait_until
@@ -106,6 +108,25 @@ def test_an_agent_that_is_killed_is_gone_once_its_host_says_so(run, agents):
     agents.kill(1, pid)
     wait_until(lambda: agents.is_gone(1, pid), what="the answer", timeout_s=30)
     assert not is_alive(pid)
+
+
+def test_a_host_is_asked_once_a_second_whether_an_agent_is_gone(agents, monkeypatch):
+    asked_s: list[float] = []
+    now = SimpleNamespace(s=100.0)
+
+    def ask(*_: object, **__: object) -> bool:
+        asked_s.append(now.s)
+        return False
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Hosts, "is_gone", ask)
+        patched.setattr("paceline.launch.hosts.time", SimpleNamespace(monotonic=lambda: now.s))
+        for now.s in (100.0, 100.5, 101.0):
+            assert not agents.is_gone(1, 7)
+            for thread in threading.enumerate():
+                if thread.name == "paceline-is-gone":
+                    thread.join()
+    assert asked_s == [100.0, 101.0]
 
 
 def test_the_agent_of_another_run_or_host_is_left_alone(run, agents, hosts):

@@ -39,6 +39,14 @@ def test_what_a_gpu_does_not_say_stays_unknown():
     assert (gpu.pcie_generation, gpu.pcie_lanes) == (None, None)
 
 
+def test_a_matrix_that_gives_no_numa_node_leaves_it_unknown():
+    head = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\n"
+    topology = read_topology(f"{head}GPU0\t X \tNV18\t0-31\t\nGPU1\tNV18\t X \t32-63\t1\n")
+    assert topology is not None
+    assert topology.between["GPU0", "GPU1"] == "NV18"
+    assert topology.numa_nodes == {"GPU1": 1}
+
+
 def test_gpus_behind_a_switch_are_one_group_of_nvlinks():
     topology = read_topology(recording("topo-8xh100.txt"))
     assert topology is not None

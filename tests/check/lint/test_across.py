@@ -4,7 +4,7 @@ import pytest
 
 from paceline.check.finding import Severity
 from paceline.check.lint.context import Context
-from paceline.check.lint.lint import lint
+from paceline.check.lint.lint import lint, lint_files
 
 
 def test_the_worst_that_is_said_of_a_line_is_told():
@@ -31,6 +31,31 @@ def test_the_worst_that_is_said_of_a_line_is_told():
 def test_s4_5_a_variable_of_nccl_is_seen_however_a_program_sets_it(line):
     found = lint({"train.py": f"import os\n\n{line}\n".encode()}, Context())
     assert [(one.where.line, "no value `Bogus`" in one.what) for one in found] == [(3, True)]
-    assert not lint({"train.py": line.replace("environ", "settings").encode()}, Context()) or (
-        "putenv" in line
-    )
+    other = line.replace("environ", "settings").replace("putenv", "show")
+    assert not lint({"train.py": other.encode()}, Context())
+
+
+def test_a_program_is_judged_with_the_nodes_of_the_line_that_starts_it():
+    script = b"""import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank())
+"""
+
+    def faults(nodes: int) -> list[str]:
+        start = f"torchrun --nnodes={nodes} --nproc-per-node=8 train.py\n".encode()
+        found = lint({"train.py": script, "run.sh": start}, Context())
+        return [one.id for one in found if one.where.path == "train.py"]
+
+    assert "invalid-device-ordinal" in faults(2)
+    assert "invalid-device-ordinal" not in faults(1)
+
+
+@pytest.mark.parametrize(
+    ("first", "kind"),
+    [("#!/usr/bin/env python3", "python"), ("#!/bin/sh", None), ("# python", None)],
+)
+def test_a_file_without_an_ending_is_a_program_by_its_first_line(first, kind):
+    read = lint_files({"bin/train": f"{first}\nimport torch\n".encode()}, Context())
+    assert (read.kinds.get("bin/train") == "python") is (kind == "python")
