@@ -1,8 +1,11 @@
 """Makes `tests.ranks` importable from every test, lets commands keep their compiled modules, gives
 ranks one thread each, and starts the longest files first."""
 
+import atexit
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,17 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Four files are tested at a time: ranks with several threads each would wait for one another's.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Programs that import torch are forks of one that has (tests/warm/warm.py). The first process of a
+# session owns that one: those that it distributes files to share it.
+if sys.platform == "linux" and not {"PACELINE_TESTS_SESSION", "PACELINE_TESTS_COLD"} & {
+    *os.environ
+}:
+    _session = tempfile.mkdtemp(prefix="paceline-warm-")
+    atexit.register(shutil.rmtree, _session, ignore_errors=True)
+    _paths = (str(Path(__file__).parent / "warm"), os.environ.get("PYTHONPATH"))
+    os.environ["PACELINE_TESTS_SESSION"] = f"{_session}:{os.getpid()}"
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, _paths))
 
 # Sentences of screens are looked for whole; how they are wrapped is in tests/cli/test_screens.py.
 os.environ["COLUMNS"] = "200"

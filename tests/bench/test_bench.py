@@ -2,11 +2,11 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.command import run_command
 
 from paceline.cli.bench import command
 from paceline.errors import PacelineError
@@ -32,8 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def bench(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "paceline", "bench", "job.yaml", *options]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return run_command("bench", "job.yaml", *options, folder=folder)
 
 
 def job_in(folder: Path, layout: str = ""):

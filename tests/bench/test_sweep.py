@@ -1,13 +1,12 @@
 """`paceline bench --all-reduce` over real ranks, and what it refuses before any is started."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import msgspec
 import pytest
 from click.testing import CliRunner
+from tests.command import run_command
 
 from paceline.cli.bench import command
 from paceline.errors import JobError, RunError
@@ -32,12 +31,7 @@ def row(size: int, busbw: float) -> SweepRow:
 def test_two_ranks_sum_and_their_bandwidths_are_those_of_nccl_tests(tmp_path):
     (tmp_path / "job.yaml").write_text(JOB)
     options = ["--all-reduce", "--ranks", "2", "--max-size", "64KiB", "--json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "paceline", "bench", "job.yaml", *options],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    done = run_command("bench", "job.yaml", *options, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     (sweep,) = found["sweeps"]

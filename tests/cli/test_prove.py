@@ -1,10 +1,10 @@
 """`paceline prove` from outside: a process that prints what fake ranks held."""
 
 import json
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
+from tests.command import run_command
 
 JOB = """
 model: {decoder: {layers: 2, hidden: 32, heads: 2, vocab: 256}}
@@ -23,8 +23,7 @@ def job(tmp_path):
 
 
 def paceline(*arguments):
-    command = [sys.executable, "-m", "paceline", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return run_command(*map(str, arguments), folder=Path.cwd())
 
 
 def test_prove_prints_memory_by_part_beside_the_estimate(job, tmp_path):

@@ -2,11 +2,11 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from tests.command import run_command
 
 JOB = {
     "model": {"decoder": {"layers": 2, "hidden": 64, "heads": 4}},
@@ -25,8 +25,7 @@ def job(tmp_path: Path) -> Path:
 
 
 def say(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "paceline", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    return run_command(*map(str, words), folder=Path.cwd())
 
 
 def test_an_engines_refusal_is_json_and_stays_text_on_standard_error(job):

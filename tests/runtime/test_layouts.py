@@ -22,6 +22,9 @@ SLOW = (
 """Pairs whose halves are each in another layout here; `test_strategy.py`, `test_shard.py`,
 `test_tensor.py` and `test_pipeline.py` have them in part too."""
 
+PAIRS = ("CP x TP", "PP x TP", "PP x CP", "PP interleaved x FSDP2")
+"""Of two ways that are each in another layout of the first test."""
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "recompute, micro-batch 1": {"recompute": "full", "micro_batch": 1},
@@ -58,7 +61,12 @@ def check(names: list[str], variant: str, alone: dict[str, Any]) -> None:
 
 
 def test_each_layout_trains_as_one_device_does(alone: dict[str, Any]):
-    check([name for name in LAYOUTS if name not in SLOW], "plain", alone)
+    check([name for name in LAYOUTS if name not in (*SLOW, *PAIRS)], "plain", alone)
+
+
+@pytest.mark.repeat
+def test_each_pair_of_ways_trains_as_one_device_does(alone: dict[str, Any]):
+    check(list(PAIRS), "plain", alone)
 
 
 @pytest.mark.slow
