@@ -268,3 +268,17 @@ def test_selective_recompute_keeps_of_routed_experts_their_products_alone(tmp_pa
     asked = request(of, model=ModelRequest(config=experts), seq_len=2048, is_cuda=True)
     estimated = price_one(of, case).memory.allocated_bytes
     assert estimated == pytest.approx(prove(asked).fullest.peak_bytes, rel=0.05)
+
+
+@pytest.mark.parametrize("schedule", ["zero-bubble", "dualpipe-v"])
+def test_a_tied_matrix_at_both_ends_of_a_v_is_gathered_and_differentiated_twice(schedule):
+    """Llama 3.2 1B in a v was estimated 15 to 18 % below its proof: FSDP2 takes the two places on
+    the first rank for two parameters."""
+    text = JOB.replace("hidden: 4096", "hidden: 1024").replace("ffn: 14336", "ffn: 2048")
+    text = text.replace("layers: 4", "layers: 8").replace("heads: 32", "heads: 8")
+    text = text.replace("vocab: 32000", "vocab: 128256, tied_embeddings: true")
+    of = pipeline(2, schedule, 2, data=4, sharding="zero1", micro_batch=1, accumulation=8)
+    proof, estimate = both(text.replace("4096}", "1024}"), of)
+    parts = estimate.memory.parts
+    living = sum(parts.values()) - parts["slack"] - parts["overhead"]
+    assert living == pytest.approx(proof.fullest.peak_bytes, rel=0.07)

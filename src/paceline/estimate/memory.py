@@ -135,12 +135,13 @@ def _states(model: Model, t: Layouts, h: Holdings, here: OnRank) -> dict[str, Co
     whole, split = dense + routed, dense / shard + routed / routed_shard(t, here)
     # What is gathered beside a shard is counted by `_gathered`.
     frozen, trained = np.asarray(h.is_frozen) > 0, here.trained_share
-    weights = np.where(shared.shards_weights, h.sharded_bytes * split, h.weight_bytes * whole)
+    places = split + here.twin / shard
+    weights = np.where(shared.shards_weights, h.sharded_bytes * places, h.weight_bytes * whole)
     is_split = is_full | (np.asarray(shared.shards_weights) > 0)
     root = np.where(is_split, here.root / shard, here.root)
     frozen_weights = h.frozen_block_bytes * (np.where(is_split, split, whole) - root)
     frozen_weights = frozen_weights + h.frozen_bytes * root + weights * trained
-    gradients = np.where(shared.whole_gradients, whole, split) * h.gradient_bytes
+    gradients = np.where(shared.whole_gradients, whole + here.twin, places) * h.gradient_bytes
     gradients = gradients * np.where(shared.has_buckets, 2, 1)
     # ZeRO-2 adds each to its shard as it comes.
     passing = np.where(s >= _ZERO2, 0.0, h.passing_bytes * whole)
@@ -350,7 +351,7 @@ def _gathered(
     at_block = at_block + reduced * block
     at_root = (narrow + reduced) * np.where(is_apart, np.maximum(embedding, head), root)
     mine = here.dense + here.routed - root
-    once = np.where(shared.keeps_gathered, inside * mine + narrow * root, 0.0)
+    once = np.where(shared.keeps_gathered, inside * mine + narrow * (root + here.twin), 0.0)
     casts = (t.sharding < _ZERO2) & np.logical_not(shared.shards_weights | shared.gathers_blocks)
     copies = zip(held, _cast_parameters(model, t, here), strict=True)
     kept = np.where(own, sum(times * each for times, each in copies), mine)

@@ -130,8 +130,12 @@ class OnRank(NamedTuple):
     root: Column
     """Parameters outside the blocks, before sharding."""
 
+    twin: Column
+    """Parameters of a tied matrix that has a second place on the rank: FSDP2 shards, gathers and
+    differentiates each place by itself (`runtime/strategy/pipeline/tied.py`)."""
+
     dense: Column
-    """All parameters before sharding but routed ones. Stages round up."""
+    """All parameters before sharding but routed ones and the twin. Stages round up."""
 
     routed: Column
     unit: Column
@@ -145,11 +149,13 @@ class OnRank(NamedTuple):
 
 
 def on_rank(model: Model, t: Layouts, h: Holdings, everywhere: EveryRank, stage: Value) -> OnRank:
-    """In a v both ends are on the first rank, and a tied matrix is there once."""
+    """In a v both ends are on the first rank, and a tied matrix is there once, or as a twin."""
     head_rank = rank_of_head(t.pipeline, t.schedule, t.chunks)
     is_first, has_head = np.asarray(stage) == 0, np.asarray(stage) == head_rank
     head = model.num_head_parameters + (head_rank > 0) * model.num_tied_parameters
     root = (is_first * model.num_embedding_parameters + has_head * head) / t.tensor
+    is_v = (head_rank == 0) & (t.pipeline > 1)
+    has_twin = is_first & is_v & (np.asarray(everywhere.shared.shards_weights) > 0)
     slow, last = everywhere.stage_blocks
     total = sum(np.asarray(each.count, float) for each in model.blocks)
     # The first rank, which holds the most micro-batches, has the fewest of the others, unless ranks
@@ -162,9 +168,10 @@ def on_rank(model: Model, t: Layouts, h: Holdings, everywhere: EveryRank, stage:
     return OnRank(
         stage=stage,
         has_head=has_head,
-        is_v=(head_rank == 0) & (t.pipeline > 1),
+        is_v=is_v,
         block_share=share,
         root=root,
+        twin=h.ways.fsdp_throughout * has_twin * model.num_tied_parameters / t.tensor,
         dense=share * dense / t.tensor + root,
         routed=share * routed / everywhere.experts.holders,
         unit=everywhere.unit,

@@ -66,9 +66,9 @@ SPREAD = {
     "fixed": 0.5,
     "stragglers": 0.6,
 }
-"""How much more a term may take than its estimate. Together they hold 86 % of a source's published
+"""How much more a term may take than its estimate. Together they hold 88 % of a source's published
 runs, mean over sources (benchmarks/planner_accuracy.py): nearly all where compute is nearly all of
-a step (llmfoundry, mcore08), 66 to 91 % where links and routing are (mbridge, internevo, dgxc); the
+a step (llmfoundry, mcore08), 76 to 92 % where links and routing are (mbridge, internevo, dgxc); the
 split among the terms is a guess."""
 
 TERMS = (
