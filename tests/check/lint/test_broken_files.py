@@ -42,6 +42,19 @@ def test_texts_broken_at_random_are_read_or_named(seed):
         assert sarif(linted.findings, linted.answered, linted.unread)["version"] == "2.1.0"
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("job.yaml", "name: a\nmodel: {preset: [\ncluster: {nodes: 2}\n"),
+        ("pod.yaml", "apiVersion: v1\nkind: Pod\nspec: {containers: [\n"),
+        ("plan.json", '{"cluster": {}, "layout": {}, "decisions": [], "rejected": [,]}'),
+    ],
+)
+def test_s3_12_a_job_a_plan_or_a_manifest_that_cannot_be_parsed_is_named(name, text):
+    linted = lint_files({name: text.encode(), "other.yaml": b"a: [\n"}, Context())
+    assert [one.path for one in linted.unread] == [name]
+
+
 def test_a_shell_that_starts_itself_ends():
     text = 'CMD=\'bash -c "$CMD"\'\nbash -c "$CMD"\n' * 3
     assert lint_files({"a.sh": text.encode()}, Context()).kinds == {"a.sh": "shell"}

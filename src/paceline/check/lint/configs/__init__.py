@@ -58,8 +58,12 @@ _TEMPLATE = re.compile(r"\{\{|\{%|<%")
 _MEANT = re.compile(
     r"distributed_type|fsdp_config|deepspeed_config|zero_optimization|kubeflow\.org|ray\.io"
     r"|train_micro_batch_size_per_gpu|tensor_parallel_degree|jobset\.x-k8s\.io"
+    r"|\A(?=.*^model:)(?=.*^(?:train|cluster):)|\A(?=.*^apiVersion:)(?=.*^kind:)"
+    r'|\A(?=.*"decisions":)(?=.*"rejected":)',
+    re.M | re.S,
 )
-"""Words that only a training configuration has: such a file is worth saying that it is broken."""
+"""Words that only a training configuration, a job file, a plan or an object of Kubernetes has: such
+a file is worth saying that it is broken."""
 
 
 def read_config(path: str, text: str) -> Config | None:

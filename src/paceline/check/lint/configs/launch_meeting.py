@@ -182,12 +182,30 @@ def check_nodes(launch: Launch, scene: Scene) -> Iterator[Finding]:
 _NUMBER = re.compile(rf"(?<!{ESCAPED})\$\{{?SLURM_(PROCID|NODEID|LOCALID)\b")
 
 
-def check_number_of_node(launch: Launch) -> Iterator[Finding]:
-    """`--machine_rank $SLURM_PROCID`, which the batch shell has made 0 before srun starts."""
-    if "srun" not in launch.wrappers or launch.on_node:
+_OWN_NUMBER = (
+    "srun bash -c '... $SLURM_NODEID ...' in single quotes, or --rdzv_backend c10d, which needs no "
+    "number"
+)
+
+
+def check_number_of_node(launch: Launch, scene: Scene) -> Iterator[Finding]:
+    """`--machine_rank $SLURM_PROCID`, which the batch shell has made 0 before srun starts, or a
+    number."""
+    if "srun" not in launch.wrappers:
         return
     backend = launch.option("rdzv_backend")
     if backend is not None and backend.text == "c10d":  # which counts the nodes by itself
+        return
+    nodes, number = is_many(launch, scene), launch.option("node_rank", "machine_rank")
+    if nodes and number is not None and number.text.isdigit():
+        yield found(
+            "accelerate-machine-rank-expanded",
+            launch.path,
+            number.line,
+            f"each of the {nodes} nodes that srun starts this on is number {number.text}",
+            fix=_OWN_NUMBER,
+        )
+    if launch.on_node:
         return
     for before, word in pairwise(launch.words):
         names = f"{before.text} {word.text}".lower()
@@ -197,8 +215,7 @@ def check_number_of_node(launch: Launch) -> Iterator[Finding]:
                 launch.path,
                 _line_of(launch, before, word),
                 f"{shown(word.text)} is 0 for every node: the batch shell expands it before srun",
-                fix="srun bash -c '... $SLURM_NODEID ...' in single quotes, or "
-                "--rdzv_backend c10d, which needs no number",
+                fix=_OWN_NUMBER,
             )
             return
 

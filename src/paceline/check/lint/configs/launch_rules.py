@@ -30,7 +30,7 @@ def check_launch(launch: Launch, scene: Scene) -> Iterator[Finding]:
         yield from check_nodes(launch, scene)
         yield from _check_devices(launch, scene)
         yield from _check_old_launcher(launch)
-    yield from check_number_of_node(launch)
+    yield from check_number_of_node(launch, scene)
     yield from _check_precision(launch, scene)
     yield from _check_plain_python(launch, scene)
     yield from _check_container(launch)

@@ -131,6 +131,20 @@ def scaler_misuse(program: Program) -> Iterator[Finding]:
             what="scaler.update() is never called: the scale never falls after an overflow",
             fix="call scaler.update() after scaler.step(optimizer)",
         )
+    for call in scalers(program):
+        if call.name == "torch.amp.GradScaler" and program.has_call(FSDP):
+            yield program.finding(
+                "mixed-precision-loss-scaling",
+                call,
+                what=(
+                    "each rank looks for overflows in its own shards of FSDP1 alone: one skips a "
+                    "step that others take"
+                ),
+                fix=(
+                    "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler(), or "
+                    "torch.bfloat16 without a scaler"
+                ),
+            )
     yield from clipped_scaled(program, scaled)
 
 
