@@ -9,6 +9,7 @@ from paceline.catalog import (
     accelerator_spellings,
     find_accelerator,
     find_link,
+    load,
     load_accelerators,
     load_links,
 )
@@ -17,6 +18,8 @@ from paceline.catalog.configs import find_published, load_published_configs
 from paceline.catalog.engines import load_engines
 from paceline.cli import cli
 from paceline.errors import JobError
+from paceline.profile.ways import Ways
+from paceline.render.engine import Engine
 
 
 def test_every_entry_names_its_source():
@@ -242,3 +245,26 @@ def test_a_published_model_without_a_window_has_none_rather_than_a_window_of_no_
 )
 def test_an_accelerator_is_found_by_what_its_own_tool_prints(reported, name):
     assert find_accelerator(reported, where="cluster.accelerator").name == name
+
+
+@pytest.mark.parametrize(
+    ("read", "table"),
+    [
+        (
+            lambda: load.read_key("families.toml", "split", Ways, dict),
+            {"llama": {"split": {"blocks": "b", "first": [], "last": [], "fist": ["x"]}}},
+        ),
+        (
+            lambda: load.read_rows("renderers.toml", Engine, key="module"),
+            {"slurm": {"title": "Slurm", "validated": "shellcheck", "fist": "x"}},
+        ),
+    ],
+    ids=["ways", "renderers"],
+)
+def test_a_key_that_no_row_has_is_refused_in_the_tables_of_ways_and_of_renderers(
+    read, table, monkeypatch
+):
+    """A way's was passed over."""
+    monkeypatch.setattr(load, "read_shipped", lambda file: table)
+    with pytest.raises(ValueError, match="fist"):
+        read()

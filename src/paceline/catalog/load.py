@@ -185,11 +185,20 @@ def read_rows(
     }
 
 
-def read_key(file: str, key: str) -> dict[str, dict[str, Any]]:
-    """The table at one key of every row of a shipped file that has it, by the row's name. `like` in
-    it names an earlier row.
+def read_key(
+    file: str, key: str, kind: type[_T], made: Callable[[dict[str, Any]], dict[str, Any]]
+) -> dict[str, _T]:
+    """The table at one key of every row of a shipped file that has it, as its dataclass, by the
+    row's name. `like` in it names an earlier row; `made` gives the fields.
+
+    Raises:
+        ValueError: What is wrong with a row; a key that is no field is refused.
     """
-    return with_likes({name: row[key] for name, row in read_shipped(file).items() if key in row})
+    rows = with_likes({name: row[key] for name, row in read_shipped(file).items() if key in row})
+    return {
+        name: make_row(kind, made(row), where=f"{name}.{key}", file=file)
+        for name, row in rows.items()
+    }
 
 
 def read_folder(name: str, *, package: str = "catalog") -> dict[str, tuple[str, Any]]:

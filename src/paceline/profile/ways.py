@@ -26,11 +26,9 @@ is not named is held whole by every tensor rank, and its gradients are summed wh
 different tokens or heads: norms and dropout need no entry.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
-
-import msgspec
+from typing import Any, Literal, get_args
 
 from paceline.catalog.load import read_key
 from paceline.errors import PlanError
@@ -110,13 +108,12 @@ class Ways:
             )
 
 
-def _read_ways() -> Iterator[tuple[str, Ways]]:
-    for kind, row in read_key("families.toml", "split").items():
-        tensor = {module: way for way, names in row["tensor"].items() for module in names}
-        yield kind, msgspec.convert({**row, "tensor": tensor}, Ways)
+def _by_module(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with each module's way, which it lists by the way."""
+    return row | {"tensor": {name: way for way, names in row["tensor"].items() for name in names}}
 
 
-_WAYS = dict(_read_ways())
+_WAYS = read_key("families.toml", "split", Ways, _by_module)
 
 OWN = _WAYS.pop("own")
 """Ways of `runtime.decoder.Decoder`."""

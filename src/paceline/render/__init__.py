@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
-from paceline.catalog.load import read_shipped
+from paceline.catalog.load import read_rows
 from paceline.errors import JobError, PacelineError, Problem, did_you_mean
 from paceline.job import Job
 from paceline.job.engine import ENGINE_NAMES, written_for
@@ -50,12 +50,14 @@ __all__ = [
 _ELSEWHERE = {"lambda": "lambda_cloud"}
 """Engines whose module has another name: `lambda` is a word of Python."""
 
+
+def _module(name: str) -> str:
+    return f"{__name__}.{_ELSEWHERE.get(name, name.replace('-', '_'))}"
+
+
 ENGINES: Mapping[str, Engine] = {
-    name: Engine(
-        module=f"{__name__}.{_ELSEWHERE.get(name, name.replace('-', '_'))}",
-        **{"versions": written_for(name), **row},
-    )
-    for name, row in read_shipped("renderers.toml").items()
+    name: row if row.versions else replace(row, versions=written_for(name))
+    for name, row in read_rows("renderers.toml", Engine, key="module", named=_module).items()
 }
 """Name on the command line -> the engine."""
 

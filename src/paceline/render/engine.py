@@ -61,11 +61,11 @@ class Engine:
     module: str
     """Imported only when its files are asked for. It has `render` and `gaps`."""
 
-    versions: str
-    """The releases the files are written for: `1.10 to 1.15`."""
-
     validated: str
     """What the files were held against, and what was really run."""
+
+    versions: str = ""
+    """The releases the files are written for: `1.10 to 1.15`."""
 
 
 class EngineModule(Protocol):
