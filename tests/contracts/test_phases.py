@@ -503,11 +503,17 @@ def test_s2_2_the_bucket_sentence_and_the_overhead_are_one_number():
 
 
 def test_s2_2_phase_8_shrinks_no_further_than_memory_allows():
-    sharded = ("model.preset=llama-3-70b", "cluster.nodes=4", "layout.sharding=full")
-    more = ("train.global_batch=64", "layout.recompute=full", "layout.micro_batch=2")
-    elastic = output(8, *sharded, *more, "layout.recompute_every=1")["elastic"]
-    assert 24 < elastic["min"] < elastic["max"] == 32
-    assert re.search(r"may run out of memory, .*: a rank then needs 7\d", elastic["down"])
+    def elastic(nodes: int) -> dict[str, Any]:
+        sharded = ("model.preset=llama-3-70b", f"cluster.nodes={nodes}", "layout.sharding=full")
+        more = (f"train.global_batch={16 * nodes}", "layout.recompute=full")
+        exactly = ("layout.micro_batch=2", "layout.recompute_every=1")
+        return dict(output(8, *sharded, *more, *exactly)["elastic"])
+
+    four, two = elastic(4), elastic(3)
+    assert 16 < four["min"] <= 24 < four["max"] == 32
+    assert re.search(r"may run out of memory, .*: a rank then needs 7\d", four["down"])
+    assert 16 < two["min"] <= 24
+    assert re.search(r"a rank then needs .*: the run waits for a new node", two["down"])
     small = output(8, *SMALL)["elastic"]
     assert small["min"] == 1
     assert "out of memory" not in small["down"]
@@ -552,7 +558,7 @@ def test_s1_16_phase_8_says_how_many_ranks_go_on_after_a_lost_node():
     ("optimizer", "rate", "rule"), [("sgd", "0.002", "linear"), ("adamw", "0.002449", "sqrt")]
 )
 def test_s1_16_phase_8_says_the_batch_and_the_rate_after_a_lost_node(optimizer, rate, rule):
-    three = ("cluster.nodes=3", "cluster.per_node=1", "train.global_batch=9")
+    three = ("cluster.nodes=3", "cluster.per_node=1", "train.global_batch=9", *SMALL)
     more = ("layout.data=3", "layout.micro_batch=1", "recovery.batch=shrink")
     rates = (f"train.optimizer={optimizer}", "train.learning_rate=0.003")
     down = output(8, *three, *more, *rates)["elastic"]["down"]

@@ -307,3 +307,15 @@ def test_s1_12_powersgd_promises_less_once_a_lost_process_took_the_errors_it_car
     scene.parks(0)
     scene.meet(source="replica", first_step=3)
     assert scene.state.exactness == promise
+
+
+def test_s1_16_a_run_does_not_go_on_with_fewer_ranks_than_the_state_fits_on():
+    scene = Scene(replace(TWO, least_ranks=2))
+    scene.train(steps=2)
+    lose_node(scene, 1, 0)
+    scene.wait(6.0)
+    assert not scene.of(log.WorldChanged)
+    scene.feed(state.AgentJoined(1))
+    scene.ready(2)
+    scene.wait(1.0)
+    assert len(scene.ranks) == 2

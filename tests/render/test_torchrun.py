@@ -1,10 +1,13 @@
+import importlib
 import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.render.plans import planned, rendered
 
+from paceline import render
 from paceline.parallel.shrink import shrunk
 from paceline.render import RenderError
 from paceline.render.torchrun import least_nodes
@@ -165,3 +168,52 @@ def test_harmful_variables_do_not_reach_the_ranks(tmp_path):
     assert "GDR_LEVEL" not in said
     assert "NCCL_SOCKET_IFNAME=eth1" in said  # what only the machine's owner can know stays
     assert "PYTORCH_ALLOC_CONF=expandable_segments:True" in said
+
+
+@pytest.mark.parametrize(("planned_batches", "syncs"), [(1, [True, True]), (2, [False, True])])
+def test_s1_16_on_fewer_nodes_the_example_holds_no_whole_gradients_that_the_plan_does_not(
+    planned_batches, syncs, monkeypatch
+):
+    """One micro-batch as planned is reduced at once; fewer ranks, which have two, do so as well."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    monkeypatch.syspath_prepend(str(Path(render.__file__).parent / "scripts"))
+    program = importlib.import_module("train_torchrun")
+    seen: list[bool] = []
+
+    class Sharded(torch.nn.Linear):
+        def set_requires_gradient_sync(self, value: bool) -> None:
+            seen.append(value)
+
+    class Samples:
+        def __init__(self, settings: object) -> None: ...
+        def micro_batches(self, step: int, rank: int, world: int) -> list[object]:
+            return [torch.ones(1, 2), torch.ones(1, 2)]
+
+    model = Sharded(2, 1)
+    monkeypatch.setattr(program, "wrap", lambda *_: model)
+    monkeypatch.setattr(program, "resume", lambda *_: 0)
+    monkeypatch.setattr(program, "say_end", lambda *_: None)
+    for name, value in {
+        "build": lambda _: model,
+        "adamw": lambda *_: torch.optim.SGD(model.parameters()),
+        "Samples": Samples,
+        "learning_rate": lambda *_: 0.1,
+        "loss_of": lambda model, tokens, _: model(tokens).mean(),
+        "say_step": lambda *_: None,
+    }.items():
+        monkeypatch.setattr(program.lm, name, value)
+    monkeypatch.setattr(program.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(program.dist, "get_world_size", lambda: 1)
+    monkeypatch.setattr(program.dist, "all_reduce", lambda _: None)
+    asked = {
+        "precision": "fp32",
+        "layout": {"reduces_every_micro_batch": False},
+        "batch": {"accumulation": planned_batches},
+        "router_loss": None,
+        "clip_norm": None,
+        "steps": 1,
+        "checkpoint_every": 9,
+    }
+    program.train(asked, torch.device("cpu"))
+    assert seen == syncs

@@ -88,6 +88,9 @@ class Setup:
     shrink: bool = True
     """Whether the run goes on with fewer ranks when one cannot be filled."""
 
+    least_ranks: int = 1
+    """With fewer it does not go on: a rank's share of the state would not fit into memory."""
+
     batch: BatchPolicy = "keep"
     """What happens to the global batch then."""
 

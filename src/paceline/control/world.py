@@ -38,11 +38,14 @@ def free_nodes(state: State) -> list[int]:
 
 
 def smaller(state: State) -> Layout | None:
-    """The layout that the workers which live can fill, or None when there is none."""
+    """The layout that the workers which live can fill and have the memory for, or None when there
+    is none."""
     if state.setup.split is None or not state.setup.shrink:
         return None
     found = shrunk(state.setup.split, len(available(state)), state.setup.batch)
-    return found if found is not None and found.num_ranks < len(state.slots) else None
+    if found is None or not state.setup.least_ranks <= found.num_ranks < len(state.slots):
+        return None
+    return found
 
 
 def larger(state: State) -> Layout | None:

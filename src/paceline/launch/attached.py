@@ -29,6 +29,8 @@ from paceline.launch.sinks.run_sinks import sinks_beside
 from paceline.parallel.rank_map import peers_of
 from paceline.parallel.shrink import rounding_bound
 from paceline.plan import Plan, is_deterministic
+from paceline.plan.case import case_of_plan
+from paceline.plan.lost_node import fewest_ranks
 from paceline.record.events import (
     AnyEvent,
     BatchSkipped,
@@ -321,6 +323,7 @@ def _setup(
         evict_stragglers=job.spec.recovery.evict_stragglers,
         split=plan.layout,
         shrink=job.spec.recovery.shrink,
+        least_ranks=fewest_ranks(job.spec, plan.layout, case_of_plan(plan)),
         batch=job.spec.recovery.batch,
         replace_timeout_s=job.spec.recovery.replace_timeout,
         tolerance=tolerance,

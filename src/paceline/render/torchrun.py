@@ -73,8 +73,6 @@ def least_nodes(plan: Plan, job: Job) -> int:
             break
         if small.micro_batch != layout.micro_batch or small.batch is not None:
             break
-        # The example program reduces as train.json says, on any number of nodes.
-        small = replace(small, reduce_every_micro_batch=layout.reduce_every_micro_batch)
         case = case_of_plan(plan, replace(cluster, num_nodes=nodes))
         if price_one(small, case).memory.known_bytes > plan.limit_bytes:
             break

@@ -87,7 +87,7 @@ def _elastic(plan: Plan, spec: JobSpec) -> dict[str, int | str]:
         return {"min": ranks, "max": ranks, "up": off + up, "down": off + down}
     priced = case_of_plan(plan)
     return {
-        "min": fewest_ranks(spec, plan.layout, priced, plan.limit_bytes),
+        "min": fewest_ranks(spec, plan.layout, priced),
         "max": ranks,
         "up": "the run grows back to all ranks when the node returns",
         "down": after_a_lost_node(spec, plan.layout, plan.cluster, priced, plan.limit_bytes),

@@ -99,7 +99,10 @@ def train_loop(changes: dict[str, Any]) -> None:
     optimizer = lm.adamw(settings, model)
     samples, narrow = lm.Samples(settings), settings["precision"] == "bf16"
     is_replica = isinstance(model, DistributedDataParallel)
-    syncs = settings["layout"]["reduces_every_micro_batch"]
+    # A single micro-batch is reduced at once; fewer ranks have several, and would hold them whole.
+    syncs = settings["layout"]["reduces_every_micro_batch"] or (
+        settings["batch"]["accumulation"] == 1
+    )
     for step in range(resume(model, optimizer), settings["steps"]):
         for group in optimizer.param_groups:
             group["lr"] = lm.learning_rate(settings, step)
