@@ -3,14 +3,13 @@
 from dataclasses import asdict
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from paceline.check.bench import Verdict
 from paceline.check.bench_row import Row
 from paceline.record.bench import PHASES
 from paceline.report.bench_text import METHODS, idle_lines, rate_of, share_text, spread_text
-from paceline.report.page import asset
+from paceline.report.page import asset, render_template
 from paceline.report.plots import draw_scaling
 from paceline.units import counted, format_bytes, format_count, format_seconds
 
@@ -31,14 +30,8 @@ def render_bench_page(name: str, verdict: Verdict, *, machine: str) -> str:
         name="scaling",
         label=f"{unit} a second by number of ranks",
     )
-    environment = Environment(
-        loader=PackageLoader("paceline.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("bench.html.j2").render(
+    return render_template(
+        "bench.html.j2",
         name=name,
         style=Markup(asset("page.css")),
         scaling=verdict.scaling,

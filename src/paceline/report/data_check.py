@@ -6,13 +6,12 @@ from dataclasses import asdict
 from itertools import zip_longest
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from paceline.check.data import DataCheck, check_data_as_json, imbalance_of
 from paceline.prepare.quality_report import QualityReport
 from paceline.prepare.survey import Asked, Survey
-from paceline.report.page import asset
+from paceline.report.page import asset, render_template
 from paceline.report.table import wrapped
 from paceline.units import counted, format_bytes
 
@@ -158,14 +157,8 @@ def summary_of(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def render_data_page(data: Mapping[str, Any]) -> str:
     """The whole page as text."""
-    environment = Environment(
-        loader=PackageLoader("paceline.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("data.html.j2").render(
+    return render_template(
+        "data.html.j2",
         style=Markup(asset("page.css")),
         summary=list(summary_of(data)),
         **data,

@@ -59,7 +59,7 @@ def render_page(record: RunRecord) -> str:
     content = msgspec.json.encode(picture(view_of(record))).decode()
     # Nothing in a script element may look like its end.
     content = content.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    return _render(
+    return render_template(
         "page.html.j2",
         frozen=True,
         title=f"{record.name}: {outcome(record)}",
@@ -73,12 +73,12 @@ def render_page(record: RunRecord) -> str:
 
 def render_live_page() -> str:
     """The live page, which asks the server that it came from for its runs."""
-    return _render("page.html.j2", frozen=False, title="Paceline", names=SCRIPTS)
+    return render_template("page.html.j2", frozen=False, title="Paceline", names=SCRIPTS)
 
 
 def render_tables(record: RunRecord) -> str:
     """The part of a page below the events, as HTML: it changes little while a run goes on."""
-    return _render("tables.html.j2", **_tables(record))
+    return render_template("tables.html.j2", **_tables(record))
 
 
 @cache
@@ -92,7 +92,8 @@ def _hash(script: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
-def _render(template: str, **values: Any) -> str:
+def render_template(template: str, **values: Any) -> str:
+    """A page from its template in `templates/`. A name that the template lacks is an error."""
     environment = Environment(
         loader=PackageLoader("paceline.report"),
         autoescape=True,
