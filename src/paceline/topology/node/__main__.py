@@ -24,7 +24,7 @@ import msgspec
 from paceline.topology.node.facts import Reached
 from paceline.topology.node.messages import ANSWER, Call, Look, Seen, Start, Started, Take, Taken
 from paceline.topology.node.probe import probe_node
-from paceline.topology.node.reach import Listener, call_all, free_port
+from paceline.topology.node.reach import Listener, call_all
 from paceline.topology.node.receive import take
 
 
@@ -120,7 +120,7 @@ def _last_words(folder: Path, number: int) -> str:
 def _look(asked: Look) -> int:
     listener = Listener(asked.word)
     listener.start()
-    _answer(Seen(facts=probe_node(asked.question), port=listener.port, free_port=free_port()))
+    _answer(Seen(facts=probe_node(asked.question), port=listener.port))
     over = _end_of_input() if asked.minds_end else threading.Event()
     over.wait(asked.stays_s)
     listener.close()

@@ -24,8 +24,6 @@ class Seen:
 
     facts: NodeFacts
     port: int
-    free_port: int
-    """One that nobody had a moment ago."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
