@@ -799,6 +799,14 @@ def test_the_other_ways_to_print_a_plan(flag: list[str], tmp_path: Path):
     assert len(done.output.splitlines()) > 3
 
 
+def test_s1_8_no_two_layouts_of_the_list_have_the_same_words():
+    job = Path(__file__).parents[2] / "examples/plan-70b/job.yaml"
+    done = CliRunner().invoke(command, [str(job), "--all", "40", "--set", "layout.context=2"])
+    assert done.exit_code == 0, done.output
+    names = [re.split(r"  +", line)[:3] for line in done.output.splitlines()[1:]]
+    assert len(names) == len({tuple(name) for name in names}) == 40
+
+
 def test_experts_without_a_balancing_loss_are_warned_of():
     moe = ("model={hf_config: mixtral-8x7b}", "layout.sharding=full", "cluster.nodes=8")
     assert "train.router_loss adds" in reasons(*moe)["balancing loss"]

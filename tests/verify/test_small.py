@@ -147,6 +147,15 @@ def test_a_case_says_what_was_made_small_and_what_is_predicted(tmp_path: Path):
     assert found.num_samples % found.layout.global_batch != 0
 
 
+def test_s1_12_the_compression_that_the_job_asks_for_is_run_too(tmp_path: Path):
+    asked = JOB.replace("steps: 100", "steps: 100, gradient_compression: fp16")
+    job = parse_job(asked, source="job.yaml", folder=tmp_path)
+    overrides = ("data=2", "sharding=none", "pipeline=1", "tensor=1", "context=1")
+    runs = small_case(job, plan_job(job), overrides=overrides).runs
+    kinds = [run.compression for run in runs if run.name.startswith("compressed")]
+    assert kinds == ["fp16", "bf16", "powersgd"]
+
+
 def test_one_rank_is_refused(tmp_path: Path):
     with pytest.raises(JobError) as caught:
         case(tmp_path, "data=1", "pipeline=1", "tensor=1", "context=1", "sharding=none")

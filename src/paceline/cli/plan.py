@@ -229,6 +229,7 @@ def _list_all(job: Any, facts: Any, count: int, *, as_json: bool) -> None:
     """The fastest layouts that fit, whether or not a simpler one was chosen."""
     from paceline.catalog.engines import find_engine
     from paceline.plan.plan import fastest_layouts
+    from paceline.report.plan_text import full_name
     from paceline.report.table import format_table
     from paceline.units import format_bytes, format_seconds
 
@@ -241,7 +242,7 @@ def _list_all(job: Any, facts: Any, count: int, *, as_json: bool) -> None:
         return
     rows = [
         (
-            layout.named(full),
+            full_name(layout, full),
             f"{layout.micro_batch} x {layout.accumulation}",
             layout.recompute,
             "?" if price.step_s is None else format_seconds(price.step_s),

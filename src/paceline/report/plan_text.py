@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from paceline.catalog.price import price_day
 from paceline.estimate import TERM_NAMES, useful_passes
@@ -398,10 +399,32 @@ def _most_telling(rejected: Sequence[Rejected]) -> list[Rejected]:
 def _short(layout: Layout, chosen: Layout, full: str) -> str:
     """The ways to split, and whatever else is not as in the chosen layout."""
     name = re.sub(r" ranks?\b| \([\w-]+(, \d+ chunks)?\)|data 1 x ", "", layout.named(full))
-    return ", ".join([name, *_differences(layout, chosen)])
+    return ", ".join([name, *differences(layout, chosen)])
 
 
-def _differences(layout: Layout, chosen: Layout) -> Iterator[str]:
+def full_name(layout: Layout, full: str) -> str:
+    """The name, with everything by which two layouts of one name and batch differ.
+
+    >>> ring = Layout(data=2, sharding="zero1", micro_batch=1, accumulation=8, context=2)
+    >>> full_name(ring, "FSDP2")
+    'ZeRO-1 over 4 ranks (data 2 x context 2), ring'
+
+    Args:
+        full: The engine's word for full sharding.
+    """
+    plain = replace(
+        layout,
+        reduce_every_micro_batch=False,
+        recompute_every=1,
+        context_kind="ulysses" if layout.context_kind == "ring" else "ring",
+        offload="none",
+        offload_parameters=False,
+    )
+    return ", ".join([layout.named(full), *differences(layout, plain)])
+
+
+def differences(layout: Layout, chosen: Layout) -> Iterator[str]:
+    """How a layout is split and run in another way than the chosen one, in words."""
     if layout.reduce_every_micro_batch and not chosen.reduce_every_micro_batch:
         yield "reduces each micro-batch"
     order = (layout.schedule, layout.chunks)

@@ -86,6 +86,25 @@ def test_s3_4_the_rank_that_stood_at_the_finding_is_named_with_it():
     assert (cause.id, cause.rank) == ("collective-mismatch", 0)
 
 
+def test_s3_4_of_two_ranks_in_unlike_collectives_the_one_that_the_script_sent_there_is_named():
+    script = b"""\
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+for step in range(9):
+    if step == 5 and dist.get_rank() == 1:
+        dist.broadcast(t, src=1)
+        continue
+    dist.all_reduce(t)
+"""
+    broadcast = ("broadcast (torch/distributed/distributed_c10d.py:3151)", "<module> (train.py:6)")
+    reduce = ("all_reduce (torch/distributed/distributed_c10d.py:3252)", "<module> (train.py:8)")
+    seen = diagnose([stands(0, *reduce), stands(1, *broadcast)])
+    cause = with_script(seen, "train.py", {"train.py": script}).causes[0]
+    assert (cause.id, cause.rank) == ("collective-mismatch", 1)
+    assert cause.what.startswith("train.py:6:9: ")
+
+
 def test_a_rank_that_stood_elsewhere_says_more_than_what_lint_finds():
     assert beside(hung(7)).causes[0].id == hung(7).causes[0].id == "rank-divergent-decision"
 

@@ -37,7 +37,8 @@ def with_script(diagnosis: Diagnosis, script: str, files: Mapping[str, bytes]) -
     helpers = read_program(script, files[script], Files(files)).helpers
     python = {path: files[path] for path in (script, *helpers)}
     found = list(_explaining(diagnosis, lint_files(python, Context()).findings))
-    stood = set(_places([each.place or "" for each in diagnosis.causes], diagnosis, python))
+    told = [f"{each.place or ''} {each.what}" for each in diagnosis.causes]
+    stood = set(_places(told, diagnosis, python))
     by_script = [_cause(each, diagnosis.causes, python) for each in _once(found)]
     named = {each.id for each in by_script}
     rest = [each for each in diagnosis.causes if each.id not in named]
@@ -90,12 +91,23 @@ def _cause(finding: Finding, causes: Sequence[Cause], files: Mapping[str, bytes]
         confidence=Confidence.LIKELY,
         what=f"{finding.where}: {finding.what}",
         title=load_failures()[finding.id].title,
-        rank=known.rank if known else None,
+        rank=known.rank if known else _rank_at(lines, causes, files),
         host=known.host if known else None,
         ranks=known.ranks if known else (),
         evidence=[*finding.evidence, *(known.evidence if known else ())],
         place=(known.place if known else None) or str(finding.where),
     )
+
+
+def _rank_at(
+    lines: set[tuple[str, int]], causes: Sequence[Cause], files: Mapping[str, bytes]
+) -> int | None:
+    """The rank that a cause says stood on one of these lines."""
+    for each in (part for cause in causes for part in cause.what.split(";")):
+        rank = re.search(r"\brank (\d+)\b", each)
+        if rank is not None and lines & set(_read_places(each, files)):
+            return int(rank[1])
+    return None
 
 
 def _is_decided(cause: Cause) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from paceline.choices import Compression
 from paceline.choices.recomputes import WHOLE_BLOCKS
 from paceline.parallel.layout import Layout
 from paceline.parallel.stages import num_chunks
@@ -14,10 +15,13 @@ ELSEWHERE, SCHEDULE, COMPRESSED = "elsewhere", "schedule", "compressed"
 """Names of runs. The last three are followed by what is different: `compressed bf16`."""
 
 
-def runs_of(layout: Layout, precision: str, steps: int) -> tuple[Run, ...]:
+def runs_of(
+    layout: Layout, precision: str, steps: int, compression: Compression = "none"
+) -> tuple[Run, ...]:
     """Every run of a case, in an order in which checkpoints are there before they are loaded.
 
     Args:
+        compression: That the job asks for: it is run beside those that are always run.
         steps: Of the long runs, two at least: a checkpoint is written in their middle.
     """
     middle = steps // 2
@@ -40,8 +44,8 @@ def runs_of(layout: Layout, precision: str, steps: int) -> tuple[Run, ...]:
             layout=replace(layout, recompute=other_recompute, recompute_every=1),
         ),
         *(
-            replace(job, name=f"{COMPRESSED} {kind}", compression=kind)  # type: ignore[arg-type]
-            for kind in _compressions(layout)
+            replace(job, name=f"{COMPRESSED} {kind}", compression=kind)
+            for kind in _compressions(layout, compression)
         ),
         Run(name=DROPOUT, layout=layout, precision="fp32", steps=1, dropout=True),
     )
@@ -71,9 +75,10 @@ def _other_layouts(layout: Layout) -> Iterator[Layout]:
             yield replace(plain, sharding=sharding)
 
 
-def _compressions(layout: Layout) -> tuple[str, ...]:
+def _compressions(layout: Layout, asked: Compression) -> tuple[Compression, ...]:
     """What gradients can be squeezed into on the wire: only DDP has a hook for it."""
     is_plain = layout.tensor * layout.pipeline * layout.expert == 1
     if layout.sharding != "none" or layout.data * layout.context == 1 or not is_plain:
         return ()
-    return ("bf16", "powersgd")
+    more: tuple[Compression, ...] = () if asked == "none" else (asked,)
+    return tuple(dict.fromkeys((*more, "bf16", "powersgd")))

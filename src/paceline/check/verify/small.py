@@ -104,7 +104,7 @@ def small_case(
         threads=1,
         # Not a multiple of the batch, so that one runs over an epoch's end.
         num_samples=layout.global_batch * steps + max(1, layout.global_batch // 2) + 1,
-        runs=runs_of(layout, plan.precision, steps),
+        runs=runs_of(layout, plan.precision, steps, job.spec.train.gradient_compression),
         predicted=None if profile is None else _predicted(profile, plan, layout),
         notes=tuple(notes),
     )
