@@ -202,7 +202,7 @@ def _checkpoint_save(seen: Seen) -> Row:
     last = saved[-1]
     size = "" if last.num_bytes is None else f", {format_bytes(last.num_bytes)}"
     found = f"{counted(len(saved), 'checkpoint')}, the last of step {last.step}{size}"
-    found += f"; {seen.damage or 'every byte as its hash says'}"
+    found += f"; {seen.damage or 'every hash matches'}"
     return judged(
         "checkpoint_save",
         seen.damage is None,
@@ -371,7 +371,9 @@ def _two_ranks(seen: Seen) -> Row:
         else "two ranks"
     )
     ok = len(gaps) == len(seen.lines) and worst <= bound
-    found = f"{where}: losses of {len(gaps)} steps differ by {worst:.1e} at most, {bound:.0e} may"
+    found = (
+        f"{where}: losses of {len(gaps)} steps differ by {worst:.1e} at most (limit {bound:.0e})"
+    )
     fix = "" if ok else "paceline verify JOB finds the first step and module that differ"
     return judged(
         "two_ranks", ok, found, seconds=seen.two.seconds, value=worst, unit="relative", fix=fix

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from paceline.prove.compare import Compared
 from paceline.prove.proof import Collective, Proof, StageProof
+from paceline.report.table import wrapped
 from paceline.units import format_bytes, format_seconds
 
 _WIDTH = 12
@@ -96,11 +97,11 @@ def _collectives(stage: StageProof) -> Iterator[str]:
         stage.collectives, key=lambda each: (-(each.seconds or 0.0), -each.num_bytes)
     )
     for each in ordered[:_NUM_COLLECTIVES]:
-        seconds = "" if each.seconds is None else f"{format_seconds(each.seconds):>10}"
-        yield (
-            f"  {each.kind:<15}{each.phase:<10}{each.count:>6} x"
-            f"{format_bytes(each.num_bytes / each.count):>11}{seconds}  "
-            f"{each.group_size} ranks {each.link}, {each.where}"
+        seconds = "" if each.seconds is None else f"{format_seconds(each.seconds):>9}"
+        yield from wrapped(
+            f"  {each.kind:<15}{each.phase:<9}{each.count:>5} x"
+            f"{format_bytes(each.num_bytes / each.count):>9}{seconds}  ",
+            f"{each.group_size} ranks {each.link}, {each.where}",
         )
     if len(ordered) > _NUM_COLLECTIVES:
         yield f"  and {len(ordered) - _NUM_COLLECTIVES} more kinds: --json"

@@ -4,7 +4,7 @@ rests."""
 from collections.abc import Iterator, Sequence
 
 from paceline.report.plan_text import RECOVERS_FROM
-from paceline.report.table import wrapped
+from paceline.report.table import format_table, wrapped
 from paceline.simulation.costs import Costs, Phase
 from paceline.simulation.failures import expected_per_s
 from paceline.simulation.study import Case, Question, Result
@@ -41,7 +41,7 @@ def simulate_lines(
             + ". Their restart times are used at every size, which favours them",
         )
     yield from wrapped(
-        "left out    ",
+        "not covered ",
         "slow nodes that do not fail, silent corruption, planned maintenance, and queues",
     )
 
@@ -64,11 +64,11 @@ def _case(case: Case, question: Question, results: Sequence[Result]) -> Iterator
         f"{counted(case.save_every, 'step')}",
     )
     rates = sorted({each.rate for each in results})
-    head = "".join(f"rate x {rate:g}".rjust(24) for rate in rates)
-    yield f"  {'goodput':<28}{head}"
+    rows = [("goodput", *(f"rate x {rate:g}" for rate in rates))]
     for system in dict.fromkeys(each.system for each in results):
         cells = [_cell(each) for rate in rates for each in results if _is(each, system, rate)]
-        yield f"  {system:<28}" + "".join(cell.rjust(24) for cell in cells)
+        rows.append((system, *cells))
+    yield format_table(rows)
     for each in results:
         if each.rate == rates[0] and each.recoveries is not None:
             yield from _where(each)

@@ -36,7 +36,7 @@ def verdict_lines(verdict: Verdict, facts: Facts) -> Iterator[str]:
 def _line(line: Line, width: int) -> Iterator[str]:
     numbers = ""
     if line.seen is not None and line.allowed is not None:
-        numbers = f"  {_number(line.seen)} of {_number(line.allowed)}"
+        numbers = f"  {_number(line.seen)} (limit {_number(line.allowed)})"
     head = f"{line.status.upper()}  {line.name.ljust(width)}"
     yield from wrapped(f"{head}{numbers}  ", line.what, indent=len(head) + 2)
     for name in ("where", "why", "fix"):

@@ -226,13 +226,13 @@ def costs_on_nccl(*, copy_s: float, reload_s: float, meet: Literal["cited", "log
 _HEARTBEAT = Phase(
     seconds=2.0,
     known="assumed",
-    source="what is wanted of it; a prototype took 0.71 to 0.74 s at 5 Hz and 2,048 agents",
+    source="the target; a prototype took 0.71 to 0.74 s at 5 Hz and 2,048 agents",
 )
 _LEARNED = Phase(
     seconds=1.0,
     steps=3.0,
     known="assumed",
-    source="the learned time-out of a step is a guess of three, then a second",
+    source="three times the usual time of a step, then a second: a guess",
 )
 
 

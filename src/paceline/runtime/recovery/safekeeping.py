@@ -29,6 +29,7 @@ from paceline.runtime.recovery.repair import Suspects, copy_from_replicas
 from paceline.runtime.recovery.rollback import recall
 from paceline.runtime.recovery.snapshot import Facts, SnapshotError, Snapshots
 from paceline.runtime.recovery.verdict import Verdict, differing, held_by_all
+from paceline.units import counted
 
 if TYPE_CHECKING:
     from paceline.runtime.generation import Generation
@@ -298,7 +299,7 @@ class Safekeeping:
         if self._here.place.generation == 1:
             text = (
                 f"all ranks' parameters and optimizer state are compared every "
-                f"{self.guard.every} step(s): {dearest_s * 1e3:.2f} ms of a step's "
+                f"{counted(self.guard.every, 'step')}: {dearest_s * 1e3:.2f} ms of a step's "
                 f"{shortest_s * 1e3:.3g} ms"
             )
             self._here.report(log.Noted(text=text))
