@@ -282,3 +282,14 @@ def test_stages_that_would_divide_leave_room_for_the_other_degrees():
     job = job_of("deepspeed", "layout.pipeline=3", "layout.data=8")
     fixes = [each.fix for each in check_layout_choices(job, space_of_job(job))]
     assert fixes[0].startswith("set layout.pipeline to 1 or 2, or set engine to")
+
+
+@pytest.mark.parametrize("engine", ["torchtitan", "torchtune", "accelerate"])
+def test_groups_of_shards_over_context_ranks_are_whole_groups_of_them(engine):
+    """4 shards of data 4 x context 3 were planned, and the files had dp_shard 4 // 3: 3 shards."""
+    twelve = ("cluster.nodes=3", "cluster.per_node=4", "data.seq_len=3000", "layout.context=3")
+    hybrid = ("layout.sharding=hybrid", "layout.tensor=1", "layout.pipeline=1")
+    found = {each.shard_degree for each in layouts(engine, *twelve, *hybrid)}
+    assert found == {3, 6}
+    (what,) = refused(engine, *twelve, *hybrid, "layout.shard=4")
+    assert "whole groups of 3 context ranks" in what

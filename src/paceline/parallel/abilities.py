@@ -139,6 +139,9 @@ class Abilities:
     hybrid_in_node: bool = False
     """Whether the groups of hybrid sharding are the nodes, and no other size."""
 
+    shards_over_context: bool = False
+    """Whether a group of shards is whole groups of context ranks: data ranks' times context."""
+
     offloads_parameters: tuple[bool, ...] = (False,)
     """What goes with offloaded optimizer state: nothing, parameters and gradients, or as wanted."""
 

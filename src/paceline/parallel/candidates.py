@@ -384,6 +384,8 @@ def _grid(
         possible = possible & ~(splits_backward(schedule) & goes_backward_once(recompute))
     if space.abilities.experts_by_tensor and num_experts(space.profile) % tensor:
         possible = possible & ((expert > 1) | (num_experts(space.profile) == 1))
+    if space.abilities.shards_over_context:
+        possible = possible & ((sharding != code_of("sharding", "hybrid")) | (shard % context == 0))
     for excluded in space.abilities.excluded:
         possible = possible & ~excluded.mask(layouts)
     is_full = sharding >= code_of("sharding", "full")

@@ -181,6 +181,12 @@ def _check_sizes(job: Job, space: Space) -> Iterator[Problem]:
         )
         others = _others(job, space, lambda each: not each.hybrid_in_node)
         yield _of_engine(job, "shard", f"which {why}", "leave layout.shard out", others)
+    context = 1 if fixed.context == "auto" else fixed.context
+    if able.shards_over_context and fixed.shard != "auto" and fixed.shard % context:
+        why = f"{engine} cannot do: a group of shards is whole groups of {context} context ranks"
+        others = _others(job, space, lambda each: not each.shards_over_context)
+        fix = f"set layout.shard to a multiple of {context}, or leave it out"
+        yield _of_engine(job, "shard", f"which {why}", fix, others)
 
 
 def _check_offload(job: Job, space: Space) -> Iterator[Problem]:
