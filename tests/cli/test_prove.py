@@ -55,6 +55,16 @@ def test_prove_says_what_is_wrong_with_the_job_before_anything_is_proved(job):
     assert "Traceback" not in done.stderr
 
 
+def test_a_proof_of_another_engines_job_is_said_to_be_of_our_own_runtime(job):
+    """examples/plan-70b, which Megatron runs, was said not to fit: our own runtime would not."""
+    large = ("--set", "model.decoder.hidden=8192", "--set", "model.decoder.heads=64")
+    large += ("--set", "model.decoder.layers=12", "--set", "engine=megatron")
+    done = paceline("prove", job, *large, "--layout", "sharding=none")
+    assert done.returncode == 0, done.stderr
+    assert "engine      Paceline's own runtime is proved, not megatron" in done.stdout
+    assert "our own runtime DOES NOT FIT in the" in done.stdout
+
+
 @pytest.mark.slow  # much like the others
 def test_a_layout_that_the_estimate_refuses_is_proved_when_it_is_fixed(job):
     large = ("--set", "model.decoder.hidden=8192", "--set", "model.decoder.heads=64")

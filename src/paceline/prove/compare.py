@@ -5,7 +5,7 @@ the driver is no part of a proof, and is taken over as it is.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.estimate import MemoryEstimate
 from paceline.plan import Plan
@@ -55,6 +55,8 @@ class Compared:
     """Simulated."""
 
     estimated_step_s: float | None
+    engine: str = ""
+    """The job's engine, whose estimate this is, where that is not the runtime that was proved."""
 
     @property
     def fits(self) -> bool:
@@ -64,12 +66,14 @@ class Compared:
 
 def compare(proof: Proof, plan: Plan) -> Compared:
     """The proof of a plan's layout against what the plan estimated."""
-    return compare_with(
+    compared = compare_with(
         proof,
         plan.stages or (plan.estimate.memory,),
         limit_bytes=plan.limit_bytes,
         estimated_step_s=plan.estimate.step_s,
     )
+    is_own = plan.engine == "paceline"
+    return compared if is_own else replace(compared, engine=plan.engine)
 
 
 def compare_with(

@@ -16,7 +16,7 @@ def format_proof(proof: Proof, compared: Compared) -> str:
     """Memory by part beside the estimate, its moment, collectives, the simulated step."""
     return "\n".join(
         (
-            *_headline(proof),
+            *_headline(proof, compared.engine),
             *_memory(proof, compared),
             *_stages(proof),
             *_collectives(proof.fullest),
@@ -30,7 +30,7 @@ def _row(label: str, text: str) -> str:
     return f"{label:<{_WIDTH}}{text}"
 
 
-def _headline(proof: Proof) -> Iterator[str]:
+def _headline(proof: Proof, engine: str) -> Iterator[str]:
     ranks = [stage.rank for stage in proof.stages]
     shown = ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
     plural = "s" if len(ranks) > 1 else ""
@@ -42,6 +42,9 @@ def _headline(proof: Proof) -> Iterator[str]:
         f"torch {torch}",
     )
     yield _row("how", proof.fullest.how)
+    if engine:
+        yield _row("engine", f"Paceline's own runtime is proved, not {engine}, which keeps other")
+        yield _row("", f"tensors; the estimate is {engine}'s, and the one that counts for this job")
 
 
 def _memory(proof: Proof, compared: Compared) -> Iterator[str]:
@@ -66,6 +69,7 @@ def _memory(proof: Proof, compared: Compared) -> Iterator[str]:
     yield f"  {'reserve':<16}{'':>12}{format_bytes(compared.reserve_bytes):>12}"
     needed = compared.proved_bytes + compared.reserve_bytes
     verdict = "fits in" if compared.fits else "DOES NOT FIT in"
+    verdict = f"our own runtime {verdict}" if compared.engine else verdict
     yield (
         f"  {'with reserve':<16}{format_bytes(needed):>12}  {verdict} the "
         f"{format_bytes(compared.limit_bytes)} that a rank may use"
