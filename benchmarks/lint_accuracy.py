@@ -267,11 +267,6 @@ PLANTS: Mapping[str, Callable[[str], Iterator[str]]] = {
         r"DataLoader(\1, batch_size=\2, shuffle=True",
         TRAINS,
     ),
-    "ddp-forward-bypassed": change(
-        r"((?:mse_loss|cross_entropy)\()model\(",
-        r"\1model.module(",
-        r"\bmodel = DDP\([\s\S]*" + TRAINS,
-    ),
     "collective-mismatch": change(r"^( *)(dist\.(?:barrier|all_reduce)\([^)]*\))$", RANK_ZERO),
     "rank-divergent-decision": change(
         r"^( *)(loss\.backward\(\))$", r"\1if torch.isnan(loss):\n\1    continue\n\1\2", r"DDP\("

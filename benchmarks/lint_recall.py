@@ -28,6 +28,8 @@ from typing import Any
 
 from lint_runs import lint_folder
 
+from paceline.check.finding import Severity, lint_level
+
 DATA = Path(__file__).parent / "data"
 MOST_FILES = 60
 """Imported files of the repository that are linted beside one."""
@@ -67,8 +69,12 @@ class Outcome:
         """`found`, `hint` where only advice names it, `missed`, or `unjudged`."""
         if any(one["id"] not in self.named for one in self.gone):
             return "unjudged"
-        levels = {one["severity"] for one in self.gone if self.named[one["id"]] == "yes"}
-        return "found" if levels - {"info"} else "hint" if levels else "missed"
+        levels = {
+            lint_level(one["id"], Severity(one["severity"]))
+            for one in self.gone
+            if self.named[one["id"]] == "yes"
+        }
+        return "found" if levels - {Severity.INFO} else "hint" if levels else "missed"
 
 
 def main() -> None:

@@ -88,27 +88,6 @@ def test_what_is_not_shown_for_every_run_is_no_error(program):
     assert all(severity is Severity.INFO for _, severity in severities(program))
 
 
-def test_a_validation_without_gradients_may_call_the_plain_model():
-    program = """
-    model = DDP(torch.nn.Linear(2, 2))
-    best = 0.0
-    for batch in torch.utils.data.DataLoader([1]):
-        with torch.no_grad():
-            best = best + model.module(batch).mean()
-        loss = model(batch).mean() + best
-        loss.backward()
-    """
-    assert "ddp-forward-bypassed" not in dict(severities(program))
-
-
-def test_clipping_what_is_sharded_is_a_hint():
-    clip = "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
-    model = "model = torch.nn.Linear(2, 2)\n"
-    found = severities(model + "model = FSDP(model)\n" + clip)
-    assert ("fsdp-clip-grad-norm", Severity.INFO) in found
-    assert severities(model + clip) == []
-
-
 def test_whether_a_list_is_empty_does_not_depend_on_what_is_in_it():
     program = """
     model = DDP(torch.nn.Linear(2, 2))
@@ -135,25 +114,3 @@ def test_a_validation_with_deepspeed_on_one_rank_needs_the_others_in_the_third_s
     """
     at_stage = {stage: severities(program.replace("STAGE", stage)) for stage in ("2", "3")}
     assert at_stage == {"2": [], "3": [("rank0-only-validation", Severity.INFO)]}
-
-
-def test_no_sync_and_a_step_that_ask_for_the_same_flag_fit():
-    program = """
-    model = DDP(torch.nn.Linear(2, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    has_no_sync = hasattr(model, "no_sync")
-    for index, batch in enumerate(torch.utils.data.DataLoader([1])):
-        need_update = (index + 1) % 4 == 0
-
-        def backward(loss):
-            loss.backward()
-            if need_update:
-                optimizer.step()
-
-        if has_no_sync and not need_update:
-            with model.no_sync():
-                backward(model(batch).mean() / 4)
-        else:
-            backward(model(batch).mean() / 4)
-    """
-    assert "no-sync-off-by-one" not in dict(severities(program))

@@ -11,7 +11,6 @@ from paceline.check.lint.rules import (
     accumulation,
     agreement,
     data,
-    ddp,
     decisions,
     devices,
     forks,
@@ -21,13 +20,10 @@ from paceline.check.lint.rules import (
     precision,
     samplers,
     saving,
-    schedulers,
     sharded,
     streams,
     unprepared,
-    unused,
     workers,
-    zero3,
 )
 
 Rule = Callable[[Program, Context], Iterator[Finding]]
@@ -36,7 +32,6 @@ RULES: tuple[Rule, ...] = (
     *accumulation.RULES,
     *agreement.RULES,
     *data.RULES,
-    *ddp.RULES,
     *decisions.RULES,
     *devices.RULES,
     *forks.RULES,
@@ -46,12 +41,9 @@ RULES: tuple[Rule, ...] = (
     *precision.RULES,
     *samplers.RULES,
     *saving.RULES,
-    *schedulers.RULES,
     *sharded.RULES,
     *streams.RULES,
     *unprepared.RULES,
-    *unused.RULES,
     *workers.RULES,
-    *zero3.RULES,
 )
 """In no particular order: findings are sorted by their place."""

@@ -10,11 +10,10 @@ from paceline.check.finding import Finding, Severity
 from paceline.check.lint.configs.megatron_arguments import bubble
 from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call
-from paceline.check.lint.names import INIT_GROUP, KNOWN_LIBRARIES
+from paceline.check.lint.names import DDP, INIT_GROUP, KNOWN_LIBRARIES
 from paceline.check.lint.program import Program
-from paceline.check.lint.rules.ddp import wrapped_models
 from paceline.check.lint.rules.samplers import training_loops
-from paceline.check.lint.values import Value
+from paceline.check.lint.values import Value, innermost
 from paceline.units import counted, format_bytes
 
 FEWER_TRAINED = ("get_peft_model", "LoraConfig", "requires_grad_", "requires_grad", "bitsandbytes")
@@ -31,6 +30,13 @@ SCHEDULES = ("ScheduleGPipe", "Schedule1F1B", "ScheduleInterleaved1F1B")
 PIPELINING = "torch.distributed.pipelining"
 MESH = "torch.distributed.device_mesh.init_device_mesh"
 ADAMS = ("torch.optim.Adam", "torch.optim.AdamW")
+
+
+def wrapped_models(program: Program) -> Iterator[tuple[Call, Value]]:
+    """Each DDP(...) call and the plain model in it."""
+    for call in program.calls(DDP):
+        for one in (call.result.inner or Value()).any():
+            yield call, innermost(one)
 
 
 def check_ddp_fits(program: Program, context: Context) -> Iterator[Finding]:

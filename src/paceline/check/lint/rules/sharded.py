@@ -3,72 +3,12 @@
 import ast
 from collections.abc import Iterator
 
-from paceline.check.finding import Finding, Severity
+from paceline.check.finding import Finding
 from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call, exclusive
 from paceline.check.lint.names import FSDP, FULLY_SHARD
 from paceline.check.lint.program import Program
 from paceline.check.lint.values import Value
-
-
-def check_clip(program: Program, context: Context) -> Iterator[Finding]:
-    """torch's clip_grad_norm_ sees only this rank's shards of FSDP1's parameters."""
-    for call in program.calls("torch.nn.utils.clip_grad_norm_"):
-        given = call.argument(0, "parameters")
-        model = sharded_owner(given) if given is not None else None
-        if model is None:
-            continue
-        yield program.finding(
-            "fsdp-clip-grad-norm",
-            call,
-            what=(
-                "the parameters are FSDP shards: the norm is that of this rank's part alone, and "
-                "every rank clips by a different factor"
-            ),
-            fix=f"{model.label or 'model'}.clip_grad_norm_(max_norm)",
-            level=Severity.ERROR if all(map(is_sharded, model.any())) else Severity.INFO,
-        )
-
-
-def is_sharded(model: Value) -> bool:
-    """Whether FSDP has it in every run, whatever its options are."""
-    return model.wrapper == "fsdp1" or by_plugin(model)
-
-
-def sharded_owner(parameters: Value) -> Value | None:
-    """The FSDP1 model whose parameters these are: a list of them, an optimizer's, a helper's."""
-    for one in parameters.origins():
-        model = one.receiver
-        if one.kind != "parameters" or model is None:
-            continue
-        if by_plugin(model):
-            return model
-        if model.wrapped_by("fsdp1") and not any(
-            keeps_whole(each) or each.wrapper not in {None, "fsdp1"} for each in model.any()
-        ):
-            return model
-    return None
-
-
-def by_plugin(model: Value) -> bool:
-    """Whether Accelerate's FSDP plugin, in its first version, wraps the model."""
-    for one in model.any():
-        owner = one.call.receiver if isinstance(one.call, Call) else None
-        start = owner.call if owner is not None and one.wrapper == "accelerate" else None
-        plugin = start.argument(None, "fsdp_plugin") if isinstance(start, Call) else None
-        if plugin is None or not isinstance(plugin.call, Call) or plugin.call.open_ended:
-            continue
-        version = plugin.call.argument(None, "fsdp_version")
-        if version is None or version.const == 1:
-            return True
-    return False
-
-
-def keeps_whole(model: Value) -> bool:
-    """Whether every rank holds all of each parameter: `ShardingStrategy.NO_SHARD`."""
-    wrap = model.call
-    strategy = wrap.argument(2, "sharding_strategy") if isinstance(wrap, Call) else None
-    return strategy is not None and (strategy.name or strategy.label).endswith("NO_SHARD")
 
 
 def check_optimizer_first(program: Program, context: Context) -> Iterator[Finding]:
@@ -227,7 +167,6 @@ def check_recomputation(program: Program, context: Context) -> Iterator[Finding]
 
 
 RULES = (
-    check_clip,
     check_optimizer_first,
     check_wrapper_discarded,
     check_cpu_offload,
