@@ -13,7 +13,8 @@ from three tables of data/:
   of Paceline, of which nobody else's code has any.
 - lint_judgements.csv: what readers judged. `now` is the level that the rule shows there today,
   before the catalogue's row cuts it; empty where the finding is gone.
-- lint_faults_named.csv: fixing commits whose fault the rule names, each a case of its own.
+- lint_faults_named.csv: fixing commits whose fault the rule names, each a case of its own. The half
+  that is put away judges the levels and sets none.
 
 Cases are repositories, not findings: twelve files of one author are one mistake. A repository in
 which a rule is right once and wrong once is a case of both.
@@ -23,6 +24,8 @@ import csv
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from lint_recall import half_of
 
 from paceline.catalog.failure import load_failures
 
@@ -116,7 +119,7 @@ def read_records(unseen: Iterable[str]) -> dict[str, Record]:
         if row["repository"] in unseen and row["now"] != "info":
             (record.unseen_right if is_right else record.unseen_wrong).add(row["repository"])
     for row in rows("lint_faults_named.csv"):
-        if row["named"] == "yes":
+        if row["named"] == "yes" and half_of(row["commit"]) == "open":
             records.setdefault(row["rule"], Record()).right.add(row["commit"])
     return records
 

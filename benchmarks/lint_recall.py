@@ -35,6 +35,10 @@ MOST_FILES = 60
 """Imported files of the repository that are linted beside one."""
 
 
+def half_of(commit: str) -> str:
+    return "away" if int(commit[-1], 16) % 2 else "open"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """A row of lint_faults.csv."""
@@ -52,7 +56,7 @@ class Fault:
 
     @property
     def half(self) -> str:
-        return "away" if int(self.commit[-1], 16) % 2 else "open"
+        return half_of(self.commit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
