@@ -106,6 +106,33 @@ def test_a_false_alarm_is_caught():
     assert failed(judge(alarmed, SAME)) == ["verdicts"]
 
 
+@pytest.mark.parametrize(
+    ("ranks", "suspects", "is_right", "says"),
+    [
+        ([1], [], True, "replay, healed from checkpoint"),
+        ([0], [], False, "replay, healed from checkpoint"),
+        ([], [0, 1], None, "undecided between ranks 0 and 1, healed from checkpoint; "),
+        ([], [2, 3], False, "undecided, healed from checkpoint"),
+    ],
+)
+def test_s1_19_replicas_of_which_nobody_can_say_which_is_wrong_are_undecided_and_no_wrong_name(
+    ranks, suspects, is_right, says
+):
+    flip = "flip rank=1 step=6"
+    seen = log.CorruptionFound(
+        step=6,
+        ranks=ranks,
+        suspects=suspects,
+        tensors=["w"],
+        verdict="undecided" if suspects else "replay",
+        healed="checkpoint",
+        goes_on_after=4,
+    )
+    (outcome,) = judge(drilled(injected(flip), seen, faults=(flip,)), SAME).outcomes
+    assert outcome.is_right is is_right
+    assert outcome.verdict.startswith(says)
+
+
 def test_a_poisoned_sample_must_be_named_in_the_reason():
     poison = "poison sample=3"
     end = finished(None, "failed", "rank 1: InjectedError; sample ids 2, 3")

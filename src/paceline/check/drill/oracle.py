@@ -208,8 +208,14 @@ def _unharmed(
         found = [event for event in rest if isinstance(event, log.CorruptionFound)]
         if not found:
             return None, False
-        named = any(injected.rank in event.ranks for event in found)
-        return f"{found[-1].verdict}, healed from {found[-1].healed}", named
+        named = {rank for event in found for rank in event.ranks}
+        suspects = next((event.suspects for event in found if event.suspects), [])
+        if not named and injected.rank in suspects:  # found and repaired; of two nobody can say
+            of = " and ".join(map(str, suspects))
+            healed = f"healed from {found[0].healed}"
+            fix = "recovery.fingerprint_every=1 compares before others take over its numbers"
+            return f"undecided between ranks {of}, {healed}; {fix}", None
+        return f"{found[-1].verdict}, healed from {found[-1].healed}", injected.rank in named
     following = rest[1:]
     ends = (i for i, e in enumerate(following) if isinstance(e, log.FaultInjected))
     mine = following[: next(ends, len(following))]
