@@ -1,5 +1,6 @@
 """The table of rules over programs: one function a failure. A new rule is a function, a row in its
-module's table, and the text of its finding in the TOML file beside it.
+module's table, and the text of its finding in the TOML file beside it. Its level is derived from a
+row of benchmarks/data/lint_basis.csv: without independent cases it is a hint, or an error by proof.
 """
 
 from collections.abc import Callable, Iterator
