@@ -94,7 +94,7 @@ split = {like = "llama"}
 """,
     },
     "metric sink": {
-        "job/sinks.py": (
+        "choices/sinks.py": (
             ('"prometheus", "otel"]', '"prometheus", "otel", "plainfile"]'),
             ('    "otel": Sink', '    "plainfile": SinkRow(title="A file"),\n    "otel": Sink'),
         ),

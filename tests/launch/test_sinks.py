@@ -16,11 +16,12 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from paceline.choices.sinks import SINKS, SinkRow
 from paceline.cli.runs_send import command as send_command
 from paceline.errors import JobError
 from paceline.job import MetricsSpec
+from paceline.job.metrics import OtelSpec, PrometheusSpec
 from paceline.job.packages import install_line
-from paceline.job.sinks import SINKS, OtelSpec, PrometheusSpec, SinkRow
 from paceline.launch import sinks
 from paceline.launch.sinks import Told, lock_file
 from paceline.launch.sinks.feed import Feeder, Mark, feed, read_mark, settings_of
@@ -327,7 +328,7 @@ import os, sys, time
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from paceline.job.sinks import SINKS, SinkRow
+from paceline.choices.sinks import SINKS, SinkRow
 from paceline.launch import sinks
 from paceline.launch.sinks import feed
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
+from paceline.choices.sinks import SINKS
 from paceline.cli.options import json_option, runs_option, set_option
-from paceline.job.sinks import SINKS
 
 
 @click.command("send")

@@ -26,9 +26,9 @@ from paceline.job.load import (
     make_script,
     parse_job,
 )
+from paceline.job.metrics import MetricsSpec
 from paceline.job.places import SlurmSpec, SshSpec
 from paceline.job.script import Script, ScriptSpec
-from paceline.job.sinks import MetricsSpec
 from paceline.job.train import AdapterSpec, ObjectiveSpec, TrainSpec
 
 __all__ = [

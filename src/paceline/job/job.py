@@ -17,11 +17,11 @@ from paceline.job.data import DataSpec, SourceSpec
 from paceline.job.engine import version_text
 from paceline.job.evaluate import EvaluateSpec
 from paceline.job.kubernetes import KubernetesSpec
+from paceline.job.metrics import MetricsSpec
 from paceline.job.model import MODEL_WAYS, DecoderSpec, ModelSpec
 from paceline.job.places import RaySpec, SlurmSpec, SshSpec
 from paceline.job.recovery import CheckpointSpec, DrillSpec, RecoverySpec
 from paceline.job.section import Auto, Number, Positive, Seconds, section
-from paceline.job.sinks import MetricsSpec
 from paceline.job.train import TrainSpec
 
 __all__ = [

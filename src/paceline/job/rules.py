@@ -8,8 +8,8 @@ from paceline.job.alerts import check_alerts
 from paceline.job.data_rules import check_data_fields
 from paceline.job.evaluate import check_evaluation
 from paceline.job.length import check_length
+from paceline.job.metrics import check_metrics
 from paceline.job.model import MODEL_WAYS
-from paceline.job.sinks import check_metrics
 from paceline.job.train_rules import check_phases, check_training
 from paceline.job.yaml_text import where_in
 

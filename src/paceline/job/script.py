@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from paceline.job.alerts import AlertsSpec
+from paceline.job.metrics import MetricsSpec
 from paceline.job.places import RaySpec, SlurmSpec, SshSpec
 from paceline.job.section import Positive, Seconds, Whole, section
-from paceline.job.sinks import MetricsSpec
 
 
 def _no_silence(value: object) -> object:

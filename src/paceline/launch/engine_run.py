@@ -21,9 +21,9 @@ from paceline.job import Job, Script, SlurmSpec, SshSpec, make_script
 from paceline.job.data_rules import check_has_data
 from paceline.job.engine import ENGINE_NAMES, is_before, series, tag, written_for
 from paceline.job.hosts import find_hosts
+from paceline.job.metrics import MetricsSpec
 from paceline.job.packages import install_line
 from paceline.job.places import RaySpec
-from paceline.job.sinks import MetricsSpec
 from paceline.parallel.abilities import check_has_files
 from paceline.plan import Plan
 from paceline.plan.text import plan_to_json

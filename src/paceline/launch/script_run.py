@@ -28,7 +28,7 @@ from paceline.control.state import Clock
 from paceline.errors import JobError, Problem
 from paceline.integrations.log import VARIABLE
 from paceline.job import Script
-from paceline.job.sinks import check_metrics
+from paceline.job.metrics import check_metrics
 from paceline.job.yaml_text import where_in
 from paceline.launch.judge_alerts import Alarms, stamped
 from paceline.launch.logs import Growing

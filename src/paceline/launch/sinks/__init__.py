@@ -1,4 +1,4 @@
-"""Where a run's numbers go besides its folder: one module for each sink of `job.sinks.SINKS`.
+"""Where a run's numbers go besides its folder: one module for each sink of `choices.sinks.SINKS`.
 
 A sink is a process of its own that follows the run's files (`feed.py`). Another one
 (`supervisor.py`) starts it, keeps its log and starts it again; `run_sinks.py` starts that one with

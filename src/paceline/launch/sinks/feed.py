@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from paceline.job.sinks import SINKS, SinkRow
+from paceline.choices.sinks import SINKS, SinkRow
 from paceline.launch.sinks import (
     REFUSED,
     REFUSES,

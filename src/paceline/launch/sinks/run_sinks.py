@@ -14,9 +14,10 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.choices.sinks import SINKS
 from paceline.errors import Problem
+from paceline.job.metrics import MetricsSpec
 from paceline.job.packages import check_package, install_line
-from paceline.job.sinks import SINKS, MetricsSpec
 from paceline.launch.sinks import REFUSES
 from paceline.launch.sinks.feed import LAST_S, read_mark
 from paceline.launch.sinks.supervisor import log_file

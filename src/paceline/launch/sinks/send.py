@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from paceline.choices.sinks import SINKS
 from paceline.errors import JobError
 from paceline.job import MetricsSpec, load_job, load_script
-from paceline.job.sinks import SINKS
 from paceline.launch.sinks.feed import feed, read_mark, settings_of
 from paceline.launch.sinks.run_sinks import check_sinks
 from paceline.record.run import RunFolder

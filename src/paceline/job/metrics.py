@@ -1,49 +1,16 @@
 """The section `metrics` of a job file: where the numbers of a run go besides its own folder.
 
-A new sink is its name and row here, and its module in `launch/sinks/`, named for it; if it has
-settings, they are a section here and a field of `MetricsSpec`.
+The sinks themselves are in `choices/sinks.py`; settings of one are a section here.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from paceline.choices.sinks import SINKS, SinkName
 from paceline.errors import Problem
 from paceline.job.section import Auto, Positive, section
-
-SinkName = Literal["tensorboard", "wandb", "mlflow", "prometheus", "otel"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SinkRow:
-    """One row of the table of sinks."""
-
-    title: str
-    package: str | None = None
-    """What has to be installed, as it is imported; the sink's name is our extra with it."""
-
-    keeps_steps: bool = True
-    """Whether it has a curve of what it was sent. Others show the present: only the newest numbers
-    go there, and a finished run cannot be sent."""
-
-    lags: bool = False
-    """Whether it cannot say what is safe until it is closed: the mark then stays one flush behind,
-    and the sink itself leaves out steps that it has."""
-
-    goes_back: bool = False
-    """Whether steps that the run repeats take the place of those sent before; others keep those."""
-
-
-SINKS: Mapping[str, SinkRow] = {
-    "tensorboard": SinkRow(title="TensorBoard", package="tensorboard", goes_back=True),
-    "wandb": SinkRow(title="Weights & Biases", package="wandb", lags=True),
-    "mlflow": SinkRow(title="MLflow", package="mlflow"),
-    "prometheus": SinkRow(title="Prometheus", keeps_steps=False),
-    "otel": SinkRow(title="OpenTelemetry", goes_back=True),
-}
-"""Name in the job file -> the sink."""
 
 
 @section
