@@ -50,7 +50,10 @@ TRIES: dict[str, Try] = {
     "S0-7": Try("gpus", r"num_machines: 2\nnum_processes: 16.*mixed_precision: bf16.*launch\.sh"),
     "S0-8": Try("one_device", r"\+from torch\.distributed\.fsdp import fully_shard.*set_epoch"),
     "S0-9": Try("killed", r"training from step (?!1,)\d+, from step-.*step 60 of 60"),
-    "S0-10": slow("cpu", r"ranks +data +forward +backward.*verdict.*waits for +\w+.*-> "),
+    # On a busy machine steps vary too much for a verdict, its share and its changes.
+    "S0-10": slow(
+        "cpu", r"ranks +data +forward +backward.*verdict +(no verdict: |.*waits for +\w+.*-> )"
+    ),
     "S0-11": slow("cpu", r"speed-up +efficiency.*\n +1 .*\n +2 .*\n +4 .*verdict"),
     "S0-12": Try("cpu", r"PASS +sharded as planned.*PASS +loss curve in float64.*0 failed"),
     "S0-13": slow("out_of_memory", r"changed +layout\.micro_batch=2: rank 1 ran out of memory"),
@@ -71,7 +74,7 @@ TRIES: dict[str, Try] = {
     "S0-26": Try("finished", r"# rows.*Throughput.*Memory.*ranks.*efficiency"),
     "S0-27": Try("finished", r"logits of 8 samples.*serve:app", writes="out-s0-27/serve.py"),
     "S1-1": Try("gpus", r"--nnodes=1:2.*--max-restarts=3"),
-    "S1-2": slow("cpu", r"train\.bucket, on 2 ranks, measured.*1MiB.*25MiB.*verdict"),
+    "S1-2": slow("cpu", r"train\.bucket, on 2 ranks, measured.*64KiB.*25MiB.*verdict"),
     "S1-3": Try("cpu", r"rate +0\.008, by the linear rule.*square root +0\.002828"),
     "S1-4": Try("gpus", r"gather: 1\.96 GiB .*embedding.*32 x decoder 416 MiB.*fix"),
     "S1-5": Try("gpus", r"recompute \d+ ms.*HFU"),
@@ -151,7 +154,9 @@ TRIES: dict[str, Try] = {
     "S4-15": Try("cpu", r"detect .*fence .*meet .*state .*first step .*0 steps lost.*PASSED"),
     "S4-16": Try("gpus", r"detect +\d+ ms \(measured.*assumed.*150 s \(FlashRecovery\): cited"),
     "S4-17": Try("gpus", r'"chunk_size": 50000.*"reason": "chunks of 50,000 samples were promised'),
-    "S4-18": slow("cpu", r"waits for +communication: \d+% of a step, (above|below|20 to) "),
+    "S4-18": slow(
+        "cpu", r"waits for +communication: \d+% of a step, (above|below|20 to) |no verdict: "
+    ),
     "S4-19": Try("hosts", r"a: the same files as here\nb: the same files as here"),
     "S4-20": Try("macs", r"taskpolicy"),
     "S4-21": Try("refused", r"J006: `ssh\.hosts\[0\]` is '-oProxyCommand", code=2),
