@@ -1,5 +1,6 @@
 """What a bench says about made facts."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -148,6 +149,18 @@ def test_text_and_page_show_every_number_of_ranks_and_every_advice(tmp_path):
         assert "hide all of it" in shown
     assert page.count("<svg") == 2
     assert "http" not in page.replace("http://www.w3.org", "")
+
+
+def test_each_thing_seen_is_followed_by_its_own_changes(tmp_path):
+    verdict = verdict_of(tmp_path, 1.25, cores=0.5, exposed=0.5)
+    text = " ".join(" ".join(bench_lines(verdict)).split())
+    seen = list(dict.fromkeys(advice.what for advice in verdict.advice))
+    assert len(seen) > 1
+    parts = re.split(f" \\d\\. (?=(?:{'|'.join(map(re.escape, seen))}))", text)[1:]
+    for what, part in zip(seen, parts, strict=True):
+        changes = [advice.change for advice in verdict.advice if advice.what == what]
+        assert part.count("-> ") == len(changes)
+        assert all(f"-> {change}" in part for change in changes)
 
 
 def test_a_page_shows_the_memory_that_was_measured_and_a_dash_where_none_was(tmp_path):

@@ -14,6 +14,7 @@ def test_what_was_not_heard_is_said_again_and_taken_once():
     outbox.heard(2)
     assert [word for *_, word in outbox.after(inbox.last)] == []
     assert [word for *_, word in outbox.after(2)] == ["c"]
+    assert [word for *_, word in outbox.after(0)] == ["c"]  # no more is kept
     assert not inbox.take(3, 2)
 
 

@@ -9,6 +9,7 @@ import urllib.request
 from contextlib import contextmanager
 from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,7 +24,7 @@ from paceline.job import MetricsSpec
 from paceline.job.metrics import OtelSpec, PrometheusSpec
 from paceline.job.packages import install_line
 from paceline.launch import sinks
-from paceline.launch.sinks import Told, lock_file
+from paceline.launch.sinks import Told, lock_file, supervisor
 from paceline.launch.sinks.feed import Feeder, Mark, feed, read_mark, settings_of
 from paceline.launch.sinks.otel import open_sink as open_otel
 from paceline.launch.sinks.prometheus import open_sink as open_prometheus
@@ -377,6 +378,19 @@ def test_a_sink_sends_what_is_there_when_the_run_is_over_and_keeps_its_mark(run,
     assert read_mark(run, "wandb") == Mark(lines={"metrics.jsonl": 2}, step=2)
     assert "all is sent: 2 steps" in log
     assert what_is_missing(run, "wandb") is None
+
+
+def test_a_sink_that_fails_waits_twice_as_long_before_each_start(run):
+    command = ["sh", "-c", "exit 3"]
+    kept, now_s, starts_s = supervisor._Kept(run, "wandb", command, frozenset()), 100.0, []
+    while kept.look(now_s):
+        if kept._process is not None:
+            starts_s.append(now_s)
+            kept._process.wait()
+            kept._process.stdin.close()
+        now_s += 1.0
+    kept.close()
+    assert [after - before for before, after in pairwise(starts_s)] == [3.0, 5.0, 9.0]
 
 
 def test_a_sink_that_raises_is_started_again_three_times_and_no_more(run, monkeypatch):

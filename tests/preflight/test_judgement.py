@@ -154,6 +154,17 @@ CASES: Mapping[str, tuple[NodeFacts, Status, str, str]] = {
         "accelerator-memory",
         "accelerator-in-use",
     ),
+    "a GPU that another process fills, beside one that has room": (
+        with_gpu(
+            H100,
+            state=text("state-8xh100.csv")
+            .replace("81559, 1,", "81559, 70000,", 1)
+            .replace("81559, 1,", "81559, 9000,", 1),
+        ),
+        Status.FAIL,
+        "accelerator-memory",
+        "accelerator-in-use",
+    ),
     "uncorrectable errors of a GPU": (
         with_gpu(H100, errors=text("errors-8xh100.csv").replace("3, Enabled, 0", "3, Enabled, 4")),
         Status.FAIL,

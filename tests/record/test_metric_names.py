@@ -53,6 +53,11 @@ def test_a_steps_line_gives_its_numbers_by_name_and_what_was_logged_as_it_is():
     assert numbers["own"] == 7.0
 
 
+def test_what_a_script_did_not_print_is_left_out_and_what_was_not_finite_is_none():
+    line = StepMetrics(step=3, generation=1, at=1.0, loss=2.5, not_finite=["grad_norm"])
+    assert numbers_of(line) == {"train/loss": 2.5, "train/grad_norm": None}
+
+
 def test_a_line_of_plain_json_gives_the_same_numbers_as_the_record():
     assert numbers_of(msgspec.json.decode(msgspec.json.encode(LINE))) == numbers_of(LINE)
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from tests.report import made
 
 from paceline.record import events as log
@@ -55,6 +56,15 @@ def test_lines_of_several_steps_without_a_loss_are_counted_and_not_taken_for_nan
     tiles = {tile["name"]: tile["note"] for tile in picture(view_of(script))["head"]["tiles"]}
     assert tiles["Evaluation loss"] == "on data that is not trained on; training loss 3.000"
     assert tiles["Wall time"].startswith("60")  # the first line counts as one step
+
+
+@pytest.mark.parametrize(("rate", "unit"), [(80.0, "samples"), (8000.0, "tokens")])
+def test_a_rate_of_a_batch_in_a_step_counts_samples(rate, unit):
+    line = StepMetrics(
+        step=1, generation=1, at=made.T0, tokens_per_s=rate, step_s=0.1, not_finite=[]
+    )
+    view = view_of(record([made.started()], [line]))
+    assert replace(view, is_program=True, global_batch=8).unit == unit
 
 
 def test_what_is_not_known_has_no_place():
