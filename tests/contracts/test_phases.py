@@ -547,8 +547,10 @@ def test_s1_16_phase_8_says_how_many_ranks_go_on_after_a_lost_node():
     down = output(8, *three, "layout.data=3", "layout.micro_batch=1")["elastic"]["down"]
     assert down == (
         "after a lost node 2 of the 2 remaining ranks continue, with 5 or 4 samples a data rank: "
-        "the same global batch of 9"
+        "the same global batch of 9; before that 1 spare may take the place of a lost rank"
     )
+    none = output(8, *three, "layout.data=3", "layout.micro_batch=1", "recovery.spares=0")
+    assert "spare" not in none["elastic"]["down"]
     assert output(8, "recovery.shrink=false")["elastic"]["down"].startswith(
         "recovery.shrink is off"
     )

@@ -182,8 +182,12 @@ def _wrong_devices(value: str, devices: Sequence[str] | None) -> WrongValue | No
     ]
     if not short or (devices is not None and not longer):
         return None
-    also = ", ".join(longer) if longer else f"{short[0]}0 to {short[0]}9, where there are"
-    what = f"NCCL_IB_HCA={value} {'leaves out' if signs else 'takes'} {also} too: names without = "
+    also = (
+        f"{', '.join(longer)} too"
+        if longer
+        else f"{short[0]}0 to {short[0]}9 too, where they exist"
+    )
+    what = f"NCCL_IB_HCA={value} {'leaves out' if signs else 'takes'} {also}: names without = "
     what += "are the beginnings of names"
     level: Level = "warning" if longer else "info"
     return WrongValue(what=what, fix=f'NCCL_IB_HCA="{signs}={listed}"', level=level)

@@ -10,6 +10,7 @@ from paceline.parallel.shrink import shrunk
 from paceline.plan.advice import scale_learning_rate
 from paceline.plan.choose import too_much
 from paceline.topology import Cluster
+from paceline.units import counted
 
 
 def fewest_ranks(
@@ -66,6 +67,8 @@ def after_a_lost_node(
             f"{too_much(needed, limit_bytes)}"
         )
     )
+    if spares := int(left > 0) if recovery.spares == "auto" else recovery.spares:
+        memory += f"; before that {counted(spares, 'spare')} may take the place of a lost rank"
     if recovery.batch == "keep":
         return f"{ranks}the same global batch of {small.global_batch}{memory}"
     rate = scale_learning_rate(
