@@ -279,6 +279,25 @@ def test_targets_that_are_no_whole_numbers_are_fitted_and_have_no_accuracy(folde
     assert "trainAccuracy" not in found["metrics"]
 
 
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ("1,2,3,4,7", "targets are the classes 7 to 7 in this batch, and the model has 3 outputs"),
+        ("1,2,3,4,0.5", "the model has 3 outputs a sample and 1 target(s)"),
+        ("1,2,3,4,nan", "rows.csv has targets that are not finite"),
+        ("1,2,3,4,0\n1,2,0", "columns changed from 5 to 3 at row 2"),
+    ],
+    ids=["class", "number", "nan", "short row"],
+)
+def test_s2_8_targets_that_the_model_cannot_fit_are_named(folder, capfd, rows, said):
+    (folder / "rows.csv").write_text(f"a,b,c,d,target\n{rows}\n")
+    found = answer(asked(data={"trainPath": "rows.csv", "valPath": None}), folder)
+    assert found["status"] == "error"
+    assert said in found["message"]
+    assert "usecols" not in found["message"]
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_samples_of_every_rank_together_are_all_samples_once():
     for world in (1, 2, 3, 7):
         given = _training(count=50)

@@ -47,7 +47,7 @@ def _line(texts: Mapping[str, str], path: str, line: int | None) -> str | None:
 def summary_line(linted: Linted, shown: Sequence[Finding], *, num_fixed: int) -> str:
     """How many of each, in how many files, and what can be done with one option."""
     counts = Counter(one.severity for one in linted.findings)
-    number = len(linted.kinds)
+    number = len({*linted.kinds, *(one.where.path for one in linted.findings)})
     files = f"{number} file{'s' if number != 1 else ''}"
     if not linted.findings:
         text = f"{files}: nothing found"

@@ -207,7 +207,8 @@ def read_samples(path: str) -> "Dataset[Pair]":
                 raise Wrong(f"{path} is empty")
             table = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2)
         except (ValueError, OSError) as error:
-            raise Wrong(f"{path} cannot be read as numbers with a header: {error}") from None
+            why = str(error).split(";")[0]  # then NumPy names options of its own
+            raise Wrong(f"{path} cannot be read as numbers with a header: {why}") from None
         if table.shape[1] < 2:
             raise Wrong(f"{path} has {table.shape[1]} column(s), and needs inputs and a target")
         x, y = table[:, :-1], table[:, -1]
@@ -217,8 +218,9 @@ def read_samples(path: str) -> "Dataset[Pair]":
         raise Wrong(f"{path} is neither .npz nor .csv: define load_data(path) in the model's file")
     if len(x) != len(y):
         raise Wrong(f"{path} has {len(x)} inputs and {len(y)} targets")
-    if not np.isfinite(x).all():
-        raise Wrong(f"{path} has inputs that are not finite")
+    for name, values in (("inputs", x), ("targets", y)):
+        if not np.isfinite(values).all():
+            raise Wrong(f"{path} has {name} that are not finite")
     is_class = np.issubdtype(y.dtype, np.integer)
     targets = torch.from_numpy(y.astype(np.int64 if is_class else np.float32))
     return TensorDataset(torch.from_numpy(x.astype(np.float32)), targets)
@@ -226,9 +228,29 @@ def read_samples(path: str) -> "Dataset[Pair]":
 
 def loss_for(data: "Dataset[Pair]") -> Callable[[Any, Tensor], Tensor]:
     """Cross-entropy for classes, mean squared error for other numbers."""
-    if not torch.as_tensor(data[0][1]).is_floating_point():
-        return F.cross_entropy
-    return lambda output, target: F.mse_loss(output.reshape(target.shape), target)
+
+    def of_classes(output: Any, target: Tensor) -> Tensor:
+        try:
+            return F.cross_entropy(output, target)
+        except IndexError:
+            num = output.shape[1] if output.dim() > 1 else 1
+            raise Wrong(
+                f"targets are the classes {target.min()} to {target.max()} in this batch, and the "
+                f"model has {num} outputs, for 0 to {num - 1}: give it more, or number the classes "
+                "from 0"
+            ) from None
+
+    def of_numbers(output: Any, target: Tensor) -> Tensor:
+        if output.numel() != target.numel():
+            raise Wrong(
+                f"the model has {output.numel() // len(target)} outputs a sample and "
+                f"{target.numel() // len(target)} target(s), which are no whole numbers and so no "
+                "classes: give it as many outputs, or define `loss` in the model's file"
+            )
+        return F.mse_loss(output.reshape(target.shape), target)
+
+    is_class = not torch.as_tensor(data[0][1]).is_floating_point()
+    return of_classes if is_class else of_numbers
 
 
 def steps_of(training: Training, rank: int, world: int) -> list[tuple[int, list[list[int]]]]:
