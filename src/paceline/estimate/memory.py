@@ -135,13 +135,16 @@ def _states(model: Model, t: Layouts, h: Holdings, here: OnRank) -> dict[str, Co
     whole, split = dense + routed, dense / shard + routed / routed_shard(t, here)
     # What is gathered beside a shard is counted by `_gathered`.
     frozen, trained = np.asarray(h.is_frozen) > 0, here.trained_share
-    places = split + here.twin / shard
+    # A tied matrix's second place is another parameter, but its state is there once.
+    places, all_places = split, whole
+    if np.any(here.twin):
+        places, all_places = split + here.twin / shard, whole + here.twin
     weights = np.where(shared.shards_weights, h.sharded_bytes * places, h.weight_bytes * whole)
     is_split = is_full | (np.asarray(shared.shards_weights) > 0)
     root = np.where(is_split, here.root / shard, here.root)
     frozen_weights = h.frozen_block_bytes * (np.where(is_split, split, whole) - root)
     frozen_weights = frozen_weights + h.frozen_bytes * root + weights * trained
-    gradients = np.where(shared.whole_gradients, whole + here.twin, places) * h.gradient_bytes
+    gradients = np.where(shared.whole_gradients, all_places, places) * h.gradient_bytes
     gradients = gradients * np.where(shared.has_buckets, 2, 1)
     # ZeRO-2 adds each to its shard as it comes.
     passing = np.where(s >= _ZERO2, 0.0, h.passing_bytes * whole)

@@ -155,7 +155,10 @@ def on_rank(model: Model, t: Layouts, h: Holdings, everywhere: EveryRank, stage:
     head = model.num_head_parameters + (head_rank > 0) * model.num_tied_parameters
     root = (is_first * model.num_embedding_parameters + has_head * head) / t.tensor
     is_v = (head_rank == 0) & (t.pipeline > 1)
-    has_twin = is_first & is_v & (np.asarray(everywhere.shared.shards_weights) > 0)
+    twin: Column = np.asarray(0.0)
+    if np.any(model.num_tied_parameters):
+        has_twin = is_first & is_v & (np.asarray(everywhere.shared.shards_weights) > 0)
+        twin = h.ways.fsdp_throughout * has_twin * model.num_tied_parameters / t.tensor
     slow, last = everywhere.stage_blocks
     total = sum(np.asarray(each.count, float) for each in model.blocks)
     # The first rank, which holds the most micro-batches, has the fewest of the others, unless ranks
@@ -171,7 +174,7 @@ def on_rank(model: Model, t: Layouts, h: Holdings, everywhere: EveryRank, stage:
         is_v=is_v,
         block_share=share,
         root=root,
-        twin=h.ways.fsdp_throughout * has_twin * model.num_tied_parameters / t.tensor,
+        twin=twin,
         dense=share * dense / t.tensor + root,
         routed=share * routed / everywhere.experts.holders,
         unit=everywhere.unit,
