@@ -251,7 +251,7 @@ def test_a_world_of_the_wrong_size_is_refused_before_training():
     scene.ready(0, 1)
     scene.says(0, say.Met(world_size=1, backend="gloo"))
     assert scene.state.outcome == "failed"
-    assert "met a world of 1 ranks, asked for 2" in str(scene.state.reason)
+    assert "met a world of 1 rank, asked for 2" in str(scene.state.reason)
 
 
 def test_agents_that_never_report_end_the_run():
