@@ -14,8 +14,8 @@ train: {global_batch: 8, steps: 2}
 # Put together here, so that no tool takes this file for one that leaks them.
 SECRETS = {
     "an AWS access key": "AKIA" + "ABCDEFGHIJKLMNOP",
-    "a Hugging Face token": "hf_" + "abcdefghijklmnopqrstuvwxyz",
-    "an API key": "sk-" + "proj-abcdefghijklmnopqrstuvwxyz",
+    "a Hugging Face token": "hf_" + "qwertzuiopasdfghjklyxcvbnm",
+    "an API key": "sk-" + "proj-qwertzuiopasdfghjklyxcvbnm",
     "a GitHub token": "ghp_" + "a" * 36,
     "a private key": "-----BEGIN " + "RSA PRIVATE KEY-----",
     "a signed token": "eyJ" + "hbGciOiJIUzI1NiJ9" + ".eyJ" + "zdWIiOiIxMjM0NTY3" + ".c2lnbmF0dXJl",
@@ -212,9 +212,16 @@ def test_a_password_in_a_url_is_somebodys_own_and_not_issued():
         "launch --env-secret R2_ENDPOINT_URL=R2_ENDPOINT_URL",
         'Secret(name="R2_ENDPOINT_URL", secret="R2_ENDPOINT_URL")',
         "create -n HUGGING_FACE_HUB_TOKEN -v hf_xxxxxxxxxxxxxxxxxxxxxxxxxxxxx",
+        "such as hf_abcdefghijklmnopqrstuvwxyz",
         '{"' + 'Ġ": 1, "' * 3000 + '://a:bcd@": 2}',
     ],
-    ids=["a name of a secret", "the same in a call", "a place for a token", "a vocabulary"],
+    ids=[
+        "a name of a secret",
+        "the same in a call",
+        "a place for a token",
+        "letters as one counts",
+        "a vocabulary",
+    ],
 )
 def test_a_name_a_place_for_a_token_and_words_of_a_vocabulary_are_no_secrets(line):
     assert not [one for one in find_in_lines(line) if one.certainty != "word"]

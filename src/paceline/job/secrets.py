@@ -87,7 +87,7 @@ def find_issued(text: str) -> Iterator[str]:
     """Kinds of secrets of a form that issuers document, in a text of any length. What documentation
     shows as an example (`...EXAMPLE`) is none.
 
-    >>> list(find_issued("use hf_abcdefghijklmnopqrstuv"))
+    >>> list(find_issued("use hf_" + "a1" * 12))
     ['a Hugging Face token']
     """
     for name, hints in _HINTS.items():
@@ -108,8 +108,8 @@ def _is_issued(match: re.Match[str]) -> bool:
     return not match[0].endswith("EXAMPLE") and not _PLACE.search(match[0])
 
 
-_PLACE = re.compile(r"[xX*]{8}$")
-"""The end of a place for a token: `hf_xxxxxxxx`."""
+_PLACE = re.compile(r"[xX*]{8}$|(?i:abcdefgh)|12345678")
+"""In a place for a token: `hf_xxxxxxxx`, or letters and digits as one counts, `sk-abcdefgh`."""
 
 _NAMED_SO = re.compile("pass|secret|pwd|token|key|login", re.IGNORECASE)
 """In every name that `find_under_name` takes for a secret's, and in every call that takes one."""
