@@ -6,6 +6,8 @@
     python benchmarks/lint_precision.py FOLDER --half fresh   # in neither half, chosen later
     python benchmarks/lint_precision.py FOLDER --half fresh2  # chosen after rules were deleted
     python benchmarks/lint_precision.py FOLDER --half fresh3  # chosen after levels had become data
+    python benchmarks/lint_precision.py FOLDER --half fresh4  # after levels followed the record
+    python benchmarks/lint_precision.py FOLDER --half fresh5  # after fresh4's corrections
     python benchmarks/lint_precision.py FOLDER --only owner/name --list
     python benchmarks/lint_precision.py FOLDER --half fresh --record   # for lint_levels.py
 
@@ -49,7 +51,7 @@ class Repository:
     commit: str
     style: str
     half: str
-    """`open`, `away` (put away until the rules are finished), or `fresh` to `fresh3`."""
+    """`open`, `away` (put away until the rules are finished), or `fresh` to `fresh5`."""
 
     seen: bool = False
     """Its findings were discussed before the halves were made."""
@@ -109,7 +111,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path, help="checkouts, each in owner+name")
     parser.add_argument(
-        "--half", choices=("open", "away", "fresh", "fresh2", "fresh3"), default="open"
+        "--half",
+        choices=("open", "away", "fresh", *(f"fresh{n}" for n in range(2, 6))),
+        default="open",
     )
     parser.add_argument("--only", action="append", default=[], metavar="OWNER/NAME")
     parser.add_argument("--list", action="store_true", help="print what is false or not judged")

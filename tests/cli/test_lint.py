@@ -74,7 +74,7 @@ HOLDING = {
     "conf.yaml": f"a: 1\nb: 2\nurl: postgres://u:{PASSWORD}@db/x\n",
     "conf.json": f'{{"a": 1,\n\n"id": "{AWS}"}}',
     "conf.toml": f'a = 1\nb = 2\ntracking_password = "{PASSWORD}"\n',
-    "id.conf": "\n\n-----BEGIN PRIVATE KEY-----\n",
+    "id.conf": "\n\n-----BEGIN " + "PRIVATE KEY-----\n",
     "a.ipynb": '{"cells": [{"source": [\n"a",\n"api_key = \\"' + PASSWORD + '\\"\\n"]}]}',
     "Dockerfile": f"FROM x\nRUN true\nENV HF_TOKEN={HF}\n",
     "pod.yaml": f"env:\n- name: DB_PASSWORD  # of the tracker\n  value: {PASSWORD}\n",
@@ -896,3 +896,8 @@ def test_two_forms_of_the_answer_are_refused(folder, two):
     (folder / "train.py").write_text("print(1)\n")
     with pytest.raises(UsageError, match="give one of --json, --sarif and --fix"):
         lint("train.py", *two)
+
+
+def test_a_comment_that_a_string_shows_answers_nothing(folder):
+    (folder / "help.py").write_text('HELP = """\n# paceline: ignore[no-such-thing] why\n"""\n')
+    assert "no finding is called" not in lint("help.py").stdout

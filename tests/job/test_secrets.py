@@ -174,6 +174,13 @@ def test_a_name_of_several_words_does_not_look_like_a_made_secret(line, certaint
     assert [secret.certainty for secret in find_in_lines(line)] == [certainty]
 
 
+def test_two_lines_of_a_key_with_words_between_them_are_a_place_for_one():
+    place = (
+        "-----BEGIN " + "RSA PRIVATE KEY-----\n# YourPrivateKey\n# -----END RSA PRIVATE KEY-----"
+    )
+    assert not list(find_in_lines(f"# {place}"))
+
+
 def test_the_word_password_in_a_url_is_a_place_for_one():
     assert not list(find_in_lines("ftp://username:password@ftp.example.com/Repository"))
 
@@ -193,8 +200,8 @@ def test_the_pattern_of_a_key_and_a_development_password_are_no_issued_secrets(l
 @pytest.mark.parametrize(
     "text",
     [
-        "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQEFAASC",
-        'key = "-----BEGIN RSA PRIVATE KEY-----\\nMIIEpAIBAAKCAQEA"',
+        "-----BEGIN " + "PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQEFAASC",
+        'key = "-----BEGIN ' + 'RSA PRIVATE KEY-----\\nMIIEpAIBAAKCAQEA"',
     ],
 )
 def test_a_key_that_follows_its_header_is_issued(text):

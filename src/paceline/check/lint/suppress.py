@@ -5,7 +5,9 @@ line above it. Several ids are parted by
 commas; published names count as well. Without a reason nothing is suppressed.
 """
 
+import io
 import re
+import tokenize
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -46,9 +48,10 @@ def suppressions_in(
         return []
     lines, spans = text.splitlines(), [one for one in statements if one[1] > one[0]]
     found = []
+    strings = _strings(text) if path.endswith(".py") else frozenset()
     for number, line in enumerate(lines, start=1):
         match = _COMMENT.search(line)
-        if match is None:
+        if match is None or number in strings:
             continue
         covers = number
         if _ALONE.match(line):
@@ -73,6 +76,16 @@ def suppressions_in(
             )
         )
     return found
+
+
+def _strings(text: str) -> frozenset[int]:
+    """Lines of a program that have no comment: what looks like one there is in a string."""
+    try:
+        tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+    except (SyntaxError, tokenize.TokenError):
+        return frozenset()
+    comments = {token.start[0] for token in tokens if token.type == tokenize.COMMENT}
+    return frozenset(range(1, text.count("\n") + 2)) - comments
 
 
 def _whole_statement(

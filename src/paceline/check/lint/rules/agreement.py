@@ -192,7 +192,8 @@ def saves_together(program: Program, call: Call) -> bool:
                 if isinstance(named, Call)
                 else None
             )
-            if given[0] is not None and given[0].const is not None:
+            plugins = given[0].any() if given[0] is not None else ()
+            if any((one.instance or "").endswith("Plugin") for one in plugins):
                 return True
             if naming is not None and naming.likely() is True:
                 return True

@@ -13,6 +13,11 @@ from paceline.check.lint.values import RANK, UNKNOWN, Value
 PREPARES = frozenset({"accelerate", "fabric", "lightning", "transformers", "ray", "deepspeed"})
 """Frameworks that give every rank its part of a plain DataLoader and set the epoch themselves."""
 
+_PLACES = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler")
+"""DataLoader's first parameters, in order."""
+
+_SAMPLERS = frozenset({"sampler", "batch_sampler"})
+
 
 def check_sampler_and_shuffle(program: Program, context: Context) -> Iterator[Finding]:
     """`DataLoader(shuffle=True, sampler=...)` raises ValueError."""
@@ -23,13 +28,14 @@ def check_sampler_and_shuffle(program: Program, context: Context) -> Iterator[Fi
             continue
         if not surely_with_sampler(call, sampler):
             continue
-        is_written = len(call.args) > 2 or "shuffle" in call.keyword_nodes
+        written = {*call.keyword_nodes, *_PLACES[: len(call.args)]}
+        is_written = "shuffle" in written and not written.isdisjoint(_SAMPLERS)
         yield program.finding(
             "sampler-and-shuffle",
             call.keyword_nodes.get("shuffle", call.node),
             what="this DataLoader is given both shuffle=True and a sampler: it raises ValueError",
             fix="leave out shuffle=True here; the sampler shuffles",
-            # `**options` may have lost it where the sampler was added
+            # `**options` may lack the one where the other is given
             level=Severity.ERROR if is_written else Severity.INFO,
         )
 
