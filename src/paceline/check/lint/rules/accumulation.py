@@ -117,7 +117,7 @@ def manages_sync(program: Program) -> bool:
     return any(one.attribute == "require_backward_grad_sync" for one in program.assigns)
 
 
-def check_never_averaged(program: Program, context: Context) -> Iterator[Finding]:
+def check_every_pass_unsynced(program: Program, context: Context) -> Iterator[Finding]:
     """A loop that steps, all of whose backward passes are under `no_sync()`."""
     for call in program.calls(method="no_sync"):
         for step in program.steps:
@@ -151,5 +151,5 @@ def is_inside(event: Event, call: Call) -> bool:
 RULES = (
     check_no_sync_missing,
     check_loss_not_divided,
-    check_never_averaged,
+    check_every_pass_unsynced,
 )

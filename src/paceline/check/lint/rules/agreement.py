@@ -333,10 +333,15 @@ def zero_stage(config: Value | None) -> int | None:
     return None
 
 
+GROUPS = ("group", "process_group")
+
+
 def of_a_part(call: Call) -> bool:
     """Whether it is for a group that the call names: the branch may be that group's."""
-    group = call.argument(None, "group", "process_group")
-    return group is not None and group.const is not None
+    group = call.argument(None, *GROUPS)
+    written = [getattr(call.keyword_nodes.get(name), "value", None) for name in GROUPS]
+    asked = any(isinstance(one, ast.Call) for one in written)
+    return asked or (group is not None and group.const is not None)
 
 
 def whole_model(call: Call) -> bool:
