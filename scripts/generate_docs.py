@@ -8,7 +8,7 @@ import ast
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from functools import partial
 from itertools import groupby
@@ -23,6 +23,7 @@ from paceline import cli
 from paceline.catalog.code import page
 from paceline.catalog.failure import Failure, load_benign_lines, load_failures
 from paceline.catalog.symptom import load_symptoms
+from paceline.cli.verbs import GROUPS
 from paceline.errors import EXIT_1, EXIT_CODES
 from paceline.job.job import JobSpec
 from paceline.job.load import job_schema
@@ -203,12 +204,19 @@ def _field_texts(source: Path) -> dict[str, list[tuple[str, str, str]]]:
 
 
 def command_line() -> str:
-    """`--help` of every verb."""
+    """What holds for every verb, `paceline --help`, and where each verb's help is."""
+    _, start = next(_helps())
     lines = [
         "# The command line\n",
         "Answers go to standard output, messages to standard error; `run` prints its progress",
         "there too, unless `--json` is given. `paceline help run` is `paceline run --help`.",
-        "This page is generated from `--help`.\n",
+        "These pages are generated from `--help`.\n",
+        *_heads("for", "verbs"),
+        *(
+            f"| [{title.lower()}]({_page_of(title)}) | {', '.join(map(_verb_link, verbs))} |"
+            for title, verbs in GROUPS.items()
+        ),
+        "",
         "| exit code | meaning |",
         "| --- | --- |",
         *(f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items()),
@@ -217,12 +225,32 @@ def command_line() -> str:
         "| command | exit code 1 means |",
         "| --- | --- |",
         *(f"| `{command}` | {meaning} |" for command, meaning in EXIT_1.items()),
-        "",
+        f"\n## paceline\n\n```text\n{start}\n```",
     ]
+    return _lines(lines)
+
+
+def command_page(title: str) -> str:
+    """`--help` of the verbs of one group."""
+    lines = [f"# The command line: {title.lower()}\n", "[All verbs](../cli.md), with exit codes."]
     for words, text in _helps():
-        heading = "###" if len(words) > 1 else "##"
-        lines += [f"{heading} {' '.join(('paceline', *words))}\n", "```text", text, "```\n"]
-    return "\n".join(line.rstrip() for line in "\n".join(lines).splitlines()) + "\n"
+        if words and words[0] in GROUPS[title]:
+            heading = "###" if len(words) > 1 else "##"
+            lines.append(f"\n{heading} {' '.join(('paceline', *words))}\n\n```text\n{text}\n```")
+    return _lines(lines)
+
+
+def _lines(parts: Iterable[str]) -> str:
+    return "\n".join(line.rstrip() for line in "\n".join(parts).splitlines()) + "\n"
+
+
+def _page_of(title: str) -> str:
+    return f"cli/{title.lower().replace(' ', '-')}.md"
+
+
+def _verb_link(verb: str) -> str:
+    title = next(title for title, verbs in GROUPS.items() if verb in verbs)
+    return f"[`{verb}`]({_page_of(title)}#paceline-{verb})"
 
 
 def man_page() -> str:
@@ -368,6 +396,7 @@ PAGES = {
     "metrics.md": metric_schema,
     "run-fields.md": run_fields,
     "cli.md": command_line,
+    **{_page_of(title): partial(command_page, title) for title in GROUPS},
     "paceline.1": man_page,
     "codes.md": partial(page, "codes.md"),
     "topics.md": partial(page, "topics.md"),
@@ -386,9 +415,10 @@ def main() -> None:
             stale.append(name)
             if "--check" not in sys.argv:
                 path.write_text(text)
-    for path in (REFERENCE / "failures").glob("*.md"):
-        if f"failures/{path.name}" not in PAGES:
-            stale.append(f"failures/{path.name}")
+    for path in (*REFERENCE.glob("failures/*.md"), *REFERENCE.glob("cli/*.md")):
+        name = path.relative_to(REFERENCE).as_posix()
+        if name not in PAGES:
+            stale.append(name)
             if "--check" not in sys.argv:
                 path.unlink()
     if "--check" in sys.argv and stale:
