@@ -299,7 +299,9 @@ def test_s2_3_what_the_planner_found_to_fit_is_listed_in_front_of_what_saves_som
 
 
 def test_what_is_offloaded_is_what_the_plan_offloads():
-    assert output(7, *ONE_T4)["cpuOffloading"]["what"] == "parameters and optimizer on cpu"
+    assert (
+        output(7, *ONE_T4)["cpuOffloading"]["what"] == "parameters, gradients and optimizer on cpu"
+    )
 
 
 def test_an_infeasible_plan_ends_with_the_required_resources():
@@ -547,7 +549,7 @@ def test_s1_16_phase_8_says_how_many_ranks_go_on_after_a_lost_node():
     down = output(8, *three, "layout.data=3", "layout.micro_batch=1")["elastic"]["down"]
     assert down == (
         "after a lost node 2 of the 2 remaining ranks continue, with 5 or 4 samples a data rank: "
-        "the same global batch of 9; before that 1 spare may take the place of a lost rank"
+        "the same global batch of 9; a spare process (1 kept) first takes a lost rank's place"
     )
     none = output(8, *three, "layout.data=3", "layout.micro_batch=1", "recovery.spares=0")
     assert "spare" not in none["elastic"]["down"]

@@ -590,9 +590,29 @@ def test_small_amounts_have_two_digits():
     assert [format_amount(each) for each in (0.4567, 9.96, 53230.2)] == ["0.46", "10", "53,230"]
 
 
+OF_70B = ("model.preset=llama-3-70b", "train.global_batch=128")
+
+
+def test_a_layout_that_lost_names_what_it_costs_more_and_what_it_saves():
+    plan = plan_of(LARGE, *OF_70B)
+    signs = ["".join(re.findall(r" ([+-])[\d.]+ m?s", each.reason)) for each in plan.rejected]
+    assert "++-" in signs
+    assert all(re.fullmatch(r"\+*-*", each) for each in signs)
+
+
+def test_the_least_sharding_names_the_degrees_that_it_is_compared_at():
+    (why,) = [
+        each.reason for each in plan_of(LARGE, *OF_70B).decisions if each.field == "layout.sharding"
+    ]
+    assert re.match(r"the least sharding that fits with tensor \d( x \w+ \d)*: DDP needs", why)
+
+
 def test_explain_lists_the_cheapest_providers_on_demand_and_spot():
     text = explain_plan(plan_of())
-    assert "cost, of the whole run, at the cheapest providers" in text
+    assert "cost, of the whole run, at machines that are known to run it before others" in text
+    assert re.search(
+        r"at \$[\d.]+ an hour each, \$[\d.]+ for storage and egress; price", " ".join(text.split())
+    )
     assert "on demand  $" in text
     assert "spot       $" in text
 
@@ -764,7 +784,7 @@ def test_a_declared_network_and_memory_are_shown_beside_what_the_catalog_has():
 
 def test_what_the_hosts_cannot_hold_does_not_fit():
     what = refused_of(LARGE, "cluster.nodes=1").what
-    assert "a node needs 4.43 TiB of 2 TiB (assumed" in what
+    assert "a node needs 4.43 TiB of host memory and has 2 TiB (assumed" in what
     problem = refused_of(LARGE, "cluster.nodes=2", "layout.offload=cpu")
     assert problem.code == "P004"
     assert "2.21 TiB there and has 2 TiB" in problem.what
@@ -776,6 +796,8 @@ def test_a_limit_that_fails_exits_with_3_only_when_asked(tmp_path: Path):
     done = CliRunner().invoke(command, arguments)
     assert done.exit_code == 0
     assert "OVER        the budget of $1" in done.output
+    kept = CliRunner().invoke(command, [*arguments[:1], "--budget", "20000", "--deadline", "9d"])
+    assert "within      the budget of $20,000 and the deadline of 9d 00h" in kept.output
     failed = CliRunner().invoke(command, [*arguments, "--fail-on", "budget"])
     assert isinstance(failed.exception, PlanError)
 

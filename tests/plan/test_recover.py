@@ -117,6 +117,8 @@ def test_snapshots_take_no_more_than_a_node_has():
     small = f"cluster.host_memory={needed // 2**20 - 1}MiB"
     state = plan_of(JOB, *full, small).state
     assert state is not None
-    assert "of a node's memory, which has" in (state.tier("memory").why_not or "")
-    with pytest.raises(PlanError, match=r"P005: recovery\.state is memory, and it takes .*which"):
+    assert "of host memory, which has" in (state.tier("memory").why_not or "")
+    with pytest.raises(
+        PlanError, match=r"P005: recovery\.state is memory, and 4 copies of .*which"
+    ):
         plan_of(JOB, *full, small, "recovery.state=memory")

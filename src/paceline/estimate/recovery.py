@@ -16,7 +16,7 @@ from typing import Literal
 from paceline.estimate.engine_memory import HOST_MEMORY_BYTES_PER_S
 from paceline.estimate.goodput import best_interval_s, goodput, job_mtbf_s
 from paceline.parallel import Layout
-from paceline.units import bytes_apart
+from paceline.units import bytes_apart, format_bytes
 
 Tier = Literal["replica", "shadow", "memory", "checkpoint"]
 """`shadow` (a neighbour that followed a shard's updates) was taken out: only plans that an older
@@ -329,10 +329,14 @@ def _memory(case: _Case) -> StateTier:
     if why_not is None and sends and is_alone:
         why_not = "there is no second node to keep it on"
     # The own piece and the peer's, and a second of each while it is being replaced.
-    needed = (4 if sends else 2) * case.piece_bytes * machine.ranks_per_node
+    copies, held = 4 if sends else 2, case.piece_bytes * machine.ranks_per_node
+    needed = copies * held
     if why_not is None and needed > machine.free_host_bytes:
         needs, has = bytes_apart(needed, machine.free_host_bytes)
-        why_not = f"it takes {needs} of a node's memory, which has {has} for it"
+        why_not = (
+            f"{copies} copies of the {format_bytes(held)} of a node's ranks take {needs} of host "
+            f"memory, which has {has} for them"
+        )
     send_s = case.fetch_s if sends else 0.0
     interval_s = best_interval_s(copy_s, case.mtbf_s, background_s=send_s, step_s=training.step_s)
     steps = max(1.0, interval_s / training.step_s)

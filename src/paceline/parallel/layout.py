@@ -78,7 +78,7 @@ class Layout:
     @property
     def offloaded(self) -> str:
         """What leaves the accelerators where `offload` is set, in words."""
-        return "parameters and optimizer" if self.offload_parameters else "optimizer"
+        return "parameters, gradients and optimizer" if self.offload_parameters else "optimizer"
 
     @property
     def num_ranks(self) -> int:

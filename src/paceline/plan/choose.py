@@ -42,6 +42,8 @@ SIMPLER = (
 )
 """What makes a layout simpler, the first difference deciding: the order of `order_of`."""
 
+_AXES = ("tensor", "pipeline", "context", "expert")
+
 _LEAST_TERM = 0.01
 """A term that differs by less than this share of the step is not named."""
 
@@ -92,7 +94,7 @@ def choose(found: Found, case: Case, *, limit_bytes: int, margin: float) -> Choi
 def order_of(priced: Priced, latest_s: float) -> Any:
     """Row numbers, best first: those within the margin by simplicity, then the others by time."""
     t, size = priced.layouts, len(priced)
-    axes = sum((getattr(t, name) > 1) * 1 for name in ("tensor", "pipeline", "context", "expert"))
+    axes = sum((getattr(t, name) > 1) * 1 for name in _AXES)
     places = np.zeros(len(SCHEDULE_FACTS), dtype=int)
     for place, word in enumerate(SCHEDULE_FACTS):
         places[code_of("schedule", word)] = place
@@ -143,7 +145,7 @@ def _telling(best: Priced) -> Layouts:
     order = np.argsort(best.step_s, kind="stable")
     t = best.layouts
     key = np.asarray(t.sharding) * 1
-    for name in ("tensor", "pipeline", "context", "expert"):
+    for name in _AXES:
         key = 2 * key + (getattr(t, name) > 1)
     _, firsts = np.unique(key[order], return_index=True)
     rows = np.unique(np.concatenate([np.arange(min(2 * NUM_RUNNERS_UP, len(order))), firsts]))
@@ -191,8 +193,10 @@ def diverse(
     """The best of each kind of splitting first, then the best of the rest."""
 
     def kind(layout: Layout) -> tuple[object, ...]:
-        degrees = (layout.tensor, layout.pipeline, layout.context, layout.expert)
-        return (*(degree > 1 for degree in degrees), layout.sharding in ("full", "hybrid"))
+        return (
+            *(getattr(layout, axis) > 1 for axis in _AXES),
+            layout.sharding in ("full", "hybrid"),
+        )
 
     def seconds(pair: tuple[Layout, Estimate]) -> float:
         return pair[1].step_high_s or 0.0
@@ -249,19 +253,22 @@ def _slower(share: float) -> str:
 
 
 def _terms_that_differ(price: Estimate, chosen: Estimate) -> str:
-    """The two terms that cost most more."""
+    """The two terms that cost most more, then the two that save most."""
     assert price.step_s is not None
     assert chosen.step_s is not None
     more = {
         name: seconds - chosen.terms.get(name, 0.0)
         for name, seconds in price.terms.items()
-        if seconds - chosen.terms.get(name, 0.0) > _LEAST_TERM * chosen.step_s
+        if abs(seconds - chosen.terms.get(name, 0.0)) > _LEAST_TERM * chosen.step_s
     }
-    worst = sorted(more.items(), key=lambda term: -term[1])[:2]
+    order = sorted(more, key=lambda name: -more[name])
+    worst = [name for name in order if more[name] > 0][:2]
     if not worst:
         return f"{format_seconds(price.step_s)} a step, not {format_seconds(chosen.step_s)}"
     return ", ".join(
-        f"{TERM_NAMES.get(name, name)} +{format_seconds(seconds)}" for name, seconds in worst
+        f"{TERM_NAMES.get(name, name)} {'+' if more[name] > 0 else '-'}"
+        f"{format_seconds(abs(more[name]))}"
+        for name in (*worst, *[name for name in order[::-1] if more[name] < 0][:2])
     )
 
 
@@ -285,7 +292,7 @@ def reasons_of(choice: Choice) -> Iterator[tuple[str, str, str]]:
     """Field, value and reason of every way to split that was open."""
     layout = choice.layout
     yield "sharding", layout.sharding, _why_sharding(choice)
-    for axis in ("tensor", "pipeline", "context", "expert"):
+    for axis in _AXES:
         degree = getattr(layout, axis)
         if degree > 1:
             yield axis, str(degree), _why_axis(choice, axis)
@@ -396,7 +403,9 @@ def _why_sharding_alone(choice: Choice) -> str:
         kind = simpler[-1]
         name = replace(layout, sharding=kind).splits(choice.case.engine.full_sharding)[0]
         needs = too_much(priced[kind].memory.known_bytes, limit)
-        return f"the least sharding that fits: {name} {needs}"
+        ways = (f"{axis} {getattr(layout, axis)}" for axis in _AXES if getattr(layout, axis) > 1)
+        beside = " x ".join(ways)
+        return f"the least sharding that fits{beside and f' with {beside}'}: {name} {needs}"
     return _against_best(choice, [p for p in choice.fitting if p[0].sharding != layout.sharding])
 
 
@@ -445,8 +454,7 @@ def _why_axis(choice: Choice, axis: str) -> str:
 
 
 def _num_axes(layout: Layout) -> int:
-    degrees = (layout.tensor, layout.pipeline, layout.context, layout.expert)
-    return sum(degree > 1 for degree in degrees)
+    return sum(getattr(layout, axis) > 1 for axis in _AXES)
 
 
 def _why_schedule(choice: Choice) -> str:

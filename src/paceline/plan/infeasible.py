@@ -23,10 +23,10 @@ from paceline.plan.host import (
     host_limit_source,
     over_host_bytes,
 )
-from paceline.plan.search import Found, estimates_of, grid_bytes
+from paceline.plan.search import Found, estimates_of, fastest, grid_bytes
 from paceline.profile import resolve_profile
 from paceline.topology import Cluster, find_cluster
-from paceline.units import bytes_apart, counted, format_bytes
+from paceline.units import bytes_apart, counted, format_bytes, format_seconds
 
 _MOST_DOUBLINGS = 12
 """Clusters up to this many times twice as large are tried."""
@@ -90,8 +90,8 @@ def nothing_fits(
         ways = _ways_to_fit(asked, needed)
     error = PlanError.of(
         code="P001",
-        what=f"no layout fits on {cluster.name}: the leanest of {found.num_layouts:,}, "
-        f"{case.named(layout)} in micro-batches of {layout.micro_batch}, needs "
+        what=f"no layout fits on {cluster.name}: of {found.num_layouts:,} layouts the smallest, "
+        f"{case.named(layout)} with micro-batch {layout.micro_batch}, needs "
         f"{needs} a rank; {limit} may be used ({share:.0%} of {usable}). It is {parts}"
         + _over_host(case, found),
         where=job.where("cluster"),
@@ -121,9 +121,9 @@ def ways_of(refused: Problem | None) -> list[str]:
 def _over_host(case: Case, found: Found) -> str:
     if found.least_host_bytes is None:
         return ""
-    needed = bytes_apart(found.least_host_bytes, host_limit_bytes(case.cluster, "cpu"))
+    needs, has = bytes_apart(found.least_host_bytes, host_limit_bytes(case.cluster, "cpu"))
     return (
-        f". With what can be offloaded in the host's memory a node needs {' of '.join(needed)} "
+        f". With offload a node needs {needs} of host memory and has {has} "
         f"({host_limit_source(case.cluster, 'cpu')})"
     )
 
@@ -286,14 +286,25 @@ def _more_ranks(asked: _Asked) -> Iterator[str]:
     cluster = asked.case.cluster
     if cluster.accelerator == "cpu" or cluster.is_local:
         return
+    is_slow = False
     for doublings in range(1, _MOST_DOUBLINGS):
         times = 2**doublings
-        larger = replace(cluster, num_nodes=cluster.num_nodes * times)
+        nodes = times * cluster.num_nodes
+        larger = replace(cluster, num_nodes=nodes)
+        with suppress(PacelineError):  # with the network between its nodes, where it is known
+            spec = replace(asked.job.spec.cluster, nodes=nodes, per_node=cluster.ranks_per_node)
+            larger = find_cluster(spec, asked.job)
         space = replace(asked.open_space, num_ranks=larger.num_ranks)
-        if asked.fitting(space, replace(asked.case, cluster=larger)) is not None:
-            nodes = times * cluster.num_nodes
-            yield f"set cluster.nodes to {nodes}, which is {larger.num_ranks} ranks"
+        case = asked.case.again(cluster=larger)
+        way = f"set cluster.nodes to {nodes}, which is {larger.num_ranks} ranks"
+        if asked.fitting(replace(space, offloads=("none",)), case) is not None:
+            yield way
             return
+        if not is_slow and (best := fastest(space, case, limit_bytes=asked.limit_bytes, count=1)):
+            ((layout, price),) = best
+            pace = "" if price.step_s is None else f", {format_seconds(price.step_s)} a step"
+            yield f"{way}: it fits only with offload ({layout.offloaded}){pace}, estimated"
+            is_slow = True
 
 
 def _leaner_optimizer(asked: _Asked) -> Iterator[str]:

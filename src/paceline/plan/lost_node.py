@@ -10,7 +10,6 @@ from paceline.parallel.shrink import shrunk
 from paceline.plan.advice import scale_learning_rate
 from paceline.plan.choose import too_much
 from paceline.topology import Cluster
-from paceline.units import counted
 
 
 def fewest_ranks(
@@ -68,7 +67,7 @@ def after_a_lost_node(
         )
     )
     if spares := int(left > 0) if recovery.spares == "auto" else recovery.spares:
-        memory += f"; before that {counted(spares, 'spare')} may take the place of a lost rank"
+        memory += f"; a spare process ({spares} kept) first takes a lost rank's place"
     if recovery.batch == "keep":
         return f"{ranks}the same global batch of {small.global_batch}{memory}"
     rate = scale_learning_rate(

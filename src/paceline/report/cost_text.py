@@ -60,19 +60,37 @@ def _answer(bill: Bill) -> str:
     """The cheapest of each way, or why there is none."""
     if bill.why_no_cost is not None:
         return f"unknown: {bill.why_no_cost}"
-    known = [cost for cost in bill.costs if cost.runs_as_planned]
-    best: dict[str, RunCost] = {}
-    for cost in known or bill.costs:
-        best.setdefault(cost.way, cost)
-    listed = " or ".join(
-        f"${format_amount(cost.usd)} {way} at {cost.provider}" for way, cost in best.items()
+    known, unknown = (
+        [cost for cost in bill.costs if cost.runs_as_planned is is_known]
+        for is_known in (True, False)
     )
+    best = _best(known or unknown)
     if known:
-        return f"from {listed}"
-    lacking = sorted({each for cost in best.values() for each in cost.unknown_facts})
+        less = [
+            cost
+            for cost in _best(unknown)
+            if any(cost.usd < other.usd for other in best if other.way == cost.way)
+        ]
+        lead = f"from {_priced(best)}"
+        return f"{lead}; less where something is unknown (?): {_priced(less)}" if less else lead
+    lacking = sorted({each for cost in best for each in cost.unknown_facts})
     return (
-        f"unknown: no machine with a price is known to run this as planned; {listed}, if "
+        f"unknown: no machine with a price is known to run this as planned; {_priced(best)}, if "
         f"{' and '.join(lacking)} would do"
+    )
+
+
+def _best(costs: Iterable[RunCost]) -> list[RunCost]:
+    """The first of each way to pay."""
+    best: dict[str, RunCost] = {}
+    for cost in costs:
+        best.setdefault(cost.way, cost)
+    return [*best.values()]
+
+
+def _priced(costs: Iterable[RunCost]) -> str:
+    return " or ".join(
+        f"${format_amount(cost.usd)} {cost.way} at {cost.provider}" for cost in costs
     )
 
 

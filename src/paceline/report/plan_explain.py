@@ -118,16 +118,19 @@ def _time(plan: Plan) -> Iterator[str]:
 
 
 def _money(plan: Plan) -> Iterator[str]:
-    """The whole run at the cheapest providers."""
+    """The whole run at the cheapest of the machines of which most is known."""
     if not plan.costs:
         return
     yield ""
-    yield "cost, of the whole run, at the cheapest providers"
+    yield "cost, of the whole run, at machines that are known to run it before others"
     for cost in plan.costs:
+        kept = cost.terms.get("storage", 0.0) + cost.terms.get("egress", 0.0)
         yield from wrapped(
             f"  {cost.provider:<13}{cost.way:<11}${format_amount(cost.usd):>9}  ",
             f"{cost.num_instances} x {cost.instance} for {cost.hours:.3g} h at "
-            f"${cost.per_instance_hour_usd:.4g} an hour each; price of {price_day(cost.as_of)}"
+            f"${cost.per_instance_hour_usd:.4g} an hour each"
+            + (f", ${format_amount(kept)} for storage and egress" if kept else "")
+            + f"; price of {price_day(cost.as_of)}"
             f"{of_machine(cost)}",
         )
 

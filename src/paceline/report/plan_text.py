@@ -274,14 +274,15 @@ def _money(plan: Plan) -> Iterator[str]:
         )
     elif plan.why_no_cost is not None:
         yield from wrapped(_row("cost", ""), f"unknown: {plan.why_no_cost}")
-    for each in plan.limits:
-        if each.is_kept is False and each.name != "memory":
-            shown = (
-                f"${format_amount(each.limit)}"
-                if each.name == "budget"
-                else format_seconds(each.limit)
-            )
-            yield _row("OVER", f"the {each.name} of {shown}")
+    for label, is_kept in (("OVER", False), ("within", True), ("limits", None)):
+        listed = " and ".join(
+            f"the {each.name} of "
+            + (f"${each.limit:,.0f}" if each.name == "budget" else format_seconds(each.limit))
+            for each in plan.limits
+            if each.is_kept is is_kept and each.name != "memory"
+        )
+        if listed:
+            yield _row(label, listed + (": not known to be kept" if is_kept is None else ""))
 
 
 def losses(terms: Mapping[str, float], digits: int) -> str:
