@@ -88,6 +88,20 @@ def test_ranks_that_stand_in_different_collectives_differ_in_what_they_call():
     assert "rank 0 stands at collective 22" in cause.what
 
 
+def test_a_rank_behind_the_others_in_another_operation_is_told_with_how_long_it_waited():
+    ranks = [(0, 4021, "ALLREDUCE"), (1, 4021, "ALLREDUCE"), (2, 4020, "ALLGATHER")]
+    line = WATCHDOG.replace("rank3", "rank{r}").replace("Rank 3", "Rank {r}")
+    text = "".join(line.format(r=r, seq=seq, op=op, size=9) for r, seq, op in ranks)
+    diagnosis = diagnose_text(text)
+    cause = diagnosis.causes[0]
+    assert (cause.id, cause.confidence) == ("collective-mismatch", Confidence.POSSIBLE)
+    assert re.search(r"ranks 0-1 waited \d+ s in collective 4021 \(ALLREDUCE, 9 elem", cause.what)
+    assert re.search(r"; rank 2 waited \d+ s in collective 4020 \(ALLGATHER, 9 elem", cause.what)
+    assert "uneven-inputs-hang" in {each.id for each in diagnosis.causes}
+    (consequence,) = diagnosis.consequences
+    assert consequence.count == len(ranks)  # each line is of several patterns of it
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -46,6 +46,9 @@ class Standing:
     is_small: bool
     """One element: mostly a barrier."""
 
+    is_apart: bool
+    """Ranks wait in different operations, at different numbers."""
+
     crossed: str | None = None
     """That a rank finished a collective in which another still waits, in words."""
 
@@ -70,20 +73,10 @@ def stand(seen: Seen) -> Standing | None:
     ]
     ops = sorted({each.op for each in at if each.op})
     size = next((each.num_in for each in at if each.num_in is not None), None)
-    limit = next((each.timeout_ms for each in at if each.timeout_ms), None)
-    parts = [f"collective {seq}" + (f" ({', '.join(ops)}" if ops else "")]
-    if ops:
-        parts[0] += f", {size} elements)" if size is not None else ")"
-    waited = [each.rank for each in at if each.rank is not None]
-    if waited:
-        parts.append(f"rank{'s' if len(waited) > 1 else ''} {spans(waited)} waited")
-    if limit:
-        parts[-1] += f" {limit / 1000:.0f} s"
-    if behind:
-        lower = min(each.seq for each in first if each.rank in behind)
-        parts.append(f"rank {spans(behind)} stood at {lower}")
+    places = sorted({each.seq for each in first}, key=lambda place: (place != seq, place))
+    parts = [_waits([each for each in first if each.seq == place]) for place in places[:_PLACES]]
     if absent and len(absent) < world:
-        parts.append(f"rank {spans(absent)} says nothing")
+        parts.append(f"rank{'s' * (len(absent) > 1)} {spans(absent)} reported nothing")
     return Standing(
         what="; ".join(parts),
         seq=seq,
@@ -97,7 +90,22 @@ def stand(seen: Seen) -> Standing | None:
         is_early=seq <= 10,
         is_small=size is not None and size <= 8,
         crossed=_crossed(first),
+        is_apart=_is_apart(first),
     )
+
+
+_PLACES = 3
+"""Collectives that are named of those in which ranks waited."""
+
+
+def _waits(at: Sequence[Watched]) -> str:
+    """Who waited how long in one collective, in words."""
+    ranks = [each.rank for each in at if each.rank is not None]
+    who = f"rank{'s' * (len(ranks) > 1)} {spans(ranks)}" if ranks else "a rank"
+    limit = next((f" {each.timeout_ms / 1000:.0f} s" for each in at if each.timeout_ms), "")
+    told = sorted({each.op for each in at if each.op})
+    told += [f"{each.num_in} elements" for each in at if each.num_in is not None][:1]
+    return f"{who} waited{limit} in collective {at[0].seq}" + f" ({', '.join(told)})" * bool(told)
 
 
 _NEEDS_ALL = re.compile(r"ALLREDUCE|ALLGATHER|REDUCE_SCATTER|ALLTOALL|BARRIER")
@@ -117,6 +125,20 @@ def _crossed(first: Sequence[Watched]) -> str | None:
                     f"{waits.rank} still waits in {waits.seq} ({waits.op}), which needs all ranks"
                 )
     return None
+
+
+def _is_apart(first: Sequence[Watched]) -> bool:
+    """Whether a rank waits at a lower number in another operation. Each group counts its own
+    collectives, so ranks of which lines name different groups are not compared."""
+    last = max(first, key=lambda each: each.seq)
+    return any(
+        each.seq < last.seq
+        and each.op != last.op
+        and each.group in {last.group, None}
+        and _NEEDS_ALL.search(each.op or "") is not None
+        for each in first
+        if last.op
+    )
 
 
 def _first_of_each(watched: Sequence[Watched]) -> list[Watched]:
@@ -179,6 +201,7 @@ _OF_STANDING: Mapping[str, Callable[[Standing], object]] = {
     "ops": lambda stands: len(stands.ops) > 1,
     "sizes": lambda stands: len(stands.sizes) > 1,
     "crossed": lambda stands: stands.crossed,
+    "apart": lambda stands: stands.is_apart,
     "behind": lambda stands: stands.behind,
 }
 

@@ -266,7 +266,7 @@ class _Reading:
             self.seen.ranks.add(line.rank)
             note_first_rank(self.seen, line)
         is_benign = benign().search(line.raw) is not None
-        readers, is_known = set(), False
+        readers, counted, is_known = set(), set(), False
         for number in sorted(numbers):
             pattern = patterns[number]
             if pattern.kind is Kind.READER:
@@ -281,7 +281,8 @@ class _Reading:
                 (pattern.name, pattern.text.pattern),
                 Sighting(pattern.name, pattern.text.pattern, weak),
             )
-            sighting.count += 1
+            sighting.count += (pattern.name, weak) not in counted  # a line once for each failure
+            counted.add((pattern.name, weak))
             sighting.add(line, {k: v for k, v in match.groupdict().items() if v is not None})
         self._open.take(line)
         self._table.take(line)
