@@ -76,6 +76,18 @@ def test_s3_3_a_cause_is_named_by_its_published_id_too():
     assert "rank-divergent-decision, published as gradient-sync-deadlock (possible)" in text
 
 
+def test_what_is_certain_comes_before_its_likely_reason():
+    log = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 3 has a total"
+        " capacity of 79.15 GiB of which 1.21 GiB is free. Of the allocated memory 66.02 GiB is "
+        "allocated by PyTorch, and 10.81 GiB is reserved by PyTorch but unallocated.\n"
+    )
+    first, second, *rest = run("-", text=log).output.splitlines()
+    assert "cuda-oom (certain); reason: cuda-oom-fragmentation: OOM through" in first
+    assert second.endswith("has 10.81 GiB reserved and unused: more than was asked for")
+    assert not any(line.startswith("also") for line in rest)
+
+
 def test_a_row_that_is_cut_to_a_sentence_ends_without_a_semicolon():
     log = (
         "node1:12:12 [0] NCCL INFO NCCL_ALGO set by environment to Ring\n"

@@ -8,10 +8,12 @@ from paceline import units
 from paceline.check.diagnose.conclusion import (
     MAX_SHOWN,
     Cause,
+    Confidence,
     Consequence,
     Diagnosis,
 )
 from paceline.check.diagnose.messages import spans
+from paceline.check.diagnose.precedence import YIELDS
 from paceline.check.diagnose.unique import Events
 from paceline.check.finding import Evidence
 from paceline.report.table import text_width
@@ -46,7 +48,7 @@ def brief_lines(diagnosis: Diagnosis) -> Iterator[str]:
         yield from _row("cause", "unknown: nothing in the catalog explains this failure", 2)
         return
     cause = diagnosis.causes[0]
-    yield from _row("cause", f"{cause.id}: {cause.title} ({cause.confidence})", 2)
+    yield from _row("cause", _first(diagnosis), 2)
     yield from _row("", cause.what, 3)
     if calls := diagnosis.facts.get("collectives"):
         yield from _row("collectives", calls, 4)
@@ -70,7 +72,7 @@ def event_lines(events: Events) -> Iterator[str]:
 
 def _lines(diagnosis: Diagnosis) -> Iterator[str]:
     if diagnosis.causes:
-        yield from _cause(diagnosis.causes[0])
+        yield from _cause(diagnosis)
     elif diagnosis.is_words:
         why = "these words match no known symptom; give the log: paceline diagnose FILE"
         yield from _row("unknown", why, 2)
@@ -101,9 +103,13 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
         yield from _row("note", note, 2)
     for name, fact in diagnosis.facts.items():
         yield from _row(name, fact, 6 if name in _WHOLE else 2)
-    for number, cause in enumerate(diagnosis.causes[1:MAX_SHOWN], start=2):
+    explained = _explained(diagnosis) if diagnosis.causes else []
+    others = [cause for cause in diagnosis.causes if cause not in explained]
+    for number, cause in enumerate(others[1:MAX_SHOWN], start=2):
         told = f"{cause.failure.title}. Check: {cause.check}" if cause.check else cause.what
-        yield from _row("or", f"{number}. {cause.failure.named} ({cause.confidence}): {told}", 2)
+        most = 3 if cause.check else 2
+        text = f"{number}. {cause.failure.named} ({cause.confidence}): {told}"
+        yield from _row("also", text, most)
     for like in diagnosis.resembling:
         yield from _row(
             "looks like",
@@ -123,11 +129,30 @@ _HOW_IT_ENDED = (
 )
 
 
-def _cause(cause: Cause) -> Iterator[str]:
+def _first(diagnosis: Diagnosis) -> str:
+    """The cause; behind what is certain, where it is the likely reason for that."""
+    cause = diagnosis.causes[0]
+    named = f"{cause.failure.named}: {cause.title} ({cause.confidence})"
+    certain = "".join(f"{each.id} (certain); " for each in _explained(diagnosis))
+    if cause.confidence is Confidence.POSSIBLE and len(diagnosis.causes) > 1:
+        return f"1. {named}"
+    return f"{certain}reason: {named}" if certain else named
+
+
+def _explained(diagnosis: Diagnosis) -> list[Cause]:
+    """Causes that are certain and that the first, which is not, would explain."""
+    first, *others = diagnosis.causes
+    sure = [each for each in others if each.confidence is Confidence.CERTAIN]
+    is_sure = first.confidence is Confidence.CERTAIN
+    return [each for each in sure if first.id in YIELDS.get(each.id, ()) and not is_sure]
+
+
+def _cause(diagnosis: Diagnosis) -> Iterator[str]:
+    cause = diagnosis.causes[0]
     failure = cause.failure
-    yield from _row("cause", f"{cause.failure.named}: {cause.title} ({cause.confidence})", 2)
+    yield from _row("cause", _first(diagnosis), 2)
     if not cause.what.endswith(failure.title):
-        yield from _row("", cause.what, 3)
+        yield from _row("symptom" if diagnosis.is_words else "", cause.what, 3)
     if cause.check:
         yield from _row("check", cause.check, 2)
     where = []

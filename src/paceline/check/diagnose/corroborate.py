@@ -48,7 +48,7 @@ def _fragmented(seen: Seen, sightings: list[Sighting], run: str) -> str | None:
         for line, _ in sighting.first:
             memory = OutOfMemory(line.message)
             if memory.is_fragmented:
-                return "more is reserved and unused than was asked for"
+                return "more than was asked for"
     return None
 
 

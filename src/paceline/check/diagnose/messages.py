@@ -93,11 +93,11 @@ class OutOfMemory:
             parts[0] += f" on GPU {self.gpu}"
         if self.free:
             parts.append(f"{self.free} of {self.capacity} free" if self.capacity else self.free)
-        if self.allocated:
-            parts.append(f"PyTorch holds {self.allocated}")
+        held = [f"PyTorch holds {self.allocated}"] if self.allocated else []
         if self.unallocated:
-            parts.append(f"{self.unallocated} reserved and unused")
-        return "CUDA out of memory: " + ", ".join(parts)
+            held.append(f"{self.unallocated} reserved and unused")
+        sentences = [", ".join(parts), " and has ".join(held)]
+        return "CUDA out of memory: " + ". ".join(filter(None, sentences))
 
 
 def _oom(line: Line, groups: Said) -> str:
