@@ -104,6 +104,14 @@ def test_codes_beside_the_list_are_refused():
     assert run("cuda-oom", "--list").exit_code == 2
 
 
+def test_a_table_stands_in_columns():
+    lines = run("anti-patterns").output.splitlines()
+    head = next(line for line in lines if line.startswith("habit  "))
+    row = next(line for line in lines if line.startswith("DDP for a model"))
+    assert row.index("out of memory") == head.index("what happens")
+    assert not any("|" in line for line in lines)
+
+
 TOPICS = [name for name, code in load_codes().items() if code.about == "how to choose"]
 
 

@@ -132,7 +132,9 @@ def _plain(markdown: str) -> Iterator[str]:
         "\n\n"
     ):
         yield ""
-        if paragraph.startswith(("|", "```", "    ")):
+        if paragraph.startswith("|"):
+            yield from _table(paragraph)
+        elif paragraph.startswith(("```", "    ")):
             yield paragraph
         elif paragraph.startswith(("- ", "1. ")):
             for item in re.split(r"\n(?=- |\d+\. )", paragraph):
@@ -140,3 +142,10 @@ def _plain(markdown: str) -> Iterator[str]:
                 yield from wrapped(f"{mark} ", " ".join(text.split()))
         else:
             yield from _fill(paragraph)
+
+
+def _table(markdown: str) -> Iterator[str]:
+    """A table of a page, in columns."""
+    lines = [line for line in markdown.splitlines() if not line.startswith("| ---")]
+    head, *rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    yield format_table([head, *rows], keep=len(head))

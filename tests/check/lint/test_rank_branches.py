@@ -31,6 +31,26 @@ def test_a_barrier_on_one_rank_is_an_error():
     ]
 
 
+@pytest.mark.parametrize(
+    ("shards", "why"),
+    [
+        ("model = FSDP(model)", "waits there until the time-out: every rank has to call it"),
+        ("fully_shard(model)", "saves its own shards alone"),  # 2 ranks, gloo, torch 2.13: no wait
+    ],
+)
+def test_a_state_on_one_rank_waits_with_fsdp1_and_lacks_shards_with_fsdp2(shards, why):
+    program = f"""
+from torch.distributed.fsdp import fully_shard
+model = torch.nn.Linear(8, 8)
+{shards}
+if rank == 0:
+    torch.save(model.state_dict(), "model.pt")
+"""
+    found = lint_program("train.py", START + program, Context())
+    (finding,) = [one for one in found if one.id == "rank0-only-collective-save"]
+    assert why in finding.what
+
+
 CHOSEN = """
 path = None
 if rank == 0:

@@ -11,5 +11,5 @@ def bf16_finding(path: str, line: int, said: str, gpu: str) -> Finding:
         path,
         line,
         f"{said} asks for bf16, which {gpu} does not have",
-        fix="fp16 with loss scaling, or a GPU from Ampere on",
+        fix="fp16 with loss scaling, or an Ampere GPU or newer",
     )

@@ -252,8 +252,8 @@ def _check_precision(path: str, config: Marked, context: Context) -> Iterator[Fi
             path,
             last.line,
             "fp16 and bf16 are both enabled",
-            fix="keep one: bf16 from Ampere on",
-            evidence=[(path, first.line, "enabled")],
+            fix="keep one: bf16 on Ampere GPUs or newer",
+            evidence=[(path, first.line, f"{'fp16' if first is fp16 else 'bf16'} is enabled")],
         )
     if brain and bf16 is not None and context.gpu is not None and lacks_bf16(context.gpu):
         yield bf16_finding(path, bf16.line, "bf16.enabled", context.gpu)
@@ -283,18 +283,19 @@ def check_triangle(path: str, config: Marked, ranks: int | None) -> Iterator[Fin
             "ds-batch-size-mismatch",
             path,
             place.line,
-            f"train_batch_size {total} is not micro-batch {micro} x {steps} accumulated x "
+            f"train_batch_size {total} is not micro-batch {micro} x {steps} accumulation steps x "
             f"{counted(ranks, 'rank')} = {micro * steps * ranks}",
             fix=f'"train_batch_size": {micro * steps * ranks}, or leave one of the three out',
         )
         return
     for number, name in (
-        (micro and steps and micro * steps, f"micro-batch {micro} x {steps} accumulated"),
+        (micro and steps and micro * steps, f"micro-batch {micro} x {steps} accumulation steps"),
         (micro, f"micro-batch {micro}"),
-        (steps, f"{steps} accumulated"),
+        (steps, f"{steps} accumulation steps"),
     ):
         if number and total % (number * (ranks or 1)):
             by = f"{name} x {ranks} ranks" if ranks else name
+            by += f" = {number * (ranks or 1)}" if " x " in by else ""
             yield found(
                 "ds-batch-size-mismatch",
                 path,

@@ -496,9 +496,10 @@ def under(joint: Joint, guard: Guard, holds: bool) -> bool:
 def rank_finding(program: Program, joint: Joint, guard: Guard) -> Finding:
     call = joint.call
     at = call.at_depth(guard.depth)
-    only = "a part of the ranks alone"
+    only = "only a part of the ranks"
     if guard.main is not None:
         only = "only the main process" if guard.main else "every process but the main one"
+    ends = f"waits there until the time-out: {joint.condition}{WORDS[joint.kind]}"
     deeper = f" (through {call.spot})" if at is not call.node else ""
     id = {
         "collective": "collective-mismatch",
@@ -508,20 +509,20 @@ def rank_finding(program: Program, joint: Joint, guard: Guard) -> Finding:
     }[joint.kind]
     fix = {
         "collective": "move it out of the branch, so that every rank calls it",
-        "save": "let every rank make this call; keep only printing and small files in the branch",
+        "save": "let every rank make this call, above the branch; what it gives is for the branch",
         "forward": (
             "let every rank evaluate its share and reduce the result; with DDP, "
             "`model.module` may be called on one rank"
         ),
         "backward": "let every rank run it",
     }[joint.kind]
+    if call.is_method("state_dict") and call.receiver and wrappers(call.receiver) == {"fsdp2"}:
+        ends = "saves its own shards alone: those of the other ranks are in no file"
+        fix = "above the branch, on every rank: get_model_state_dict with full_state_dict=True"
     return program.finding(
         id,
         at,
-        what=(
-            f"{only} reaches {joint.shown}{deeper} (condition in {guard.spot}); "
-            f"{joint.condition}{WORDS[joint.kind]}: it waits for the others until the time-out"
-        ),
+        what=f"{only} reaches {joint.shown}{deeper} (condition in {guard.spot}) and {ends}",
         fix=fix,
         seen=(guard, call),
         level=joint.severity if is_shown(program, joint, guard) else Severity.INFO,

@@ -159,7 +159,7 @@ def check_cpu_tensor_in_nccl(program: Program, context: Context) -> Iterator[Fin
             yield program.finding(
                 "no-backend-for-cpu",
                 call,
-                what="this tensor is on the CPU, and the process group has NCCL alone: it raises",
+                what="this tensor is on the CPU and the group has only the NCCL backend: it raises",
                 fix="make the tensor with device=device, or use backend cpu:gloo,cuda:nccl",
             )
 
