@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import pickle
+import re
 import threading
 
 import pytest
@@ -74,6 +75,24 @@ def test_s3_3_words_of_no_known_symptom_are_no_sign_that_all_is_well(words):
 def test_s3_3_a_cause_is_named_by_its_published_id_too():
     text = " ".join(run("training hangs, no error").output.split())
     assert "rank-divergent-decision, published as gradient-sync-deadlock (possible)" in text
+
+
+def test_a_quote_that_is_cut_is_cut_behind_its_message(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    log = (
+        "[rank0]:[E102 11:20:31.100200300 ProcessGroupNCCL.cpp:629] [Rank 0] Watchdog caught "
+        "collective operation timeout: WorkNCCL(SeqNum=4021, OpType=ALLREDUCE, NumelIn=262144, "
+        "NumelOut=262144, Timeout(ms)=600000) ran for 600012 milliseconds before timing out.\n"
+    )
+    text = " ".join(run("-", text=log).output.split())
+    assert "-:1: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4021, OpT" in text
+
+
+def test_each_cause_that_words_may_have_comes_with_its_check():
+    text = " ".join(run("hangs at step 500").output.split())
+    assert text.startswith("cause 1. uneven-inputs-hang")
+    assert "symptom Ranks waited for a rank that did not come check print len" in text
+    assert text.count("Check: ") == len(re.findall(r"also \d\. ", text)) == 2
 
 
 def test_what_is_certain_comes_before_its_likely_reason():

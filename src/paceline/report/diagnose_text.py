@@ -12,6 +12,7 @@ from paceline.check.diagnose.conclusion import (
     Consequence,
     Diagnosis,
 )
+from paceline.check.diagnose.line import read_line
 from paceline.check.diagnose.messages import spans
 from paceline.check.diagnose.precedence import YIELDS
 from paceline.check.diagnose.unique import Events
@@ -20,6 +21,8 @@ from paceline.report.table import text_width
 
 _LEAST_QUOTED = 30
 """Characters of a quoted line that stand beside its place; with less room it goes below."""
+_QUOTED = 2
+"""Lines of the screen that a quoted line takes at most."""
 _INDENT = 12
 _WHOLE = {"repaired", "recovered", "script", "unset"}
 """Facts whose every part is an answer of its own."""
@@ -107,7 +110,7 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
     others = [cause for cause in diagnosis.causes if cause not in explained]
     for number, cause in enumerate(others[1:MAX_SHOWN], start=2):
         told = f"{cause.failure.title}. Check: {cause.check}" if cause.check else cause.what
-        most = 3 if cause.check else 2
+        most = 4 if cause.check else 2
         text = f"{number}. {cause.failure.named} ({cause.confidence}): {told}"
         yield from _row("also", text, most)
     for like in diagnosis.resembling:
@@ -182,7 +185,10 @@ def _quote(name: str, each: Evidence) -> Iterator[str]:
     if len(head) > text_width() - _LEAST_QUOTED:
         yield head.rstrip()
         head = ""
-    yield from _row(head, each.text, 2, is_quote=True)
+    text = each.text
+    if len(_wrap(head, text, is_quote=True)) > _QUOTED:  # the message, rather than who wrote it
+        text = read_line(text, source=each.where.path, number=each.where.line or 0).message
+    yield from _row(head, text, _QUOTED, is_quote=True)
 
 
 def _place(each: Evidence) -> str:
