@@ -114,5 +114,5 @@ def test_the_server_says_how_its_package_is_installed(monkeypatch):
     from paceline.mcp import server
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(JobError, match=r'pip install "paceline\[mcp\]"'):
+    with pytest.raises(JobError, match=r"pip install '.*\[mcp\]'"):
         server.serve(Path("."), Path("runs"), may_control=False)

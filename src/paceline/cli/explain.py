@@ -99,8 +99,9 @@ def _symptom_lines(symptom: "Symptom") -> Iterator[str]:
 
 def _failure_lines(failure: "Failure") -> Iterator[str]:
     yield f"{failure.id}: {failure.title}"
-    known_as = [f"published as {', '.join(failure.published)}"] if failure.published else []
-    yield "  " + "; ".join([failure.effect, ", ".join(failure.frameworks) or "any", *known_as])
+    known_as = [f"published as: {', '.join(failure.published)}"] if failure.published else []
+    frameworks = f"frameworks: {', '.join(failure.frameworks) or 'any'}"
+    yield "  " + "; ".join([f"effect: {failure.effect}", frameworks, *known_as])
     yield from _part("why", failure.why)
     yield from _part("how it shows", failure.shows)
     yield from _part("fix", failure.fix)
