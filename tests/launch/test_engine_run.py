@@ -260,7 +260,9 @@ def test_what_only_megatron_reads_is_refused_by_our_own_runtime(tmp_path):
     small = {"preset": "llama-3-8b"}
     words = ("--on", "slurm", "--dry-run")
     done = run(tmp_path, *words, engine="paceline", data=mock, model=small)
-    assert "J007: data.corpus mock: Paceline's own runtime makes no samples up" in done.stderr
+    assert (
+        "J007: data.corpus mock: Paceline's own runtime cannot generate mock samples" in done.stderr
+    )
     assert "J007: engine_path is read for the engine megatron alone" in done.stderr
 
 

@@ -56,7 +56,7 @@ def test_a_faster_layout_that_lost_says_what_it_is_at_worst_and_what_simpler_mea
     faster = [each.reason for each in plan.rejected if "faster" in each.reason]
     assert faster
     assert all(re.search(r"% faster \(.* in the slow case\)", reason) for reason in faster)
-    assert SIMPLER[0] in explain_plan(plan)
+    assert SIMPLER[0] in " ".join(explain_plan(plan).split())
 
 
 def test_a_need_just_over_its_limit_is_printed_with_the_digits_that_tell_them_apart():

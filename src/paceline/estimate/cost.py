@@ -135,7 +135,7 @@ def cannot_run(price: Price, needs: Needs) -> str | None:
     if needs.num_nodes <= nodes or fabric is None:
         return None
     if needs.is_rdma and not fabric.is_rdma:
-        return "no RDMA between nodes, the plan counts on it"
+        return "no RDMA between nodes, which the plan needs"
     wanted = needs.network_bytes_per_s
     if wanted is not None and fabric.bytes_per_s < _NEARLY * wanted:
         return (

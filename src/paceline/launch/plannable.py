@@ -59,7 +59,7 @@ def check_ours(job: Job) -> Iterator[Problem]:
     if job.spec.data.corpus == "mock":
         yield Problem(
             code="J007",
-            what="data.corpus mock: Paceline's own runtime makes no samples up",
+            what="data.corpus mock: Paceline's own runtime cannot generate mock samples",
             where=job.where("data.corpus"),
             fix="give data.path, your own files, before the run; a plan for a declared cluster "
             "needs no data",

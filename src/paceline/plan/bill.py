@@ -91,12 +91,14 @@ def bill_of_plan(
         prices: Of the plan's accelerator.
         keeping: What is stored and sent out; left out, `keeping_of` the plan.
     """
-    rows, keeping = tuple(prices), keeping or keeping_of(plan, job)
+    rows, state = tuple(prices), plan.estimate.num_checkpoint_bytes
+    kept, keeping = "" if keeping else "; {:.0f} stored", keeping or keeping_of(plan, job)
+    kept = kept.format(keeping.stored_bytes / state)
     view = outlook(plan, job, prices=rows, keeping=keeping)
     cluster = plan.cluster
     basis = [
         f"{view.num_steps} steps of {_seconds(view.step_s)} each, as planned: {plan.layout.name}",
-        f"a checkpoint every {counted(plan.checkpoint_every, 'step')}",
+        f"a checkpoint every {counted(plan.checkpoint_every, 'step')}, {format_bytes(state)}{kept}",
         *_all_kept(plan, view.num_checkpoints),
         *_assumed(view.restart_s),
     ]
@@ -264,7 +266,7 @@ def _train_s(size: Size, accelerator: Accelerator) -> tuple[float, list[str]]:
         if size.mfu is not None
         else f"MFU {mfu:.0%}, assumed: {ASSUMED_MFU:.0%} of the peak computes"
         + (", a quarter of that repeats" if again > 1 else "")
-        + " (Llama 3 405B: 38 to 43 %, arXiv:2407.21783); at half of it the run costs twice as much"
+        + " (Llama 3 405B: 38 to 43 %, arXiv:2407.21783)"
     )
     return model_flops / (peak * mfu), [
         work,
@@ -324,7 +326,7 @@ def _assumed(restart_s: float) -> list[str]:
         f"assumed: one failure every {hours:,.0f} accelerator-hours",
         f"assumed: {format_seconds(restart_s)} to restart",
         f"assumed: a spot instance lasts {format_seconds(DEFAULT_SPOT_MTBF_S)} on average",
-        "assumed: on spot, checkpoints are as frequent as is best for that",
+        "assumed: on spot, the checkpoint interval that costs least",
     ]
 
 

@@ -424,7 +424,7 @@ def _large_units(
         fix = "; or ".join(fixes)
     yield Caution(
         about="gather",
-        what=f"{format_bytes(largest)} are gathered at once ({name}), more than "
+        what=f"{name}: one all-gather of {format_bytes(largest)}, more than "
         f"{MOST_OF_MEMORY:.0%} of a rank's memory; units: {listed}",
         fix=fix,
     )
@@ -432,9 +432,7 @@ def _large_units(
 
 _EXPERTS = "the experts of"
 
-_WRAP_ENDS = (
-    "in a program of your own, wrap embedding and output matrix with fully_shard by themselves"
-)
+_WRAP_ENDS = "in your own script, wrap embedding and output matrix with fully_shard by themselves"
 
 
 def assumed_efficiency(efficiencies: Efficiencies, case: Case) -> Iterator[Caution]:

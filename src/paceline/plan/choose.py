@@ -42,6 +42,9 @@ SIMPLER = (
 )
 """What makes a layout simpler, the first difference deciding: the order of `order_of`."""
 
+TOO_LARGE = "does not fit: "
+"""How the reason of a layout begins that needs more memory than there is."""
+
 _AXES = ("tensor", "pipeline", "context", "expert")
 
 _LEAST_TERM = 0.01
@@ -275,7 +278,7 @@ def _terms_that_differ(price: Estimate, chosen: Estimate) -> str:
 def _why_too_large(price: Estimate, limit: int) -> str:
     needed = price.memory.known_bytes
     needs, allowed = bytes_apart(needed, limit)
-    return f"does not fit: needs {needs}, {format_bytes(needed - limit)} over the {allowed} allowed"
+    return f"{TOO_LARGE}needs {needs}, {format_bytes(needed - limit)} over the {allowed} allowed"
 
 
 def too_much(needed_bytes: float, limit_bytes: float) -> str:
@@ -438,19 +441,20 @@ def _why_axis(choice: Choice, axis: str) -> str:
     without = [pair for pair in choice.fitting if getattr(pair[0], axis) == 1]
     chosen_s = choice.estimate.step_s
     if not without:
-        return f"no layout without it fits in {format_bytes(choice.limit_bytes)}"
+        return f"no layout with {axis} 1 fits in {format_bytes(choice.limit_bytes)}"
     layout, price = min(without, key=lambda pair: pair[1].step_s or 0.0)
     if chosen_s is None or price.step_s is None:
         return "times are unknown"
-    (share, pace), name = _pace(price, choice.estimate), choice.case.named(layout)
+    share, pace = _pace(price, choice.estimate)
+    best = f"the best layout with {axis} 1, {choice.case.named(layout)}"
     if abs(share) < _SAME:
         leaner = _leaner(choice, price)
         if leaner:
-            return f"the best without it, {name}, is as fast{leaner}"
+            return f"{best}, is as fast{leaner}"
         if _num_axes(choice.layout) <= _num_axes(layout):
-            return f"as fast as the best without it, {name}, and no more kinds of parallelism"
-        return f"within half a percent of the best without it, {name}"
-    return f"the best without it, {name}, is {pace}"
+            return f"as fast as {best}, and no more kinds of parallelism"
+        return f"within half a percent of {best}"
+    return f"{best}, is {pace}"
 
 
 def _num_axes(layout: Layout) -> int:
@@ -463,7 +467,7 @@ def _why_schedule(choice: Choice) -> str:
     whole = choice.estimate.step_s
     if idle is None or not whole:
         return "times are unknown"
-    told = f"pipeline bubble and sends take {idle / whole:.1%} of the step"
+    told = f"pipeline bubble and p2p take {idle / whole:.1%} of the step"
     if layout.schedule == "1f1b":
         return told
     plain = price_one(replace(layout, schedule="1f1b", chunks=1), choice.case)

@@ -220,8 +220,8 @@ def _gaps(module: EngineModule, plan: Plan, job: Job, *, own_program: bool) -> t
     return tuple(
         without_own_program(
             found,
-            f"a program of your own: `paceline run --script train.py --with {engine} JOB` (on "
-            "Kubernetes kubernetes.script)",
+            f"your own script: `paceline run --script train.py --with {engine} JOB` "
+            "(on Kubernetes: kubernetes.script)",
         )
     )
 

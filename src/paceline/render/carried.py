@@ -108,7 +108,7 @@ def needs(job: Job) -> Iterator[Gap]:
         yield Gap(
             what="data.corpus mock",
             where="data.corpus",
-            why="only Megatron makes samples up",
+            why="only Megatron generates mock samples",
             nearest=None,
             fix="data.path: your own files, or engine: megatron",
         )

@@ -6,7 +6,7 @@ from paceline.catalog import load_providers
 from paceline.estimate.cost import RunCost, accelerator_hours
 from paceline.estimate.serving import BreakEven, Load, Serving
 from paceline.plan.bill import Bill
-from paceline.report.plan_text import format_amount
+from paceline.report.plan_text import format_amount, machines_of
 from paceline.report.table import format_table, wrapped
 from paceline.units import format_bytes, format_seconds
 
@@ -32,7 +32,7 @@ def _lines(bill: Bill) -> Iterator[str]:
     yield ""
     if bill.costs:
         yield format_table([*_table(bill.costs)])
-        yield "All but HOURS are dollars. COMPUTE, SAVES and FAILURES are machine time."
+        yield "All columns but HOURS are dollars. COMPUTE, SAVES, FAILURES: price of machine time."
         yield ""
         yield format_table([*_machines(bill.costs)])
         yield "FILES: paceline render JOB --for NAME writes the files that start the run there."
@@ -126,9 +126,9 @@ def _machines(costs: Sequence[RunCost]) -> Iterator[tuple[str, ...]]:
     for cost in costs:
         yield (
             cost.provider,
-            f"{cost.num_instances} x {cost.instance}{', spot' if cost.way == 'spot' else ''}",
+            f"{machines_of(cost)}{', spot' if cost.way == 'spot' else ''}",
             f"{cost.per_instance_hour_usd:.2f}",
-            cost.as_of,
+            cost.as_of.replace("by ", "<= "),
             "by hand" if cost.is_by_hand else _rendered(cost.provider),
         )
 
@@ -222,7 +222,7 @@ def _serving(
                 format_amount(cost.usd_per_day * 365 / 12),
                 f"{cost.usd_per_1000_requests:.3g}",
                 "-" if cost.busy is None else f"{cost.busy:.1%}",
-                cost.as_of,
+                cost.as_of.replace("by ", "<= "),
             )
         )
     yield format_table(rows)

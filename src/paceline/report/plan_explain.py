@@ -1,9 +1,6 @@
 """Where every number of a plan comes from: each part and term with what it is made of."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
-
-import numpy as np
 
 from paceline.catalog.price import price_day
 from paceline.estimate import TERM_NAMES, useful_passes
@@ -11,12 +8,12 @@ from paceline.estimate.estimate import state_bytes
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
 from paceline.plan.choose import SIMPLER
-from paceline.report.plan_text import format_amount, of_machine
+from paceline.report.plan_text import format_amount, machines_of, of_machine, virtual_stages
 from paceline.report.table import wrapped
 from paceline.units import format_bytes, format_count, format_seconds
 
 _PARTS: Mapping[str, str] = {
-    "parameters": "weights of the fullest stage / tensor, / shard where parameters are sharded",
+    "parameters": "weights of the largest stage / tensor; / shard too where they are sharded",
     "gradients": "one for each parameter that is trained; whole between micro-batches unless they "
     "are reduced each time",
     "optimizer": "moments, sharded over the ranks of `shard`",
@@ -34,15 +31,30 @@ _TERMS: Mapping[str, str] = {
     "compute": "accumulation x blocks of the slowest stage x (forward + backward), with the head; "
     "a roofline for each matrix",
     "recompute": "forward passes repeated in the backward pass",
-    "tensor": "4 gathers and 4 scatters a block, those hidden left out",
+    "tensor": "4 all-gathers and 4 reduce-scatters a block; overlapped ones are not counted",
     "context": "keys and values round the ring, or heads exchanged, beyond what attention hides",
     "expert": "tokens to their experts and back, 4 exchanges a block",
-    "pipeline": "idle stages, (stages - 1) micro-batches less what the schedule fills; and sends",
+    "pipeline": "(stages - 1) micro-batches less what the schedule overlaps, plus p2p",
     "data": "gradients reduced and parameters gathered, beyond what the passes hide",
     "optimizer": "its state read and written once over memory bandwidth",
     "fixed": "in every step, whatever its size",
-    "stragglers": "a share of the step for each doubling of the scale-up domains",
+    "stragglers": "slower ranks: a share of the step for each doubling of the NVLink domains",
 }
+
+
+_RATES: Mapping[tuple[str, str], tuple[str, str, float]] = {
+    ("matmul", "flops_per_s"): ("large matrix products", "TFLOP/s", 1e-12),
+    ("", "attention_flops_per_s"): ("attention over long samples", "TFLOP/s", 1e-12),
+    ("", "memory_bytes_per_s"): ("elementwise operations and the optimizer", "GB/s", 1e-9),
+    ("", "host_s"): ("to launch an operation, on the host", "us", 1e6),
+    ("", "collective_s"): ("to start a collective", "us", 1e6),
+    ("", "gradient_overlap"): ("of the gradients' reduction can overlap", "%", 100),
+    ("", "gather_overlap"): ("of full sharding's collectives can overlap", "%", 100),
+    ("", "tensor_overlap"): ("of tensor collectives overlap", "%", 100),
+    ("", "pipeline_overlap"): ("of p2p between stages overlaps", "%", 100),
+    ("", "straggler"): ("of the step for each doubling of NVLink domains", "%", 100),
+}
+"""Where a rate is kept and its name -> what it is of, its unit, and units in one of the stored."""
 
 
 def explain_plan(plan: Plan) -> str:
@@ -106,7 +118,7 @@ def _time(plan: Plan) -> Iterator[str]:
     yield from wrapped(
         "  with         ",
         f"{layout.accumulation} micro-batches of {layout.micro_batch} on each of {layout.data} "
-        f"data ranks, {plan.precision}, {layout.schedule}, {layout.chunks} chunk(s)",
+        f"data ranks, {plan.precision}, {layout.schedule}{virtual_stages(layout)}",
     )
     if price.mfu is not None and price.hfu is not None:
         yield from wrapped(
@@ -122,12 +134,12 @@ def _money(plan: Plan) -> Iterator[str]:
     if not plan.costs:
         return
     yield ""
-    yield "cost, of the whole run, at machines that are known to run it before others"
+    yield "cost, of the whole run: known to run it first, then unknown (all: paceline cost)"
     for cost in plan.costs:
         kept = cost.terms.get("storage", 0.0) + cost.terms.get("egress", 0.0)
         yield from wrapped(
             f"  {cost.provider:<13}{cost.way:<11}${format_amount(cost.usd):>9}  ",
-            f"{cost.num_instances} x {cost.instance} for {cost.hours:.3g} h at "
+            f"{machines_of(cost)} for {cost.hours:.3g} h at "
             f"${cost.per_instance_hour_usd:.4g} an hour each"
             + (f", ${format_amount(kept)} for storage and egress" if kept else "")
             + f"; price of {price_day(cost.as_of)}"
@@ -141,18 +153,13 @@ def _rates(plan: Plan) -> Iterator[str]:
     if case.rates is None:
         return
     yield ""
-    yield "rates, of a rank"
-    for owner in (case.rates.matmul, case.rates):
-        for field in fields(owner):
-            value = getattr(owner, field.name)
-            if np.ndim(value) == 0 and not hasattr(value, "__dataclass_fields__"):
-                yield f"  {field.name:<24}{_number(float(value))}"
-
-
-def _number(value: float) -> str:
-    return f"{value:.4g}"
+    yield "rates of a rank"
+    for (owner, name), (what, unit, scale) in _RATES.items():
+        value = getattr(getattr(case.rates, owner) if owner else case.rates, name)
+        yield f"  {float(value) * scale:>6.3g} {unit:<9}{what}"
 
 
 def _simpler(plan: Plan) -> Iterator[str]:
     yield ""
-    yield from wrapped("simpler: the first difference decides  ", "; ".join(SIMPLER), indent=2)
+    text = "within plan.simpler_margin of the fastest, the simpler layout wins: "
+    yield from wrapped("ties  ", text + "; ".join(SIMPLER))

@@ -11,11 +11,13 @@ from paceline.estimate.recovery import StateTier
 from paceline.parallel import Layout
 from paceline.plan import Decision, Plan, Rejected
 from paceline.plan.case import case_of_plan
+from paceline.plan.choose import TOO_LARGE
 from paceline.plan.host import host_limit_bytes, host_limit_source, memory_beside_disk_of_one
 from paceline.report.table import wrapped
 from paceline.topology import Cluster, Level
 from paceline.units import (
     bytes_apart,
+    counted,
     format_bytes,
     format_count,
     format_flops_per_s,
@@ -23,9 +25,6 @@ from paceline.units import (
 )
 
 _BAR_WIDTH = 30
-_WIDEST_NAME = 48
-"""Longer names of other layouts get a line of their own."""
-
 _MOST_STAGES = 16
 """Stages whose blocks fit on one line."""
 
@@ -93,7 +92,7 @@ def _headline(plan: Plan) -> Iterator[str]:
     yield from wrapped(_row("links", ""), _links(cluster)) if _links(cluster) else ()
     reasons = [each.reason for each in plan.decisions if each.field == "layout.sharding"]
     yield from wrapped(_row("why", ""), reasons[0] if reasons else "fixed by the job")
-    yield _row("batch", _batch_equation(plan))
+    yield from wrapped(_row("batch", ""), _batch_equation(plan))
     yield _row(
         "model",
         f"{format_count(profile.num_parameters)} parameters "
@@ -149,7 +148,7 @@ def _batch_equation(plan: Plan) -> str:
     layout, length = plan.layout, plan.profile.seq_len
     ranks = "data rank" if layout.num_ranks > layout.data else "rank"
     return (
-        f"{layout.micro_batch} a micro-batch x {layout.accumulation} accumulated "
+        f"micro-batch {layout.micro_batch} x {counted(layout.accumulation, 'accumulation step')} "
         f"x {layout.data} {ranks}{'s' if layout.data > 1 else ''} "
         f"= {layout.global_batch} sample{'' if layout.global_batch == 1 else 's'} "
         f"{'' if length is None else f'of {length:,} tokens '}a step"
@@ -214,7 +213,7 @@ def _time(plan: Plan) -> Iterator[str]:
         text = f"{format_seconds(price.step_s)} a step"
         if price.step_low_s is not None and price.step_high_s is not None:
             low, high = format_seconds(price.step_low_s), format_seconds(price.step_high_s)
-            text += f" ({low} to {high})"
+            text += f" (expected {low} to {high})"
         if price.tokens_per_s is not None:
             text += f", {format_count(price.tokens_per_s)} tokens/s"
         yield _row("time", f"{text}, estimated")
@@ -268,8 +267,8 @@ def _money(plan: Plan) -> Iterator[str]:
         yield from wrapped(
             _row("cost", ""),
             f"${format_amount(cost.usd)} for {format_amount(cost.accelerator_hours)} "
-            f"accelerator-hours at {cost.provider}, {cost.way}: {cost.num_instances} x "
-            f"{cost.instance} (price of {price_day(cost.as_of)})"
+            f"accelerator-hours at {cost.provider}, {cost.way}: {machines_of(cost)} "
+            f"(price of {price_day(cost.as_of)})"
             f"{of_machine(cost)}",
         )
     elif plan.why_no_cost is not None:
@@ -313,7 +312,8 @@ def _state(plan: Plan) -> Iterator[str]:
         + (often if plan.goodput is None or plan.wall_s is None else ""),
     )
     for tier in sorted(state.tiers, key=lambda each: each.name != state.chosen):
-        yield from wrapped(f"  {tier.name:<12}", tier_text(tier))
+        name = "memory copy" if tier.name == "memory" else tier.name
+        yield from wrapped(f"  {name:<12}", tier_text(tier))
 
 
 RECOVERS_FROM = {
@@ -354,6 +354,12 @@ def format_amount(value: float) -> str:
     return f"{value:.2g}" if 0 < value < 9.95 else f"{value:,.0f}"
 
 
+def machines_of(cost: RunCost) -> str:
+    """How many of which machine; a name that begins with a number is set apart from theirs."""
+    name = f"({cost.instance})" if cost.instance[0].isdigit() else cost.instance
+    return f"{cost.num_instances} x {name}"
+
+
 def of_machine(cost: RunCost) -> str:
     """What a person must know of the machines of a cost: what decides whether they run the plan
     and is not known, and that they are larger than a node and no file rents them."""
@@ -374,17 +380,17 @@ def _others(plan: Plan) -> Iterator[str]:
     size = len(plan.rejected) if is_whole else plan.space_size
     yield _row("others", f"considered {size:,} layout{'s' * (size != 1)}{took}")
     shown = _most_telling(plan.rejected)
-    names = [_short(each.layout, plan.layout, plan.full_sharding) for each in shown]
-    width = min(max([30, *(len(name) + 2 for name in names)]), _WIDEST_NAME)
-    for name, each in zip(names, shown, strict=True):
-        head = f"  {name:<{width}}"
-        if len(name) + 2 > width:
-            yield from wrapped("  ", name, indent=4)
-            head = " " * 6
-        yield from wrapped(head, each.reason, indent=6)
+    is_fitting = True
+    for each in shown:
+        if is_fitting and each.reason.startswith(TOO_LARGE):
+            is_fitting = False
+            yield "  do not fit:"
+        yield from wrapped("  ", _short(each.layout, plan.layout, plan.full_sharding), indent=4)
+        yield from wrapped(" " * 6, each.reason.removeprefix(TOO_LARGE))
     hidden = len(plan.rejected) - _NUM_OTHERS
     if hidden > 0:
-        yield f"  and {hidden} more: paceline plan --json" + ("" if is_whole else " or --all")
+        more = "" if is_whole else "; --all N lists the N fastest that fit"
+        yield f"  and {hidden} more with --json{more}"
 
 
 def _most_telling(rejected: Sequence[Rejected]) -> list[Rejected]:
@@ -424,13 +430,18 @@ def full_name(layout: Layout, full: str) -> str:
     return ", ".join([layout.named(full), *differences(layout, plain)])
 
 
+def virtual_stages(layout: Layout) -> str:
+    """How many stages a rank holds, where they are several."""
+    return f" with {layout.chunks} virtual stages" if layout.chunks > 1 else ""
+
+
 def differences(layout: Layout, chosen: Layout) -> Iterator[str]:
     """How a layout is split and run in another way than the chosen one, in words."""
     if layout.reduce_every_micro_batch and not chosen.reduce_every_micro_batch:
         yield "reduces each micro-batch"
     order = (layout.schedule, layout.chunks)
     if layout.pipeline > 1 and order != (chosen.schedule, chosen.chunks):
-        yield layout.schedule + (f" of {layout.chunks} chunks" if layout.chunks > 1 else "")
+        yield layout.schedule + virtual_stages(layout)
     again = (layout.recompute, layout.recompute_every)
     if again != (chosen.recompute, chosen.recompute_every):
         every = f" every {layout.recompute_every}" if layout.recompute_every > 1 else ""
