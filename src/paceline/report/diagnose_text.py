@@ -137,8 +137,6 @@ def _first(diagnosis: Diagnosis) -> str:
     cause = diagnosis.causes[0]
     named = f"{cause.failure.named}: {cause.title} ({cause.confidence})"
     certain = "".join(f"{each.id} (certain); " for each in _explained(diagnosis))
-    if cause.confidence is Confidence.POSSIBLE and len(diagnosis.causes) > 1:
-        return f"1. {named}"
     return f"{certain}reason: {named}" if certain else named
 
 
@@ -153,7 +151,8 @@ def _explained(diagnosis: Diagnosis) -> list[Cause]:
 def _cause(diagnosis: Diagnosis) -> Iterator[str]:
     cause = diagnosis.causes[0]
     failure = cause.failure
-    yield from _row("cause", _first(diagnosis), 2)
+    is_one_of = cause.confidence is Confidence.POSSIBLE and len(diagnosis.causes) > 1
+    yield from _row("cause", f"{'1. ' * is_one_of}{_first(diagnosis)}", 2)
     if not cause.what.endswith(failure.title):
         yield from _row("symptom" if diagnosis.is_words else "", cause.what, 3)
     if cause.check:
