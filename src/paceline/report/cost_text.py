@@ -32,7 +32,7 @@ def _lines(bill: Bill) -> Iterator[str]:
     yield ""
     if bill.costs:
         yield format_table([*_table(bill.costs)])
-        yield "All columns but HOURS are dollars. COMPUTE, SAVES, FAILURES: price of machine time."
+        yield "All but HOURS in dollars. COMPUTE, SAVES, FAILURES: the price of machine time."
         yield ""
         yield format_table([*_machines(bill.costs)])
         yield "FILES: paceline render JOB --for NAME writes the files that start the run there."

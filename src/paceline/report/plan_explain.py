@@ -45,7 +45,7 @@ _TERMS: Mapping[str, str] = {
 _RATES: Mapping[tuple[str, str], tuple[str, str, float]] = {
     ("matmul", "flops_per_s"): ("large matrix products", "TFLOP/s", 1e-12),
     ("", "attention_flops_per_s"): ("attention over long samples", "TFLOP/s", 1e-12),
-    ("", "memory_bytes_per_s"): ("elementwise operations and the optimizer", "GB/s", 1e-9),
+    ("", "memory_bytes_per_s"): ("elementwise operations and the optimizer", "TB/s", 1e-12),
     ("", "host_s"): ("to launch an operation, on the host", "us", 1e6),
     ("", "collective_s"): ("to start a collective", "us", 1e6),
     ("", "gradient_overlap"): ("of the gradients' reduction can overlap", "%", 100),
