@@ -8,7 +8,7 @@ from tests.run.scene import Record, Scene
 
 PRINTS = """
 import os, sys
-print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], sys.argv[1:], flush=True)
+print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} {sys.argv[1:]}", flush=True)
 """
 
 

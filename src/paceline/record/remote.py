@@ -24,7 +24,6 @@ import msgspec
 import xxhash
 
 from paceline.errors import JobError, Problem, reason_of
-from paceline.job.packages import install_line
 from paceline.record.byte_shuffle import compressed, decompressed, spans_of
 from paceline.record.checkpoints import (
     COMMIT,
@@ -366,6 +365,8 @@ def _protocol(url: str) -> str:
 
 
 def _missing(what: str, url: str, where: str) -> JobError:
+    from paceline.job.packages import install_line  # not in each rank's writer of checkpoints
+
     package = _PACKAGES.get(_protocol(url), "")
     return JobError.of(
         code="R010",
