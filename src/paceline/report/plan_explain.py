@@ -134,7 +134,7 @@ def _money(plan: Plan) -> Iterator[str]:
     if not plan.costs:
         return
     yield ""
-    yield "cost, of the whole run: known to run it first, then unknown (all: paceline cost)"
+    yield "cost of the whole run, each provider's best machines for it (all: paceline cost)"
     for cost in plan.costs:
         kept = cost.terms.get("storage", 0.0) + cost.terms.get("egress", 0.0)
         yield from wrapped(
