@@ -110,7 +110,8 @@ def test_a_rank_that_dies_makes_the_launch_fail(python_with, tmp_path):
     )
     output = launch(folder, python, fails=True, TRAIN_SCRIPT="dies.py")
     assert "run: rank 0 ended with exit code 137" in output
-    assert "run: rank 1 ended with" in output
+    # mlx.launch ends the other rank, which has or has not the time to say so.
+    assert re.search(r"run: rank 1 (ended with exit code [1-9]|never said how it ended)", output)
     with pytest.raises(BadRun):
         check_run(output, world_size=2, wrapper="average_gradients", sharded=False)
     # The launcher itself says that all is well.
