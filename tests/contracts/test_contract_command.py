@@ -87,6 +87,19 @@ def test_a_request_that_is_wrong_is_answered_with_the_contracts_error_object(nam
     assert answer["message"] == str(found.exception)
 
 
+def test_s2_11_a_wrong_request_is_answered_with_its_action_and_the_reason():
+    asked = json.dumps({"action": "schedule", "pipelinePath": 1})
+    found = CliRunner().invoke(cli, ["contract", "kubeflow-pipeline-executor"], input=asked)
+    message = str(found.exception)
+    assert "`pipelinePath` is 1" in message
+    assert json.loads(found.stdout) == {
+        "status": "error",
+        "action": "schedule",
+        "artifacts": [],
+        "message": message,
+    }
+
+
 def test_a_wrong_request_without_an_action_has_no_answer_of_kubeflows_contract():
     """Its answers name the action that was asked."""
     found = CliRunner().invoke(cli, ["contract", "kubeflow-pipeline-executor"], input="{}")
@@ -289,6 +302,41 @@ def test_s2_11_a_request_of_a_pipeline_that_cannot_be_is_refused(
     (tmp_path / "p.py").touch()
     (tmp_path / "p.txt").touch()
     assert said in refusal("kubeflow-pipeline-executor", json.dumps(asked), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("cron", "said"),
+    [
+        ("0 99 2 * * *", "`99` is no minute of cron: 0 to 59"),
+        ("61 2 * * *", "`61` is no minute of cron"),  # of five fields the first is minutes
+        ("0 0 24 * * *", "`24` is no hour of cron: 0 to 23"),
+        ("0 0 2 0 * *", "`0` is no day of the month"),
+        ("0 0 2 L * *", "`L` is no day of the month"),
+        ("0 0 2 * 13 *", "`13` is no month of cron: 1 to 12"),
+        ("0 0 2 * * 7", "`7` is no day of the week of cron: 0 to 6"),
+        ("0 0 2 * * FRI-MON", "`FRI-MON` is no day of the week"),
+        ("0 0/0 2 * * *", "`0/0` is no minute"),
+        ("0 1-2-3 2 * * *", "`1-2-3` is no minute"),
+        ("0 1, 2 * * *", "`` is no minute"),
+        ("* * * *", "6 fields, seconds first, and this has 4"),
+    ],
+)
+def test_s2_11_a_cron_that_kubeflow_would_refuse_is_refused_with_the_request(cron, said, tmp_path):
+    asked = {"action": "schedule", "pipelinePath": "p.py", "scheduleConfig": {"cron": cron}}
+    message = refusal("kubeflow-pipeline-executor", json.dumps(asked), tmp_path)
+    assert said in message
+    assert "fix: write text such as '0 30 2 * * *'" in message
+
+
+@pytest.mark.parametrize(
+    "cron",
+    ["30 2 * * *", "0 0-59/15 */2 1,15 JAN-Mar ?", "0 5/10 2 ? * mon-FRI", "59 59 23 31 12 6"],
+)
+def test_s2_11_a_cron_that_kubeflow_reads_is_taken(cron, tmp_path):
+    asked = {"action": "schedule", "scheduleConfig": {"cron": cron}}
+    message = refusal("kubeflow-pipeline-executor", json.dumps(asked), tmp_path)
+    assert "schedule needs a pipeline" in message
+    assert "cron" not in message
 
 
 def test_standard_input_that_is_closed_is_a_usage_error():

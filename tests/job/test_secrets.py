@@ -19,6 +19,8 @@ SECRETS = {
     "a GitHub token": "ghp_" + "a" * 36,
     "a private key": "-----BEGIN " + "RSA PRIVATE KEY-----",
     "a signed token": "eyJ" + "hbGciOiJIUzI1NiJ9" + ".eyJ" + "zdWIiOiIxMjM0NTY3" + ".c2lnbmF0dXJl",
+    "an encrypted token": "eyJhbGciOiJkaXIifQ.." + "aB3_" * 4 + "." + "aB3-" * 9 + "." + "aB3" * 8,
+    "a Modal token": "a" + "k-" + "aB3" * 7 + "x",
     "an npm token": "npm_" + "aB3" * 12,
     "a PyPI token": "pypi-" + "AgEIcHlwaS5vcmc" + "aB3" * 20,
     "a Stripe key": "sk_" + "live_" + "aB3" * 8,
@@ -238,3 +240,35 @@ def test_a_key_of_zeros_does_not_look_made_and_a_site_key_is_public():
     [secret] = find_in_lines("CAPTCHA_SECRET_KEY=1x0000000000000000000000000000000AA")
     assert secret.certainty == "word"
     assert not list(find_in_lines("CAPTCHA_SITE_KEY=6LfT1vQpAAAAAK3"))
+
+
+@pytest.mark.parametrize(
+    ("line", "form"),
+    [
+        ('headers = {"Authorization": "Bearer h7Gk29fjQ1ab"}', "code"),
+        ('session.headers["X"] = f"Bearer h7Gk29fjQ1ab"', "code"),
+        ('{"Authorization": "Basic dXNlcjpoN0drMjlmag=="}', "json"),
+        ("header: Bearer h7Gk29fjQ1ab", "text"),
+    ],
+)
+def test_s0_25_the_value_of_an_authorization_header_is_a_secret(line, form):
+    (secret,) = find_in_lines(line.removeprefix("header: "), form)
+    assert (secret.kind, secret.certainty) == ("an authorization", "made")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'headers = {"Authorization": f"Bearer {token}"}',
+        'headers = {"Authorization": "Bearer <token>"}',
+        'headers = {"Authorization": "Bearer my-token-123"}',
+        'raise ValueError("Bearer authentication")',
+        "--o ak-NOTAREALTOKENSTRINGXYZ",  # Modal's own example
+        "as-0123456789abcdef012345",
+        'algorithm = b"sk-ssh-ed25519-cert-v01@openssh.com"',
+        'algorithm = b"sk-ecdsa-sha2-nistp256@openssh.com"',
+        "eyJhbGciOiJkaXIifQ.is.the.header.alone",
+    ],
+)
+def test_s0_25_a_place_for_a_token_and_other_words_with_its_beginning_are_none(line):
+    assert not list(find_in_lines(line, "code"))

@@ -28,7 +28,7 @@ def command(name: str, schema: Literal["request", "answer"] | None) -> None:
     NAME is a contract, or `list`. Paths in the request start from the current folder. What the work
     prints goes to standard error. A request that is wrong ends with exit code 2 and starts nothing;
     work that fails ends with 4. The answer then has the status `error` and the reason; of a
-    Kubeflow request that is wrong there is none.
+    Kubeflow request without a known action there is none.
 
     \b
     Examples:
@@ -44,12 +44,13 @@ def command(name: str, schema: Literal["request", "answer"] | None) -> None:
         kind = skill.request if schema == "request" else skill.answer
         click.echo(json.dumps(schema_of(kind), indent=2))
         return
+    text = None
     try:
         text = _read()
         with _talk_on_stderr():
             answer = run_skill(name, text, source="standard input", folder=Path.cwd())
     except JobError as error:
-        if refusal := skill.refusal(str(error)):
+        if refusal := skill.refusal(str(error), text):
             click.echo(json.dumps(refusal, indent=2))
         raise
     click.echo(json.dumps(answer, indent=2))

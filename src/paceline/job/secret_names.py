@@ -103,6 +103,11 @@ _LOGIN_CALL = re.compile(
 )
 """Calls that take one without naming it: docs.wandb.ai, huggingface.co/docs/huggingface_hub."""
 
+_AUTHORIZED = re.compile(
+    r"""(?:^|["'])(?:Bearer|Basic|token)\s+(?P<value>[^"'\s{$]{6,})(?:["']|$)"""
+)
+"""The value of an `Authorization` header (RFC 6750, RFC 7617), quoted or alone."""
+
 
 Form = Literal["text", "code", "json"]
 """Where a line stands: in code a word without quotes is a variable, in JSON a name has quotes."""
@@ -163,6 +168,10 @@ def find_in_text(text: str, form: Form = "text") -> Named | None:
         for match in pattern.finditer(text):
             if not is_harmless(match["value"]):
                 return Named("a secret that a command is given", match["value"])
+    for match in _AUTHORIZED.finditer(text):
+        named = Named("an authorization", match["value"])
+        if named.looks_made:
+            return named
     return next((named for _, named in find_entries(text, form)), None)
 
 
@@ -186,7 +195,6 @@ def find_entries(text: str, form: Form = "text") -> Iterator[tuple[int, Named]]:
 
 _IN_CODE = re.compile(r"[A-Za-z_][\w-]*")
 _QUOTED = re.compile(r"""(?P<quote>["'])(?P<value>(?:(?!(?P=quote))[^\s\\]){6,})(?P=quote)""")
-_AUTHORIZED = re.compile(r"""["'](?:Bearer|Basic|token)\s+(?P<value>[^"'\s{$]{6,})["']""")
 _LOGS_IN = {"LOGIN", "AUTH", "AUTHENTICATE", "AUTHORIZATION", "CREDENTIALS"}
 
 

@@ -111,7 +111,7 @@ def _is_issued(match: re.Match[str]) -> bool:
 _PLACE = re.compile(r"[xX*]{8}$|(?i:abcdefgh)|12345678")
 """In a place for a token: `hf_xxxxxxxx`, or letters and digits as one counts, `sk-abcdefgh`."""
 
-_NAMED_SO = re.compile("pass|secret|pwd|token|key|login", re.IGNORECASE)
+_NAMED_SO = re.compile("pass|secret|pwd|token|key|login|bearer|basic", re.IGNORECASE)
 """In every name that `find_under_name` takes for a secret's, and in every call that takes one."""
 
 _LONGEST_LINE = 20_000

@@ -7,8 +7,9 @@ that fails is an answer whose status is `error`, with its reason in `message`.
 
 import importlib
 import importlib.util
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,11 @@ class Skill:
     needs: str
     """What to install for it: `pip install ...`."""
 
-    without_work: Mapping[str, Any] | None = None
-    """The keys that an answer must have, of a request that starts nothing; None where one of them
-    is the request's own."""
+    without_work: Mapping[str, Any] = field(default_factory=dict)
+    """The keys that an answer must have, of a request that starts nothing."""
+
+    repeats: Sequence[str] = ()
+    """Keys of the request that its answer must have as well."""
 
     @property
     def request(self) -> type[Any]:
@@ -50,13 +53,23 @@ class Skill:
         found: type[Any] = importlib.import_module(self.spec).Answer
         return found
 
-    def refusal(self, message: str) -> dict[str, Any] | None:
-        """What it answers to a request that is wrong, as JSON values of its schema; None where the
-        schema has no such answer."""
-        if self.without_work is None:
-            return None
+    def refusal(self, message: str, text: str | None) -> dict[str, Any] | None:
+        """What it answers to a request that is wrong, as JSON values of its schema.
+
+        Args:
+            message: Why it is wrong.
+            text: The request; None where it could not be read.
+
+        Returns:
+            None where the answer must repeat a key that the request does not have as it should.
+        """
         values = {"status": "error", "message": message, **self.without_work}
-        return answer_json(TypeAdapter(self.answer).validate_python(values))
+        try:
+            asked = json.loads(text or "") if self.repeats else {}
+            values |= {key: asked[key] for key in self.repeats}
+            return answer_json(TypeAdapter(self.answer).validate_python(values))
+        except (ValueError, TypeError, KeyError):
+            return None
 
 
 SKILLS: Mapping[str, Skill] = {
@@ -86,6 +99,7 @@ SKILLS: Mapping[str, Skill] = {
         spec="paceline.contracts.skills.messages.kubeflow",
         module="paceline.contracts.skills.kubeflow",
         needs='"kfp>=2.17,<2.18"',
+        repeats=("action",),
     ),
 }
 """The contracts' own names -> the skill."""

@@ -46,11 +46,13 @@ def _check(request: Request, folder: Path, endpoint: str | None) -> Iterator[Pro
             what = "a compiled pipeline cannot run on this machine"
             yield problem("pipelinePath", what, "name the .py that it was compiled from")
     if action in _NEEDS_RUN and request.runConfig.runId is None:
-        yield problem("runConfig.runId", f"{action} needs the run's id", '"runId": "..."')
+        yield problem("runConfig.runId", f"{action} needs the run's id", "take it from `list`")
     if action == "schedule" and request.scheduleConfig is None:
-        yield problem("scheduleConfig", "schedule needs `scheduleConfig`", '"cron": "0 0 2 * * *"')
+        fix = 'add it: "scheduleConfig": {"cron": "0 0 2 * * *"} is 2:00 every night'
+        yield problem("scheduleConfig", "schedule needs `scheduleConfig`", fix)
     if action == "schedule" and endpoint == "local":
-        yield problem("endpoint", "nothing on this machine starts runs by the clock", "an API")
+        what = "nothing on this machine starts runs by the clock"
+        yield problem("endpoint", what, "name the URL of a Kubeflow Pipelines API")
     if action != "compile":
         if endpoint is None:
             yield problem(

@@ -1,9 +1,10 @@
 """The Kubeflow pipeline executor's contract."""
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, WithJsonSchema
 
 from paceline.job.section import Positive, section
 
@@ -13,16 +14,57 @@ RunStatus = Literal[
 ]
 """The published five, and the three that Kubeflow's v2beta1 API has as well."""
 
-_FIELD = re.compile(r"[0-9A-Za-z*?/,#LW-]+")
+_MONTHS = ["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"]
+_DAYS = ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"]
+_FIELDS: Mapping[str, tuple[int, int, Mapping[str, int]]] = {
+    "second": (0, 59, {}),
+    "minute": (0, 59, {}),
+    "hour": (0, 23, {}),
+    "day of the month": (1, 31, {}),
+    "month": (1, 12, {name: place for place, name in enumerate(_MONTHS, start=1)}),
+    "day of the week": (0, 6, {name: place for place, name in enumerate(_DAYS)}),
+}
+"""Field -> lowest value, highest value, names: robfig/cron 1.2, which Kubeflow Pipelines reads it
+with (`backend/src/crd/controller/scheduledworkflow/util/cron_schedule.go`)."""
 
 
 def _check_cron(value: str) -> str:
     fields = value.split()
-    if len(fields) not in (5, 6) or not all(_FIELD.fullmatch(each) for each in fields):
+    if len(fields) not in (5, 6):
         raise ValueError(
-            "cron of Kubeflow has 6 fields, seconds first: `0 30 2 * * *` is 2:30 every night"
+            f"cron of Kubeflow has 6 fields, seconds first, and this has {len(fields)}: "
+            "`0 30 2 * * *` is 2:30 every night"
         )
+    for (name, (low, high, names)), field in zip(
+        list(_FIELDS.items())[6 - len(fields) :], fields, strict=True
+    ):
+        for part in field.split(","):
+            if not _is_range(part, low, high, names):
+                raise ValueError(
+                    f"`{part}` is no {name} of cron: {low} to {high}, `*`, `a-b` or `*/n`"
+                    + (f", or {', '.join(names)}" if names else "")
+                )
     return value
+
+
+def _is_range(part: str, low: int, high: int, names: Mapping[str, int]) -> bool:
+    """Whether it is `*`, `a` or `a-b`, each perhaps with `/n`."""
+    form = re.fullmatch(r"(?:[*?]|([0-9]+|[A-Za-z]+)(?:-([0-9]+|[A-Za-z]+))?)(?:/([0-9]+))?", part)
+    if form is None or (form[3] is not None and int(form[3]) == 0):
+        return False
+    ends = [
+        names.get(each.upper(), int(each) if each.isdecimal() else -1)
+        for each in form.groups()[:2]
+        if each is not None
+    ]
+    return low <= min(ends, default=low) and ends == sorted(ends) and max(ends, default=low) <= high
+
+
+_Cron = Annotated[
+    str,
+    AfterValidator(_check_cron),
+    WithJsonSchema({"type": "string", "examples": ["0 30 2 * * *"]}),
+]
 
 
 @section
@@ -63,7 +105,7 @@ class RunConfig:
 class ScheduleConfig:
     """A run that comes again."""
 
-    cron: Annotated[str, AfterValidator(_check_cron)]
+    cron: _Cron
     """When. Kubeflow's cron has six fields, the first for seconds; with five, 0 is put before
     them."""
 
