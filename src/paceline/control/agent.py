@@ -231,11 +231,13 @@ class Agent:
 
     async def _look_closer(self) -> None:
         """Tell what is to be seen of every worker; a late one's log gets it too."""
-        deadline = time.monotonic() + STACKS_WAIT_S
+        # Tracebacks first: faulthandler reads the frames of all threads without the interpreter's
+        # lock, and the thread that reports collectives would run meanwhile; workers died of it.
+        all_found = await self._lookout.look_closer()
         for each in self._workers.values():
             each.collectives = None
             each.channel.write(say.encode(say.ReportCollectives()))
-        all_found = await self._lookout.look_closer()
+        deadline = time.monotonic() + STACKS_WAIT_S
         asked = {found.worker for found in all_found if found.kind in ("waiting", "looping")}
         while time.monotonic() < deadline and any(
             each.collectives is None for each in self._workers.values() if each.number in asked
