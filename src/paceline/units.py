@@ -6,6 +6,7 @@ module knows GiB, TFLOP/s, hours and billions.
 
 import math
 import re
+from collections.abc import Iterable
 
 _NUMBER = re.compile(r"^\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)")
 
@@ -67,6 +68,16 @@ def counted(count: int, word: str) -> str:
     ('1 node', '3 nodes')
     """
     return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def numbered(word: str, numbers: Iterable[int]) -> str:
+    """A word with the numbers that it stands for.
+
+    >>> numbered("rank", [3]), numbered("rank", [1, 3])
+    ('rank 3', 'ranks 1, 3')
+    """
+    listed = [str(number) for number in numbers]
+    return f"{word}{'' if len(listed) == 1 else 's'} {', '.join(listed)}"
 
 
 def with_article(name: str) -> str:

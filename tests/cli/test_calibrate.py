@@ -75,7 +75,7 @@ def test_under_torchrun_rank_0_alone_writes_and_prints(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("WHAT ") == 1
     source = tomllib.loads(out.read_text())["efficiencies"]["cpu"]["source"]
-    assert "2 rank(s)" in source
+    assert "2 ranks" in source
 
 
 def test_a_table_written_by_hand_is_refused_before_anything_is_measured(tmp_path: Path):

@@ -283,7 +283,7 @@ def test_targets_that_are_no_whole_numbers_are_fitted_and_have_no_accuracy(folde
     ("rows", "said"),
     [
         ("1,2,3,4,7", "targets are the classes 7 to 7 in this batch, and the model has 3 outputs"),
-        ("1,2,3,4,0.5", "the model has 3 outputs a sample and 1 target(s)"),
+        ("1,2,3,4,0.5", "the model has 3 outputs a sample and 1 target"),
         ("1,2,3,4,nan", "rows.csv has targets that are not finite"),
         ("1,2,3,4,0\n1,2,0", "columns changed from 5 to 3 at row 2"),
     ],

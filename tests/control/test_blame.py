@@ -53,7 +53,7 @@ def test_the_culprit_is_fenced_and_no_victim(what: str, culprit: Seen):
 def test_who_is_behind_has_until_its_own_limit():
     saves = replace(VICTIM, step=6, phase=Phase.SAVE, is_late=False)
     verdict = blame(all_but(0, saves), num_ranks=4)
-    assert verdict == Wait("the others wait for rank(s) 0, in save within the time that takes")
+    assert verdict == Wait("the others wait for rank 0, in save within the time that takes")
 
 
 def test_a_victim_that_burns_its_core_in_a_collective_is_not_blamed():
@@ -82,7 +82,7 @@ def test_of_those_behind_the_one_that_waits_for_the_other_is_a_victim_too():
 
 
 def test_a_rank_nothing_was_seen_of_may_be_the_one_so_nobody_else_is_blamed():
-    assert blame({0: VICTIM}, num_ranks=2) == Wait("nothing was seen of rank(s) 1")
+    assert blame({0: VICTIM}, num_ranks=2) == Wait("nothing was seen of rank 1")
 
 
 def test_a_stopped_rank_is_fenced_whatever_else_is_unknown():

@@ -105,7 +105,7 @@ def test_the_breaker_stops_with_an_exit_code_of_its_own():
     verdict = judged(history, loss(), rules)
     assert verdict.rung == "stop"
     assert verdict.reason is not None
-    assert "2 restart(s) in a row made no progress, last finished step 6" in verdict.reason
+    assert "2 restarts in a row made no progress, last finished step 6" in verdict.reason
     assert "again and again" in EXIT_CODES[verdict.exit_code]
 
 

@@ -136,7 +136,7 @@ def test_restarts_in_a_row_that_do_not_last_end_the_run_with_the_exit_code_of_a_
         scene.started()
     scene.fails()
     assert (scene.state.outcome, scene.state.exit_code) == ("failed", 7)
-    assert scene.state.reason == "rank 0: exited with 1; 2 restart(s) in a row did not last"
+    assert scene.state.reason == "rank 0: exited with 1; 2 restarts in a row did not last"
 
 
 RAISED = script_run.Raised(rank=0, lines=("Traceback", "KeyError: 3"), words="KeyError: 3")

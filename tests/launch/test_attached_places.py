@@ -40,7 +40,7 @@ def test_a_dry_run_over_ssh_shows_each_agents_command_and_asks_nobody(scene):
 def test_a_dry_run_here_shows_the_agents_of_this_machine(scene):
     done = scene.paceline("run", "job.yaml", "--dry-run", "--out", "out")
     assert done.returncode == 0, done.stderr
-    assert "node 0: 2 rank(s) on this machine" in done.stdout
+    assert "node 0: 2 ranks on this machine" in done.stdout
     assert "paceline.control.agent" in done.stdout
     assert not (scene.folder / "out").exists()
 

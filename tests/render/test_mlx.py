@@ -275,7 +275,7 @@ def test_a_wrong_hostfile_is_said_with_the_place(check, tmp_path):
     one, two = {"ssh": "a", "ips": ["10.0.0.1"]}, {"ssh": "b", "ips": ["10.0.0.2"]}
     assert "a is listed twice, as host 0 and host 1" in problems([one, one])
     assert "10.0.0.1 is listed twice" in problems([one, two | {"ips": ["10.0.0.1"]}])
-    assert "has 1 hosts, the plan has 2 ranks" in problems([one])
+    assert "hosts.json: 1, ranks of the plan: 2" in problems([one])
     assert 'host 1 has no "ips"' in problems([one, {"ssh": "b"}])
     assert "'b.local' of host 1 is not an IP address" in problems([one, two | {"ips": ["b.local"]}])
     assert "has no list of hosts" in problems({"backend": "ring"})

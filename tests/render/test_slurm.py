@@ -205,7 +205,7 @@ def test_times_are_rounded_up_to_what_slurm_counts(seconds, text):
 
 def test_spare_nodes_are_a_gap_where_torchrun_has_none():
     found = rendered("slurm", slurm={"spare_nodes": 2})
-    assert [gap.what for gap in found.gaps] == ["2 spare node(s)"]
+    assert [gap.what for gap in found.gaps] == ["2 spare nodes"]
 
 
 SRUN = """#!/bin/bash

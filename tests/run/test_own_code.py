@@ -89,7 +89,7 @@ def test_a_loss_that_is_not_finite_on_one_rank_is_refused_by_all_and_training_go
     poison = f"loss = loss * float('nan') if {is_poison} else {zero}"
     run = own_scene(tmp_path, fault=poison).run("run")
     (refused,) = run.of(log.StepRefused)
-    assert (refused.step, refused.reason) == (3, "the loss is not finite on rank(s) 1")
+    assert (refused.step, refused.reason) == (3, "the loss is not finite on rank 1")
     assert [line.step for line in run.metrics if not line.applied] == [3]
     assert run.finished.step == 12
 

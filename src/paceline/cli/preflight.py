@@ -15,6 +15,7 @@ from paceline.cli.options import (
     timeout_option,
 )
 from paceline.cli.screen import say, show
+from paceline.units import counted
 
 if TYPE_CHECKING:
     from paceline.check.preflight.preflight import Preflight
@@ -176,10 +177,8 @@ def _show(verdict: "Preflight", gathered: "Gathered", *, as_json: bool, shows_al
         return
     for line in format_preflight(verdict, shows_all=shows_all):
         show(line)
-    count = len(verdict.results)
-    click.echo(
-        f"{count} checks of {len(verdict.nodes)} node(s) in {gathered.seconds:.1f} s", err=True
-    )
+    checks, nodes = counted(len(verdict.results), "check"), counted(len(verdict.nodes), "node")
+    click.echo(f"{checks} of {nodes} in {gathered.seconds:.1f} s", err=True)
 
 
 def check_allowed(allowed: tuple[str, ...]) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from paceline.units import counted
+
 if TYPE_CHECKING:
     from paceline.job import Job, Script
     from paceline.plan import Plan
@@ -64,7 +66,7 @@ def _show_starts(place: str, job: "Job", plan: "Plan", run: "RunFolder", *, as_j
     click.echo(f"run folder  {run.path}")
     click.echo(f"controller  this command, here; place: {PLACES[place].title}")
     for node, each in enumerate(starts):
-        ranks = f"{plan.cluster.ranks_per_node} rank(s)"
+        ranks = counted(plan.cluster.ranks_per_node, "rank")
         click.echo(f"==> node {node}: {ranks} on {each.host}, started by <==")
         click.echo(shlex.join(each.command))
     click.echo("ADDRESS:PORT is the controller's, which has one when it runs.")

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from paceline.control.messages import At, Seen
 from paceline.control.slots import Phase
+from paceline.units import numbered
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def blame(sightings: Mapping[int, Seen], *, num_ranks: int, in_order: bool = Tru
         return Wait("no rank is late any more")
     missing = [rank for rank in range(num_ranks) if rank not in sightings]
     if missing:
-        return Wait(f"nothing was seen of rank(s) {', '.join(map(str, missing[:8]))}")
+        return Wait(f"nothing was seen of {numbered('rank', missing[:8])}")
     group = dict(sightings)
     tests: list[Callable[[_Group], _Group]] = [_behind, _not_turning, _behind_in_group]
     if in_order:
@@ -82,9 +83,9 @@ def blame(sightings: Mapping[int, Seen], *, num_ranks: int, in_order: bool = Tru
         return NobodyBehind()
     if late:
         return Fence(tuple(late))
-    awaited = ", ".join(map(str, sorted(group)[:8]))
+    awaited = numbered("rank", sorted(group)[:8])
     phases = " and ".join(sorted({seen.phase.words for seen in group.values()}))
-    return Wait(f"the others wait for rank(s) {awaited}, in {phases} within the time that takes")
+    return Wait(f"the others wait for {awaited}, in {phases} within the time that takes")
 
 
 def _place(seen: Seen) -> tuple[int, int]:

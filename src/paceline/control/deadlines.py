@@ -15,6 +15,7 @@ from paceline.control.start_workers import fence, start_agent
 from paceline.control.state import KillAgent, State, Symptom
 from paceline.control.worker_loss import handle_loss
 from paceline.record import events as log
+from paceline.units import numbered
 
 
 def tick(state: State, decision: Decision) -> None:
@@ -41,7 +42,9 @@ def tick(state: State, decision: Decision) -> None:
         go_on(state, decision)
     if overdue and _is_needed(state, overdue) and world.smaller(state) is None:
         waited = f"{state.setup.agent_timeout_s:.0f} s"
-        give_up(state, "failed", f"no agent on node(s) {overdue} within {waited}", decision)
+        give_up(
+            state, "failed", f"no agent on {numbered('node', overdue)} within {waited}", decision
+        )
         return
     for node in [node for node, until in state.away_until_s.items() if now >= until]:
         del state.away_until_s[node]

@@ -25,6 +25,7 @@ from typing import Literal
 from paceline.control.error_texts import names_lost_peer, names_want_of_memory
 from paceline.control.messages import Crashed
 from paceline.errors import CrashLoop, RunError
+from paceline.units import counted
 
 Cause = Literal[
     "program",
@@ -346,7 +347,7 @@ def _num_tried(history: History) -> int:
 
 def _loop(history: History, blame: str, crash: Crashed | None, tried: int, reached: int) -> str:
     which = f"; sample ids {_ids(crash.samples)}" if crash is not None and crash.samples else ""
-    tries = f"{tried} restart(s) in a row made no progress"
+    tries = f"{counted(tried, 'restart')} in a row made no progress"
     if history.falls > tried:
         tries = _falls(history)
     return f"{blame}; {tries}, last finished step {reached}{which}"

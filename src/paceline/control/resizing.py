@@ -16,7 +16,7 @@ from paceline.control.start_workers import fence, start_worker
 from paceline.control.state import State
 from paceline.parallel.layout import Layout
 from paceline.record import events as log
-from paceline.units import counted
+from paceline.units import counted, numbered
 
 
 def shrink_if_short(state: State, decision: Decision) -> None:
@@ -32,7 +32,7 @@ def shrink_if_short(state: State, decision: Decision) -> None:
     layout = world.smaller(state)
     if layout is not None:
         away = sorted(set(range(state.setup.num_nodes)) - state.agents)
-        reason = f"node(s) {away} stayed away for {waited_s:.3g} s and no spare is left"
+        reason = f"{numbered('node', away)} stayed away for {waited_s:.3g} s and no spare is left"
         _resize(state, layout, reason, decision)
 
 
@@ -99,7 +99,7 @@ def begin_regroup(state: State, layout: Layout, decision: Decision) -> None:
     if layout.num_ranks != len(state.slots):
         reason = "processes for more ranks are ready"
         if layout.num_ranks < len(state.slots):
-            reason = f"rank(s) {gone} are taken away with their node and no spare is left"
+            reason = f"no spare is left for {numbered('rank', gone)}, whose node is taken away"
         _resize(state, layout, reason, decision)
 
 

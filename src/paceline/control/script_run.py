@@ -18,6 +18,7 @@ from paceline.control.policy import how_it_ended
 from paceline.control.state import Clock, Outcome
 from paceline.errors import CrashLoop, RunError
 from paceline.record import events as log
+from paceline.units import counted
 
 PROGRESS_S = 600.0
 """An attempt that lasted so long counts as progress. A guess, ten of the longest pauses."""
@@ -370,7 +371,8 @@ def _try_again(state: State, clock: Clock) -> list[Action]:
     if state.is_hopeless and setup.max_restarts:
         return _over(state, "failed", f"{state.why}; {_HOPELESS}")
     if state.failures > setup.max_restarts:
-        tried = f"; {setup.max_restarts} restart(s) in a row did not last" if state.restarts else ""
+        restarts = counted(setup.max_restarts, "restart")
+        tried = f"; {restarts} in a row did not last" if state.restarts else ""
         state.exit_code = CrashLoop.exit_code if setup.max_restarts else RunError.exit_code
         return _over(state, "failed", f"{state.why}{tried}")
     pause_s = min(setup.backoff_s * 2 ** (state.failures - 1), setup.most_backoff_s)

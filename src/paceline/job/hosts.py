@@ -75,7 +75,7 @@ def check_slots(job: Job, ranks_per_node: int) -> Iterator[Problem]:
         if slots is not None and slots < ranks_per_node:
             yield Problem(
                 code="W007",
-                what=f"{host} has {slots} slots, the plan puts "
+                what=f"{host} has {counted(slots, 'slot')}, the plan puts "
                 f"{counted(ranks_per_node, 'rank')} on each node",
                 where=f"{job.spec.ssh.hostfile}, host {number}",
                 fix=f"set cluster.per_node to {slots}, or leave the host out",

@@ -29,6 +29,7 @@ from paceline.topology.node.facts import (
 from paceline.topology.node.interfaces import named_by_gloo, taken_by_nccl
 from paceline.topology.node.messages import Call, Look, Seen
 from paceline.topology.node.probe import probe_node
+from paceline.units import counted
 
 LIMIT_S = 40.0
 """Seconds of each round of questions: twice what a tool may take on a node, see
@@ -104,7 +105,7 @@ def gather(
     visits = [Visit(nodes, name, "look", _look(nodes, question, stays_s)) for name in nodes.names]
     answers: dict[str, NodeAnswer] = {}
     try:
-        on_note(f"looking at {len(visits)} node(s)")
+        on_note(f"looking at {counted(len(visits), 'node')}")
         seen = dict(zip(nodes.names, ask_all(visits, lambda v: v.ask(Seen, limit_s)), strict=True))
         answers = {visit.name: _answer_of(visit, seen[visit.name]) for visit in visits}
         there = {name: each for name, each in seen.items() if isinstance(each, Seen)}

@@ -23,6 +23,7 @@ from paceline.record.snapshot_files import FOLDER, remove_snapshots
 from paceline.topology import Cluster
 from paceline.topology.machine import find_local_machine
 from paceline.topology.node.reach import is_free
+from paceline.units import counted
 
 
 def check(job: Job, plan: Plan) -> Iterator[Problem]:
@@ -30,7 +31,7 @@ def check(job: Job, plan: Plan) -> Iterator[Problem]:
     if not plan.cluster.is_local:
         yield Problem(
             code="R011",
-            what=f"the job asks for {plan.cluster.num_nodes} node(s) of "
+            what=f"the job asks for {counted(plan.cluster.num_nodes, 'node')} of "
             f"{plan.cluster.ranks_per_node} {plan.cluster.accelerator}; {_gpus_here()}",
             where=job.where("cluster"),
             fix="leave cluster out to run on this machine, or set cluster.accelerator to cpu; "

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from paceline.control.error_texts import names_lost_peer
 from paceline.errors import JobError, PacelineError, PlanError, Problem, RunError
+from paceline.units import counted
 
 OnProgress = Callable[[str], None]
 
@@ -154,7 +155,7 @@ def _wait(
         if all(code == 0 for code in codes):
             return
         if time.monotonic() > end:
-            what = f"{len(ranks)} rank(s) took longer than {limit_s:.0f} s"
+            what = f"{counted(len(ranks), 'rank')} took longer than {limit_s:.0f} s"
             raise RunError(failing.problem(what, failing.late))
         time.sleep(_POLL_S)
 

@@ -13,7 +13,7 @@ from paceline.launch.gather import LIMIT_S
 from paceline.launch.node_commands import Nodes, Silence, Visit, ask_all
 from paceline.topology.node.messages import Sent, Take, Taken
 from paceline.topology.node.receive import list_folder, read_file
-from paceline.units import format_bytes
+from paceline.units import counted, format_bytes
 
 _MOST_BYTES = 64 * 2**20
 """Bytes of all files that are sent: they go through memory, to every host. Code is far smaller;
@@ -94,7 +94,7 @@ def sync(
             on_note(f"{name} is a link to {path.resolve()}: a copy of that file is sent")
     there = str((to or folder).absolute())
     look = Take(folder=there, names=tuple(here.files))
-    on_note(f"comparing {len(here.files)} files on {len(nodes.names)} host(s)")
+    on_note(f"comparing {counted(len(here.files), 'file')} on {counted(len(nodes.names), 'host')}")
     before = _ask(nodes, dict.fromkeys(nodes.names, look), limit_s)
     asked = {}
     for name, seen in before.items():
@@ -110,7 +110,7 @@ def sync(
                 is_dry=False,
             )
     if asked:
-        on_note(f"sending to {len(asked)} host(s)")
+        on_note(f"sending to {counted(len(asked), 'host')}")
     after = before | _ask(nodes, asked, limit_s)
     return Synced(
         folder=there,

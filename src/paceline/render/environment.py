@@ -139,7 +139,7 @@ def _threads(plan: Plan) -> Variable:
         why = "cores of a rank are unknown, and one thread never contends: raise it to cores / rank"
         return Variable(name="OMP_NUM_THREADS", value="1", reason=why)
     threads = max(1, int(cores))
-    why = f"{cores:g} cores for each rank: more threads than that wait for each other"
+    why = f"cores for each rank: {cores:g}; more threads than that wait for each other"
     return Variable(name="OMP_NUM_THREADS", value=str(threads), reason=why)
 
 

@@ -22,6 +22,7 @@ from paceline.render.shell import check_one_line, command, quote, script
 from paceline.render.slurm_directives import Ask, directives
 from paceline.render.text import header
 from paceline.render.torchrun import gaps as gaps_of_torchrun
+from paceline.units import counted
 
 _EACH_ITS_OWN = "# shellcheck disable=SC2016 # each node reads its own number"
 
@@ -68,7 +69,7 @@ def gaps(plan: Plan, job: Job) -> Iterator[Gap]:
     yield from gaps_of_torchrun(plan, job)
     if job.spec.slurm.spare_nodes:
         yield Gap(
-            what=f"{job.spec.slurm.spare_nodes} spare node(s)",
+            what=counted(job.spec.slurm.spare_nodes, "spare node"),
             where="slurm.spare_nodes",
             why="torchrun keeps none; a lost node ends the job, which goes back into the queue",
             nearest="the job begins again on other nodes, from the program's own checkpoint",

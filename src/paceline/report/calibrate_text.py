@@ -8,7 +8,7 @@ from paceline.catalog.measured import Measurements
 from paceline.estimate.fit_rates import FitError, Fitted
 from paceline.estimate.rates import shipped_share
 from paceline.topology import Cluster
-from paceline.units import format_bytes, format_flops_per_s
+from paceline.units import counted, format_bytes, format_flops_per_s
 
 Line = tuple[str, str, str, str, str]
 
@@ -17,10 +17,10 @@ def measured_by(measured: Measurements) -> str:
     """One line: who, when, with what. It is the table's `source`."""
     versions = ", ".join(f"{name} {version}" for name, version in measured.versions.items())
     nodes = measured.num_ranks // measured.ranks_per_node
-    where = f"{nodes} nodes x {measured.ranks_per_node}" if nodes > 1 else str(measured.num_ranks)
-    threads = f" of {measured.threads} thread(s)" if measured.backend == "gloo" else ""
+    ranks = (f"{nodes} nodes x " if nodes > 1 else "") + counted(measured.ranks_per_node, "rank")
+    threads = f" of {counted(measured.threads, 'thread')}" if measured.backend == "gloo" else ""
     return (
-        f"measured by paceline calibrate, {measured.at}, {measured.device}, {where} rank(s)"
+        f"measured by paceline calibrate, {measured.at}, {measured.device}, {ranks}"
         f"{threads}, {measured.seconds:.0f} s; {versions}"
     )
 

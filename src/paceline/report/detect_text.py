@@ -71,8 +71,8 @@ def format_detected(found: Detected) -> Iterator[str]:
     if found.memory_bytes is not None:
         cores += f", {format_bytes(found.memory_bytes)} memory"
     if found.cpu is not None and found.cpu.num_sockets is not None:
-        numa = len(found.cpu.numa_nodes)
-        cores += f"; {found.cpu.model}, {found.cpu.num_sockets} socket(s), {numa} NUMA node(s)"
+        cores += f"; {found.cpu.model}, {counted(found.cpu.num_sockets, 'socket')}"
+        cores += f", {counted(len(found.cpu.numa_nodes), 'NUMA node')}"
     rows.append(("cpu", cores))
     rows += [("disks", text) for text in _drives(found)]
     rows += [("folders", _folder(folder)) for folder in found.folders]
@@ -124,7 +124,7 @@ def _joined(topology: GpuTopology) -> Iterator[str]:
         if not cell.startswith(("NV", "XGMI"))
     )
     for cell, pairs in cells.items():
-        yield f"{_PATHS.get(cell, cell)}: {pairs} pair(s)"
+        yield f"{_PATHS.get(cell, cell)}: {counted(pairs, 'pair')}"
     if topology.numa_nodes:
         nodes = Counter(topology.numa_nodes.values())
         shown = ", ".join(f"{count} on node {node}" for node, count in sorted(nodes.items()))

@@ -5,7 +5,7 @@ from typing import Any
 
 from paceline.check.drill.oracle import Outcome, Verdict
 from paceline.launch.drill import Ran
-from paceline.units import format_seconds
+from paceline.units import counted, format_seconds
 
 
 def verdict_lines(verdict: Verdict, ran: Ran) -> list[str]:
@@ -36,7 +36,9 @@ def _outcome_lines(outcome: Outcome) -> list[str]:
             ("in all", event.downtime_s),
         ]
         shown = ", ".join(f"{n} {format_seconds(s)}" for n, s in phases if s is not None)
-        lines.append(f"    {shown}; {event.steps_lost} steps lost, state from {event.source}")
+        lines.append(
+            f"    {shown}; {counted(event.steps_lost, 'step')} lost, state from {event.source}"
+        )
     return lines
 
 

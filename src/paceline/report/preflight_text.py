@@ -6,7 +6,7 @@ from paceline.check.preflight.bandwidth import NodeRate
 from paceline.check.preflight.names import fold_names
 from paceline.check.preflight.preflight import Preflight
 from paceline.check.preflight.result import Status
-from paceline.units import format_flops_per_s
+from paceline.units import counted, format_flops_per_s
 
 _GROUPS = {
     "host": (
@@ -101,8 +101,9 @@ def _row(verdict: Preflight, node: str) -> tuple[str, ...]:
         cells.append(next((_WORDS[each] for each in _ORDER if each in found), "-"))
     fails = sum(each.status is Status.FAIL for each in mine)
     warnings = sum(each.status is Status.WARNING for each in mine)
-    end = f"fail ({fails})" if fails else f"pass ({warnings} warnings)" if warnings else "pass"
-    return (node, *cells, end.replace("(1 warnings)", "(1 warning)"))
+    end = f"pass ({counted(warnings, 'warning')})" if warnings else "pass"
+    end = f"fail ({fails})" if fails else end
+    return (node, *cells, end)
 
 
 def _details(verdict: Preflight, status: Status) -> Iterator[str]:

@@ -39,6 +39,7 @@ from paceline.runtime.devices import DEVICES, device_of
 from paceline.runtime.sampling import sample_ids
 from paceline.runtime.strategy.local import unwrapped
 from paceline.runtime.trainer import Trainer
+from paceline.units import counted
 
 Pair = tuple[Tensor, ...]
 """Input and target."""
@@ -210,7 +211,9 @@ def read_samples(path: str) -> "Dataset[Pair]":
             why = str(error).split(";")[0]  # then NumPy names options of its own
             raise Wrong(f"{path} cannot be read as numbers with a header: {why}") from None
         if table.shape[1] < 2:
-            raise Wrong(f"{path} has {table.shape[1]} column(s), and needs inputs and a target")
+            raise Wrong(
+                f"{path} has {counted(table.shape[1], 'column')}, and needs inputs and a target"
+            )
         x, y = table[:, :-1], table[:, -1]
         if np.array_equal(y, np.floor(y)):
             y = y.astype(np.int64)
@@ -243,9 +246,10 @@ def loss_for(data: "Dataset[Pair]") -> Callable[[Any, Tensor], Tensor]:
     def of_numbers(output: Any, target: Tensor) -> Tensor:
         if output.numel() != target.numel():
             raise Wrong(
-                f"the model has {output.numel() // len(target)} outputs a sample and "
-                f"{target.numel() // len(target)} target(s), which are no whole numbers and so no "
-                "classes: give it as many outputs, or define `loss` in the model's file"
+                f"the model has {counted(output.numel() // len(target), 'output')} a sample and "
+                f"{counted(target.numel() // len(target), 'target')}; targets that are no whole "
+                "numbers are no classes: give it as many outputs, or define `loss` in the "
+                "model's file"
             )
         return F.mse_loss(output.reshape(target.shape), target)
 

@@ -37,6 +37,7 @@ from paceline.runtime.step import Step
 from paceline.runtime.step_hooks import RunHooks
 from paceline.runtime.step_printer import StepPrinter
 from paceline.runtime.trainer import Trainer
+from paceline.units import numbered
 
 if TYPE_CHECKING:
     from paceline.runtime.generation import Generation
@@ -314,8 +315,9 @@ class Loop:
         return source
 
     def _say_lost(self, plan: RecoveryPlan) -> None:
-        ranks = ", ".join(map(str, plan.lost))
-        text = f"no living rank has the state of rank(s) {ranks} at step {plan.step}: "
+        text = (
+            f"no living rank has the state of {numbered('rank', plan.lost)} at step {plan.step}: "
+        )
         self._here.report(log.Noted(text=text + "all ranks resume from an older one"))
 
     def _begin(self, number: int) -> Step:

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from paceline.units import numbered
+
 
 class Wishes(NamedTuple):
     """What a rank was asked for, or any of them."""
@@ -112,13 +114,12 @@ def reason_to_refuse(votes: Votes, *, world_size: int, scale: float | None) -> s
         scale: The loss scale, in fp16.
     """
     if votes.bad_losses:
-        return f"the loss is not finite on rank(s) {', '.join(map(str, votes.bad_losses))}"
+        return f"the loss is not finite on {numbered('rank', votes.bad_losses)}"
     if votes.bad_norms:
         scaled = "" if scale is None else f" (fp16, loss scale {scale:g})"
         if len(votes.bad_norms) == world_size:
             return f"the gradient norm is {votes.norm}{scaled}"
-        ranks = ", ".join(map(str, votes.bad_norms))
-        return f"the gradient norm is not finite on rank(s) {ranks}{scaled}"
+        return f"the gradient norm is not finite on {numbered('rank', votes.bad_norms)}{scaled}"
     if not votes.num_targets:
         return "no target of the global batch counts"
     return None

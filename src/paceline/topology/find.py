@@ -284,7 +284,7 @@ def _gpu_cluster(
     if spec.nodes * per_node > num_here:
         raise JobError.of(
             code="T002",
-            what=f"{spec.nodes} node(s) x {per_node} is {spec.nodes * per_node} GPUs, "
+            what=f"{counted(spec.nodes, 'node')} x {per_node} is {spec.nodes * per_node} GPUs, "
             f"this machine has {num_here}",
             where=job.where("cluster.per_node"),
             fix=f"set per_node to {num_here // spec.nodes}"

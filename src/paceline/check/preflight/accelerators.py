@@ -238,7 +238,7 @@ def _kernel_log(node: str, facts: NodeFacts, gpus: tuple[GpuState, ...]) -> Iter
     worst = verdicts[0]
     index = {gpu.bus: gpu.index for gpu in gpus}.get(worst.bus)
     who = f"GPU {index}" if index is not None else worst.bus
-    more = f"; {len(verdicts) - 1} more GPU(s)" if len(verdicts) > 1 else ""
+    more = f"; {counted(len(verdicts) - 1, 'more GPU')}" if len(verdicts) > 1 else ""
     said = f"{who}: {worst.line[-160:]}{more}"
     if worst.is_of_programs or worst.act == "nothing":
         yield passed(name, node, f"{said} (a program's doing, or a note)")

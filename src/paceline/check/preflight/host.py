@@ -7,7 +7,7 @@ from paceline.check.preflight.result import Result, failed, passed, unknown, war
 from paceline.control.limits import ENOUGH_FILES, open_files_of_workers
 from paceline.topology.machine import read_meminfo
 from paceline.topology.node.facts import NodeAnswer, NodeFacts
-from paceline.units import format_bytes, format_seconds
+from paceline.units import counted, format_bytes, format_seconds
 
 _SHM_LEAST = 128 * 2**20
 """Docker and Kubernetes give 64 MiB when nobody asks: too little for NCCL and for data workers."""
@@ -93,7 +93,7 @@ def _open_files(node: str, facts: NodeFacts, need: Need) -> Result:
     if need.has_agents and not need.is_strict:
         soft = open_files_of_workers(soft, hard)
     if soft is not None and soft < least:
-        said = f"{said}; {world} rank(s) need {least}"
+        said = f"{said}; {counted(world, 'rank')} need {least}"
         return failed(name, node, said, id="too-many-open-files", fix=fix)
     if soft is not None and soft < _FILES_ENOUGH and facts.system == "Linux":
         return warned(
@@ -146,7 +146,7 @@ def _processes(node: str, facts: NodeFacts, need: Need) -> Iterator[Result]:
     wanted = _THREADS_LEAST + need.ranks_per_node * _THREADS_A_RANK
     said = f"ulimit -u is {_count(soft)}"
     if soft is not None and soft < wanted:
-        said = f"{said}; {need.ranks_per_node} rank(s) have up to {wanted} threads"
+        said = f"{said}; {counted(need.ranks_per_node, 'rank')} may start up to {wanted} threads"
         fix = "ulimit -u unlimited; nproc in /etc/security/limits.conf, TasksMax=, --pids-limit"
         make = failed if soft < wanted // 4 else warned
         yield make("processes", node, said, id="process-limits", fix=fix)
@@ -194,7 +194,7 @@ def _cpus(node: str, facts: NodeFacts, need: Need) -> Iterator[Result]:
     name = "cpus"
     if facts.num_cpus is None:
         return
-    said = f"{facts.num_cpus} CPU(s) for {need.ranks_per_node} rank(s)"
+    said = f"{counted(facts.num_cpus, 'CPU')} for {counted(need.ranks_per_node, 'rank')}"
     if facts.num_cpus < need.ranks_per_node and need.backend != "gloo":
         fix = "ask for more: --cpus-per-task, --cpus, resources.limits.cpu; or end what binds it"
         yield warned(name, node, said, id="omp-threads-default", fix=fix)

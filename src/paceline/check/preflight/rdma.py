@@ -7,6 +7,7 @@ from paceline.check.preflight.result import Result, failed, passed, warned
 from paceline.topology.node.facts import NodeFacts
 from paceline.topology.node.read_state import read_kernel_driver
 from paceline.topology.read_rdma import RdmaPort, read_rdma_port
+from paceline.units import counted
 
 _NEAR = 0.95
 """Least share of the rate that the plan takes; rates are round numbers on both sides. A guess."""
@@ -28,7 +29,7 @@ def check_rdma(node: str, facts: NodeFacts, need: Need) -> Iterator[Result]:
         if not need.wants_rdma:
             yield passed(name, node, "no active port; the plan is for TCP")
             return
-        down = f"{len(ports)} port(s), none ACTIVE" if ports else "no RDMA port at all"
+        down = f"{counted(len(ports), 'port')}, none ACTIVE" if ports else "no RDMA port at all"
         fix = (
             "ibstat names the port's state: cable, switch, subnet manager; in containers mount "
             "/dev/infiniband and ask for the NICs (rdma/...)"
@@ -45,7 +46,7 @@ def _usable(node: str, facts: NodeFacts, active: list[RdmaPort]) -> Iterator[Res
     name = "rdma"
     rates = sorted({_rate(port) for port in active})
     kinds = ", ".join(sorted({port.kind for port in active}))
-    said = f"{len(active)} active {kinds} port(s), {', '.join(rates)} each"
+    said = f"{counted(len(active), f'active {kinds} port')}, {', '.join(rates)} each"
     libraries = facts.rdma.libraries
     if not facts.rdma.device_files:
         fix = (
@@ -122,7 +123,7 @@ def check_rdma_alike(nodes: Mapping[str, NodeFacts], need: Need) -> Iterator[Res
         name = "rdma-alike"
         slow = [port for port in ports if (port.bytes_per_s or 0.0) < best]
         if len(ports) < most:
-            said = f"{len(ports)} active port(s), another node has {most}"
+            said = f"{counted(len(ports), 'active port')}, another node has {most}"
             down = [port.device for port in rdma_ports(nodes[node]) if not port.is_active]
             said += f"; down: {', '.join(down)}" if down else ""
             fix = "ibstat; see to the cable or the switch port, or drain the node"
@@ -138,7 +139,7 @@ def check_rdma_alike(nodes: Mapping[str, NodeFacts], need: Need) -> Iterator[Res
             fix = "mlxlink -d DEVICE, ibdiagnet: the link was negotiated down; or drain the node"
             yield warned(name, node, said, id="straggler-throttle", fix=fix)
         else:
-            yield passed(name, node, f"{len(ports)} active port(s), as on the others")
+            yield passed(name, node, f"{counted(len(ports), 'active port')}, as on the others")
 
 
 def _is_efa(ports: list[RdmaPort]) -> bool:

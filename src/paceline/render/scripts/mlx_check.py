@@ -38,7 +38,7 @@ def check_hosts(path: Path, *, ranks: int, backend: str) -> Iterator[str]:
         yield f"{path} has no list of hosts"
         return
     if len(hosts) != ranks:
-        yield f"{path} has {len(hosts)} hosts, the plan has {ranks} ranks"
+        yield f"hosts in {path}: {len(hosts)}, ranks of the plan: {ranks}"
     named = isinstance(found, dict) and found.get("backend")
     if named and named != backend and (named, backend) != ("ring", "mpi"):
         yield f"{path} is for the backend {named}, the plan is for {backend}"
