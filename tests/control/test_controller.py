@@ -63,7 +63,7 @@ class Agent:
 
     async def hear(self) -> Order | None:
         """The next order; None when the controller has closed."""
-        while line := await asyncio.wait_for(self._reader.readline(), 10):
+        while line := await asyncio.wait_for(self._reader.readline(), 60):
             order = open_order(line)
             if order.message is not None:
                 return order
@@ -106,7 +106,7 @@ class Scene:
 
         async def both() -> None:
             running = asyncio.create_task(controller.run())
-            await asyncio.wait_for(story(self), 20)
+            await asyncio.wait_for(story(self), 120)
             assert not running.done(), running.result()
             running.cancel()
             with pytest.raises(asyncio.CancelledError):

@@ -107,7 +107,7 @@ def check_run(
     Raises:
         BadRun: Naming what is wrong.
     """
-    said = list(_objects(output))
+    said = list(objects(output))
     ends = [each for each in said if "sha256" in each]
     ranks = sorted(each["rank"] for each in ends)
     if ranks != list(range(world_size)):
@@ -149,7 +149,7 @@ def _losses(said: list[dict[str, Any]], *, restarted: bool) -> list[float]:
     return losses
 
 
-def _objects(output: str) -> Iterator[dict[str, Any]]:
+def objects(output: str) -> Iterator[dict[str, Any]]:
     """Every JSON object in a text, whatever stands before or after it on its line."""
     decoder, place = json.JSONDecoder(), output.find("{")
     while place >= 0:

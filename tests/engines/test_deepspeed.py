@@ -11,6 +11,7 @@ from tests.engines.runs import (
     check_losses,
     check_narrow_losses,
     check_run,
+    objects,
     start,
     write_files,
 )
@@ -41,8 +42,7 @@ def run(folder, python, *, limit_s=240.0, command=("./launch.sh",)):
 
 def moments(output):
     """Numbers of optimizer state that each rank holds, by rank."""
-    lines = [line for line in output.splitlines() if '"moments"' in line]
-    said = [json.loads(line[line.index("{") :]) for line in lines]
+    said = [each for each in objects(output) if "moments" in each]
     return [each["moments"] for each in sorted(said, key=lambda each: each["rank"])]
 
 
@@ -203,8 +203,8 @@ def test_stages_that_share_the_embedding_equal_a_single_device(python_with, tmp_
 
 def check_stages(output, ranks, zero):
     """Every rank holds the block and the ends of its own stage, and nothing of the other."""
-    lines = [line for line in output.splitlines() if '"pipeline_stage"' in line]
-    said = sorted((json.loads(line[line.index("{") :]) for line in lines), key=lambda e: e["rank"])
+    said = [each for each in objects(output) if "pipeline_stage" in each]
+    said.sort(key=lambda each: each["rank"])
     assert [each["rank"] for each in said] == list(range(ranks))
     assert {(each["of"], each["zero"]) for each in said} == {(2, zero)}
     block = 4 * 64 * 64 + 3 * 64 * 192 + 2 * 64
@@ -288,7 +288,7 @@ def test_s3_8_deepspeed_loads_a_universal_checkpoint_and_its_own_comes_back(pyth
         command = (str(python), "-m", "torch.distributed.run", "--nproc-per-node=2")
         script = (str(HERE / "load_universal.py"), "shapes.json", "zero", stage, str(saved))
         output = run(tmp_path, python, command=command + script)
-        told = json.loads(next(line for line in output.splitlines() if '"digests"' in line))
+        told = next(each for each in objects(output) if "digests" in each)
         assert told["digests"] == wanted
         assert told["steps"] == [7]
         assert told["after"] > [7]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.engines.initial import write_initial
 from tests.engines.ports import free_ports
-from tests.engines.runs import BadRun, check_losses, check_run, start, write_files
+from tests.engines.runs import BadRun, check_losses, check_run, objects, start, write_files
 from tests.engines.tiny import tiny
 from tests.render.plans import rendered
 
@@ -79,11 +79,7 @@ def test_a_run_goes_on_from_its_own_checkpoint(python_with, tmp_path):
     sha256 = _sha256(whole)
     (folder / "checkpoints" / "step-00000006.safetensors").unlink()
     again = launch(folder, python)
-    assert [json.loads(line)["step"] for line in again.splitlines() if '"loss"' in line] == [
-        4,
-        5,
-        6,
-    ]
+    assert [each["step"] for each in objects(again) if "loss" in each] == [4, 5, 6]
     assert _sha256(again) == sha256
     (folder / "checkpoints" / "step-00000006.safetensors").unlink()
     alone = start([str(python), "train.py"], folder, python=python)
@@ -92,7 +88,7 @@ def test_a_run_goes_on_from_its_own_checkpoint(python_with, tmp_path):
 
 
 def _sha256(output: str) -> str:
-    return next(json.loads(line)["sha256"] for line in output.splitlines() if "sha256" in line)
+    return next(each["sha256"] for each in objects(output) if "sha256" in each)
 
 
 @pytest.mark.engine(ran="a rank that dies makes the launch fail, which mlx.launch hides")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.engines.initial import write_initial
 from tests.engines.ports import free_ports
-from tests.engines.runs import check_losses, check_run, start, write_files
+from tests.engines.runs import check_losses, check_run, objects, start, write_files
 from tests.engines.tiny import tiny
 from tests.render.plans import rendered
 
@@ -89,7 +89,7 @@ def test_two_workers_equal_a_single_device_resume_and_export(python_with, tmp_pa
 
 
 def _sha256(output: str) -> str:
-    return next(json.loads(line)["sha256"] for line in output.splitlines() if "sha256" in line)
+    return next(each["sha256"] for each in objects(output) if "sha256" in each)
 
 
 @pytest.mark.engine(ran="a worker that dies makes the launch fail")

@@ -64,8 +64,8 @@ def test_a_controller_at_work_is_not_waited_for(tmp_path):
     in_charge(tmp_path, os.getpid())
     began = time.monotonic()
     with claim_control(tmp_path, patience_s=0.0), pytest.raises(JobError, match="R004"):
-        claim_from_another(tmp_path, patience_s=PATIENCE_S, is_over=lambda since_s: False)
-    assert time.monotonic() - began < PATIENCE_S / 2
+        claim_from_another(tmp_path, patience_s=120.0, is_over=lambda since_s: False)
+    assert time.monotonic() - began < 60
 
 
 @pytest.mark.parametrize("is_over", [False, True])

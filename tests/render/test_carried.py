@@ -273,14 +273,23 @@ def plan_with(base, key):
     return planned(**changed(base, key))
 
 
-@cache
 def plain(base, key):
+    return plain_with(base, key if key in TOGETHER else None)
+
+
+@cache
+def plain_with(base, key):
+    settings = with_settings(base, TOGETHER.get(key, {}))
     if base in SAME_PLANS:
-        job = job_of(**with_settings(base, TOGETHER.get(key, {})))
-        return plain(SAME_PLANS[base], key)[0], job
+        return plain(SAME_PLANS[base], key)[0], job_of(**settings)
     if key in ON_DISK:
-        return planned(**BASES[base])[0], job_of(**with_settings(base, TOGETHER.get(key, {})))
-    return planned(**with_settings(base, TOGETHER.get(key, {})))
+        return plain(base, None)[0], job_of(**settings)
+    return planned(**settings)
+
+
+@cache
+def plain_files(engine, base, key):
+    return render_job(engine, *plain_with(base, key)).files
 
 
 def test_every_setting_has_a_value_here_or_is_part_of_the_plan():
@@ -328,7 +337,7 @@ def silent(engine):
         )
         if is_said:
             continue
-        if found.files == render_job(engine, *plain(base, key)).files:
+        if found.files == plain_files(engine, base, key if key in TOGETHER else None):
             yield key
 
 

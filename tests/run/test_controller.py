@@ -93,7 +93,7 @@ def test_a_run_whose_command_was_killed_is_taken_over_as_it_goes(scene, clean):
 
 
 def test_a_controller_that_hangs_is_killed_and_replaced_before_the_lease_ends(scene, clean):
-    process = scene.start("hung", *STEPS, "--set", "recovery.lease=6")
+    process = scene.start("hung", *STEPS, "--set", "recovery.lease=12")
     run = scene.record("hung")
     at_step(run, 3)
     pid, epoch = controller_of(run)
@@ -103,7 +103,7 @@ def test_a_controller_that_hangs_is_killed_and_replaced_before_the_lease_ends(sc
     assert_same_end(run, clean)
     assert [event.epoch for event in run.of(log.ControllerReplaced)] == [epoch + 1]
     assert not run.of(log.WorkerLost)
-    assert output.count("the controller did not answer for 4 s and was killed") == 1
+    assert output.count("the controller did not answer for 8 s and was killed") == 1
 
 
 def test_asked_twice_a_run_whose_controller_hangs_is_ended_by_force(scene):

@@ -43,7 +43,7 @@ def line() -> Iterator[Line]:
     line = Line()
     yield line
     line.agent.shutdown(socket.SHUT_RDWR)
-    line.channel._listening.join(10)
+    line.channel._listening.join(60)
     line.channel._socket.close()
     line._words.close()
     line.agent.close()
@@ -65,7 +65,7 @@ def test_over_gloo_a_worker_leaves_its_groups_when_it_is_interrupted(line: Line)
     waiting = line.waits_for_abort()
     line.order(say.Interrupt(generation=3))
     assert line.next_word() == say.Heard(generation=3)
-    waiting.join(10)
+    waiting.join(60)
     assert not waiting.is_alive()
     assert aborted == [3]
 
@@ -80,9 +80,9 @@ def test_a_worker_stays_in_its_groups_until_all_ranks_have_heard(line: Line) -> 
     assert waiting.is_alive()
     assert not aborted.is_set()
     line.order(say.Abort(generation=3))
-    waiting.join(10)
+    waiting.join(60)
     assert not waiting.is_alive()
-    assert aborted.wait(10)
+    assert aborted.wait(60)
 
 
 def test_an_abort_of_an_older_generation_lets_nobody_out(line: Line) -> None:
@@ -92,14 +92,14 @@ def test_an_abort_of_an_older_generation_lets_nobody_out(line: Line) -> None:
     assert line.next_word() == say.Heard(generation=3)
     assert waiting.is_alive()
     line.order(say.Abort(generation=3))
-    waiting.join(10)
+    waiting.join(60)
     assert not waiting.is_alive()
 
 
 def test_a_worker_whose_agent_is_gone_waits_for_no_abort(line: Line) -> None:
     waiting = line.waits_for_abort()
     line.agent.shutdown(socket.SHUT_RDWR)
-    waiting.join(10)
+    waiting.join(60)
     assert not waiting.is_alive()
 
 
