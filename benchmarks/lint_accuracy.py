@@ -131,7 +131,6 @@ def configurations(folder: str) -> Count:
 
 
 CONFIG_PLANTS: tuple[tuple[str, str, str, str, dict[str, object]], ...] = (
-    ("shm-too-small", r"mountPath: /dev/shm", "mountPath: /x", r"\A(?!.*rayVersion).*gpu: 8", {}),
     ("nccl-version-mismatch", r"(image: \S*reg\S*):\d+", r"\1:latest", "Worker:", {}),
     ("invalid-device-ordinal", r"(nprocPerNode: ['\"])8", r"\g<1>16", "gpu: 8", {}),
     (
@@ -175,13 +174,6 @@ CONFIG_PLANTS: tuple[tuple[str, str, str, str, dict[str, object]], ...] = (
         {},
     ),
     ("divisibility", r"num_processes: 16", "num_processes: 15", "num_machines: 2", {}),
-    (
-        "tp-across-nodes",
-        r"(tensor\S*(?:size|degree))(:? ?=? )\d+",
-        r"\1\g<2>16",
-        "pipeline",
-        {"nodes": 4, "gpus_per_node": 8},
-    ),
 )
 """Failure, what is replaced (once) and by what, what the file must hold, facts that are known."""
 

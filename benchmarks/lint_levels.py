@@ -10,11 +10,15 @@ from three tables of data/:
   `condition`: it names a condition that the file does not decide (a release, the data). `absence`:
   something was not found. `name`: what a thing is called. `advice`: it runs, but slower. `leak`: a
   key in the form that its issuer documents, which a miss costs most. `own`: a job file or a plan
-  of Paceline, of which nobody else's code has any.
+  of Paceline, of which nobody else's code has any. `promised`: the row of docs/capabilities.md that
+  names it, by a published id or an anti-pattern.
 - lint_judgements.csv: what readers judged. `now` is the level that the rule shows there today,
   before the catalogue's row cuts it; empty where the finding is gone.
 - lint_faults_named.csv: fixing commits whose fault the rule names, each a case of its own. The half
   that is put away judges the levels and sets none.
+
+A hint is kept where it was right once in a repository or a fixing commit, or is promised; a hint
+without either is deleted (`without_worth`).
 
 Cases are repositories, not findings: twelve files of one author are one mistake. A repository in
 which a rule is right once and wrong once is a case of both.
@@ -62,6 +66,9 @@ class Record:
         """Whether it was wrong in more unseen repositories than it was right: what corrected it was
         made for those, and the next ones differ."""
         return len(self.unseen_wrong) > len(self.unseen_right)
+
+    once_right: set[str] = field(default_factory=set)
+    """Of findings that it still makes, hints among them."""
 
     @property
     def share(self) -> float:
@@ -115,6 +122,8 @@ def read_records(unseen: Iterable[str]) -> dict[str, Record]:
     for row in rows("lint_judgements.csv"):
         record = records.setdefault(row["rule"], Record())
         is_right = row["judgement"] in ("true", "deliberate")
+        if is_right and row["now"]:
+            record.once_right.add(row["repository"])
         if row["now"] in SHOWN:
             (record.right if is_right else record.wrong).add(row["repository"])
         counts = row["now"] != "info" and row["judgement"] != "overstated"
@@ -122,8 +131,21 @@ def read_records(unseen: Iterable[str]) -> dict[str, Record]:
             (record.unseen_right if is_right else record.unseen_wrong).add(row["repository"])
     for row in rows("lint_faults_named.csv"):
         if row["named"] == "yes" and half_of(row["commit"]) == "open":
-            records.setdefault(row["rule"], Record()).right.add(row["commit"])
+            record = records.setdefault(row["rule"], Record())
+            record.right.add(row["commit"])
+            record.once_right.add(row["commit"])
     return records
+
+
+def without_worth(unseen: Iterable[str]) -> list[str]:
+    """Hints that were never right in others' code, and that nothing promises: to be deleted."""
+    records, found = read_records(unseen), levels(unseen)
+    promised = {row["rule"] for row in rows("lint_basis.csv") if row["promised"]}
+    return [
+        rule
+        for rule, level in found.items()
+        if level == "info" and rule not in promised and not records.get(rule, Record()).once_right
+    ]
 
 
 def levels(unseen: Iterable[str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import pytest  # noqa: E402
-from lint_levels import Record, earned, levels, read_bases  # noqa: E402
+from lint_levels import Record, earned, levels, read_bases, rows, without_worth  # noqa: E402
 from lint_precision import read_judgements, repositories, unseen  # noqa: E402
 from lint_recall import Fault, read_faults, read_named  # noqa: E402
 
@@ -60,6 +60,16 @@ def test_the_hash_of_a_name_decides_its_half_unless_its_findings_were_read_befor
     for one in halved:
         even = hashlib.sha256(one.name.encode()).digest()[-1] % 2 == 0
         assert one.half == ("away" if even and not one.seen else "open"), one.name
+
+
+def test_a_hint_was_right_once_in_the_code_of_others_or_is_promised() -> None:
+    assert without_worth(unseen()) == []
+
+
+def test_what_is_promised_names_a_row_of_the_capabilities() -> None:
+    told = (BENCHMARKS.parent / "docs" / "capabilities.md").read_text(encoding="utf-8")
+    for row in rows("lint_basis.csv"):
+        assert not row["promised"] or f"| {row['promised']} |" in told, row["rule"]
 
 
 def test_every_judgement_is_of_a_listed_repository_at_its_commit() -> None:

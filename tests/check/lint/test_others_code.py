@@ -118,8 +118,3 @@ def test_a_collective_in_a_handler_of_exceptions_is_a_hint():
 def test_whether_a_save_of_lightning_waits_depends_on_the_release(save, expected):
     program = f"import torch.distributed as dist\nrank = dist.get_rank()\n{save}\n"
     assert levels("rank0-only-collective-save", train__py=program) == expected
-
-
-def test_an_argument_of_a_script_does_not_prove_that_it_wants_ranks():
-    script = "export CUDA_VISIBLE_DEVICES=0,1\npython run.py --deepspeed ds.json\n"
-    assert levels("launcher-plain-python", run__sh=script) == ["info"]

@@ -267,20 +267,17 @@ schedule = Schedule1F1B(stage, n_microbatches={batches}, loss_fn=loss)
     assert found_in(text.format(batches=32), "pipeline-bubble") == []
 
 
-def test_s1_21_tensor_ranks_of_a_mesh_stay_inside_of_a_node_and_are_not_for_small_models():
+def test_s1_21_tensor_ranks_are_not_for_small_models():
     text = """
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import parallelize_module
 from transformers import AutoModelForCausalLM
-mesh = init_device_mesh("cuda", (2, {tp}), mesh_dim_names=("dp", "tp"))
+mesh = init_device_mesh("cuda", (2, 8), mesh_dim_names=("dp", "tp"))
 model = AutoModelForCausalLM.from_pretrained("{name}")
 parallelize_module(model, mesh["tp"], plan)
 """
-    wide, narrow = text.format(tp=16, name="x/y-70b"), text.format(tp=8, name="x/y-0.2b")
+    wide, narrow = text.format(name="x/y-70b"), text.format(name="x/y-0.2b")
     facts = {"gpu": "A100-80", "nodes": 4, "gpus_per_node": 8}
-    (line,) = found_in(wide, "tp-across-nodes", **facts)
-    assert "16 tensor ranks are on several nodes of 8" in line
-    assert found_in(narrow, "tp-across-nodes", **facts) == []
     (line,) = found_in(narrow, "model-parallel-needless", **facts)
     assert line.startswith("info: 0.2B parameters")
     assert found_in(wide, "model-parallel-needless", **facts) == []
@@ -299,35 +296,3 @@ for batch in loader:
     (line,) = found_in(text.format(check="pass"), "sync-unverified")
     assert line.startswith("info: gradients are averaged by hand")
     assert found_in(text.format(check="assert not replicas_differ(model)"), "sync-unverified") == []
-
-
-def test_s1_21_a_process_group_that_carries_no_gradient_is_found_and_other_ways_are_left_alone():
-    text = """
-import torch, torch.distributed as dist
-{head}
-dist.init_process_group("gloo")
-model = torch.nn.Linear(8, 2)
-opt = torch.optim.SGD(model.parameters(), lr=0.1)
-for batch in loader:
-    loss = model(batch).mean()
-    loss.backward()
-    {sync}
-    opt.step()
-"""
-    for sync in ("pass", "dist.barrier()", "dist.all_reduce(loss)"):
-        (line,) = found_in(text.format(head="", sync=sync), "gradients-not-averaged")
-        assert line.startswith("info: the ranks of a process group each step their own optimizer")
-    for head, sync in (
-        ("", "[dist.all_reduce(p.grad) for p in model.parameters()]"),
-        ("", "dist.send(model.weight.grad, 1)"),
-        ("from mylib import average", "average(model)"),
-        ("def average(m):\n    for p in m.parameters(): dist.all_reduce(p.grad)", "average(model)"),
-    ):
-        assert found_in(text.format(head=head, sync=sync), "gradients-not-averaged") == []
-    split = 'AutoModelForCausalLM.from_pretrained("m", {how})'
-    for how, is_found in (("torch_dtype=d", True), ("tp_plan='auto'", False), ("**more", False)):
-        other = text.replace("torch.nn.Linear(8, 2)", split.format(how=how))
-        other = other.format(head="from transformers import AutoModelForCausalLM", sync="pass")
-        assert bool(found_in(other, "gradients-not-averaged")) == is_found
-    once = text.format(head="", sync="pass").replace("for batch in loader:", "if True:")
-    assert found_in(once, "gradients-not-averaged") == []

@@ -119,18 +119,3 @@ def test_whether_a_list_is_empty_does_not_depend_on_what_is_in_it():
         model(batch).mean().backward()
     """
     assert Severity.WARNING not in dict(severities(program)).values()
-
-
-def test_a_validation_with_deepspeed_on_one_rank_needs_the_others_in_the_third_stage_alone():
-    program = """
-    import deepspeed
-    model, *_ = deepspeed.initialize(
-        model=torch.nn.Linear(2, 2), config={"zero_optimization": {"stage": STAGE}}
-    )
-    if rank == 0:
-        for batch in torch.utils.data.DataLoader([1]):
-            with torch.no_grad():
-                model(batch)
-    """
-    at_stage = {stage: severities(program.replace("STAGE", stage)) for stage in ("2", "3")}
-    assert at_stage == {"2": [], "3": [("rank0-only-validation", Severity.INFO)]}

@@ -261,25 +261,16 @@ def _check_start(
         return
     told = {"RANK", "WORLD_SIZE"} & set(launch.environment) or "OMPI" in program.text
     carried = {"srun", "mpirun", "mpiexec", "jsrun"} & set(launch.wrappers)
-    if _needs_launcher(program) and not told and scene.scheduler in {None, "slurm"}:
-        if not carried:
-            yield found(
-                "launcher-plain-python",
-                launch.path,
-                launch.line,
-                f"{program.path} reads its rank from a launcher's environment, and no launcher "
-                "starts it",
-                fix=f"torchrun --standalone --nproc-per-node=gpu {file_name(program.path)} ...",
-            )
-        elif "srun" in carried and not re.search(r"\bRANK\b", _text_of(launch.path, configs)):
-            yield found(
-                "slurm-world-size-copies",
-                launch.path,
-                launch.line,
-                f"srun sets no RANK, which {program.path} reads: every task fails or trains alone",
-                fix="srun torchrun ..., or export RANK=$SLURM_PROCID and WORLD_SIZE=$SLURM_NTASKS "
-                "on the node",
-            )
+    alone = not told and not carried and scene.scheduler in {None, "slurm"}
+    if alone and _needs_launcher(program):
+        yield found(
+            "launcher-plain-python",
+            launch.path,
+            launch.line,
+            f"{program.path} reads its rank from a launcher's environment, and no launcher "
+            "starts it",
+            fix=f"torchrun --standalone --nproc-per-node=gpu {file_name(program.path)} ...",
+        )
     if program.framework == "lightning":
         facts = _trainer_facts(program)
         script = next((one.script for one in configs if one.path == launch.path), None)

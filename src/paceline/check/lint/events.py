@@ -327,10 +327,6 @@ class Event(Placed):
         """The own function it stands in; None at module level."""
         return self.frames[-1].function if self.frames else None
 
-    def stands_under(self, guard: Guard) -> bool:
-        """Whether a condition stands in the function that the event stands in."""
-        return guard.depth == len(self.frames)
-
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Call(Event):

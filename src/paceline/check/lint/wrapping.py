@@ -22,29 +22,18 @@ if TYPE_CHECKING:
 Effect = Callable[["Walk", Call], Value]
 
 
+def wrapped(model: Value, made: Call, kind: str, instance: str) -> Value:
+    """What a call makes of a model, which is in it."""
+    return Value(
+        kind="model", wrapper=kind, inner=model, instance=instance, call=made, sources=(model,)
+    )
+
+
 def wrap(kind: str, *names: str) -> Effect:
-    def wrapped(walk: "Walk", made: Call) -> Value:
-        model = made.argument(0, *names) or Value()
-        return around(
-            model,
-            Value(
-                kind="model",
-                wrapper=kind,
-                inner=model,
-                instance=made.name,
-                call=made,
-                sources=(model,),
-            ),
-        )
+    def effect(walk: "Walk", made: Call) -> Value:
+        return wrapped(made.argument(0, *names) or Value(), made, kind, made.name)
 
-    return wrapped
-
-
-def around(model: Value, wrapped: Value) -> Value:
-    """The wrapped model; the plain one in it knows it, wherever a program gets hold of that."""
-    for one in model.any():
-        one.fields["wrapped by"] = wrapped
-    return wrapped
+    return effect
 
 
 def fully_shard(walk: "Walk", made: Call) -> Value:
@@ -71,8 +60,7 @@ def deep_copy(walk: "Walk", made: Call) -> Value:
 def copied(value: Value) -> Value:
     inner = copied(value.inner) if value.inner is not None else None
     options = tuple(copied(one) for one in value.options)
-    fields = {name: one for name, one in value.fields.items() if name != "wrapped by"}
-    return replace(value, inner=inner, options=options, fields=fields)
+    return replace(value, inner=inner, options=options, fields=dict(value.fields))
 
 
 def prepare(walk: "Walk", made: Call) -> Value:
@@ -80,15 +68,7 @@ def prepare(walk: "Walk", made: Call) -> Value:
     results = []
     for one in made.args:
         if one.has_kind("model"):
-            model = Value(
-                kind="model",
-                wrapper="accelerate",
-                inner=one,
-                call=made,
-                sources=(one,),
-                instance="accelerate.prepared",
-            )
-            results.append(around(one, model))
+            results.append(wrapped(one, made, "accelerate", "accelerate.prepared"))
             continue
         kind = next((part.kind for part in one.any() if part.kind is not None), None)
         prepared = Value(kind=kind, call=made, sources=(one,), instance="accelerate.prepared")
@@ -110,15 +90,7 @@ def fabric_setup(walk: "Walk", made: Call) -> Value:
 
 def deepspeed_engine(walk: "Walk", made: Call) -> Value:
     model = made.argument(1, "model") or Value()
-    engine = Value(
-        kind="model",
-        wrapper="deepspeed",
-        inner=model,
-        instance="deepspeed.DeepSpeedEngine",
-        call=made,
-        sources=(model,),
-    )
-    around(model, engine)
+    engine = wrapped(model, made, "deepspeed", "deepspeed.DeepSpeedEngine")
     loader = Value(kind="loader", instance="deepspeed.prepared", call=made)
     optimizer = Value(kind="optimizer", instance="deepspeed.prepared", call=made)
     return Value(items=[engine, optimizer, loader, Value(kind="scheduler")], call=made)

@@ -1,18 +1,14 @@
 """What a manifest of Kubernetes does to the training it starts."""
 
-import re
 from collections.abc import Iterator, Sequence
 
 from paceline.check.finding import Finding
-from paceline.check.lint.configs.kubernetes import ClusterJob, Pods, read_jobs
-from paceline.check.lint.configs.launch_line import Launch, whole
+from paceline.check.lint.configs.kubernetes import ClusterJob, read_jobs
 from paceline.check.lint.configs.launch_rules import check_launch
 from paceline.check.lint.configs.marked import Marked
-from paceline.check.lint.configs.say import INFO, WARNING, found
+from paceline.check.lint.configs.say import found
 from paceline.check.lint.configs.variables import check_variables
 from paceline.check.lint.context import Context
-
-_RAY = {"RayJob", "RayCluster"}
 
 
 def check_manifest(path: str, documents: Sequence[Marked], context: Context) -> Iterator[Finding]:
@@ -25,80 +21,8 @@ def check_manifest(path: str, documents: Sequence[Marked], context: Context) -> 
         for pods in job.pods:
             variables = list(pods.variables(path).values())
             yield from check_variables(variables, scene.surroundings)
-        yield from _check_shared_memory(job)
         yield from _check_images(job)
         yield from _check_processes(job)
-
-
-def _workers(launch: Launch) -> int:
-    word = launch.argument("num_workers", "dataloader_num_workers", "workers")
-    return (whole(word.text) or 0) if word is not None else 0
-
-
-def _check_shared_memory(job: ClusterJob) -> Iterator[Finding]:
-    """64 MB of /dev/shm, which is what a container gets by itself. KubeRay mounts its own."""
-    if job.kind in _RAY or not job.knows_volumes:
-        return
-    for pods in job.pods:
-        if not pods.gpus or pods.spec.true("hostIPC"):
-            continue
-        mount = _mounted(pods)
-        if mount is not None:
-            limit = mount.at("emptyDir", "sizeLimit")
-            size = _bytes(limit.text()) if limit is not None else None
-            if limit is not None and size is not None and size < 2**30:
-                yield found(
-                    "shm-too-small",
-                    job.path,
-                    limit.line,
-                    f"/dev/shm of {limit.text()} for the NCCL and DataLoader workers of "
-                    f"{pods.gpus} GPUs",
-                    fix="a sizeLimit of 16Gi or more",
-                )
-                return
-            continue
-        yield found(
-            "shm-too-small",
-            job.path,
-            job.line,
-            f"nothing is mounted at /dev/shm of the {pods.role} pods: {pods.gpus} GPUs get the "
-            "64 MB a container has by itself",
-            fix="a volume `emptyDir: {medium: Memory, sizeLimit: 16Gi}` mounted at /dev/shm",
-            level=WARNING if any(map(_workers, job.launches)) else INFO,
-        )
-        return
-
-
-def _mounted(pods: Pods) -> Marked | None:
-    """The volume at /dev/shm, or an empty one where it is not in this file."""
-    mounts = pods.container.at("volumeMounts") if pods.container is not None else None
-    for mount in mounts.items() if mounts is not None else ():
-        if (mount.text("mountPath") or "").rstrip("/") == "/dev/shm":
-            volumes = pods.spec.at("volumes")
-            for volume in volumes.items() if volumes is not None else ():
-                if volume.text("name") == mount.text("name"):
-                    return volume
-            return Marked({}, mount.line)
-    return None
-
-
-_UNITS = {
-    "": 1,
-    "Ki": 2**10,
-    "Mi": 2**20,
-    "Gi": 2**30,
-    "Ti": 2**40,
-    "K": 10**3,
-    "k": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-    "T": 10**12,
-}
-
-
-def _bytes(text: str | None) -> float | None:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGTk]?i?)", (text or "").strip())
-    return float(match[1]) * _UNITS[match[2]] if match and match[2] in _UNITS else None
 
 
 KEEPS = {"IfNotPresent", "Never"}

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 from paceline.check.finding import Finding
 from paceline.check.lint.configs.launch_line import Launch, shown, whole
@@ -177,54 +176,3 @@ def check_nodes(launch: Launch, scene: Scene) -> Iterator[Finding]:
             f"--nnodes={text} is a range, and the static rendezvous waits for all {match[2]}",
             fix="add --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT",
         )
-
-
-_NUMBER = re.compile(rf"(?<!{ESCAPED})\$\{{?SLURM_(PROCID|NODEID|LOCALID)\b")
-
-
-_OWN_NUMBER = (
-    "srun bash -c '... $SLURM_NODEID ...' in single quotes, or --rdzv_backend c10d, which needs no "
-    "number"
-)
-
-
-def check_number_of_node(launch: Launch, scene: Scene) -> Iterator[Finding]:
-    """`--machine_rank $SLURM_PROCID`, which the batch shell has made 0 before srun starts, or a
-    number."""
-    if "srun" not in launch.wrappers:
-        return
-    backend = launch.option("rdzv_backend")
-    if backend is not None and backend.text == "c10d":  # which counts the nodes by itself
-        return
-    nodes, number = is_many(launch, scene), launch.option("node_rank", "machine_rank")
-    if nodes and number is not None and number.text.isdigit():
-        yield found(
-            "accelerate-machine-rank-expanded",
-            launch.path,
-            number.line,
-            f"each of the {nodes} nodes that srun starts this on is number {number.text}",
-            fix=_OWN_NUMBER,
-        )
-    if launch.on_node:
-        return
-    for before, word in pairwise(launch.words):
-        names = f"{before.text} {word.text}".lower()
-        if _NUMBER.search(word.text) and not word.single and "rank" in names:
-            yield found(
-                "accelerate-machine-rank-expanded",
-                launch.path,
-                _line_of(launch, before, word),
-                f"{shown(word.text)} is 0 for every node: the batch shell expands it before srun",
-                fix=_OWN_NUMBER,
-            )
-            return
-
-
-def _line_of(launch: Launch, before: Word, word: Word) -> int:
-    """The line of an option that a variable may hold, which is expanded elsewhere."""
-    option = before.text if before.text.startswith("-") else word.text.split("=")[0]
-    for each in launch.environment.values():
-        at = each.value.find(option)
-        if at >= 0 and each.line <= word.line and _NUMBER.search(each.value):
-            return each.line + each.value[:at].count("\n")
-    return word.line

@@ -1,7 +1,7 @@
 """What a launch line does wrong: alone, with its neighbours in the file, and with its job."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from paceline.check.finding import Finding
 from paceline.check.lint.configs.bf16 import bf16_finding
@@ -9,12 +9,10 @@ from paceline.check.lint.configs.launch_line import Launch
 from paceline.check.lint.configs.launch_meeting import (
     check_meeting,
     check_nodes,
-    check_number_of_node,
 )
 from paceline.check.lint.configs.megatron_arguments import check_megatron
-from paceline.check.lint.configs.say import INFO, found
+from paceline.check.lint.configs.say import found
 from paceline.check.lint.configs.scene import Scene, started
-from paceline.check.lint.configs.shell import Word
 from paceline.check.lint.gpus import lacks_bf16
 
 TRAINS = re.compile(
@@ -30,10 +28,7 @@ def check_launch(launch: Launch, scene: Scene) -> Iterator[Finding]:
         yield from check_nodes(launch, scene)
         yield from _check_devices(launch, scene)
         yield from _check_old_launcher(launch)
-    yield from check_number_of_node(launch, scene)
     yield from _check_precision(launch, scene)
-    yield from _check_plain_python(launch, scene)
-    yield from _check_container(launch)
     yield from check_megatron(launch, scene)
 
 
@@ -100,79 +95,3 @@ def _check_precision(launch: Launch, scene: Scene) -> Iterator[Finding]:
                 return
         if bf16 is not None and bf16.text.lower() not in no:
             yield bf16_finding(launch.path, bf16.line, "--bf16", gpu)
-
-
-def _check_plain_python(launch: Launch, scene: Scene) -> Iterator[Finding]:
-    """A script for many ranks, started as one process."""
-    if launch.program != "python" or launch.target is None or scene.scheduler == "ray":
-        return
-    if {"srun", "mpirun", "mpiexec", "jsrun"} & set(launch.wrappers):
-        return
-    if "WORLD_SIZE" in launch.environment and "RANK" in launch.environment:
-        return
-    visible = launch.variable("CUDA_VISIBLE_DEVICES") or ""
-    seen = len(visible.split(",")) if re.fullmatch(r"\d+(,\d+)+", visible.strip()) else None
-    gpus = seen or scene.gpus_per_node
-    if gpus is None or gpus < 2:
-        return
-    word = launch.argument(
-        "deepspeed",
-        "fsdp",
-        "ddp",
-        "distributed",
-        "local_rank",
-        "ddp_find_unused_parameters",
-        "deepspeed_config",
-        "multi_gpu",
-    )
-    if word is not None:
-        yield found(
-            "launcher-plain-python",
-            launch.path,
-            launch.line,
-            f"{launch.target.text} is started once, and {gpus} GPUs are available",
-            fix=f"torchrun --standalone --nproc-per-node={gpus} {launch.target.text} ...",
-            level=INFO,  # an argument's name does not prove that the script wants ranks
-        )
-    elif TRAINS.search(launch.target.text):
-        yield found(
-            "launcher-plain-python",
-            launch.path,
-            launch.line,
-            f"one process of {launch.target.text} sees {gpus} GPUs: a program for many ranks "
-            "needs a launcher",
-            level=INFO,
-        )
-
-
-def _check_container(launch: Launch) -> Iterator[Finding]:
-    """`docker run` around a launch that trains."""
-    target = launch.target.text if launch.target is not None else ""
-    if launch.program == "python" and not TRAINS.search(target):
-        return
-    for name in ("docker", "podman"):
-        words = launch.wrappers.get(name)
-        if words is not None:
-            yield from check_docker(launch.path, launch.line, words)
-
-
-def check_docker(path: str, line: int, words: Sequence[Word]) -> Iterator[Finding]:
-    """The options of `docker run` for a container that trains on GPUs."""
-    text = " ".join(word.text for word in words)
-    if not re.search(r"(^|\s)(run|create)\s", text + " "):
-        return
-    gpus = re.search(r"--gpus[ =]\S+|--runtime[ =]nvidia|nvidia\.com/gpu", text)
-    size = re.search(r"--shm-size[ =](\d+(?:\.\d+)?)\s*([kKmMgG]?)", text)
-    if gpus and not re.search(r"--ipc[ =]\"?host|/dev/shm", text):
-        scale = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
-        given = float(size[1]) * scale[size[2].lower()] if size else 64 * 2**20
-        if given < 2**30:
-            place = next((word.line for word in words if "--shm-size" in word.text), line)
-            said = f"{size[1]}{size[2]}" if size else "64 MB, Docker's default,"
-            yield found(
-                "shm-too-small",
-                path,
-                place,
-                f"the container has {said} of shared memory for NCCL and DataLoader workers",
-                fix="--shm-size=16g, or --ipc=host",
-            )

@@ -18,7 +18,6 @@ def check_megatron(launch: Launch, scene: Scene) -> Iterator[Finding]:
     sizes = _Sizes(launch)
     if sizes.tensor is None and sizes.pipeline is None:
         return
-    yield from _check_tensor(launch, scene, sizes)
     yield from _check_world(launch, scene, sizes)
     yield from _check_model(launch, sizes)
     yield from _check_bubble(launch, scene, sizes)
@@ -50,21 +49,6 @@ class _Sizes:
     @staticmethod
     def _whole(word: Word | None) -> int | None:
         return whole(word.text) if word is not None else None
-
-
-def _check_tensor(launch: Launch, scene: Scene, sizes: _Sizes) -> Iterator[Finding]:
-    per_node = started(launch, scene).per_node or scene.gpus_per_node
-    if per_node is None or sizes.tensor is None or sizes.tensor_word is None:
-        return
-    if sizes.tensor > per_node:
-        yield found(
-            "tp-across-nodes",
-            launch.path,
-            sizes.tensor_word.line,
-            f"tensor parallel {sizes.tensor} spans nodes of {per_node} GPUs: four all-reduces a "
-            "layer go over the network",
-            fix=f"tensor parallel {per_node} at most, and pipeline parallel for the rest",
-        )
 
 
 def _check_world(launch: Launch, scene: Scene, sizes: _Sizes) -> Iterator[Finding]:

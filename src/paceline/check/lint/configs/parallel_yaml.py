@@ -27,15 +27,6 @@ def check_parallel(path: str, document: Marked, context: Context) -> Iterator[Fi
     per_node = per_node or context.devices
     nodes = _number(document.at("trainer", "num_nodes")) or context.nodes
     world = per_node * nodes if per_node and nodes else context.num_processes
-    if tensor_at is not None and per_node is not None and tensor > per_node:
-        yield found(
-            "tp-across-nodes",
-            path,
-            tensor_at.line,
-            f"tensor parallel {tensor} spans nodes of {per_node} GPUs: four all-reduces a layer go "
-            "over the network",
-            fix=f"tensor parallel {per_node} at most, and pipeline parallel for the rest",
-        )
     split, place = tensor * pipeline * cut, tensor_at or pipeline_at
     if world is not None and place is not None and world % split:
         yield found(

@@ -1,16 +1,12 @@
 """Findings of a shell script: its variables, its launches, and the two together."""
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 
 from paceline.check.finding import Finding
 from paceline.check.lint.configs.launch_line import Launch, launches_in
 from paceline.check.lint.configs.launch_meeting import check_neighbours
-from paceline.check.lint.configs.launch_rules import (
-    check_docker,
-    check_launch,
-)
+from paceline.check.lint.configs.launch_rules import check_launch
 from paceline.check.lint.configs.scene import Scene, scene_of, started
 from paceline.check.lint.configs.shell import Script
 from paceline.check.lint.configs.slurm import check_slurm
@@ -34,7 +30,6 @@ def check_script(script: Script, context: Context) -> Iterator[Finding]:
     yield from check_neighbours(launches, waits, script.text)
     if script.is_batch:
         yield from check_slurm(script, launches, scene)
-    yield from _check_docker_lines(script, launches)
 
 
 def scene_for(script: Script, launches: list[Launch], context: Context) -> Scene:
@@ -44,15 +39,3 @@ def scene_for(script: Script, launches: list[Launch], context: Context) -> Scene
     if scene.nodes is None and len(said) == 1 and not script.is_batch:
         return replace(scene, nodes=said.pop())
     return scene
-
-
-def _check_docker_lines(script: Script, launches: list[Launch]) -> Iterator[Finding]:
-    """`docker run` of an image whose own command trains."""
-    seen = {launch.line for launch in launches if "docker" in launch.wrappers}
-    for command in script.commands:
-        words = command.words
-        if not words or words[0].text not in {"docker", "podman"} or command.line in seen:
-            continue
-        text = " ".join(word.text for word in words)
-        if re.search(r"train|finetune|torchrun|ddp|nccl", text):
-            yield from check_docker(script.path, command.line, words[1:])

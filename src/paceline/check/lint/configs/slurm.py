@@ -8,7 +8,7 @@ from paceline.check.lint.configs.launch_line import Launch, whole
 from paceline.check.lint.configs.launch_rules import TRAINS
 from paceline.check.lint.configs.say import WARNING, found
 from paceline.check.lint.configs.scene import Scene
-from paceline.check.lint.configs.shell import ESCAPED, Script
+from paceline.check.lint.configs.shell import Script
 
 _LIGHTNING = re.compile(
     r"(?im)\b(pl|L|lightning|pytorch_lightning)\.Trainer\(|\bTrainer\([^)]*num_nodes|trainer\.devices"
@@ -22,7 +22,6 @@ def check_slurm(script: Script, launches: Sequence[Launch], scene: Scene) -> Ite
         yield from _check_tasks(script, launch, scene)
         yield from _check_without_srun(script, launch, scene)
         yield from _check_ports(launch, scene)
-    yield from _check_expanded(script, trains)
 
 
 def _trains(launch: Launch) -> bool:
@@ -171,33 +170,3 @@ def _check_ports(launch: Launch, scene: Scene) -> Iterator[Finding]:
             fix="$((20000 + SLURM_JOB_ID % 12768)), or --standalone on one node",
             level=WARNING,
         )
-
-
-_NUMBER = re.compile(rf"(?<!{ESCAPED})\$\{{?SLURM_(PROCID|LOCALID|NODEID)\b")
-
-
-def _check_expanded(script: Script, launches: Sequence[Launch]) -> Iterator[Finding]:
-    """RANK=$SLURM_PROCID in the batch shell, where it is 0 for every task."""
-    if not any("srun" in launch.wrappers for launch in launches):
-        return
-    used = " ".join(word.text for launch in launches for word in launch.words)
-    for each in script.variables:
-        if not _NUMBER.search(each.value):
-            continue
-        passed = each.name in script.exported and each.name in {
-            "RANK",
-            "LOCAL_RANK",
-            "NODE_RANK",
-            "GROUP_RANK",
-            "MACHINE_RANK",
-            "PET_NODE_RANK",
-        }
-        if passed and each.value.strip() not in used:
-            yield found(
-                "accelerate-machine-rank-expanded",
-                each.path,
-                each.line,
-                f"{each.name}={each.value} is 0 for every task: the batch shell expands it once",
-                fix=f"srun bash -c 'export {each.name}={each.value}; ...' in single quotes",
-                column=each.column,
-            )

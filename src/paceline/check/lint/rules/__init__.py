@@ -22,8 +22,6 @@ from paceline.check.lint.rules import (
     samplers,
     saving,
     sharded,
-    streams,
-    unprepared,
     workers,
 )
 
@@ -43,8 +41,6 @@ RULES: tuple[Rule, ...] = (
     *samplers.RULES,
     *saving.RULES,
     *sharded.RULES,
-    *streams.RULES,
-    *unprepared.RULES,
     *workers.RULES,
 )
 """In no particular order: findings are sorted by their place."""

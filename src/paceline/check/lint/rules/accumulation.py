@@ -4,10 +4,9 @@ from collections.abc import Iterator
 
 from paceline.check.finding import Finding
 from paceline.check.lint.context import Context
-from paceline.check.lint.events import Call, Event, Guard, Loop
+from paceline.check.lint.events import Call, Guard
 from paceline.check.lint.names import DDP
 from paceline.check.lint.program import Program
-from paceline.check.lint.rules.decisions import guard_outside
 from paceline.check.lint.values import DATA, Value
 
 
@@ -117,39 +116,7 @@ def manages_sync(program: Program) -> bool:
     return any(one.attribute == "require_backward_grad_sync" for one in program.assigns)
 
 
-def check_every_pass_unsynced(program: Program, context: Context) -> Iterator[Finding]:
-    """A loop that steps, all of whose backward passes are under `no_sync()`."""
-    for call in program.calls(method="no_sync"):
-        for step in program.steps:
-            loop = step.loops[-1] if step.loops else None
-            passes = [one for one in program.backwards if loop in one.loops]
-            if loop is None or not passes or not all(is_inside(each, call) for each in passes):
-                continue
-            if is_always(call, loop) and is_always(step, loop):
-                yield program.finding(
-                    "no-sync-off-by-one",
-                    call,
-                    what=(
-                        f"the optimizer steps ({step.spot}), and every backward pass of the loop "
-                        "is under no_sync(): gradients are never averaged over the ranks"
-                    ),
-                    fix="leave the backward pass before each step outside of no_sync()",
-                    seen=(passes[0], step),
-                )
-
-
-def is_always(event: Event, loop: Loop) -> bool:
-    """Whether every pass of the loop comes there."""
-    return all(guard_outside(guard, loop) for guard in event.guards)
-
-
-def is_inside(event: Event, call: Call) -> bool:
-    """Whether an event stands in a `with` of this call."""
-    return any(part.call is call for value in event.withs for part in value.any())
-
-
 RULES = (
     check_no_sync_missing,
     check_loss_not_divided,
-    check_every_pass_unsynced,
 )

@@ -2,14 +2,13 @@
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call, Guard, surely_by_rank
 from paceline.check.lint.names import COLLECTIVES, DDP, FSDP
 from paceline.check.lint.program import Program
-from paceline.check.lint.values import Value, innermost, stops_gradients
+from paceline.check.lint.values import Value
 
 CHECKPOINT = "torch.distributed.checkpoint"
 
@@ -44,88 +43,17 @@ SAVE_STATE = "accelerate.Accelerator.save_state"
 SHARDED = ("fsdp1", "fsdp2")
 
 
-WORDS = {
-    "collective": "every rank of the group has to call it",
-    "save": "every rank has to call it",
-    "forward": "every rank has to run the forward pass of a wrapped model",
-    "backward": "every rank has to run the backward pass of a wrapped model",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Joint:
-    """A call that needs every rank, and what kind of call it is."""
-
-    call: Call
-    kind: str
-    """collective, save, forward, backward."""
-
-    condition: str = ""
-    """What has to be so for it to need them, where the program does not show that it is."""
-
-    severity: Severity = Severity.ERROR
-
-    @property
-    def shown(self) -> str:
-        return self.call.name.rpartition(".")[2] if self.kind != "forward" else "the forward pass"
-
-
-def joint_calls(program: Program) -> Iterator[Joint]:
+def joint_calls(program: Program) -> list[Call]:
     """Calls that need every rank, in order."""
-    for call in program.all_calls:
-        kind = joint_kind(program, call)
-        if kind is not None and not any(one.alone for one in call.guards):
-            yield Joint(call, kind)
-
-
-def conditional_calls(program: Program) -> Iterator[Joint]:
-    """Calls that need every rank in some runs of the program, with the condition."""
-    for call in program.all_calls:
-        if any(one.alone for one in call.guards) or joint_kind(program, call) is not None:
-            continue
-        if call.name == SAVE_STATE:
-            yield Joint(call, "save", "with FSDP or DeepSpeed ", Severity.INFO)
-        elif only_reads_ddp(call) and has_buffers(program, call.forward_of) is None:
-            condition = "where the model has buffers, as batch normalisation has, "
-            yield Joint(call, "forward", condition, Severity.INFO)
-
-
-def only_reads_ddp(call: Call) -> bool:
-    """Whether it is a forward pass of DDP without gradients: it broadcasts buffers, if anything."""
-    return only_reads(call, "ddp")
-
-
-def only_reads(call: Call, wrapper: str) -> bool:
-    """Whether it is a forward pass without gradients of a model that is wrapped so."""
-    return (
-        call.forward_of is not None
-        and call.forward_of.wrapped_by(wrapper)
-        and any(map(stops_gradients, call.withs))
-    )
-
-
-def has_buffers(program: Program, model: Value | None) -> bool | None:
-    """Whether DDP broadcasts buffers of the model before a forward pass; None if not known.
-
-    Source: `DistributedDataParallel.will_sync_module_buffers`, torch 2.13.
-    """
-    wraps = [one.call for one in model.any() if isinstance(one.call, Call)] if model else []
-    given = [one.argument(None, "broadcast_buffers") for one in wraps]
-    if given and all(one is not None and one.const is False for one in given):
-        return False
-    surely = [one for one in program.all_calls if not any(map(one.stands_under, one.guards))]
-    made = {one.name.rpartition(".")[2] for one in surely}
-    if made & {"register_buffer", "convert_sync_batchnorm"} or any("BatchNorm" in n for n in made):
-        return True
-    inner = innermost(model) if model is not None else Value()
-    ours = inner.of_class is not None or (inner.instance or "").startswith("torch.nn.")
-    parts = [one for one in program.all_calls if one.result.kind == "model" and one.own is None]
-    plain = all(one.result.wrapper or one.name.startswith(("torch.nn.", "own.")) for one in parts)
-    return False if ours and plain else None
+    return [
+        call
+        for call in program.all_calls
+        if joint_kind(program, call) is not None and not any(one.alone for one in call.guards)
+    ]
 
 
 def joint_kind(program: Program, call: Call) -> str | None:
-    """collective, save, forward or backward where a call needs every rank; else None."""
+    """collective or save where a call needs every rank; else None."""
     if call not in program.joint_kinds:
         program.joint_kinds[call] = find_joint_kind(program, call)
     return program.joint_kinds[call]
@@ -134,9 +62,7 @@ def joint_kind(program: Program, call: Call) -> str | None:
 def find_joint_kind(program: Program, call: Call) -> str | None:
     if call.name == SAVE_STATE:
         return "save" if saves_together(program, call) else None
-    if call.name in COLLECTIVES:
-        return None if of_a_part(call) else "collective"
-    if call.name in {DDP, FSDP}:
+    if call.name in COLLECTIVES | {DDP, FSDP}:
         return None if of_a_part(call) else "collective"
     if call.name in SAVES:
         return None if of_a_part(call) or whole_model(call) else "save"
@@ -145,36 +71,17 @@ def find_joint_kind(program: Program, call: Call) -> str | None:
     if call.name in GATHERED_SAVES:
         model = call.argument(0, "model")
         return "save" if model is not None and sharded_by_framework(model) else None
-    if call.is_method("full_tensor"):
-        return "save"
-    if call.is_method("consolidate_state_dict"):
+    if call.is_method("full_tensor", "consolidate_state_dict"):
         return "save"
     receiver = call.receiver or Value()
     if call.is_method("save_checkpoint") and receiver.wrapped_by("deepspeed"):
         return "save"
-    if only_reads_ddp(call):
-        return "forward" if has_buffers(program, call.forward_of) else None
-    if only_reads(call, "deepspeed"):  # below ZeRO's third stage a rank has the weights whole
-        models = call.forward_of.any() if call.forward_of is not None else ()
-        return "forward" if any(map(holds_parts, models)) else None
-    if call.forward_of is not None and (
-        call.forward_of.wrapped_by("ddp", "deepspeed") or sharded_by_then(call, call.forward_of)
-    ):
-        return "forward"
-    if call.forward_of is not None and (
-        sharded_by_framework(call.forward_of) or inside_of_sharded(call, call.forward_of)
-    ):
-        return "forward"
-    if call.receiver is not None:
-        kind = of_lightning_module(call, call.receiver) or of_trainer(call, call.receiver)
-        if kind is not None or saves_parts(call, call.receiver):
-            return kind or "save"
-    if call.is_method("compute") and call.receiver is not None:
-        torchmetrics = any(
-            (one.instance or "").startswith("torchmetrics.") for one in call.receiver.any()
-        )
-        return "collective" if torchmetrics else None
-    return None
+    if gathers_in_lightning(call, receiver):
+        return "collective"
+    if is_saved_by_trainer(call, receiver) or saves_parts(call, receiver):
+        return "save"
+    metrics = ((one.instance or "").startswith("torchmetrics.") for one in receiver.any())
+    return "collective" if call.is_method("compute") and any(metrics) else None
 
 
 def saves_together(program: Program, call: Call) -> bool:
@@ -212,37 +119,26 @@ def sharded_by_then(call: Call, model: Value) -> bool:
     return False
 
 
-def of_trainer(call: Call, trainer: Value) -> str | None:
-    """`trainer.evaluate()`, `trainer.save_checkpoint(path)` of a library's Trainer."""
-    if call.own is not None or not trainer.has_kind("trainer"):
-        return None
-    if any(one.of_class is not None for one in trainer.any()):
-        return None
-    if call.method == "save_checkpoint":
-        return "save"
-    known = any(one.instance is not None for one in trainer.any())
-    return "forward" if known and call.method in {"evaluate", "predict", "validate"} else None
+def is_saved_by_trainer(call: Call, trainer: Value) -> bool:
+    """`trainer.save_checkpoint(path)` of a library's Trainer."""
+    is_ours = call.own is not None or any(one.of_class is not None for one in trainer.any())
+    return call.method == "save_checkpoint" and trainer.has_kind("trainer") and not is_ours
 
 
 LIGHTNING = ("lightning.pytorch.LightningModule", "lightning.pytorch.Callback")
 
 
-def of_lightning_module(call: Call, receiver: Value) -> str | None:
+def gathers_in_lightning(call: Call, receiver: Value) -> bool:
     """`self.all_gather(x)`, `self.log(..., sync_dist=True)`, `trainer.strategy.barrier()`."""
     owners = {one.of_class for one in receiver.any() if one.of_class is not None}
     owners |= {frame.function.own_class for frame in call.frames[-1:] if frame.function.own_class}
     if not any(base in LIGHTNING for own in owners for base in own.library_bases()):
-        return None
+        return False
     if call.method in {"barrier", "reduce", "broadcast"} and "strategy" in receiver.label:
-        return "collective"
-    if receiver.of_class is None:
-        return None
-    if call.method == "all_gather":
-        return "collective"
+        return True
     synced = call.argument(None, "sync_dist")
-    if call.method in {"log", "log_dict"} and synced is not None and synced.const is True:
-        return "collective"
-    return None
+    is_log = call.method in {"log", "log_dict"} and synced is not None and synced.const is True
+    return receiver.of_class is not None and (call.method == "all_gather" or is_log)
 
 
 def saves_parts(call: Call, trainer: Value) -> bool:
@@ -288,51 +184,6 @@ def sharded_by_framework(model: Value) -> bool:
     return False
 
 
-GATHER = ("summon_full_params", "GatheredParameters", "unwrap_model_for_generation")
-
-
-def inside_of_sharded(call: Call, model: Value) -> bool:
-    """Whether it is the plain model in a sharded one, whose weights no rank has whole."""
-    if any(one.call.name.endswith(GATHER) for one in call.withs if isinstance(one.call, Call)):
-        return False
-    for one in model.any():
-        outer = one.fields.get("wrapped by")
-        if outer is None or one.wrapper is not None or not isinstance(outer.call, Call):
-            continue
-        if outer.call.order > call.order:
-            continue
-        if outer.wrapped_by(*SHARDED) or holds_parts(outer):
-            return True
-    return False
-
-
-def holds_parts(model: Value) -> bool:
-    """Whether a framework leaves each rank a part of the weights: FSDP, or ZeRO's third stage."""
-    if model.wrapped_by("deepspeed"):
-        if not isinstance(model.call, Call):
-            return False
-        return zero_stage(model.call.argument(None, "config", "config_params")) == 3
-    if not sharded_by_framework(model):
-        return False
-    owner = model.call.receiver
-    for one in owner.any() if owner is not None else ():
-        plugin = one.call.argument(None, *PLUGINS[1:3]) if isinstance(one.call, Call) else None
-        if plugin is not None and plugin.const is not None:
-            stage = plugin.call.argument(None, "zero_stage") if plugin.call is not None else None
-            return stage is not None and stage.likely() == 3
-    return True
-
-
-def zero_stage(config: Value | None) -> int | None:
-    """The stage that a DeepSpeed configuration written as a dict asks for."""
-    for one in config.any() if config is not None else ():
-        zero = (one.entries or {}).get("zero_optimization")
-        stage = (zero.entries or {}).get("stage") if zero is not None else None
-        if stage is not None and isinstance(stage.likely(), int):
-            return int(stage.likely())
-    return None
-
-
 GROUPS = ("group", "process_group")
 
 
@@ -353,24 +204,23 @@ def whole_model(call: Call) -> bool:
 
 
 def check_rank_branches(program: Program, context: Context) -> Iterator[Finding]:
-    """collective-mismatch, rank0-only-collective-save, rank0-only-validation."""
-    joints = [*joint_calls(program), *conditional_calls(program)]
-    order = {"save": 0, "forward": 1, "collective": 2, "backward": 3}
+    """collective-mismatch, rank0-only-collective-save."""
+    joints = list(joint_calls(program))
     reported: set[int] = set()
-    for joint in sorted(joints, key=lambda one: (order[one.kind], one.call.order)):
-        guard = rank_guard(joint.call)
-        if guard is None or answered(joint, guard, joints):
+    for call in sorted(joints, key=lambda one: (joint_kind(program, one) != "save", one.order)):
+        guard = rank_guard(call)
+        if guard is None or answered(call, guard, joints):
             continue
-        if same_function_elsewhere(program, joint, guard) or goes_on_in_with(joint, guard, joints):
+        if same_function_elsewhere(program, call, guard) or goes_on_in_with(call, guard, joints):
             continue
-        if handed_on_elsewhere(joint, guard):
+        if handed_on_elsewhere(call, guard):
             continue
-        at = joint.call.at_depth(guard.depth)
+        at = call.at_depth(guard.depth)
         key = guard.node if opposite_calls(guard, joints) else at
         if id(key) in reported:
             continue
         reported.add(id(key))
-        yield rank_finding(program, joint, guard)
+        yield rank_finding(program, call, guard)
 
 
 def rank_guard(call: Call) -> Guard | None:
@@ -412,44 +262,44 @@ def follows(test: Value, holds: bool, one: Value, wanted: bool) -> bool:
     )
 
 
-def answered(joint: Joint, guard: Guard, joints: list[Joint]) -> bool:
+def answered(call: Call, guard: Guard, joints: list[Call]) -> bool:
     """Whether the ranks that do not pass the condition make the same calls in the function, too."""
-    frames = joint.call.frames[: guard.depth]
-    beside = [one for one in joints if one.call.frames[: guard.depth] == frames]
-    if guard.main is not None and len(joint.call.frames) == guard.depth:
+    frames = call.frames[: guard.depth]
+    beside = [one for one in joints if one.frames[: guard.depth] == frames]
+    if guard.main is not None and len(call.frames) == guard.depth:
         for other in beside:  # `if not main: barrier()`, then `if main: barrier()` in the function
-            theirs = [one for one in other.call.guards if one.main is (not guard.main)]
+            theirs = [one for one in other.guards if one.main is (not guard.main)]
             apart = any(one.node is not guard.node for one in theirs)
-            if apart and other.call.name == joint.call.name and other.call.frames == frames:
+            if apart and other.name == call.name and other.frames == frames:
                 return True
     return any(
-        [one.call.name for one in calls if under(one, guard, guard.holds)]
+        [one.name for one in calls if under(one, guard, guard.holds)]
         == opposite_calls(guard, calls)
         for calls in (beside, joints)
     )
 
 
-def opposite_calls(guard: Guard, joints: list[Joint]) -> list[str]:
+def opposite_calls(guard: Guard, joints: list[Call]) -> list[str]:
     """Calls of the ranks that do not pass a condition, in order."""
     test = guard.test
     theirs = []
     for other in joints:
-        for one in other.call.guards:
+        for one in other.guards:
             if one.depth != guard.depth or one is guard:
                 continue
             same_test = one.test is test and one.holds is not guard.holds
             opposite = guard.main is not None and one.main is (not guard.main)
             if same_test or opposite:
-                theirs.append(other.call.name)
+                theirs.append(other.name)
                 break
     return theirs
 
 
-def same_function_elsewhere(program: Program, joint: Joint, guard: Guard) -> bool:
+def same_function_elsewhere(program: Program, call: Call, guard: Guard) -> bool:
     """Whether the other side of the condition calls the own function that leads here."""
-    if guard.depth >= len(joint.call.frames):
+    if guard.depth >= len(call.frames):
         return False
-    function = joint.call.frames[guard.depth].function
+    function = call.frames[guard.depth].function
     for other in program.all_calls:
         if other.own is function and any(
             one.test is guard.test and one.holds is not guard.holds for one in other.guards
@@ -458,11 +308,11 @@ def same_function_elsewhere(program: Program, joint: Joint, guard: Guard) -> boo
     return False
 
 
-def handed_on_elsewhere(joint: Joint, guard: Guard) -> bool:
+def handed_on_elsewhere(call: Call, guard: Guard) -> bool:
     """Whether a function written on the other side, which somebody is to call, makes the call."""
     if not isinstance(guard.node, ast.If):
         return False
-    last = joint.call.name.rpartition(".")[2]
+    last = call.name.rpartition(".")[2]
     return any(
         isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == last
         for statement in (guard.node.orelse if guard.holds else guard.node.body)
@@ -472,20 +322,20 @@ def handed_on_elsewhere(joint: Joint, guard: Guard) -> bool:
     )
 
 
-def goes_on_in_with(joint: Joint, guard: Guard, joints: list[Joint]) -> bool:
+def goes_on_in_with(call: Call, guard: Guard, joints: list[Call]) -> bool:
     """Whether a context manager yields to the other ranks, for whom the same call stands ready."""
-    if not 0 < guard.depth <= len(joint.call.frames):
+    if not 0 < guard.depth <= len(call.frames):
         return False
-    function = joint.call.frames[guard.depth - 1].function
+    function = call.frames[guard.depth - 1].function
     yields = any(isinstance(one, ast.Yield) for one in ast.walk(guard.node))
     if not yields or not function.has_decorator("contextmanager"):
         return False
-    same = [one for one in joints if one.call.name == joint.call.name]
+    same = [one for one in joints if one.name == call.name]
     return any(not under(one, guard, guard.holds) for one in same)
 
 
-def under(joint: Joint, guard: Guard, holds: bool) -> bool:
-    for one in joint.call.guards:
+def under(call: Call, guard: Guard, holds: bool) -> bool:
+    for one in call.guards:
         if one is guard or (one.test is guard.test and one.holds is holds):
             return True
         if guard.main is not None and one.main is guard.main and one.depth == guard.depth:
@@ -493,49 +343,39 @@ def under(joint: Joint, guard: Guard, holds: bool) -> bool:
     return False
 
 
-def rank_finding(program: Program, joint: Joint, guard: Guard) -> Finding:
-    call = joint.call
+def rank_finding(program: Program, call: Call, guard: Guard) -> Finding:
     at = call.at_depth(guard.depth)
     only = "only a part of the ranks"
     if guard.main is not None:
         only = "only the main process" if guard.main else "every process but the main one"
-    ends = f"waits there until the time-out: {joint.condition}{WORDS[joint.kind]}"
-    deeper = f" (through {call.spot})" if at is not call.node else ""
-    id = {
-        "collective": "collective-mismatch",
-        "save": "rank0-only-collective-save",
-        "forward": "rank0-only-validation",
-        "backward": "collective-mismatch",
-    }[joint.kind]
-    fix = {
-        "collective": "move it out of the branch, so that every rank calls it",
-        "save": "let every rank make this call, above the branch; what it gives is for the branch",
-        "forward": (
-            "let every rank evaluate its share and reduce the result; with DDP, "
-            "`model.module` may be called on one rank"
-        ),
-        "backward": "let every rank run it",
-    }[joint.kind]
+    there = call.name.rpartition(".")[2]
+    there += f" (through {call.spot})" if at is not call.node else ""
+    if joint_kind(program, call) == "collective":
+        id, needs = "collective-mismatch", "every rank of the group has to call it"
+        fix = "move it out of the branch, so that every rank calls it"
+    else:
+        id, needs = "rank0-only-collective-save", "every rank has to call it"
+        fix = "let every rank make this call, above the branch; what it gives is for the branch"
+    ends = f"waits there until the time-out: {needs}"
     if call.is_method("state_dict") and call.receiver and wrappers(call.receiver) == {"fsdp2"}:
         ends = "saves its own shards alone: those of the other ranks are in no file"
         fix = "above the branch, on every rank: get_model_state_dict with full_state_dict=True"
     return program.finding(
         id,
         at,
-        what=f"{only} reaches {joint.shown}{deeper} (condition in {guard.spot}) and {ends}",
+        what=f"{only} reaches {there} (condition in {guard.spot}) and {ends}",
         fix=fix,
         seen=(guard, call),
-        level=joint.severity if is_shown(program, joint, guard) else Severity.INFO,
+        level=Severity.ERROR if is_shown(program, call, guard) else Severity.INFO,
     )
 
 
-def is_shown(program: Program, joint: Joint, guard: Guard) -> bool:
+def is_shown(program: Program, call: Call, guard: Guard) -> bool:
     """Whether the calls on the way prove it for every run: the condition asks for the rank, the way
     there is the only one, the model is wrapped whatever its options are, and no other method of
     the class makes the same call for the ranks that are missed (one on entering, one on leaving).
     """
-    call = joint.call
-    model = call.forward_of if joint.kind == "forward" else call.receiver
+    model = call.receiver
     if "lightning" in call.name or (model is not None and model.has_kind("trainer")):
         return False  # whether it waits for all ranks depends on the release
     ways = [one.call.receiver for one in call.frames[guard.depth :] if one.call is not None]
@@ -544,7 +384,7 @@ def is_shown(program: Program, joint: Joint, guard: Guard) -> bool:
     return (
         surely_by_rank(guard.test)
         and all(one is None or len(objects(one)) < 2 for one in ways)
-        and (model is None or joint.kind == "collective" or len(wrappers(model)) < 2)
+        and (model is None or joint_kind(program, call) == "collective" or len(wrappers(model)) < 2)
         and not any(
             own_class is not None
             and one.function is not None

@@ -1,8 +1,6 @@
 """Ways to split a model that cannot work, or cost more than they give: by sizes that are known."""
 
-import builtins
 import re
-import sys
 from collections.abc import Iterator
 
 from paceline.catalog import accelerator_spellings, load_accelerators
@@ -10,7 +8,7 @@ from paceline.check.finding import Finding, Severity
 from paceline.check.lint.configs.megatron_arguments import bubble
 from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call
-from paceline.check.lint.names import DDP, INIT_GROUP, KNOWN_LIBRARIES
+from paceline.check.lint.names import DDP
 from paceline.check.lint.program import Program
 from paceline.check.lint.rules.samplers import training_loops
 from paceline.check.lint.values import Value, innermost
@@ -28,7 +26,6 @@ MANY_RANKS = 128
 
 SCHEDULES = ("ScheduleGPipe", "Schedule1F1B", "ScheduleInterleaved1F1B")
 PIPELINING = "torch.distributed.pipelining"
-MESH = "torch.distributed.device_mesh.init_device_mesh"
 ADAMS = ("torch.optim.Adam", "torch.optim.AdamW")
 
 
@@ -122,25 +119,6 @@ def check_pipeline_bubble(program: Program, context: Context) -> Iterator[Findin
             yield from bubble(program.path, call.line, ranks, batches.const, max(1, many))
 
 
-def check_tensor_mesh(program: Program, context: Context) -> Iterator[Finding]:
-    """A mesh whose tensor ranks are more than a node has."""
-    per_node = context.devices or context.gpus_per_node
-    for call in program.calls(MESH):
-        shape, names = call.argument(1, "mesh_shape"), call.argument(2, "mesh_dim_names")
-        sizes = [one.const for one in (shape and shape.items) or ()]
-        called = [str(one.const).lower() for one in (names and names.items) or ()]
-        for size, name in zip(sizes, called, strict=False):
-            is_tensor = name in ("tp", "tensor", "tensor_parallel", "model")
-            if is_tensor and per_node and isinstance(size, int) and size > per_node:
-                yield program.finding(
-                    "tp-across-nodes",
-                    call,
-                    what=f"{size} tensor ranks are on several nodes of {per_node}: every block is "
-                    "summed over the network",
-                    fix=f"{per_node} tensor ranks at most; split the rest over data or stages",
-                )
-
-
 def check_needless(program: Program, context: Context) -> Iterator[Finding]:
     """Tensor or pipeline ranks for a model that one GPU trains by itself."""
     splits = program.calls(
@@ -189,106 +167,6 @@ def check_unverified(program: Program, context: Context) -> Iterator[Finding]:
             return
 
 
-ASIDE = (
-    *("init_process_group", "destroy_process_group", "get_rank", "get_world_size", "get_backend"),
-    *("is_initialized", "is_available", "is_nccl_available", "barrier", "monitored_barrier"),
-    *("broadcast_object_list", "all_gather_object"),
-)
-"""Calls of torch.distributed that carry no gradient; so do those of a loss or of an output."""
-
-OTHER_WAYS = (
-    "register_hook",
-    "register_post_accumulate",
-    "isend",
-    "rpc",
-    "_functional_collectives",
-)
-"""Words of programs that may send gradients in a way that is not followed here."""
-
-
-def check_never_averaged(program: Program, context: Context) -> Iterator[Finding]:
-    """A process group and an optimizer's steps, and nothing that carries gradients between ranks.
-
-    Silent where the model or the optimizer is given to a function that is not read.
-    """
-    joins = program.calls(INIT_GROUP)
-    if not joins or program.wraps or program.framework or program.mentions(*OTHER_WAYS):
-        return
-    talks = [one for one in program.all_calls if one.name.startswith("torch.distributed.")]
-    if not program.backwards or not all(_is_aside(program, one) for one in talks):
-        return
-    held = [one for call in program.all_calls if _is_unread(call) for one in _given(call)]
-    if any(one.has_kind("model", "optimizer", "output") or _of_parameters(one) for one in held):
-        return
-    for step in (one for one in program.steps if one.loops):
-        made = list((step.receiver or Value()).any())
-        if made and all((one.instance or "").startswith("torch.optim.") for one in made):
-            if any(_may_be_split(model) for one in made for model in _models_of(one)):
-                continue
-            yield program.finding(
-                "gradients-not-averaged",
-                step,
-                what="the ranks of a process group each step their own optimizer, and nothing "
-                "carries gradients between them: every rank trains another model",
-                fix="wrap the model in DistributedDataParallel, or shard it with fully_shard, and "
-                "call that in the loop; `paceline adapt` writes it",
-                seen=joins[:1],
-            )
-            return
-
-
-SPLITS = ("tp_plan", "tp_size", "device_mesh", "distributed_config", "parallel_config")
-"""Arguments by which `from_pretrained` gives each rank a part of a model, which it then serves."""
-
-
-def _models_of(optimizer: Value) -> Iterator[Value]:
-    """The models whose parameters an optimizer was given; an unknown one where none is seen."""
-    models = [one.receiver for one in optimizer.origins() if one.kind == "parameters"]
-    for model in models or [None]:
-        yield from (model or Value()).any()
-
-
-def _may_be_split(model: Value) -> bool:
-    """Whether a model may be one of which each rank holds a part: nobody sees how it was made, or
-    it was made so."""
-    made = model.call
-    if not isinstance(made, Call):
-        return True
-    return made.open_ended or made.has_argument(None, *SPLITS)
-
-
-def _is_aside(program: Program, call: Call) -> bool:
-    """Whether a call is known to carry something else than gradients or parameters."""
-    name = call.name.rpartition(".")[2]
-    given = call.argument(0, "tensor")
-    if name in ASIDE or given is None:
-        return name in ASIDE
-    computed = {
-        id(one) for each in program.backwards for one in (each.receiver or Value()).any()
-    } | {id(each.result) for each in program.forwards}
-    return not _of_parameters(given) and any(id(one) in computed for one in given.origins())
-
-
-def _of_parameters(value: Value) -> bool:
-    """Whether it holds parameters, their gradients or a state_dict."""
-    for one in value.origins():
-        made = one.call.method if isinstance(one.call, Call) else None
-        if one.attribute in ("grad", "data") or made in ("parameters", "named_parameters"):
-            return True
-    return False
-
-
-def _is_unread(call: Call) -> bool:
-    """Whether a call is of a function that is neither the program's nor of a known library."""
-    top = call.name.partition(".")[0]
-    known = KNOWN_LIBRARIES | sys.stdlib_module_names | set(dir(builtins)) | {"torch"}
-    return call.own is None and call.method is None and not call.forward_of and top not in known
-
-
-def _given(call: Call) -> Iterator[Value]:
-    yield from (*call.args, *call.kwargs.values())
-
-
 SIZE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)b(?![a-z])", re.IGNORECASE)
 """The number of parameters in a checkpoint's name: `Llama-2-70b-hf`."""
 
@@ -314,8 +192,6 @@ RULES = (
     check_ddp_fits,
     check_tiny_batches,
     check_pipeline_bubble,
-    check_tensor_mesh,
     check_needless,
     check_unverified,
-    check_never_averaged,
 )

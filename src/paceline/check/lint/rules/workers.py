@@ -8,7 +8,6 @@ from paceline.check.lint.events import Call, Function
 from paceline.check.lint.names import DATALOADER
 from paceline.check.lint.program import Program
 from paceline.check.lint.rules.groups import is_cuda, puts_model_on_gpu
-from paceline.check.lint.rules.streams import worker_count
 from paceline.check.lint.values import Value
 
 
@@ -35,6 +34,12 @@ def check_cuda_in_workers(program: Program, context: Context) -> Iterator[Findin
                 fix="return CPU tensors, and move the batch to the GPU in the training loop",
                 seen=(loader,),
             )
+
+
+def worker_count(loader: Call) -> int:
+    workers = loader.argument(5, "num_workers")
+    count = workers.likely(0) if workers is not None else 0
+    return count if isinstance(count, int) else 0
 
 
 def run_by_workers(program: Program, loader: Call, call: Call) -> Function | None:

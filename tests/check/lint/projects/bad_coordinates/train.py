@@ -29,7 +29,8 @@ for step in range(1000):
     if step % 100 == 0 and COORD.is_chief_rank:
         with torch.no_grad():
             x, y = get_batch()
-            val = model(x).sum()  # expect: rank0-only-validation
+            val = model(x).sum()
+            dist.all_reduce(val)  # expect: collective-mismatch
     for micro in range(accum):
         sync = micro == accum - 1
         ctx = contextlib.nullcontext() if sync or not is_ddp() else model.no_sync()

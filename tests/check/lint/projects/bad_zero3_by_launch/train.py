@@ -10,7 +10,7 @@ model, optimizer = accelerator.prepare(model, optimizer)
 if accelerator.is_main_process:
     plain = accelerator.unwrap_model(model)
     prompt = tokenizer("Once", return_tensors="pt").to(accelerator.device)
-    print(plain.generate(**prompt))  # expect: rank0-only-validation
+    print(plain.generate(**prompt))
     plain.save_pretrained(
         "out",
         state_dict=accelerator.get_state_dict(model),  # expect: rank0-only-collective-save
