@@ -13,7 +13,7 @@ from paceline.check.lint.context import Context
 from paceline.check.lint.imports import Files
 from paceline.check.lint.lint import lint_files
 from paceline.check.lint.program import read_program
-from paceline.check.lint.rules.agreement import WORDS, joint_calls
+from paceline.check.lint.rules.agreement import NEEDS, joint_kind
 from paceline.check.lint.source import Unreadable, path_of
 
 _MOST = 3
@@ -148,9 +148,14 @@ def _needs(path: str, number: int, files: Mapping[str, bytes]) -> str | None:
         program = read_program(path, files[path], Files(files))
     except Unreadable:
         return None
-    calls = (each for each in joint_calls(program) if each.call.line == number)
-    joint = next((each for each in calls if path_of(each.call.node) in (None, path)), None)
-    return WORDS[joint.kind] if joint else None
+    here = [each for each in program.all_calls if each.line == number]
+    here = [each for each in here if path_of(each.node) in (None, path)]
+    kinds = [kind for each in here if (kind := joint_kind(program, each)) is not None]
+    if kinds:
+        return NEEDS[kinds[0]]
+    models = [model for each in here if each.forward_of for model in each.forward_of.any()]
+    is_joint = any(model.wrapper not in (None, "dp") for model in models)
+    return "every rank has to run the forward pass of a wrapped model" if is_joint else None
 
 
 def _same_file(name: str, files: Mapping[str, bytes]) -> str | None:

@@ -43,6 +43,12 @@ SAVE_STATE = "accelerate.Accelerator.save_state"
 SHARDED = ("fsdp1", "fsdp2")
 
 
+NEEDS = {
+    "collective": "every rank of the group has to call it",
+    "save": "every rank has to call it",
+}
+
+
 def joint_calls(program: Program) -> list[Call]:
     """Calls that need every rank, in order."""
     return [
@@ -350,13 +356,13 @@ def rank_finding(program: Program, call: Call, guard: Guard) -> Finding:
         only = "only the main process" if guard.main else "every process but the main one"
     there = call.name.rpartition(".")[2]
     there += f" (through {call.spot})" if at is not call.node else ""
-    if joint_kind(program, call) == "collective":
-        id, needs = "collective-mismatch", "every rank of the group has to call it"
-        fix = "move it out of the branch, so that every rank calls it"
+    kind = joint_kind(program, call) or ""
+    if kind == "collective":
+        id, fix = "collective-mismatch", "move it out of the branch, so that every rank calls it"
     else:
-        id, needs = "rank0-only-collective-save", "every rank has to call it"
+        id = "rank0-only-collective-save"
         fix = "let every rank make this call, above the branch; what it gives is for the branch"
-    ends = f"waits there until the time-out: {needs}"
+    ends = f"waits there until the time-out: {NEEDS[kind]}"
     if call.is_method("state_dict") and call.receiver and wrappers(call.receiver) == {"fsdp2"}:
         ends = "saves its own shards alone: those of the other ranks are in no file"
         fix = "above the branch, on every rank: get_model_state_dict with full_state_dict=True"
