@@ -53,7 +53,6 @@ class ProgressView:
         self._screen = Screen(to_stderr=to_stderr)
         self._line = self._screen.line
         self._is_open = False
-        self._began = time.monotonic()
         self._step_times: deque[float] = deque(maxlen=_WINDOW)
         self._held_out: list[tuple[int, float | None]] = []
         self._finished: log.RunFinished | None = None
@@ -121,12 +120,12 @@ class ProgressView:
 
     def closing(self, state: State, report: Path | None, why_not: str | None) -> None:
         """How it ended. The report's path is the last line."""
-        took = format_seconds(time.monotonic() - self._began)
+        row = read_row(self._run.path)
         step = self._finished.step if self._finished is not None else state.step
         steps = f"step {step} of {self._job.spec.train.steps}"
-        restarts = counted(read_row(self._run.path).restarts, "restart")
+        restarts = counted(row.restarts, "restart")
         self._line("")
-        self._line(f"{state.outcome}    {steps}, {restarts}, {took} with start and end")
+        self._line(f"{state.outcome}    {steps}, {restarts}, ran for {format_seconds(row.ran_s)}")
         events = log.read_events(self._run.events_file)
         if state.exactness != "bitwise":
             self._line(f"exactness   {exactness_text(state.exactness, events)}")

@@ -11,6 +11,7 @@ from paceline.control import script_run
 from paceline.job import Script
 from paceline.record import events as log
 from paceline.record.run import RunFolder
+from paceline.record.run_row import read_row
 from paceline.report.alert_text import describe_alert, summarise_alerts
 from paceline.units import counted, format_seconds
 
@@ -44,7 +45,6 @@ class ScriptView:
         """Hidden ranks that are in the middle of a traceback."""
 
         self._num_tracebacks = 0
-        self._began = time.monotonic()
 
     def opening(self) -> None:
         """What is started, and where its output is kept."""
@@ -97,10 +97,9 @@ class ScriptView:
             if rest:
                 self._screen.output(self._last_frame(rank, rest))
         self._line("")
-        took = format_seconds(time.monotonic() - self._began)
-        self._line(
-            f"{state.outcome}    {counted(state.restarts, 'restart')}, {took} with start and end"
-        )
+        took = format_seconds(read_row(self._run.path).ran_s)
+        restarts = counted(state.restarts, "restart")
+        self._line(f"{state.outcome}    {restarts}, ran for {took}")
         if state.reason:
             self._line(f"why         {state.reason}")
         for text in summarise_alerts(log.read_events(self._run.events_file)):

@@ -63,7 +63,9 @@ def plan_summary(plan: Plan) -> list[str]:
         if price.tokens_per_s is not None:
             pace += f", {format_count(price.tokens_per_s)} tokens/s"
         pace += ", estimated"
-    whole = [] if plan.wall_s is None else [f"{format_seconds(plan.wall_s)} in all, estimated"]
+    # Of this machine the steps alone are known: its start takes seconds, which no plan counts.
+    long = "of steps" if cluster.is_local else "in all"
+    whole = [] if plan.wall_s is None else [f"{format_seconds(plan.wall_s)} {long}, estimated"]
     if plan.cost is not None:
         whole.append(f"${format_amount(plan.cost.usd)} at {plan.cost.provider}")
     elif plan.why_no_cost is not None:
