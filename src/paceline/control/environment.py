@@ -79,6 +79,7 @@ def environment_of_workers(
     if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in environment:  # the older name, which gives way to it
         environment.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     environment.setdefault("OMP_NUM_THREADS", str(max(1, int(cluster.cores_per_rank or 1))))
+    environment |= spins(environment)
     own = environment.setdefault("PACELINE_HOST", address_toward(controller))
     # Gloo would take the interface of the host's name, which may be one that nobody else reaches.
     interface = interface_of(own)
@@ -87,13 +88,30 @@ def environment_of_workers(
     return environment
 
 
+def spins(environment: Mapping[str, str]) -> dict[str, str]:
+    """How often OpenMP's threads look for each other before they sleep, unless the operator has
+    said how they wait.
+
+    By itself libgomp looks 300,000 times, about a millisecond of a core that another process could
+    have. 1000 is its own number for more threads than cores (GCC's manual, GOMP_SPINCOUNT).
+    Measured on 2 cores with 2 threads, a step of one block: hidden 64 took 383 to 672 ms at a load
+    of 15 and takes 40; with no other load 4.0 and 4.7; hidden 512 53 and 55.
+
+    >>> spins({}), spins({"OMP_WAIT_POLICY": "ACTIVE"})
+    ({'GOMP_SPINCOUNT': '1000'}, {})
+    """
+    if environment.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
+        return {}
+    return {"GOMP_SPINCOUNT": "1000"}
+
+
 def script_environment(
     rank: int, *, num_ranks: int, port: int, restarts: int, threads: int
 ) -> dict[str, str]:
     """What torchrun would put into a rank's environment, and how often it was started again.
 
-    >>> sorted(script_environment(1, num_ranks=4, port=29500, restarts=0, threads=1))[:3]
-    ['GROUP_RANK', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE']
+    >>> script_environment(1, num_ranks=4, port=29500, restarts=0, threads=1)["LOCAL_RANK"]
+    '1'
     """
     return {
         "RANK": str(rank),
@@ -110,5 +128,6 @@ def script_environment(
         "TORCHELASTIC_RESTART_COUNT": str(restarts),
         "PACELINE_RESTART": str(restarts),
         "OMP_NUM_THREADS": str(threads),
+        **spins(os.environ),
         "PYTHONUNBUFFERED": "1",
     }

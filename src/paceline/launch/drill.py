@@ -11,10 +11,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 
 import paceline
 from paceline.errors import JobError, Problem, RunError
@@ -102,19 +101,17 @@ def run_to_end(
     on_event: OnEvent = lambda event: None,
     on_look: Callable[[], None] = lambda: None,
     limit_s: float = 3600.0,
-    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Ran:
     """Run it, start it again when a fault ended its controller, and see what it leaves behind.
 
     Args:
         on_look: Called ten times a second; what it raises ends the run.
-        environment: More variables for its processes.
     """
     began, told = time.monotonic(), 0
     token = hashlib.sha256(f"{run.path} {began} {os.getpid()}".encode()).hexdigest()[:16]
     starts = 0
     while True:
-        process = _start(run, token, environment)
+        process = _start(run, token)
         starts += 1
         try:
             while process.poll() is None and time.monotonic() - began < limit_s:
@@ -149,14 +146,14 @@ def _key(job: Job) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _start(run: RunFolder, token: str, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+def _start(run: RunFolder, token: str) -> "subprocess.Popen[bytes]":
     with (run.logs / "drill.log").open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-m", "paceline", "run", "--resume", str(run.path)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **environment, _MARK: token},
+            env={**os.environ, _MARK: token},
             start_new_session=True,
         )
 

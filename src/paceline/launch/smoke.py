@@ -5,7 +5,6 @@ one rank, again from the checkpoint in the middle, and on two ranks over gloo. N
 here (`check/smoke.py`).
 """
 
-import os
 import shutil
 import threading
 import time
@@ -305,17 +304,8 @@ def _run(
         if is_over is not None and is_over.is_set():
             raise KeyboardInterrupt  # another task failed, or the person stopped all
 
-    environment = {} if "OMP_NUM_THREADS" in os.environ else _threads(case)
-    ran = run_to_end(run, on_look=look, limit_s=limit_s, environment=environment)
+    ran = run_to_end(run, on_look=look, limit_s=limit_s)
     return replace(ran, lines=read_metrics(run.metrics_file))
-
-
-def _threads(case: Case) -> dict[str, str]:
-    """One thread for a model that it trains in time. Threads that wait for each other on a busy
-    machine took 51 s for the 10 steps of examples/tiny-lm, and one 2.2 s (two cores, load 15)."""
-    step_s, cores = case[1].estimate.step_s, os.cpu_count() or 1
-    is_small = step_s is not None and step_s * case[0].spec.train.steps * cores <= _MOST_S
-    return {"OMP_NUM_THREADS": "1"} if is_small else {}
 
 
 def _compare_tensors(half: Path, last: Path, seen: Seen) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from paceline.contracts.skills import need
 from paceline.contracts.skills.messages.pytorch import Answer, Epoch, Metrics, Request
 from paceline.contracts.skills.words import last_words, problem
+from paceline.control.environment import spins
 from paceline.errors import JobError, Problem
 
 _READ_HERE = {".npz", ".csv"}
@@ -102,6 +103,7 @@ def _train(request: Request, folder: Path, asked: Path, told: Path) -> str | Non
     environment = dict(os.environ)
     cores = max(1, (os.cpu_count() or 1) // count)
     environment.setdefault("OMP_NUM_THREADS", str(cores))
+    environment |= spins(environment)
     done = subprocess.run(
         command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True, check=False
     )
