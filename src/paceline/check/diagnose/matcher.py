@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.check.diagnose.patterns import all_patterns
+from paceline.check.diagnose.patterns import Kind, all_patterns
 
 _GRAM = 4
 """Bytes of a word that are looked up in the table: as many as a 32-bit number holds."""
@@ -30,6 +30,9 @@ _SPREAD = np.uint32(0x9E3779B1)
 
 _KEEP_BYTES = 16 << 20
 """Bytes of kinds that are remembered. A guess: a hundred thousand kinds of usual lines."""
+
+_KEEP_FORMS = 50_000
+"""Kinds without their ids that are remembered. A guess: 8 MB of usual lines."""
 
 _ENDS_OF_LINE = 16 * 1024
 """Bytes at the beginning and at the end of a very long line that are searched."""
@@ -45,6 +48,7 @@ _IDS = re.compile(
 Shorter names that are hexadecimal numbers too (a100, bf16) are words of patterns."""
 
 _ID = b"0" * 8
+_IS_HEX = bytes(byte in b"0abcdefABCDEF" for byte in range(256))
 _TOKENS = re.compile(
     r"\(\?<?![^()]*\)|\\x..|\\.|\{\d+(?:,\d*)?\}|\[\^?\]?(?:\\.|[^\]])*\]|\(\?P<\w+>|\d"
 )
@@ -56,6 +60,8 @@ class Hit(NamedTuple):
     start: int
     end: int
     numbers: Sequence[int]
+    benign: Sequence[int]
+    """Patterns of lines that are no errors, which may match it."""
 
 
 class _Kind(NamedTuple):
@@ -65,47 +71,57 @@ class _Kind(NamedTuple):
     open: Sequence[int]
     """Patterns that match some of its lines, as their digits are."""
 
+    benign: Sequence[int]
     shown: Sequence[bytes] = ()
     """What each of `sure` matches and the letters beside it, where it looks at no more; else a text
     that no line holds."""
+
+
+_NOTHING: tuple[()] = ()
+"""What is known of a kind that no pattern matches."""
 
 
 class Matcher:
     """Looks for patterns, by their numbers in `all_patterns`, in blocks of whole lines."""
 
     def __init__(self, numbers: Iterable[int]) -> None:
-        self._numbers = set(numbers)
+        patterns = all_patterns()
+        self._benign = {at for at, each in enumerate(patterns) if each.kind is Kind.BENIGN}
+        self._numbers = set(numbers) | self._benign
         self._words, self._numbers_of = _words()
         self._likely: dict[frozenset[str], Sequence[int]] = {}
-        self._kinds: dict[bytes, _Kind | None] = {}
-        self._forms: dict[bytes, _Kind | None] = {}
+        self._kinds: dict[bytes, _Kind | tuple[()]] = {}
+        self._forms: dict[bytes, _Kind | tuple[()]] = {}
         self._num_bytes = 0
 
     def find(self, block: bytes) -> list[Hit]:
         """The lines that patterns match, in order."""
         texts = with_zeros(block).split(b"\n")
         kinds = self._kinds
-        if self._num_bytes > _KEEP_BYTES:
+        if self._num_bytes > _KEEP_BYTES:  # most of them differ in ids, and come no more
             kinds.clear()
-            self._forms.clear()
             self._num_bytes = 0
-        if new := set(texts).difference(kinds):
-            self._learn(list(new))
-        found = list(map(kinds.__getitem__, texts))
+        if len(self._forms) > _KEEP_FORMS:
+            self._forms.clear()
+        found = list(map(kinds.get, texts))
+        if None in found:
+            pairs = zip(texts, found, strict=True)
+            self._learn(list({text for text, kind in pairs if kind is None}))
+            found = list(map(kinds.get, texts))
         if not any(found):
             return []
-        ends = np.append(np.flatnonzero(np.frombuffer(block, np.uint8) == 10), len(block))
+        ends = [*np.flatnonzero(np.frombuffer(block, np.uint8) == 10).tolist(), len(block), -1]
         hits = []
         for at, kind in compress(enumerate(found), found):
-            assert kind is not None
-            start, end = int(ends[at - 1]) + 1 if at else 0, int(ends[at])
+            assert kind
+            start, end = ends[at - 1] + 1, ends[at]
             numbers = kind.sure
             if kind.open:
                 text = _readable(block[start:end])
                 matching = [each for each in kind.open if _exact(each).search(text)]
                 numbers = [*numbers, *matching]
             if numbers:
-                hits.append(Hit(start, end, numbers))
+                hits.append(Hit(start, end, numbers, kind.benign))
         return hits
 
     def forget(self, numbers: Iterable[int]) -> None:
@@ -115,32 +131,32 @@ class Matcher:
         self._likely.clear()
         for known in (self._kinds, self._forms):
             for text, kind in known.items():
-                if kind is not None:
+                if kind and not gone.isdisjoint([*kind.sure, *kind.open]):
                     sure = [at for at, n in enumerate(kind.sure) if n not in gone]
                     still = _Kind(
                         [kind.sure[at] for at in sure],
                         [n for n in kind.open if n not in gone],
+                        kind.benign,
                         [kind.shown[at] for at in sure] if kind.shown else (),
                     )
-                    known[text] = still if still.sure or still.open else None
+                    known[text] = still if still.sure or still.open else _NOTHING
 
     def _learn(self, texts: Sequence[bytes]) -> None:
         joined = b"\n".join(texts)
         forms = without_ids(joined).split(b"\n")
         self._judge(list(set(forms).difference(self._forms)))
-        self._num_bytes += 2 * len(joined)
+        self._num_bytes += len(joined)
         for text, form in zip(texts, forms, strict=True):
             kind = self._forms[form]
-            if kind is not None and form != text:  # ids may stand where a pattern matches
+            if kind and form != text:  # ids may stand where a pattern matches
                 still = {n for n, shown in zip(kind.sure, kind.shown, strict=True) if shown in text}
-                kind = _Kind(
-                    [n for n in kind.sure if n in still],
-                    [*(n for n in kind.sure if n not in still), *kind.open],
-                )
+                if len(still) < len(kind.sure):
+                    open_ones = [*(n for n in kind.sure if n not in still), *kind.open]
+                    kind = _Kind([n for n in kind.sure if n in still], open_ones, kind.benign)
             self._kinds[text] = kind
 
     def _judge(self, forms: Sequence[bytes]) -> None:
-        self._forms.update(dict.fromkeys(forms))
+        self._forms.update(dict.fromkeys(forms, _NOTHING))
         joined = b"\n".join(forms).lower()
         found = self._words.find(joined)
         ends = np.flatnonzero(np.frombuffer(joined, np.uint8) == 10)
@@ -156,11 +172,13 @@ class Matcher:
                 for number in self._with_words(frozenset(words))
                 if need_of(number).holds(small) and _open(number).search(text)
             ]
-            if matching:
-                sure = [each for each in matching if _open(each) is _exact(each)]
-                still = [each for each in matching if each not in sure]
+            sure = [each for each in matching if _open(each) is _exact(each)]
+            sure = [each for each in sure if each not in self._benign]
+            benign = [each for each in matching if each in self._benign]
+            still = [each for each in matching if each not in {*sure, *benign}]
+            if sure or still:
                 shown = [_shown(each, text) for each in sure]
-                self._forms[forms[line]] = _Kind(sure, still, shown)
+                self._forms[forms[line]] = _Kind(sure, still, benign, shown)
 
     def _with_words(self, words: frozenset[str]) -> Sequence[int]:
         if words not in self._likely:
@@ -223,7 +241,25 @@ def without_ids(zeros: bytes) -> bytes:
     >>> without_ids(with_zeros(b"comm 0x7f3a5c0012ab opCount 0x1f"))
     b'comm 0x00000000 opCount 0x0f'
     """
-    return _IDS.sub(_ID, zeros)
+    parts, done = [], 0
+    for start in _hex_runs(zeros):
+        if start >= done and (found := _IDS.match(zeros, start)) is not None:
+            parts += [zeros[done:start], _ID]
+            done = found.end()
+    return b"".join([*parts, zeros[done:]])
+
+
+def _hex_runs(zeros: bytes) -> list[int]:
+    """Where eight letters of hexadecimal numbers or more begin: an id begins at no other place.
+
+    Four passes of numpy are seven times as fast as to try an expression at every place.
+    """
+    at_least = np.frombuffer(zeros.translate(_IS_HEX), np.bool_)
+    for step in (1, 2, 4):
+        at_least = at_least[:-step] & at_least[step:]
+    begins = at_least.copy()
+    begins[1:] &= ~at_least[:-1]
+    return np.flatnonzero(begins).tolist()
 
 
 def _readable(line: bytes) -> str:

@@ -19,6 +19,9 @@ class Kind(StrEnum):
     WEAK = "weak"
     """Perhaps a failure of the catalog."""
 
+    BENIGN = "benign"
+    """A line that looks like an error and is none."""
+
     READER = "reader"
     """Something that one of our readers takes apart: tracebacks, exit codes, NCCL's report."""
 
@@ -56,7 +59,7 @@ READERS: Mapping[str, Sequence[str]] = {
     "nccl-info": [
         (
             r"NCCL INFO .*(Using (network|non-device)|NET/|Channel \d+(/\d+)? :|Connected all"
-            r"|comm 0x|NVLS|Bootstrap|NCCL_\w+ set|P2P|cudaDriverVersion|nRanks|coll channels)"
+            r"|comm \dx|NVLS|Bootstrap|NCCL_\w+ set|P\dP|cudaDriverVersion|nRanks|coll channels)"
         ),
         r"NCCL version \d",
     ],
@@ -96,6 +99,11 @@ def all_patterns() -> tuple[Pattern, ...]:
         Pattern(name=name, kind=Kind.READER, text=re.compile(text, re.MULTILINE))
         for name, texts in READERS.items()
         for text in texts
+    ]
+    found += [
+        Pattern(name=line.id, kind=Kind.BENIGN, text=re.compile(text, _FLAGS))
+        for line in load_benign_lines()
+        for text in line.log
     ]
     return tuple(found)
 

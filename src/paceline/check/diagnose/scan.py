@@ -15,7 +15,7 @@ from paceline.check.diagnose.gpus import gpu_of_rank
 from paceline.check.diagnose.line import MAX_LINE, Line, read_line, with_rank, without_colours
 from paceline.check.diagnose.local_ranks import note_first_rank
 from paceline.check.diagnose.matcher import Hit, Matcher
-from paceline.check.diagnose.patterns import Kind, all_patterns, benign
+from paceline.check.diagnose.patterns import Kind, all_patterns
 from paceline.check.diagnose.seen import (
     KEEP_DISTINCT,
     KEEP_NCCL,
@@ -58,7 +58,9 @@ class Scan:
     def __init__(self) -> None:
         self.seen = Seen()
         self._wanted = {
-            number for number, each in enumerate(all_patterns()) if each.name not in _DROPPED
+            number
+            for number, each in enumerate(all_patterns())
+            if each.name not in _DROPPED and each.kind is not Kind.BENIGN
         }
         self._counts = [0] * len(all_patterns())
         self._matcher = Matcher(sorted(self._wanted))
@@ -188,12 +190,12 @@ class _Reading:
         self._ends = np.frombuffer(block, np.uint8) == _LINE_FEED
         self._numbered = 0
         position = 0
-        for start, end, numbers in hits:
+        for start, end, numbers, benign in hits:
             if self._is_walking:
                 self._walk(block, position, start)
             if self._is_wanted(numbers):
                 self._count_to(start)
-                self._line(block[start:end], numbers, (block, start))
+                self._line(block[start:end], numbers, benign, (block, start))
             position = min(end + 1, len(block))
         if self._is_walking:
             self._walk(block, position, len(block))
@@ -237,16 +239,15 @@ class _Reading:
 
     def _is_wanted(self, numbers: Sequence[int]) -> bool:
         """Whether a line is taken apart: of what comes very often, only now and then."""
-        counts = self._counts
+        counts, is_rare = self._counts, False
         for number in numbers:
             counts[number] += 1
-        return (
-            any(counts[number] <= SPARSE for number in numbers)
-            or self._is_walking
-            or not counts[min(numbers)] % 16
-        )
+            is_rare = is_rare or counts[number] <= SPARSE
+        return is_rare or not counts[min(numbers)] % 16 or self._is_walking
 
-    def _line(self, raw: bytes, numbers: Sequence[int], where: tuple[bytes, int]) -> None:
+    def _line(
+        self, raw: bytes, numbers: Sequence[int], benign: Sequence[int], where: tuple[bytes, int]
+    ) -> None:
         patterns = all_patterns()
         if len(raw) > 2 * _ENDS_OF_LINE:
             raw = raw[:_ENDS_OF_LINE] + b" ... " + raw[-_ENDS_OF_LINE:]
@@ -265,7 +266,7 @@ class _Reading:
         if line.rank is not None:
             self.seen.ranks.add(line.rank)
             note_first_rank(self.seen, line)
-        is_benign = benign().search(line.raw) is not None
+        is_benign = any(patterns[number].text.search(line.raw) for number in benign)
         readers, counted, is_known = set(), set(), False
         for number in sorted(numbers):
             pattern = patterns[number]
