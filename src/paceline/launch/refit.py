@@ -27,9 +27,6 @@ from paceline.record.events import (
 from paceline.record.run import RunFolder, open_run
 from paceline.units import format_bytes
 
-OUT_OF_MEMORY = frozenset({"cpu-oom", "cuda-oom", "cuda-oom-fragmentation", "host-oom-sigkill"})
-"""Failures of the catalog that a leaner layout helps against."""
-
 
 def refit(
     job: Job,

@@ -1,5 +1,6 @@
 """The root cause first: what wins over what, which rank was first, and what stays unknown."""
 
+import os
 import random
 import re
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from paceline.check.diagnose.conclusion import Confidence
 from paceline.check.diagnose.diagnose import diagnose, diagnose_text
 from paceline.check.diagnose.matcher import Matcher
 from paceline.check.diagnose.patterns import all_patterns
+from paceline.launch.in_processes import MapAhead
 from paceline.record.log_files import Log
 
 INTERLEAVED = """\
@@ -148,6 +150,40 @@ def test_a_pattern_that_matches_everywhere_is_counted_and_then_left_out():
     assert list(diagnosis.causes[0].ranks) == list(range(8))
     assert "nan-loss-undetected" in diagnosis.saturated
     assert diagnosis.num_lines == 400_000
+
+
+def _repeating(chance: random.Random) -> Iterator[bytes]:
+    """Eight blocks with more lines of one error than are looked for, ids, and a traceback."""
+    for number in range(8):
+        lines = [
+            f"[rank{chance.randrange(64)}]: Retrying after ReadTimeoutError: "
+            f"/c4/{chance.randbytes(8).hex()} exit code 1{chance.randrange(40):02}\n"
+            for _ in range(12_000)
+        ]
+        lines.insert(5000, f"[rank{number}]: Traceback (most recent call last):\n")
+        lines.insert(5003, f"[rank{number}]: KeyError: 'sample {number}'\n")
+        yield "".join(lines).encode()
+
+
+@pytest.mark.skipif(os.cpu_count() == 1, reason="processes help where there are several cores")
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_blocks_that_other_processes_search_give_the_same_diagnosis(is_killed: bool):
+    expected = diagnose([Log(name="-", blocks=list(_repeating(random.Random(3))))])
+
+    def blocks() -> Iterator[bytes]:
+        for at, block in enumerate(_repeating(random.Random(3))):
+            if at == 6 and is_killed:
+                assert map_ahead.processes
+                for process in map_ahead.processes:
+                    process.kill()
+                    process.join()
+            yield block
+
+    with MapAhead(1) as map_ahead:
+        assert diagnose([Log(name="-", blocks=blocks())], map_ahead) == expected
+    assert expected.saturated
+    assert expected.causes
+    assert not any(process.is_alive() for process in map_ahead.processes)
 
 
 def test_the_log_of_the_earliest_rank_wins_over_the_order_of_files():

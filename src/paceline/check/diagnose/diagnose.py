@@ -27,7 +27,7 @@ from paceline.check.diagnose.nccl import (
 )
 from paceline.check.diagnose.own_run import is_events, read_own_run
 from paceline.check.diagnose.progress import open_end
-from paceline.check.diagnose.scan import Scan
+from paceline.check.diagnose.scan import MapAhead, Scan, one_by_one
 from paceline.check.diagnose.seen import ErrorLine, Found, Seen, Source
 from paceline.check.diagnose.stacks import (
     Stack,
@@ -48,14 +48,18 @@ _STACKS_BYTES = 64 << 20
 """Bytes of stacks that are read whole: some 100,000 threads."""
 
 
-def diagnose(logs: Iterable[Log]) -> Diagnosis:
-    """Read logs, stacks and flight-recorder dumps, and say what went wrong."""
+def diagnose(logs: Iterable[Log], map_ahead: MapAhead = one_by_one) -> Diagnosis:
+    """Read logs, stacks and flight-recorder dumps, and say what went wrong.
+
+    Args:
+        map_ahead: How blocks are searched: one by one here, or ahead in other processes.
+    """
     given = list(logs)
     spoken = b". ".join(piece for log in given if log.is_words for piece in log.blocks)
     read = [log for log in given if not log.is_words]
     if not read:
         read = [Log(name="words", blocks=[spoken], is_words=True)] if given else []
-    scan = Scan()
+    scan = Scan(map_ahead)
     dumps: list[Dump] = []
     stacks: list[Stack] = []
     starts: list[tuple[str, Log]] = []

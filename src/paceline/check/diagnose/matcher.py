@@ -48,6 +48,9 @@ _IDS = re.compile(
 Shorter names that are hexadecimal numbers too (a100, bf16) are words of patterns."""
 
 _ID = b"0" * 8
+_FEW_BYTES = 4096
+"""Bytes of a few lines, for which the calls of numpy take longer than an expression. A guess."""
+
 _IS_HEX = bytes(byte in b"0abcdefABCDEF" for byte in range(256))
 _TOKENS = re.compile(
     r"\(\?<?![^()]*\)|\\x..|\\.|\{\d+(?:,\d*)?\}|\[\^?\]?(?:\\.|[^\]])*\]|\(\?P<\w+>|\d"
@@ -126,7 +129,9 @@ class Matcher:
 
     def forget(self, numbers: Iterable[int]) -> None:
         """Look for these no longer."""
-        gone = set(numbers)
+        gone = self._numbers.intersection(numbers)
+        if not gone:
+            return
         self._numbers -= gone
         self._likely.clear()
         for known in (self._kinds, self._forms):
@@ -241,6 +246,8 @@ def without_ids(zeros: bytes) -> bytes:
     >>> without_ids(with_zeros(b"comm 0x7f3a5c0012ab opCount 0x1f"))
     b'comm 0x00000000 opCount 0x0f'
     """
+    if len(zeros) < _FEW_BYTES:
+        return _IDS.sub(_ID, zeros)
     parts, done = [], 0
     for start in _hex_runs(zeros):
         if start >= done and (found := _IDS.match(zeros, start)) is not None:
@@ -252,7 +259,8 @@ def without_ids(zeros: bytes) -> bytes:
 def _hex_runs(zeros: bytes) -> list[int]:
     """Where eight letters of hexadecimal numbers or more begin: an id begins at no other place.
 
-    Four passes of numpy are seven times as fast as to try an expression at every place.
+    In lines of which few have ids, numpy is faster than to try an expression at every place (of the
+    mixed log of benchmarks/diagnose_speed.py 1.3 and 2.0 ms a MB).
     """
     at_least = np.frombuffer(zeros.translate(_IS_HEX), np.bool_)
     for step in (1, 2, 4):

@@ -6,7 +6,7 @@ Memory is bounded: by the size of a block for each source, and by what `seen` ke
 import codecs
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -52,17 +52,37 @@ _DROPPED = {"user-exception"}
 """Failures whose lines are found better by a reader: exceptions, by `tracebacks`."""
 
 
+Item = tuple[bytes, frozenset[int]]
+"""Whole lines, and the patterns that are no longer looked for."""
+
+MapAhead = Callable[
+    [Callable[[Item], Sequence[Hit]], Iterable[Item]], Iterator[tuple[Item, Sequence[Hit]]]
+]
+"""Gives each item with what a function gives for it, in order. The function may be called ahead, in
+other processes."""
+
+
+def one_by_one(
+    function: Callable[[Item], Sequence[Hit]], items: Iterable[Item]
+) -> Iterator[tuple[Item, Sequence[Hit]]]:
+    """Call the function when its item is wanted."""
+    for item in items:
+        yield item, function(item)
+
+
 class Scan:
     """The state of one reading of all sources."""
 
-    def __init__(self) -> None:
+    def __init__(self, map_ahead: MapAhead = one_by_one) -> None:
         self.seen = Seen()
+        self._map_ahead = map_ahead
         self._wanted = {
             number
             for number, each in enumerate(all_patterns())
             if each.name not in _DROPPED and each.kind is not Kind.BENIGN
         }
         self._counts = [0] * len(all_patterns())
+        self._gone: frozenset[int] = frozenset()
         self._matcher = Matcher(sorted(self._wanted))
 
     def read(
@@ -81,20 +101,31 @@ class Scan:
         source = Source(name, rank, host)
         self.seen.sources.append(source)
         reading = _Reading(self.seen, source, self._counts)
-        for block in whole_lines(readable(blocks, source)):
-            source.num_bytes += len(block)
-            clean = without_colours(block)
-            reading.block(clean, self._matcher.find(clean.replace(b"\r", b"\n")))
+        for (block, gone), hits in self._map_ahead(self._find, self._items(blocks, source)):
+            if late := self._gone - gone:
+                kept = ((*hit[:2], [n for n in hit[2] if n not in late], hit[3]) for hit in hits)
+                hits = [Hit(*hit) for hit in kept if hit[2]]
+            reading.block(block, hits)
             self._leave_out_the_frequent()
         reading.end()
         return source
+
+    def _items(self, blocks: Iterable[bytes], source: Source) -> Iterator[Item]:
+        for block in whole_lines(readable(blocks, source)):
+            source.num_bytes += len(block)
+            yield without_colours(block), self._gone
+
+    def _find(self, item: Item) -> Sequence[Hit]:
+        block, gone = item
+        self._matcher.forget(gone)
+        return self._matcher.find(block.replace(b"\r", b"\n"))
 
     def _leave_out_the_frequent(self) -> None:
         frequent = {number for number in self._wanted if self._counts[number] > ENOUGH}
         if frequent:
             self._wanted -= frequent
+            self._gone |= frequent
             self.seen.saturated += [all_patterns()[number].name for number in sorted(frequent)]
-            self._matcher.forget(frequent)
 
 
 def readable(blocks: Iterable[bytes], source: Source) -> Iterator[bytes]:
