@@ -39,8 +39,27 @@ def test_of_layouts_within_the_margin_one_without_a_pipeline_is_taken_however_it
     priced = Priced(
         layouts=table_of(layouts), step_s=np.array([1.03, 1.04, 1.0]), memory_bytes=np.zeros(3)
     )
-    assert list(order_of(priced, 1.05)) == [2, 1, 0]
-    assert list(order_of(priced, 1.0)) == [2, 0, 1]  # beyond the margin the faster one
+    assert list(order_of(priced, 1.05, np.inf)) == [2, 1, 0]
+    assert list(order_of(priced, 1.0, np.inf)) == [2, 0, 1]  # beyond the margin the faster one
+
+
+def test_a_simpler_layout_that_fills_the_memory_loses_to_a_faster_one_that_leaves_room():
+    layouts = [
+        Layout(data=8, sharding=sharding, micro_batch=1, accumulation=1)
+        for sharding in ("none", "zero1")
+    ]
+
+    def first(ddp_s: float, ddp_bytes: float) -> int:
+        priced = Priced(
+            layouts=table_of(layouts),
+            step_s=np.array([ddp_s, 1.0]),
+            memory_bytes=np.array([ddp_bytes, 40.0]),
+        )
+        return int(order_of(priced, 1.05, 72.0)[0])
+
+    assert first(1.02, 71.9) == 1
+    assert first(1.02, 60.0) == 0
+    assert first(0.99, 71.9) == 0
 
 
 def test_the_others_that_fit_are_sorted_by_the_time_that_is_shown():
@@ -98,6 +117,13 @@ def test_the_largest_micro_batch_is_claimed_only_with_the_recompute_it_was_tried
 def test_a_faster_layout_of_another_sharding_lost_because_the_chosen_one_is_simpler():
     plan = plan_of()
     faster = replace(plan.estimate, step_s=0.96 * plan.estimate.step_s)
-    choice = SimpleNamespace(estimate=plan.estimate, case=case_of_plan(plan))
+    choice = SimpleNamespace(
+        layout=plan.layout,
+        estimate=plan.estimate,
+        case=case_of_plan(plan),
+        limit_bytes=plan.limit_bytes,
+    )
     said = _against_best(choice, [(plan.layout, faster)])
     assert re.fullmatch(r"simpler than .*, which is 4.0% faster \(.* in the slow case\)", said)
+    ddp = replace(plan.layout, sharding="none")
+    assert "the chosen one leaves room in memory" in _against_best(choice, [(ddp, faster)])

@@ -1,8 +1,9 @@
 """Choose one of the priced layouts, and say why each other one lost.
 
 The fastest layout that fits is the one whose slow end of the range is lowest. A simpler one within
-the margin is taken instead (`SIMPLER`). Of equally simple ones the fastest wins, and of equally
-fast ones the largest micro-batch.
+the margin is taken instead (`SIMPLER`); one that fills the memory (`TIGHT`) only where nothing that
+leaves room is faster. Of equally simple ones the fastest wins, and of equally fast ones the largest
+micro-batch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,6 +43,10 @@ SIMPLER = (
 )
 """What makes a layout simpler, the first difference deciding: the order of `order_of`."""
 
+TIGHT = 0.9
+"""Share of what a rank may use from which on a layout fills the memory: of the published peaks a
+quarter took a tenth more than was estimated (docs/concepts/estimates.md)."""
+
 TOO_LARGE = "does not fit: "
 """How the reason of a layout begins that needs more memory than there is."""
 
@@ -78,7 +83,7 @@ def choose(found: Found, case: Case, *, limit_bytes: int, margin: float) -> Choi
     if found.near is None:
         return None
     latest_s = float(found.near.step_s.min()) * (1 + margin)
-    row = int(order_of(found.near, latest_s)[0])
+    row = int(order_of(found.near, latest_s, limit_bytes)[0])
     layout = found.near.layouts.row(row)
     fitting, too_large = _others(found, case, layout, limit_bytes, latest_s)
     return Choice(
@@ -94,14 +99,17 @@ def choose(found: Found, case: Case, *, limit_bytes: int, margin: float) -> Choi
     )
 
 
-def order_of(priced: Priced, latest_s: float) -> Any:
-    """Row numbers, best first: those within the margin by simplicity, then the others by time."""
+def order_of(priced: Priced, latest_s: float, limit_bytes: float) -> Any:
+    """Row numbers, best first: those within the margin by simplicity, then the others by time. One
+    that fills the memory, and is slower than one which leaves room, is among the others."""
     t, size = priced.layouts, len(priced)
     axes = sum((getattr(t, name) > 1) * 1 for name in _AXES)
     places = np.zeros(len(SCHEDULE_FACTS), dtype=int)
     for place, word in enumerate(SCHEDULE_FACTS):
         places[code_of("schedule", word)] = place
-    is_late = priced.step_s > latest_s
+    is_tight = priced.memory_bytes > TIGHT * limit_bytes
+    roomy_s = float(priced.step_s[~is_tight].min(initial=latest_s))
+    is_late = priced.step_s > np.where(is_tight, roomy_s, latest_s)
     # Time in steps of half a percent, so that equally fast layouts are equal.
     fastest = max(float(priced.step_s.min()), 1e-12)
     coarse = np.floor(np.log(np.maximum(priced.step_s, 1e-12) / fastest) / _SAME + 1e-6)
@@ -127,7 +135,7 @@ def _others(
     found: Found, case: Case, chosen: Layout, limit_bytes: int, latest_s: float
 ) -> tuple[list[tuple[Layout, Estimate]], list[tuple[Layout, Estimate]]]:
     if found.all is not None:
-        order = order_of(found.all, latest_s)
+        order = order_of(found.all, latest_s, limit_bytes)
         every = list(estimates_of(found.all.layouts.take(order), case))
         fitting = [p for p in every if p[1].memory.known_bytes <= limit_bytes and p[0] != chosen]
         too_large = [p for p in every if p[1].memory.known_bytes > limit_bytes]
@@ -156,7 +164,7 @@ def _telling(best: Priced) -> Layouts:
 
 
 def _simplest(priced: Priced, most: int = 20) -> Layouts:
-    return priced.layouts.take(order_of(priced, np.inf)[:most])
+    return priced.layouts.take(order_of(priced, np.inf, np.inf)[:most])
 
 
 def way_of(layout: Layout) -> tuple[object, ...]:
@@ -227,12 +235,22 @@ def why_lost(other: Layout, price: Estimate, choice: Choice) -> str:
         return f"{pace}: {_terms_that_differ(price, chosen)}"
     if way_of(other) != way_of(layout):
         is_later = (price.step_high_s or 0.0) > (chosen.step_high_s or 0.0) * (1 + _SAME)
-        return pace if is_later else f"{pace}; the chosen one is simpler"
+        return pace if is_later else f"{pace}; the chosen one {_merit(choice, other, price)}"
     if other.reduce_every_micro_batch != layout.reduce_every_micro_batch:
         return f"{pace}; reduces gradients {other.accumulation} times a step, not once"
     if other.micro_batch == layout.micro_batch:
         return pace if share >= -_SAME else f"{pace}, within the margin of the chosen one"
     return f"{pace}; micro-batches of {other.micro_batch}, not {layout.micro_batch}"
+
+
+def _merit(choice: Choice, other: Layout, price: Estimate) -> str:
+    """Why the chosen layout won against a faster one within the margin."""
+    two = table_of([choice.layout, other])
+    alike = Priced(layouts=two, step_s=np.ones(2), memory_bytes=np.zeros(2))
+    if order_of(alike, np.inf, np.inf)[0] == 0:
+        return "is simpler"
+    needs, allowed = bytes_apart(price.memory.known_bytes, choice.limit_bytes)
+    return f"leaves room in memory, where this one needs {needs} of the {allowed} allowed"
 
 
 def _pace(price: Estimate, chosen: Estimate) -> tuple[float, str]:
@@ -355,10 +373,18 @@ def _why_sharding(choice: Choice) -> str:
     other, price = min(same, key=lambda pair: pair[1].step_s or 0.0)
     share, pace = _pace(price, chosen)
     if share < -_SAME:
-        return f"simpler than {choice.case.named(other)}, which is {pace}"
+        return _despite(choice, other, price, pace)
     if share > _SAME:
         return f"fits; {choice.case.named(other)} is estimated {pace}"
     return f"fits, is as fast as {choice.case.named(other)}, and is simpler"
+
+
+def _despite(choice: Choice, other: Layout, price: Estimate, pace: str) -> str:
+    """Why another layout lost, though it is faster."""
+    merit, named = _merit(choice, other, price), choice.case.named(other)
+    if merit == "is simpler":
+        return f"simpler than {named}, which is {pace}"
+    return f"{named} is {pace}; the chosen one {merit}"
 
 
 _COPIED = {
@@ -424,7 +450,7 @@ def _against_best(choice: Choice, others: Sequence[tuple[Layout, Estimate]]) -> 
     if abs(share) < _SAME:
         return f"fits; {named} is as fast{_leaner(choice, price)}"
     if share < 0:
-        return f"simpler than {named}, which is {pace}"
+        return _despite(choice, other, price, pace)
     return f"fits; {named} is estimated {pace}"
 
 
