@@ -168,6 +168,17 @@ def test_an_engine_that_deletes_no_checkpoint_pays_for_all_it_writes():
         assert any("deletes no checkpoint: all 10" in each for each in basis) == (count == 10)
 
 
+def test_spot_machines_that_go_faster_than_the_run_restarts_have_no_price():
+    large = bill(replace(SEVEN, num_ranks=16_384))
+    assert {cost.way for cost in large.costs} == {"on demand"}
+    assert "azure" in large.spot_taken
+    assert "azure" not in large.spot_unpriced
+    text = " ".join(format_bill(large).split())
+    assert "taken away more often than the run can restart" in text
+    assert "spot at" not in text.partition("PROVIDER")[0]
+    assert not bill().spot_taken
+
+
 def test_the_host_memory_that_a_machine_lacks_is_told_in_parts_that_add_up():
     needs = needs_of(plan_of(JOB, "layout.offload=cpu"))
     assert sum(needs.host_parts.values()) == needs.host_memory_bytes

@@ -315,10 +315,10 @@ class _Run:
         shares = {"training": 1.0}
         if self.failures is not None:
             good = self.failures.goodput(self.num_accelerators, count if way == "spot" else 0)
+            if good.useful <= 0 or (way == "spot" and self.failures.restart_s >= good.mtbf_s):
+                return None
             shares = {"training": good.useful, **good.terms}
         useful = shares["training"]
-        if useful <= 0:
-            return None
         hours = self.train_s / useful / _HOUR_S
         paid = hours * count * rate
         terms = {name: paid * share for name, share in shares.items()}

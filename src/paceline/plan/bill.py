@@ -72,6 +72,9 @@ class Bill:
     """Provider -> why none of its machines that have a price can run it."""
 
     keeping: Keeping
+    spot_taken: tuple[str, ...]
+    """Providers whose spot machines are taken away more often than the run can restart."""
+
     spot_unpriced: tuple[str, ...]
     """Providers whose lists have no spot price of it."""
 
@@ -169,7 +172,7 @@ def bill_of_size(
     train_s, how = _train_s(size, accelerator)
     state = STATE_BYTES * size.num_parameters
     host_link = host_bytes_per_s(accelerator, load_links() if links is None else links)
-    write_s = state / nodes / DEFAULTS.storage_bytes_per_s
+    write_s = state / DEFAULTS.storage_of(nodes)
     restart_s = DEFAULTS.restart_s + write_s
     failures = Failures(
         save_s=state / ranks / copied_bytes_per_s(host_link),
@@ -300,7 +303,8 @@ def _bill(
     keeping: Keeping,
 ) -> Bill:
     have = {cost.provider for cost in costs}
-    with_spot = {cost.provider for cost in costs if cost.way == "spot"}
+    on_spot = {cost.provider for cost in costs if cost.way == "spot"}
+    has_price = {row.provider for row in rows if row.spot_per_hour_usd is not None}
     return Bill(
         name=name,
         accelerator=accelerator,
@@ -316,7 +320,8 @@ def _bill(
             if (why := why_none(provider, rows, needs)) is not None
         ),
         keeping=keeping,
-        spot_unpriced=tuple(sorted(have - with_spot)),
+        spot_taken=tuple(sorted(have & has_price - on_spot)),
+        spot_unpriced=tuple(sorted(have - has_price)),
     )
 
 

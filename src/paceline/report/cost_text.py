@@ -157,6 +157,14 @@ def _remarks(bill: Bill) -> Iterator[tuple[str, str]]:
                 "and start `--for torchrun` there"
             ),
         )
+    if bill.spot_taken:
+        yield (
+            "cannot run",
+            (
+                f"on spot at {', '.join(bill.spot_taken)}: so many machines are taken away more "
+                "often than the run can restart"
+            ),
+        )
     for provider, why in bill.refused:
         yield "cannot run", f"{provider}: {why}"
     yield (
