@@ -18,7 +18,7 @@ TRAINING = Training(
     num_parameters=8_000_000_000,
     moment_bytes=8,
     step_s=10,
-    checkpoint_bytes=96_000_000_000,
+    save_s=96_000_000_000 / 16_384 / 10e9,
     write_s=6,
 )
 MACHINE = Machine(num_domains=2048, ranks_per_node=8, network_bytes_per_s=50e9)

@@ -3,9 +3,10 @@
 import re
 
 import pytest
-from tests.plan.scene import JOB, plan_of
+from tests.plan.scene import JOB, job_of, plan_of
 
 from paceline.plan import Plan
+from paceline.plan.outlook import DEFAULTS, outlook
 from paceline.report.plan_text import format_plan
 
 SLOW = (
@@ -78,3 +79,22 @@ def test_a_better_interval_is_named_where_the_printed_goodput_differs():
     named = re.search(r"; every (\d+) would give a goodput of ([\d.]+%), not ([\d.]+%)", reason)
     assert named is not None, reason
     assert float(named[2][:-1]) > float(named[3][:-1])
+
+
+def test_training_stands_still_for_a_checkpoint_that_the_engine_does_not_write_in_the_background():
+    asked = ("cluster.nodes=2", "checkpoint.every=100", "model.preset=gpt2", "data.seq_len=1024")
+    ours, theirs = (
+        outlook(plan_of(JOB, *asked, *engine), job_of(JOB, *asked, *engine))
+        for engine in ((), ("engine=torchtitan",))
+    )
+    assert ours.background_s == ours.write_s
+    assert theirs.background_s == 0
+    assert theirs.save_s > theirs.write_s == ours.write_s > ours.save_s
+    assert theirs.goodput is not None
+    assert ours.goodput is not None
+    assert theirs.goodput.terms["saving"] > 10 * ours.goodput.terms["saving"]
+
+
+def test_all_nodes_together_write_no_faster_than_the_fastest_storage():
+    assert DEFAULTS.storage_of(8) == 8 * DEFAULTS.storage_bytes_per_s
+    assert DEFAULTS.storage_of(100_000) == DEFAULTS.most_storage_bytes_per_s

@@ -104,8 +104,10 @@ class Training:
     step_s: float
     """Without any tier's own cost."""
 
-    checkpoint_bytes: int
-    write_s: float
+    save_s: float
+    """Training stands still for one checkpoint."""
+
+    write_s: float = 0.0
     """A checkpoint is written on in the background."""
 
     checkpoint_interval_s: float | None = None
@@ -223,7 +225,7 @@ def state_plan(
 
     >>> layout = Layout(data=64, sharding="full", micro_batch=1, accumulation=1)
     >>> training = Training(num_parameters=8_000_000_000, moment_bytes=8,
-    ...     step_s=10, checkpoint_bytes=96_000_000_000, write_s=6)
+    ...     step_s=10, save_s=0.15, write_s=6)
     >>> machine = Machine(num_domains=8, ranks_per_node=8, network_bytes_per_s=50e9)
     >>> failures = Reliability(rank_mtbf_s=1_000 * 3600, restart_s=300)
     >>> found = state_plan(layout, training, machine, failures)
@@ -404,16 +406,15 @@ def _with_checkpoints(case: _Case, mtbf_s: float) -> Mapping[str, float]:
     """Useful share, interval and lost work when failures that need a checkpoint come every
     `mtbf_s`."""
     training = case.training
-    save_s = training.checkpoint_bytes / case.layout.num_ranks / case.machine.copy_bytes_per_s
     interval_s = training.checkpoint_interval_s
     if interval_s is None:
         interval_s = best_interval_s(
-            save_s, mtbf_s, background_s=training.write_s, step_s=training.step_s
+            training.save_s, mtbf_s, background_s=training.write_s, step_s=training.step_s
         )
     good = goodput(
         mtbf_s=mtbf_s,
         interval_s=interval_s,
-        save_s=save_s,
+        save_s=training.save_s,
         restart_s=case.failures.restart_s,
         background_s=min(training.write_s, interval_s),
     )

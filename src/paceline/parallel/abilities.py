@@ -167,6 +167,9 @@ class Abilities:
     deletes_checkpoints: bool = True
     """Whether old checkpoints go; otherwise all that are written stay."""
 
+    saves_in_background: bool = False
+    """Whether training goes on while its files write a checkpoint."""
+
     all_reduce_asks: tuple[str, ...] = ()
     """Fields of `train` that its files hand to an all-reduce of whole gradients."""
 

@@ -43,6 +43,14 @@ class Assumptions:
     rank_mtbf_s: float = DEFAULT_RANK_MTBF_S
     """Between failures of one accelerator: Llama 3's training, arXiv:2407.21783."""
 
+    most_storage_bytes_per_s: float = 2e12
+    """That all nodes together reach, whatever one of them could: Llama 3's storage sustains 2 TB/s
+    (arXiv:2407.21783, section 3.3.1)."""
+
+    def storage_of(self, num_nodes: int) -> float:
+        """Bytes a second between so many nodes and the shared storage."""
+        return min(num_nodes * self.storage_bytes_per_s, self.most_storage_bytes_per_s)
+
 
 DEFAULTS = Assumptions()
 
@@ -69,10 +77,14 @@ class Outlook:
     """Written in the run, the last state among them."""
 
     save_s: float
-    """Training stands still for one checkpoint: the state's copy to the host."""
+    """Training stands still for one checkpoint: the state's copy to the host, and what is written
+    where the engine does not write in the background."""
 
     write_s: float
-    """A checkpoint is written on in the background."""
+    """A checkpoint is written, or read."""
+
+    background_s: float
+    """A checkpoint is written on while training goes on."""
 
     restart_s: float
     """From a failure to the first step after it, reading the checkpoint included."""
@@ -109,8 +121,10 @@ def outlook(
     """
     cluster, price, train = plan.cluster, plan.estimate, job.spec.train
     state = price.num_checkpoint_bytes
-    save_s = state / cluster.num_ranks / cluster.copy_bytes_per_s
-    write_s = state / cluster.num_nodes / assumptions.storage_bytes_per_s
+    copy_s = state / cluster.num_ranks / cluster.copy_bytes_per_s
+    write_s = state / assumptions.storage_of(cluster.num_nodes)
+    background_s = write_s if abilities_of(plan.engine).saves_in_background else 0.0
+    save_s = copy_s + write_s - background_s
     restart_s = assumptions.restart_s + write_s
     step_s = price.step_s
     train_s = None if step_s is None else step_s * train.steps
@@ -122,11 +136,11 @@ def outlook(
             ranks=cluster.num_ranks,
             rank_mtbf_s=assumptions.rank_mtbf_s,
             step_s=step_s,
-            background_s=write_s,
+            background_s=background_s,
         )
         if advice.every_steps is not None:  # a shorter run saves once, at its end
             advice = replace(advice, every_steps=min(advice.every_steps, train.steps))
-        good = _goodput(plan.checkpoint_every * step_s, advice, save_s, restart_s, write_s)
+        good = _goodput(plan.checkpoint_every * step_s, advice, save_s, restart_s, background_s)
     wall_s = None if train_s is None or not good or not good.useful else train_s / good.useful
     seq_len = plan.profile.seq_len
     rows = find_prices(cluster.accelerator) if prices is None else tuple(prices)
@@ -143,6 +157,7 @@ def outlook(
         num_checkpoints=-(-train.steps // plan.checkpoint_every),
         save_s=save_s,
         write_s=write_s,
+        background_s=background_s,
         restart_s=restart_s,
         checkpoints=advice,
         goodput=good,
@@ -151,7 +166,7 @@ def outlook(
             job,
             train_s,
             rows,
-            (save_s, restart_s, write_s),
+            (save_s, restart_s, background_s),
             assumptions,
             keeping or keeping_of(plan, job),
         ),
@@ -192,7 +207,11 @@ def needs_of(plan: Plan) -> Needs:
 
 
 def _goodput(
-    interval_s: float, advice: CheckpointAdvice, save_s: float, restart_s: float, write_s: float
+    interval_s: float,
+    advice: CheckpointAdvice,
+    save_s: float,
+    restart_s: float,
+    background_s: float,
 ) -> Goodput:
     from paceline.estimate.goodput import goodput
 
@@ -201,7 +220,7 @@ def _goodput(
         interval_s=interval_s,
         save_s=save_s,
         restart_s=restart_s,
-        background_s=min(write_s, interval_s),
+        background_s=min(background_s, interval_s),
     )
 
 
@@ -217,13 +236,13 @@ def _costs(
     if train_s is None:
         return ()
     step_s = plan.estimate.step_s
-    save_s, restart_s, write_s = seconds
+    save_s, restart_s, background_s = seconds
     failures = Failures(
         save_s=save_s,
         restart_s=restart_s,
         rank_mtbf_s=assumptions.rank_mtbf_s,
         interval_s=None if step_s is None else plan.checkpoint_every * step_s,
-        background_s=write_s,
+        background_s=background_s,
     )
     return cheapest_costs(
         run_costs(

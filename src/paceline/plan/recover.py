@@ -39,8 +39,8 @@ def plan_state(plan: Plan, job: Job, view: Outlook) -> StatePlan | None:
             num_routed=_num_routed(plan.profile),
             moment_bytes=OPTIMIZERS[plan.optimizer].moment_bytes,
             step_s=step_s,
-            checkpoint_bytes=plan.estimate.num_checkpoint_bytes,
-            write_s=view.write_s,
+            save_s=view.save_s,
+            write_s=view.background_s,
             checkpoint_interval_s=plan.checkpoint_every * step_s,
         ),
         Machine(

@@ -38,11 +38,6 @@ SPARE_SHARE = 0.01
 """Share of the nodes kept as spares when nothing is said. A guess; ByteRobust keeps 4 for 1,024."""
 
 
-_STORAGE_BYTES_PER_S = 2e12
-"""Bytes a second that all nodes together reach, whatever one of them could: Llama 3's storage
-sustains 2 TB/s (arXiv:2407.21783, section 3.3.1)."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """A job on one size of cluster."""
@@ -144,16 +139,15 @@ def make_case(
     per_node = plan.cluster.ranks_per_node
     rank_mtbf_s = DAY_S * per_node / failures.at(num_nodes)
     view = outlook(plan, job, assumptions=replace(DEFAULTS, rank_mtbf_s=rank_mtbf_s))
-    write_s = max(view.write_s, plan.estimate.num_checkpoint_bytes / _STORAGE_BYTES_PER_S)
     state = plan_state(plan, job, view)
     assert state is not None, "the step's time is known"
     copy_s = state.tier(state.chosen).fetch_s
     variants: list[tuple[str, Costs]]
     if plan.cluster.backend == "gloo":
-        variants = [("paceline", costs_on_gloo(copy_s=copy_s, reload_s=write_s))]
+        variants = [("paceline", costs_on_gloo(copy_s=copy_s, reload_s=view.write_s))]
     else:
         variants = [
-            (f"paceline, {word}", costs_on_nccl(copy_s=copy_s, reload_s=write_s, meet=meet))
+            (f"paceline, {word}", costs_on_nccl(copy_s=copy_s, reload_s=view.write_s, meet=meet))
             for word, meet in _MEETINGS
         ]
     return Case(
@@ -166,7 +160,7 @@ def make_case(
         step_known=known,
         state=state,
         save_s=view.save_s,
-        write_s=write_s,
+        write_s=view.background_s,
         save_every=plan.checkpoint_every,
         num_spares=max(1, round(SPARE_SHARE * num_nodes)) if num_spares is None else num_spares,
         costs=tuple(variants),
