@@ -51,7 +51,8 @@ class Problem:
     """The change that fixes it."""
 
     def __str__(self) -> str:
-        return f"{self.code}: {self.what}\n  where: {self.where}\n  fix: {self.fix}"
+        fix = self.fix.replace("; or ", "\n       or ")
+        return f"{self.code}: {self.what}\n  where: {self.where}\n  fix: {fix}"
 
 
 def reason_of(error: BaseException, *, most: int = 300) -> str:

@@ -138,7 +138,7 @@ def test_a_batch_that_does_not_divide_is_refused_with_the_nearest():
 def test_s0_4_nothing_fits_says_where_the_memory_goes_and_what_would_help():
     problem = refused(*TOO_LARGE)
     assert problem.code == "P001"
-    assert "It is optimizer" in problem.what
+    assert "\n    optimizer " in problem.what
     assert "set cluster.nodes to" in problem.fix
     assert "take as many" in problem.fix
 

@@ -28,7 +28,7 @@ def test_accelerators_that_an_engine_was_not_tried_on_are_refused(engine, accele
     with pytest.raises(RenderError, match=f"ranks on {accelerator}") as refused:
         rendered(engine, cluster={"accelerator": accelerator})
     (problem,) = (each for each in refused.value.problems if "ranks on" in each.what)
-    assert f"trains on {accelerator}: bring a program of your own" in problem.fix
+    assert f"trains on {accelerator}: bring your own script" in problem.fix
 
 
 @pytest.mark.parametrize("accelerator", OTHERS)

@@ -74,12 +74,6 @@ class Failure:
     sources: tuple[str, ...] = ()
     """`owner/repository#number` of a thread, a paper, or a page of documentation."""
 
-    @property
-    def named(self) -> str:
-        """Its id, and the published names it goes by where they are others."""
-        others = [one for one in self.published if one != self.id]
-        return f"{self.id}, published as {', '.join(others)}" if others else self.id
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenignLine:

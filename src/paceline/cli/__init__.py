@@ -135,6 +135,10 @@ def main() -> NoReturn:
     except click.exceptions.Abort:
         sys.exit(130)
     except click.ClickException as error:
+        if isinstance(error, click.NoSuchOption):
+            from paceline.cli.options import point_elsewhere
+
+            point_elsewhere(error)
         with contextlib.suppress(StreamError):
             error.show()
         if not (isinstance(error, click.NoSuchOption) and error.option_name == "--json"):

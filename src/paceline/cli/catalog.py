@@ -150,7 +150,7 @@ def _overview(catalog: "Catalog") -> Iterator[str]:
     mapped = sum(price.accelerator is not None for price in catalog.prices)
     yield f"accelerators  {len(catalog.accelerators)}"
     yield f"links         {len(catalog.links)}"
-    yield f"prices        {len(catalog.prices)}, {mapped} of them of an accelerator above"
+    yield f"prices        {len(catalog.prices)}, {mapped} of them for these accelerators"
     yield f"models        {len(load_published_configs())}"
     if catalog.source is not None:
         yield f"file          {catalog.source}: no problem found"
@@ -162,7 +162,7 @@ def _overview(catalog: "Catalog") -> Iterator[str]:
         if measured:
             yield f"efficiencies  {', '.join(measured)}"
     yield ""
-    yield "paceline catalog accelerators | links | prices | models, and a name for all its numbers"
+    yield "paceline catalog accelerators | links | prices | models; add a name for all its numbers"
 
 
 def _accelerators(catalog: "Catalog") -> Iterator[str]:

@@ -69,10 +69,10 @@ def ls(path: str, as_json: bool) -> None:
         click.echo(json.dumps(rows, indent=2))
         return
     table: list[tuple[str, ...]] = [
-        ("CHECKPOINT", "STATE", "SIZE", "EVAL LOSS", "RANKS", "LAYOUT", "WRITTEN")
+        ("CHECKPOINT", "STATE", "SIZE", "EVAL LOSS", "RANKS", "WRITTEN", "LAYOUT")
     ]
     table += [_cells(row) for row in rows]
-    show(format_table(table))
+    show(format_table(table, keep=4))
 
 
 @command.command("inspect")
@@ -222,8 +222,8 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         format_bytes(row["num_bytes"]),
         "-" if loss is None else f"{loss:.4f}",
         str(row["world_size"]),
+        (row["created"] or "-")[:16].replace("T", " "),
         row["layout"] or "-",
-        row["created"] or "-",
     )
 
 

@@ -123,15 +123,26 @@ def _part(name: str, text: str | tuple[str, ...] | None) -> Iterator[str]:
 
 def _fill(text: str, indent: str = "") -> list[str]:
     return textwrap.wrap(
-        text, text_width(), initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+        _with_guides(text),
+        text_width(),
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
     )
+
+
+def _with_guides(text: str) -> str:
+    """Pages by name: an installed Paceline has no folder of them.
+
+    >>> _with_guides("see docs/guides/data.md#classes")
+    'see guide: data'
+    """
+    return re.sub(r"(?:\.\./|docs/)+(?:[a-z]+/)*([a-z-]+)\.md(?:#[\w-]+)?", r"guide: \1", text)
 
 
 def _plain(markdown: str) -> Iterator[str]:
     """Paragraphs of a page without the marks of links."""
-    for paragraph in re.sub(r"\[([^]]+)\]\((?:\.\./)*([^)]+)\)", r"\1 (docs/\2)", markdown).split(
-        "\n\n"
-    ):
+    for paragraph in re.sub(r"\[([^]]+)\]\(([^)]+)\)", r"\1 (\2)", markdown).split("\n\n"):
         yield ""
         if paragraph.startswith("|"):
             yield from _table(paragraph)
@@ -140,7 +151,7 @@ def _plain(markdown: str) -> Iterator[str]:
         elif paragraph.startswith(("- ", "1. ")):
             for item in re.split(r"\n(?=- |\d+\. )", paragraph):
                 mark, _, text = item.partition(" ")
-                yield from wrapped(f"{mark} ", " ".join(text.split()))
+                yield from wrapped(f"{mark} ", _with_guides(" ".join(text.split())))
         else:
             yield from _fill(paragraph)
 

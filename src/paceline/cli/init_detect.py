@@ -187,7 +187,7 @@ def job_for(found: Found, template: str) -> str:
         sections["cluster"] = (
             "cluster:\n"
             f"  accelerator: auto             # {len(found.gpus)} x {found.gpus[0]}, found here\n"
-            "  # nodes: 2                    # more machines like this one: docs/guides/places.md"
+            "  # nodes: 2                    # more machines like this one (guide: places)"
         )
     return "\n\n".join(sections.values())
 
@@ -220,7 +220,7 @@ def _script_job(found: Found) -> str:
     return f"""\
 # A Paceline job: start your own script, watch it, start it again after a failure.
 #   paceline run FILE     start it; its output, steps and losses are shown
-# Every field: docs/guides/own-script.md
+# Every field: guide own-script
 name: {_quoted(re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(script).stem).strip("-._") or "job")}
 command: [python, {_quoted(script)}]     # arguments follow: --lr, "0.1"
 processes: {max(1, len(found.gpus))}                    # each gets RANK and WORLD_SIZE
@@ -256,4 +256,4 @@ def found_lines(found: Found, folder: Path) -> Iterator[str]:
     elif found.models or found.data is not None:
         yield "machine     no GPU: two ranks on its CPUs"
     if not (found.models or found.data or found.scripts):
-        yield f"nothing     no model, data or training script in {folder}: a small example model"
+        yield f"found       no model, data or training script in {folder}: a small example job"

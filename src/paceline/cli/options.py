@@ -47,6 +47,32 @@ def set_option(function: _F) -> _F:
     )(function)
 
 
+def point_elsewhere(error: click.NoSuchOption) -> None:
+    """Say how to get what an option that a verb lacks may mean: a field of the job by `--set`."""
+    verb, name = error.ctx, error.option_name
+    if verb is None:
+        return
+    hint = _ELSEWHERE.get((verb.info_name, name), "")
+    if not hint and any("--set" in option.opts for option in verb.command.params):
+        from paceline.job import JobSpec
+        from paceline.job.misread import all_fields
+
+        known = [".".join(map(str, path)) for path in all_fields(JobSpec)]
+        field = next((each for each in known if each.split(".")[-1] == _key(name)), "")
+        inside = ".KEY" if any(each.startswith(f"{field}.") for each in known) else ""
+        hint = field and f"use --set {field}{inside}=VALUE"
+    if hint:
+        error.message, error.possibilities = f"No such option {name!r}: {hint}", None
+
+
+def _key(option: str) -> str:
+    return option.strip("-").replace("-", "_")
+
+
+_ELSEWHERE = {("cost", "--spot"): "spot prices are always listed where they are known"}
+"""Verb and an option that it lacks -> how to get the same."""
+
+
 def runs_option(function: _F) -> _F:
     """`--runs DIR`, the folder of all runs."""
     return click.option(

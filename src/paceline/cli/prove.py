@@ -116,7 +116,12 @@ def prove_candidates(job: Any, facts: Any, plan: Any, count: int, *, as_json: bo
             with Prover() as prover:
                 proof = prover.prove(request_of(job, plan, layout=layout))
         except PacelineError as error:
-            rows.append(((True, float("inf")), {**row, "problem": error.problems[0].what}))
+            rows.append(
+                (
+                    (True, float("inf")),
+                    {**row, "problem": error.problems[0].what.partition("\n")[0]},
+                )
+            )
             continue
         compared = compare_with(
             proof,

@@ -96,7 +96,7 @@ if TYPE_CHECKING:
     "--on",
     "place",
     metavar="PLACE",
-    help="Where: local, ssh, slurm, ... (docs/guides/places.md). [default: this machine; with "
+    help="Where: local, ssh, slurm, srun, ray, kubernetes, sky. [default: this machine; with "
     "--resume, where the run was]",
 )
 @click.option(

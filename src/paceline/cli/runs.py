@@ -45,7 +45,7 @@ def command(
     """List the runs in a folder, oldest first; `compare` shows several beside each other, `send`
     sends the metrics of one to a tracker.
 
-    The fields are in docs/reference/run-fields.md. An index in the user's cache folder makes the
+    The page run-fields has the fields. An index in the user's cache folder makes the
     list fast; it can be deleted at any time.
 
     \b
@@ -77,7 +77,9 @@ def command(
         click.echo(json.dumps(every, indent=2, default=str))
         return
     if not found.rows:
-        show(f"no runs in {runs}" if not found.listing.rows else "no such runs", err=True)
+        show(
+            f"no runs in the folder {runs}" if not found.listing.rows else "no such runs", err=True
+        )
         return
     width = None if shown else SCREEN.get()
     lines = list_lines(found.rows, shown or COLUMNS, found.value, width=width)

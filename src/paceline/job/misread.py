@@ -81,6 +81,16 @@ _REMOVED = {
 }
 """Field and value of an older version -> what to write instead."""
 
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text",
+    "list": "a list",
+    "tuple": "a list",
+}
+"""pydantic's name of a type -> ours."""
+
 
 def _problem(detail: Any, path: Place, where: str, root: Any) -> Problem:
     kind, value = detail["type"], detail["input"]
@@ -95,7 +105,11 @@ def _problem(detail: Any, path: Place, where: str, root: Any) -> Problem:
             fix=f"add it: {_help_of(path, root) or 'it has no default'}",
         )
     message = detail["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:] if message[:1].isupper() else message
+    message = message[:1].lower() + message[1:]
+    message = message.replace("input should be", "it has to be", 1)
+    of, _, how = kind.partition("_")
+    if how in ("type", "parsing", "from_float") and of in _TYPES:
+        message = f"not {_TYPES[of]}"
     if kind in ("dataclass_type", "dataclass_exact_type", "dict_type"):
         message = "this is a section with keys of its own"
     if isinstance(value, str) and (instead := _REMOVED.get((dotted(path), value))):
@@ -135,7 +149,7 @@ def _unknown_key(name: str, parent: Place, where: str, root: Any) -> Problem:
     known = [field.name for field in fields(section)] if section is not None else []
     whole = _WHOLE.get(root.__name__, "the contract")
     inside = f"section `{dotted(parent)}`" if parent else whole
-    elsewhere = [path for path in _all_fields(root, ()) if path[-1] == name]
+    elsewhere = [path for path in all_fields(root) if path[-1] == name]
     # A key of another section is a better guess than one that is merely spelled a little alike.
     fix = did_you_mean(name, known, cutoff=0.8 if elsewhere else 0.6)
     if not fix and elsewhere:
@@ -145,12 +159,13 @@ def _unknown_key(name: str, parent: Place, where: str, root: Any) -> Problem:
     return Problem(code="J004", what=f"{inside} has no key `{name}`", where=where, fix=fix)
 
 
-def _all_fields(section: Any, path: Place) -> Iterator[Place]:
+def all_fields(section: Any, path: Place = ()) -> Iterator[Place]:
+    """The path of every key, sections before what is in them."""
     for field in fields(section):
         yield (*path, field.name)
         inner = section_in(field.type)
         if inner is not None:
-            yield from _all_fields(inner, (*path, field.name))
+            yield from all_fields(inner, (*path, field.name))
 
 
 def _section_at(path: Place, root: Any) -> Any:

@@ -38,7 +38,7 @@ _ASK_S = 300.0
 _NOTE = (
     "The machines run the program of these files: a rank is started again by torchrun, from its "
     "newest checkpoint. Records and drills are of Paceline's own agents, which are not there; "
-    "nobody looks at the machines before (docs/guides/preflight.md)."
+    "Paceline does not check the machines before the start (guide: preflight)."
 )
 
 _WORDS: dict[State, str] = {

@@ -73,7 +73,7 @@ def prepare(
             code="W014",
             what="an array starts several jobs, and this run is one",
             where=job.where("slurm.array") if isinstance(job, Job) else "slurm.array",
-            fix="leave it out, or submit a program of your own: --script",
+            fix="leave it out, or submit your own script: --script",
         )
     if isinstance(job, Job):
         assert plan is not None

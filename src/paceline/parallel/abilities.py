@@ -198,7 +198,7 @@ ABILITIES: Mapping[str, Abilities] = read_rows("abilities.toml", Abilities, key=
 OURS = ABILITIES["paceline"]
 
 _OWN_PROGRAM = (
-    "bring a program of your own: TRAIN_SCRIPT of the launch.sh that "
+    "bring your own script: TRAIN_SCRIPT of the launch.sh that "
     "`paceline render --for torchrun` writes"
 )
 

@@ -75,8 +75,8 @@ def nothing_fits(
         return PlanError(_host_too_small(job, case, found.least_host_bytes or 0.0))
     row = int(np.argmin(found.leanest.memory_bytes))
     ((layout, price),) = estimates_of(found.leanest.layouts.take(np.array([row])), case)
-    parts = ", ".join(
-        f"{name} {format_bytes(size)}"
+    parts = "".join(
+        f"\n    {name:<14}{format_bytes(size):>9}"
         for name, size in sorted(price.memory.parts.items(), key=lambda part: -(part[1] or 0))
         if size
     )
@@ -90,10 +90,10 @@ def nothing_fits(
         ways = _ways_to_fit(asked, needed)
     error = PlanError.of(
         code="P001",
-        what=f"no layout fits on {cluster.name}: of {found.num_layouts:,} layouts the smallest, "
-        f"{case.named(layout)} with micro-batch {layout.micro_batch}, needs "
-        f"{needs} a rank; {limit} may be used ({share:.0%} of {usable}). It is {parts}"
-        + _over_host(case, found),
+        what=f"no layout fits on {cluster.name}: the smallest of {found.num_layouts:,} layouts "
+        f"needs {needs} a rank, {limit} may be used ({share:.0%} of {usable})"
+        f"{_over_host(case, found)}\n  smallest: {case.named(layout)}, micro-batch "
+        f"{layout.micro_batch}{parts}",
         where=job.where("cluster"),
         fix=join_ways(ways),
     )

@@ -29,9 +29,9 @@ def checkpoints_at(path: Path) -> list[Path]:
     raise JobError.of(
         code="C011",
         what=what,
-        where="PATH",
+        where=str(path),
         fix="give a run's folder, its checkpoints/ folder, one step-N folder in it, or a folder or "
-        "file of weights (docs/guides/checkpoints.md)",
+        "file of weights",
     )
 
 

@@ -258,8 +258,7 @@ def _that_plan(
     able = [name for name, problem in refused.items() if problem is None]
     if able:
         return (
-            f"set engine to {' or '.join(able)}, whose files start a program of your own with any "
-            "model"
+            f"set engine to {' or '.join(able)}, whose files start your own script with any model"
         )
     told = "; ".join(f"{name}: {each.code}, {each.what}" for name, each in refused.items() if each)
     return f"no other engine takes this job as it is ({told})" if told else ""

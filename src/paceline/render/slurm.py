@@ -81,7 +81,7 @@ def gaps(plan: Plan, job: Job) -> Iterator[Gap]:
             where="slurm.array",
             why="an array starts several jobs, and a plan is one run",
             nearest=None,
-            fix="leave slurm.array out, or submit a program of your own: "
+            fix="leave slurm.array out, or submit your own script: "
             "paceline run --script train.py --on slurm",
         )
 

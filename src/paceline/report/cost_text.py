@@ -32,7 +32,7 @@ def _lines(bill: Bill) -> Iterator[str]:
     yield ""
     if bill.costs:
         yield format_table([*_table(bill.costs)])
-        yield "All but HOURS in dollars. COMPUTE, SAVES, FAILURES: the price of machine time."
+        yield "Dollars, except HOURS. TOTAL is the sum of the columns after HOURS; - is unknown."
         yield ""
         yield format_table([*_machines(bill.costs)])
         yield "FILES: paceline render JOB --for NAME writes the files that start the run there."
@@ -72,7 +72,7 @@ def _answer(bill: Bill) -> str:
             if any(cost.usd < other.usd for other in best if other.way == cost.way)
         ]
         lead = f"from {_priced(best)}"
-        return f"{lead}; less where something is unknown (?): {_priced(less)}" if less else lead
+        return f"{lead}; cheaper, but partly unknown (?): {_priced(less)}" if less else lead
     lacking = sorted({each for cost in best for each in cost.unknown_facts})
     return (
         f"unknown: no machine with a price is known to run this as planned; {_priced(best)}, if "
@@ -146,7 +146,7 @@ def _remarks(bill: Bill) -> Iterator[tuple[str, str]]:
     unknown = list(_unknown(bill.costs))
     yield from unknown
     if bill.spot_unpriced:
-        yield "" if unknown else "unknown", f"spot prices of {', '.join(bill.spot_unpriced)}"
+        yield "" if unknown else "unknown", f"spot price: {', '.join(bill.spot_unpriced)}"
     by_hand = sorted({cost.provider for cost in bill.costs if cost.is_by_hand})
     if by_hand:
         yield (
@@ -169,7 +169,8 @@ def _remarks(bill: Bill) -> Iterator[tuple[str, str]]:
         yield "cannot run", f"{provider}: {why}"
     yield (
         "not counted",
-        "CPUs and memory billed apart, block storage, requests, taxes, support, discounts",
+        "CPUs and memory with a price of their own, block storage, requests, taxes, support, "
+        "discounts",
     )
 
 
@@ -184,12 +185,15 @@ def _unknown(costs: Iterable[RunCost]) -> Iterator[tuple[str, str]]:
                 of_machine.setdefault(text, set()).add(cost.provider)
     for text, providers in sorted(of_machine.items()):
         yield "unknown (?)", f"{text}: {', '.join(sorted(providers))}"
-    label = "unknown"
+    lacking: dict[str, list[str]] = {}
     for what in ("storage", "traffic out"):
         names = sorted(each.split("'s price")[0] for each in prices if each.endswith(what))
         if names:
-            yield label, f"price of {what}, not in the total: {', '.join(names)}"
-            label = ""
+            lacking.setdefault(", ".join(names), []).append(what)
+    label = "unknown"
+    for providers, what in lacking.items():
+        yield label, f"price of {' and of '.join(what)}, not in TOTAL: {providers}"
+        label = ""
 
 
 def format_serving(

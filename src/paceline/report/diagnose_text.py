@@ -111,7 +111,7 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
     for number, cause in enumerate(others[1:MAX_SHOWN], start=2):
         told = f"{cause.failure.title}. Check: {cause.check}" if cause.check else cause.what
         most = 4 if cause.check else 2
-        text = f"{number}. {cause.failure.named} ({cause.confidence}): {told}"
+        text = f"{number}. {cause.failure.id} ({cause.confidence}): {told}"
         yield from _row("also", text, most)
     for like in diagnosis.resembling:
         yield from _row(
@@ -135,7 +135,7 @@ _HOW_IT_ENDED = (
 def _first(diagnosis: Diagnosis) -> str:
     """The cause; behind what is certain, where it is the likely reason for that."""
     cause = diagnosis.causes[0]
-    named = f"{cause.failure.named}: {cause.title} ({cause.confidence})"
+    named = f"{cause.failure.id}: {cause.title} ({cause.confidence})"
     certain = "".join(f"{each.id} (certain); " for each in _explained(diagnosis))
     return f"{certain}reason: {named}" if certain else named
 

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from paceline.catalog.failure import load_failures
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.lint import Linted
 from paceline.job.secrets import find_secret
@@ -14,8 +13,7 @@ _WIDTH = 110
 
 def finding_lines(finding: Finding, texts: Mapping[str, str]) -> Iterator[str]:
     """One finding: where, what, the source line with a caret, the fix."""
-    named = load_failures()[finding.id].named
-    yield f"{finding.where}: {finding.severity.value}: {finding.what}  [{named}]"
+    yield f"{finding.where}: {finding.severity.value}: {finding.what}  [{finding.id}]"
     source = _line(texts, finding.where.path, finding.where.line)
     if source is not None and (finding.id == "secret-in-file" or find_secret(source)):
         source = None  # is on no screen and in no log of a CI

@@ -13,32 +13,35 @@ from paceline.report.table import wrapped
 from paceline.units import format_bytes, format_count, format_seconds
 
 _PARTS: Mapping[str, str] = {
-    "parameters": "weights of the largest stage / tensor; / shard too where they are sharded",
-    "gradients": "one for each parameter that is trained; whole between micro-batches unless they "
-    "are reduced each time",
-    "optimizer": "moments, sharded over the ranks of `shard`",
-    "master copy": "float32 weights beside the 16-bit ones, sharded in the same way",
-    "activations": "what the blocks keep for the backward pass x micro-batches held at once, at "
-    "the peak of the step",
-    "gathered": "parameters and gradients that are whole for a moment, and autocast's copies",
-    "buffers": "the engine's own: buckets, weight-gradient workspaces",
-    "checkpoint": "a checkpoint's copy in the same memory (CPU)",
-    "slack": "reserved by the allocator and not used",
-    "overhead": "device context and libraries, before the model",
+    "parameters": "weights of the largest stage / tensor ranks; / shard ranks too, if sharded",
+    "gradients": "one for each trained parameter; kept whole until all micro-batches are "
+    "done, unless each micro-batch reduces them",
+    "optimizer": "its moments / shard ranks",
+    "master copy": "float32 copy of the 16-bit weights / shard ranks",
+    "activations": "what a stage's blocks keep for the backward pass x micro-batches in flight "
+    "at the peak",
+    "gathered": "parameters and gradients of the blocks in use, and autocast's copies",
+    "buffers": "of the engine: communication buckets, workspaces for weight gradients",
+    "checkpoint": "copy being saved, in the same memory (CPU ranks only)",
+    "slack": "reserved by the allocator, not used",
+    "overhead": "device context and libraries, before the model is loaded",
 }
 
 _TERMS: Mapping[str, str] = {
-    "compute": "accumulation x blocks of the slowest stage x (forward + backward), with the head; "
-    "a roofline for each matrix",
-    "recompute": "forward passes repeated in the backward pass",
-    "tensor": "4 all-gathers and 4 reduce-scatters a block; overlapped ones are not counted",
-    "context": "keys and values round the ring, or heads exchanged, beyond what attention hides",
-    "expert": "tokens to their experts and back, 4 exchanges a block",
-    "pipeline": "(stages - 1) micro-batches less what the schedule overlaps, plus p2p",
-    "data": "gradients reduced and parameters gathered, beyond what the passes hide",
-    "optimizer": "its state read and written once over memory bandwidth",
-    "fixed": "in every step, whatever its size",
-    "stragglers": "slower ranks: a share of the step for each doubling of the NVLink domains",
+    "compute": "micro-batches x blocks of the slowest stage x (forward + backward), and the head; "
+    "each matrix by a roofline",
+    "recompute": "forward passes repeated during the backward pass",
+    "tensor": "4 all-gathers and 4 reduce-scatters a block, without what overlaps",
+    "context": "keys and values sent around the ring, or all-to-all of heads, without what "
+    "overlaps",
+    "expert": "4 all-to-alls a block: tokens to their experts and back, forward and backward",
+    "pipeline": "waiting for (stages - 1) micro-batches, without what the schedule overlaps, "
+    "plus p2p",
+    "data": "reducing gradients and gathering parameters, without what overlaps",
+    "optimizer": "reading and writing its state once, at memory bandwidth",
+    "fixed": "the same in every step",
+    "stragglers": "waiting for slower ranks: a share of the step for each doubling of NVLink "
+    "domains",
 }
 
 
@@ -48,7 +51,7 @@ _RATES: Mapping[tuple[str, str], tuple[str, str, float]] = {
     ("", "memory_bytes_per_s"): ("elementwise operations and the optimizer", "TB/s", 1e-12),
     ("", "host_s"): ("to launch an operation, on the host", "us", 1e6),
     ("", "collective_s"): ("to start a collective", "us", 1e6),
-    ("", "gradient_overlap"): ("of the gradients' reduction can overlap", "%", 100),
+    ("", "gradient_overlap"): ("of the gradient reduction can overlap", "%", 100),
     ("", "gather_overlap"): ("of full sharding's collectives can overlap", "%", 100),
     ("", "tensor_overlap"): ("of tensor collectives overlap", "%", 100),
     ("", "pipeline_overlap"): ("of p2p between stages overlaps", "%", 100),
@@ -68,7 +71,7 @@ def _memory(plan: Plan) -> Iterator[str]:
     case = case_of_plan(plan)
     held = state_bytes(layout, case)
     yield ""
-    yield "memory, of the fullest rank"
+    yield "memory of the fullest rank"
     for name, size in plan.estimate.memory.parts.items():
         shown = "unknown" if size is None else format_bytes(size)
         yield from wrapped(f"  {name:<13}{shown:>9}  ", _PARTS.get(name, ""))
@@ -88,7 +91,7 @@ def _units(plan: Plan) -> Iterator[str]:
     if not plan.units:
         return
     yield ""
-    yield "units that are gathered whole"
+    yield "units, each gathered as a whole"
     for unit in plan.units:
         apart = f"; its experts {format_bytes(unit.apart_bytes)} more" if unit.apart_bytes else ""
         yield f"  {unit.count:>4} x {format_bytes(unit.num_bytes):>9}  {unit.name}{apart}"
@@ -110,7 +113,7 @@ def _time(plan: Plan) -> Iterator[str]:
     if price.step_s is None:
         return
     yield ""
-    yield f"time, of a step: {format_seconds(price.step_s)}"
+    yield f"time of a step: {format_seconds(price.step_s)}"
     for name, seconds in price.terms.items():
         shown, share = TERM_NAMES.get(name, name), seconds / price.step_s
         head = f"  {shown:<19}{format_seconds(seconds):>9}  {share:>6.1%}  "
@@ -161,5 +164,5 @@ def _rates(plan: Plan) -> Iterator[str]:
 
 def _simpler(plan: Plan) -> Iterator[str]:
     yield ""
-    text = "within plan.simpler_margin of the fastest, the simpler layout wins: "
+    text = "layouts within plan.simpler_margin of the fastest count as equal; the simplest wins: "
     yield from wrapped("ties  ", text + "; ".join(SIMPLER))

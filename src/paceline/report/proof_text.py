@@ -43,8 +43,10 @@ def _headline(proof: Proof, engine: str) -> Iterator[str]:
     )
     yield _row("how", proof.fullest.how)
     if engine:
-        yield _row("engine", f"Paceline's own runtime is proved, not {engine}, which keeps other")
-        yield _row("", f"tensors; the estimate is {engine}'s, and the one that counts for this job")
+        yield _row(
+            "engine", f"proved is Paceline's own runtime, not {engine}, which keeps other tensors;"
+        )
+        yield _row("", f"for this job {engine}'s estimate counts")
 
 
 def _memory(proof: Proof, compared: Compared) -> Iterator[str]:
@@ -130,14 +132,15 @@ def _time(proof: Proof, compared: Compared) -> Iterator[str]:
         host = f", waiting for the host {format_seconds(simulated.launch_s)}" if is_slow else ""
         yield _row(
             "",
-            f"compute {format_seconds(simulated.compute_s)}, communication exposed "
-            f"{format_seconds(simulated.exposed_s)} and hidden {format_seconds(hidden)}"
+            f"compute {format_seconds(simulated.compute_s)}, communication "
+            f"{format_seconds(simulated.exposed_s)} exposed and {format_seconds(hidden)} hidden"
             f"{bubble}{host}, fixed {format_seconds(simulated.fixed_s)}",
         )
     stage = proof.fullest
     total = sum(stage.flops.values())
-    phases = ", ".join(f"{name} {count / 1e12:.1f}" for name, count in stage.flops.items())
-    yield _row("TFLOP", f"{total / 1e12:,.1f} on rank {stage.rank}: {phases}")
+    unit, scale = ("TFLOP", 1e12) if total >= 1e11 else ("GFLOP", 1e9)
+    phases = ", ".join(f"{name} {count / scale:.1f}" for name, count in stage.flops.items())
+    yield _row(unit, f"{total / scale:,.1f} a step on rank {stage.rank}: {phases}")
 
 
 def _notes(proof: Proof) -> Iterator[str]:

@@ -64,7 +64,7 @@ def _case(case: Case, question: Question, results: Sequence[Result]) -> Iterator
         f"{counted(case.save_every, 'step')}",
     )
     rates = sorted({each.rate for each in results})
-    rows = [("goodput", *(f"rate x {rate:g}" for rate in rates))]
+    rows = [("goodput", *(f"failures x {rate:g}" for rate in rates))]
     for system in dict.fromkeys(each.system for each in results):
         cells = [_cell(each) for rate in rates for each in results if _is(each, system, rate)]
         rows.append((system, *cells))
@@ -76,8 +76,8 @@ def _case(case: Case, question: Question, results: Sequence[Result]) -> Iterator
     for each in gave_up:
         yield from wrapped(
             "    ",
-            f"{each.system} at rate x {each.rate:g} gave up {each.given_up:.1f} times in a run, "
-            "and waited for a person",
+            f"{each.system} at failures x {each.rate:g} gave up {each.given_up:.1f} times in a "
+            "run, and waited for a person",
         )
 
 
@@ -110,7 +110,7 @@ def _where(result: Result) -> Iterator[str]:
 
 def _phases(cases: Sequence[Case]) -> Iterator[str]:
     """What every phase rests on, at the sizes that were asked for."""
-    yield "phases      of a recovery, by number of nodes"
+    yield "phases      of a recovery: seconds at each number of nodes, and their source"
     (first, usual), *others = cases[0].costs
     for name, phase in usual.phases().items():
         yield from _phase(name, phase, [dict(case.costs)[first] for case in cases], cases)

@@ -142,7 +142,7 @@ _NCCL_START = (
     (64_000, 600.0),
     (98_304, 900.0),
 )
-_OWN = "docs/benchmarks/recovery.md: 2 ranks over gloo, one machine, n = 12"
+_OWN = "Paceline's recovery benchmark: 2 ranks over gloo, one machine, n = 12"
 
 
 def costs_on_gloo(*, copy_s: float, reload_s: float) -> Costs:

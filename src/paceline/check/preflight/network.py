@@ -47,7 +47,7 @@ def check_own_name(node: str, facts: NodeFacts, need: Need) -> Iterator[Result]:
     if own is None:
         return
     addresses = ", ".join(own) or "nowhere"
-    said = f"{facts.host} leads to {addresses}"
+    said = f"the host name {facts.host} resolves to {addresses}"
     named = facts.environment.get("GLOO_SOCKET_IFNAME")
     looped = [each for each in own if each.startswith("127.") or each == "::1"]
     fix = (

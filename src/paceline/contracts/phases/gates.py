@@ -91,7 +91,7 @@ def _resources(case: Case) -> Gate:
         summary=f"needs {need}",
         problem=Problem(
             code="P020",
-            what=f"not feasible: the job needs {need}. {case.refused.what}",
+            what=f"not feasible: the job needs {need}. {case.refused.what.partition(chr(10))[0]}",
             where=case.refused.where,
             fix=case.refused.fix,
         ),

@@ -70,7 +70,7 @@ def check_planned(path: str, document: Marked, planned: Planned) -> Iterator[Fin
 def problem_finding(path: str, problem: Problem) -> Finding:
     """A problem of a job file, on the line that it names."""
     line = re.search(r"line (\d+)", problem.where)
-    what = f"{problem.code}: {problem.what}"
+    what = f"{problem.code}: {problem.what.partition(chr(10))[0]}"
     return found("job-file", path, int(line[1]) if line else 1, what, fix=problem.fix)
 
 
