@@ -1,6 +1,7 @@
 """`paceline explain`: one text for every code there is."""
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -61,6 +62,7 @@ def test_every_code_can_be_explained():
         done = run(name)
         assert done.exit_code == 0, name
         assert len(done.output) > len(name) + 20, name
+        assert not re.search(r"(\.\./|docs/)[a-z/-]+\.md", done.output), name  # no wheel has pages
 
 
 def test_a_misspelt_code_is_answered_with_the_nearest():

@@ -1,4 +1,4 @@
-"""Numbers that no verb reckons with."""
+"""Numbers that no verb reckons with, and options that it lacks."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from tests.plan.scene import JOB
 
 from paceline.cli import cli
-from paceline.cli.options import FiniteRange
+from paceline.cli.options import FiniteRange, pointed_elsewhere
 
 
 def options(group: click.Command, *path: str) -> Iterator[tuple[str, click.Parameter]]:
@@ -57,3 +57,18 @@ def test_a_message_names_the_option_that_gave_the_value_and_not_set(tmp_path, wo
     done = CliRunner().invoke(cli, [words[0], str(tmp_path / "job.yaml"), *words[1:]])
     (problem,) = done.exception.problems
     assert problem.where.endswith(f", {words[1]}")
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("cost --spot", "'--spot': spot prices are always listed where they are known"),
+        ("plan job.yaml --micro-batch 4", "'--micro-batch': use --set layout.micro_batch=VALUE"),
+        ("plan job.yaml --layout tensor=2", "'--layout': use --set layout.KEY=VALUE"),
+        ("plan job.yaml --explan", "'--explan'. Did you mean '--explain'?"),
+    ],
+)
+def test_an_option_that_a_verb_lacks_is_answered_with_what_does_it(words, hint):
+    with pytest.raises(click.NoSuchOption) as refused:
+        cli.main(words.split(), standalone_mode=False)
+    assert pointed_elsewhere(refused.value).format_message() == f"No such option {hint}"

@@ -61,7 +61,7 @@ def test_a_proof_of_another_engines_job_is_said_to_be_of_our_own_runtime(job):
     large += ("--set", "model.decoder.layers=12", "--set", "engine=megatron")
     done = paceline("prove", job, *large, "--layout", "sharding=none")
     assert done.returncode == 0, done.stderr
-    assert "engine      Paceline's own runtime is proved, not megatron" in done.stdout
+    assert "engine      proved is Paceline's own runtime, not megatron" in done.stdout
     assert "our own runtime DOES NOT FIT in the" in done.stdout
 
 

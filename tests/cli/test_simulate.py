@@ -26,11 +26,11 @@ def test_s4_16_every_size_and_system_is_shown_with_what_it_rests_on():
     for word in (
         "64 nodes",
         "128 nodes",
-        "rate x 4",
+        "failures x 4",
         "paceline, rendezvous as cited",
         "checkpoint restart",
         "21 s (TrainMover)",
-        "measured: docs/benchmarks/recovery.md",
+        "measured: Paceline's recovery benchmark",
         "assumed: ",
         "cited: 419 unexpected interruptions",
     ):

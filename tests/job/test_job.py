@@ -131,7 +131,8 @@ DURATION = "write a number or text such as '30m' above 0"
 @pytest.mark.parametrize(
     ("assignment", "says", "fix"),
     [
-        ("recovery.lease=0s", "greater than 0", DURATION),
+        ("train.steps=many", "is 'many': not a whole number", "write a whole number above 0"),
+        ("recovery.lease=0s", "it has to be greater than 0", DURATION),
         ("recovery.patience=1e99s", "longer than 30 days, which is never", DURATION),
         ("recovery.patience=.inf", "finite number", DURATION),
         ("recovery.heartbeat=0", "greater than 0", DURATION),

@@ -88,7 +88,7 @@ def test_the_answer_stands_before_its_basis():
     top = "\n".join(format_bill(bill()).splitlines()[:5])
     assert "29,479 accelerator-hours" in " ".join(top.split())
     assert "\ncost        from $71,991 spot at azure" in top
-    assert "; less where something is unknown (?): $" in " ".join(top.split())
+    assert "; cheaper, but partly unknown (?): $" in " ".join(top.split())
 
 
 def test_a_card_without_a_price_is_named():
@@ -107,8 +107,8 @@ def test_a_plan_s_bill_names_what_it_does_not_know():
     found = bill_of_plan(plan, job, find_prices(plan.cluster.accelerator))
     assert found.train_s == pytest.approx(plan.estimate.step_s * job.spec.train.steps)
     text = format_bill(found)
-    assert "price of storage, not in the total" in text
-    assert "spot prices of" in text
+    assert "price of storage and of traffic out, not in TOTAL" in text
+    assert "spot price: " in text
     assert all(cost.as_of.removeprefix("by ") in text for cost in found.costs)
 
 

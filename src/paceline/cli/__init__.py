@@ -136,9 +136,9 @@ def main() -> NoReturn:
         sys.exit(130)
     except click.ClickException as error:
         if isinstance(error, click.NoSuchOption):
-            from paceline.cli.options import point_elsewhere
+            from paceline.cli.options import pointed_elsewhere
 
-            point_elsewhere(error)
+            error = pointed_elsewhere(error)
         with contextlib.suppress(StreamError):
             error.show()
         if not (isinstance(error, click.NoSuchOption) and error.option_name == "--json"):

@@ -137,7 +137,9 @@ def _with_guides(text: str) -> str:
     >>> _with_guides("see docs/guides/data.md#classes")
     'see guide: data'
     """
-    return re.sub(r"(?:\.\./|docs/)+(?:[a-z]+/)*([a-z-]+)\.md(?:#[\w-]+)?", r"guide: \1", text)
+    return re.sub(
+        r"(?<![\w/])(?:\.\./|docs/)+(?:[a-z]+/)*([a-z-]+)\.md(?:#[\w-]+)?", r"guide: \1", text
+    )
 
 
 def _plain(markdown: str) -> Iterator[str]:

@@ -47,12 +47,12 @@ def set_option(function: _F) -> _F:
     )(function)
 
 
-def point_elsewhere(error: click.NoSuchOption) -> None:
-    """Say how to get what an option that a verb lacks may mean: a field of the job by `--set`."""
+def pointed_elsewhere(error: click.NoSuchOption) -> click.NoSuchOption:
+    """The error with how to get what the option may mean: a field of the job by `--set`."""
     verb, name = error.ctx, error.option_name
     if verb is None:
-        return
-    hint = _ELSEWHERE.get((verb.info_name, name), "")
+        return error
+    hint = _ELSEWHERE.get((str(verb.info_name), name), "")
     if not hint and any("--set" in option.opts for option in verb.command.params):
         from paceline.job import JobSpec
         from paceline.job.misread import all_fields
@@ -61,8 +61,7 @@ def point_elsewhere(error: click.NoSuchOption) -> None:
         field = next((each for each in known if each.split(".")[-1] == _key(name)), "")
         inside = ".KEY" if any(each.startswith(f"{field}.") for each in known) else ""
         hint = field and f"use --set {field}{inside}=VALUE"
-    if hint:
-        error.message, error.possibilities = f"No such option {name!r}: {hint}", None
+    return click.NoSuchOption(name, f"No such option {name!r}: {hint}", ctx=verb) if hint else error
 
 
 def _key(option: str) -> str:

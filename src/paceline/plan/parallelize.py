@@ -93,7 +93,11 @@ def parallelize_plan(job: Job, layout: Layout, profile: ModelProfile) -> dict[st
     ours = job.spec.engine == "paceline"
     named = dict(_own(job) if ours else _of_engine(job, layout, profile))
     is_sequence = layout.sequence_parallel and job.spec.engine != "accelerate"
-    rest = "sequence: whole, each rank its share of the tokens" if is_sequence else "replicated"
+    rest = (
+        "sequence: not split; each rank has its share of the tokens"
+        if is_sequence
+        else "replicated"
+    )
     return named and named | {"all else": rest}
 
 

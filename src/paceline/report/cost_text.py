@@ -167,11 +167,8 @@ def _remarks(bill: Bill) -> Iterator[tuple[str, str]]:
         )
     for provider, why in bill.refused:
         yield "cannot run", f"{provider}: {why}"
-    yield (
-        "not counted",
-        "CPUs and memory with a price of their own, block storage, requests, taxes, support, "
-        "discounts",
-    )
+    text = "CPUs and memory with a price of their own, block storage, requests, taxes, support"
+    yield "not counted", f"{text}, discounts"
 
 
 def _unknown(costs: Iterable[RunCost]) -> Iterator[tuple[str, str]]:
@@ -191,8 +188,8 @@ def _unknown(costs: Iterable[RunCost]) -> Iterator[tuple[str, str]]:
         if names:
             lacking.setdefault(", ".join(names), []).append(what)
     label = "unknown"
-    for providers, what in lacking.items():
-        yield label, f"price of {' and of '.join(what)}, not in TOTAL: {providers}"
+    for of_these, priced in lacking.items():
+        yield label, f"price of {' and of '.join(priced)}, not in TOTAL: {of_these}"
         label = ""
 
 
