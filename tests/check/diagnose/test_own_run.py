@@ -93,6 +93,30 @@ def test_s3_4_ranks_of_a_script_that_hang_are_named_with_collective_and_line():
     assert not told(*hung, ended("finished")).causes
 
 
+REDUCE = ("all_reduce (torch/distributed/distributed_c10d.py:3252)", "train (train.py:11)")
+BROADCAST = ("broadcast (torch/distributed/distributed_c10d.py:3151)", "train (train.py:11)")
+
+
+def test_s3_4_ranks_in_two_collectives_of_one_line_are_told_apart():
+    cause = told(stands(0, *BROADCAST), stands(1, *REDUCE), ended("failed", "silence")).causes[0]
+    assert cause.id == "rank-divergent-decision"
+    assert "in broadcast, train.py:11 in train; rank 1 in all_reduce, train.py:11" in cause.what
+
+
+def test_s3_4_ranks_that_all_stand_in_one_collective_may_bring_sizes_that_differ():
+    """Gloo's all-reduce of 2 million elements with one of 3 million ends no rank."""
+    cause = told(*(stands(rank, *REDUCE) for rank in range(3)), ended("failed", "silence")).causes[
+        0
+    ]
+    assert (cause.id, str(cause.confidence), cause.rank) == ("gloo-size-mismatch", "possible", None)
+    assert (
+        cause.what == "all 3 ranks stand in all_reduce, train.py:11 in train, and it does not end"
+    )
+    assert "TORCH_DISTRIBUTED_DEBUG=DETAIL" in cause.check
+    waits = [stands(rank, *BARRIER) for rank in range(2)]  # which has no size
+    assert not told(*waits, ended("failed", "silence")).causes
+
+
 def test_s3_4_the_ends_of_the_logs_name_the_collective_of_each_rank_that_failed():
     aborted = b"""what():  op.preamble.length <= op.nbytes. 20 vs 4
 Fatal Python error: Aborted

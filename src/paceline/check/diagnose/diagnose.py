@@ -31,6 +31,7 @@ from paceline.check.diagnose.scan import MapAhead, Scan, one_by_one
 from paceline.check.diagnose.seen import ErrorLine, Found, Seen, Source
 from paceline.check.diagnose.stacks import (
     Stack,
+    all_in_one,
     compare,
     ending,
     has_stacks,
@@ -170,6 +171,19 @@ def _conclude(seen: Seen, dumps: list[Dump], stacks: list[Stack]) -> None:
                 ranks=tuple(odd.odd),
                 place=odd.place,
                 title=odd.title,
+            )
+        )
+    elif difference is None and (same := all_in_one(stacks)) is not None:
+        line = _line(same.stack.source, f"stands in {same.stack.told}", same.stack.line)
+        seen.found.append(
+            Found(
+                id=same.id,
+                what=same.what,
+                line=line,
+                place=same.place,
+                title=same.title,
+                check="does each rank bring as many elements? TORCH_DISTRIBUTED_DEBUG=DETAIL "
+                "compares them and names the ranks; if so, the network between them",
             )
         )
     elif difference is None and (stack := next((each for each in stacks if each.waits), None)):

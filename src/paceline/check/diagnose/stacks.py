@@ -211,8 +211,11 @@ _TITLES: Mapping[str, str] = {"dataloader-timeout": "A rank waits for its DataLo
 
 def _by_place(stacks: Mapping[int, Stack], *, lines: bool) -> dict[str, list[int]]:
     groups: dict[str, list[int]] = {}
+    # One line may call one of two collectives: `f(x) if rank else g(x)`.
+    calls = all(stack.call not in (None, "backward") for stack in stacks.values())
     for rank, stack in stacks.items():
-        place = stack.place if lines else re.sub(r":\d+ in", " in", stack.place)
+        place = stack.stood if calls else stack.place
+        place = place if lines else re.sub(r":\d+ in", " in", place)
         groups.setdefault(place, []).append(rank)
     return groups
 
@@ -231,6 +234,28 @@ def ending(text: str, *, source: str, rank: int | None) -> Stack | None:
     stack = Stack(source=source, line=0, rank=rank, pid=None, frames=frames[::-1])
     return stack if frames else None
 
+
+def all_in_one(stacks: Sequence[Stack]) -> Comparison | None:
+    """The collective in which every rank stands, all in the same one: what they bring to it may be
+    of different size, for which gloo waits without a word; None where that cannot be."""
+    first = next(iter(stacks), None)
+    if first is None or first.call is None or not _SIZED.match(first.call):
+        return None
+    if len(stacks) < 2 or any(each.stood != first.stood for each in stacks):
+        return None
+    return Comparison(
+        id="gloo-size-mismatch",
+        what=f"{'both' if len(stacks) == 2 else f'all {len(stacks)}'} ranks stand {first.stood}, "
+        "and it does not end",
+        odd=(),
+        place=first.place,
+        stack=first,
+        title="All ranks are in one collective: sizes may differ",
+    )
+
+
+_SIZED = re.compile(r"all_?(reduce|gather|to_all)|reduce_scatter|broadcast")
+"""Collectives to which ranks bring tensors."""
 
 _ABORTED = "most recent call first"
 _TRACEBACK_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
