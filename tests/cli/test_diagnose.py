@@ -11,6 +11,7 @@ import threading
 import pytest
 from click.testing import CliRunner
 
+from paceline.catalog.failure import load_failures
 from paceline.cli.diagnose import command
 from paceline.errors import JobError
 from paceline.job.script import Script, ScriptSpec
@@ -106,6 +107,15 @@ def test_what_is_certain_comes_before_its_likely_reason():
     assert text.startswith("cause cuda-oom (certain); reason: cuda-oom-fragmentation: OOM through")
     assert "has 10.81 GiB reserved and unused: more than was asked for" in text
     assert "\nalso" not in output
+
+
+@pytest.mark.parametrize("shown", ["cpu-oom", "slurm-job-pending", "cuda-oom"])
+def test_why_and_fix_are_whole_however_long(shown):
+    failure = load_failures()[shown]
+    text = " ".join(run("-", text=f"{failure.shows[0]}\n").output.split())
+    assert f"cause {shown}" in text
+    assert " ".join(failure.why.split()) in text
+    assert " ".join(failure.fix.split()) in text
 
 
 def test_a_row_that_is_cut_to_a_sentence_ends_without_a_semicolon():

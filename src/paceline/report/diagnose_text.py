@@ -57,7 +57,7 @@ def brief_lines(diagnosis: Diagnosis) -> Iterator[str]:
         yield from _row("collectives", calls, 4)
     if script := diagnosis.facts.get("script"):
         yield from _row("script", script, 4)
-    yield from _row("fix", cause.failure.fix, 3)
+    yield from _row("fix", cause.failure.fix)
 
 
 def event_lines(events: Events) -> Iterator[str]:
@@ -89,7 +89,7 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
         for each in diagnosis.unknown:
             yield from _quote("see", each)
     elif diagnosis.open_end:
-        why = f"no sign of a failure, and none of the run's end: {diagnosis.open_end}"
+        why = f"{diagnosis.open_end}; no error line and no line of the run's end follows"
         yield from _row("unknown", why, 4)
         yield from _row("check", _HOW_IT_ENDED, 3)
     elif not diagnosis.facts.keys() & {"repaired", "recovered"}:
@@ -101,7 +101,9 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
         )
         yield from _row("then", f"consequences: {told}", 2)
     if diagnosis.causes and not diagnosis.has_failed:
-        yield from _row("note", "these logs show no error that ended the run", 2)
+        ended = "these logs show no error that ended the run"
+        end = f"; {diagnosis.open_end}" if diagnosis.open_end else ""
+        yield from _row("note", f"{ended}{end}", 4)
     for note in diagnosis.notes:
         yield from _row("note", note, 2)
     for name, fact in diagnosis.facts.items():
@@ -171,8 +173,8 @@ def _cause(diagnosis: Diagnosis) -> Iterator[str]:
         yield from _row("where", f"{told}{place}", 2)
     for each in cause.evidence[:3]:
         yield from _quote("evidence", each)
-    yield from _row("why", failure.why, 3)
-    yield from _row("fix", failure.fix, 3)
+    yield from _row("why", failure.why)
+    yield from _row("fix", failure.fix)
     yield from _row("more", f"paceline explain {failure.id}", 1)
     if failure.not_to_confuse:
         yield from _row("is not", failure.not_to_confuse, 2)
@@ -195,7 +197,7 @@ def _place(each: Evidence) -> str:
     return f"{where.path}:{where.line}" if where.line else where.path
 
 
-def _row(name: str, text: str, most: int, *, is_quote: bool = False) -> Iterator[str]:
+def _row(name: str, text: str, most: int = MAX_LINES, *, is_quote: bool = False) -> Iterator[str]:
     """A name and a text behind it, of at most so many lines or one sentence. A quote keeps its
     spaces, to be searched for in the log, and is cut."""
     lines = _wrap(name, text, is_quote=is_quote)

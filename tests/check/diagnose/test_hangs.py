@@ -136,6 +136,15 @@ def test_what_the_run_did_last_says_why_its_ranks_waited(before, op, seq, name, 
     assert (cause.id, str(cause.confidence), why in cause.what) == (name, "likely", True)
 
 
+def test_an_all_gather_alone_speaks_for_no_save_and_first_for_what_any_collective_may_wait_for():
+    waits = "".join(WATCHDOG.format(rank=rank, seq=900, op="_ALLGATHER_BASE") for rank in (0, 1))
+    causes = diagnose_text(waits).causes
+    named = [cause.id for cause in causes]
+    assert named[:2] == ["uneven-inputs-hang", "rank-divergent-decision"]
+    assert "fsdp-full-state-dict-gather" not in named
+    assert all("gathered" in each.what for each in causes if each.id.startswith("zero3"))
+
+
 def test_every_reason_of_a_hang_is_of_a_failure_and_of_facts_that_are_defined():
     rows = read_shipped("hang_reasons.toml")
     texts = {name for part in ("near", "last", "run", "op") for name in rows[part]}

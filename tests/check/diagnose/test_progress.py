@@ -35,9 +35,19 @@ def test_logs_that_end_in_the_middle_of_training_are_no_proof_that_nothing_is_wr
     diagnosis = diagnose_text(steps_of(0, 1))
     assert not diagnosis.has_failed
     assert not diagnosis.is_concluded
-    assert diagnosis.open_end == "the last line of training is of step 100"
-    first, *_ = diagnosis_lines(diagnosis)
-    assert first.startswith("unknown     no sign of a failure, and none of the run's end")
+    assert diagnosis.open_end == "progress stopped at step 100 at 12:01:40"
+    screen = " ".join(" ".join(diagnosis_lines(diagnosis)).split())
+    assert screen.startswith("unknown progress stopped at step 100 at 12:01:40; no error line")
+
+
+def test_a_setting_that_costs_speed_is_not_all_that_a_log_says_which_stops_in_training():
+    slow = "[W501 reducer.cpp:1389] Warning: find_unused_parameters=True was specified in DDP "
+    slow += "constructor, but did not find any unused parameters in the forward pass.\n"
+    diagnosis = diagnose_text(slow + steps_of(0, 1))
+    assert diagnosis.causes[0].id == "ddp-find-unused-overhead"
+    assert diagnosis.open_end == "progress stopped at step 100 at 12:01:40"
+    screen = " ".join(" ".join(diagnosis_lines(diagnosis)).split())
+    assert "no error that ended the run; progress stopped at step 100" in screen
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from paceline.check.diagnose.diagnose import diagnose_text
 
 NOT_FIRST = {
     "pytorch/pytorch#14768": "shared memory that cannot be opened; the thread says: too many files",
-    "hiyouga/LlamaFactory#1845": "the excerpt does not say that the model has experts",
     "axolotl-ai-cloud/axolotl#2250": "held: another wording",
     "deepspeedai/DeepSpeed#5539": "one time-out line; nothing says that it generates",
     "2U1/Qwen-VL-Series-Finetune#17": "one time-out line; nothing of the mixed data",
@@ -24,7 +23,8 @@ NOT_FIRST = {
 """Threads whose cause does not come first, and why."""
 
 NOT_AMONG_THREE = {
-    "tensorflow/models#282": "tuned: gRPC's line is no line that says of itself that it failed",
+    "hiyouga/LlamaFactory#1845": "the excerpt does not say that the model has experts",
+    "huggingface/accelerate#2912": "one time-out line; nothing says that a save was running",
 }
 """Threads whose cause is not even among the first three."""
 

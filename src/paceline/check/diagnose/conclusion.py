@@ -107,7 +107,7 @@ class Diagnosis:
     """Whether anything in the logs says that the run failed."""
 
     open_end: str | None = None
-    """Where training stood, where no sign of a failure is seen and none of its end."""
+    """Where training stopped, where nothing shows a failure that ended the run, or its end."""
 
     saturated: Sequence[str] = ()
     is_words: bool = False

@@ -105,14 +105,13 @@ def diagnose(logs: Iterable[Log], map_ahead: MapAhead = one_by_one) -> Diagnosis
 
 
 def _with_progress(diagnosis: Diagnosis, seen: Seen) -> Diagnosis:
-    """What the last steps show, where nothing else is wrong: training stands, or goes on unseen."""
-    is_known = diagnosis.causes or diagnosis.has_failed or diagnosis.notes or "run" in seen.facts
-    if is_known:
+    """What the last steps show, where nothing else ended the run: training stands, or stops."""
+    if diagnosis.has_failed or diagnosis.notes or "run" in seen.facts:
         return diagnosis
     stands = open_end(seen)
     if stands is None:
         return diagnosis
-    if not stands.has_stopped:
+    if diagnosis.causes or not stands.has_stopped:
         return replace(diagnosis, open_end=stands.what)
     causes = [cause(each, seen) for each in stood_still(seen, stands)]
     return replace(diagnosis, causes=causes, has_failed=True)

@@ -66,7 +66,7 @@ def open_end(seen: Seen) -> Progress | None:
     if last is None or not steps:
         return None
     furthest = max(steps, key=lambda each: each.step)
-    what = f"the last line of training is of step {furthest.step:,}"
+    what = f"progress stopped at step {furthest.step:,}{_at(furthest.line.time_s)}"
     behind = _behind(steps)
     for end, ranks in behind.items():
         what += f"; rank {spans(ranks)} prints none after step {end:,}"
@@ -79,6 +79,18 @@ def open_end(seen: Seen) -> Progress | None:
         behind=sorted(rank for ranks in behind.values() for rank in ranks),
         has_stopped=waited_s is not None,
     )
+
+
+def _at(time_s: float | None) -> str:
+    """` at 12:00:30`, as the line gives it; nothing where it gives no time.
+
+    >>> _at(12 * 3600 + 30.5)
+    ' at 12:00:30'
+    """
+    if time_s is None:
+        return ""
+    minutes, seconds = divmod(int(time_s % 86_400), 60)
+    return f" at {minutes // 60:02}:{minutes % 60:02}:{seconds:02}"
 
 
 def _last_lines(source: Source) -> Iterator[Line]:

@@ -353,7 +353,8 @@ class _Reading:
                 self._error_line(line)
 
     def _error_line(self, line: Line) -> None:
-        if _NOT_AN_ERROR.search(line.message) or line.message.startswith((" ", "\t", "│")):
+        is_inside = line.level is None and line.message.startswith((" ", "\t", "│"))
+        if is_inside or _NOT_AN_ERROR.search(line.message):
             return
         kind = re.sub(r"0x[0-9a-f]+|\d+", "#", line.message)[:160]
         found = self.seen.error_lines.get(kind)
