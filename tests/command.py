@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import pkgutil
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,6 +23,9 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+
+_STARTED: list["subprocess.Popen[bytes]"] = []
+"""A fork must not let go of it: `Popen` warns."""
 
 _MAX_BYTES = 1 << 20
 """Of a request: an environment and some words."""
@@ -40,7 +44,7 @@ def run_command(
         tempfile.TemporaryFile() as err,
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line,
     ):
-        line.connect(_server())
+        line.connect(start_server())
         line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MAX_BYTES)
         request = {"words": words, "folder": str(folder), "env": dict(env or os.environ)}
         socket.send_fds(line, [json.dumps(request).encode()], [out.fileno(), err.fileno()])
@@ -60,16 +64,23 @@ def _text(file) -> str:
 
 
 @functools.cache
-def _server() -> str:
-    """Where it listens; it ends with this process."""
-    folder = tempfile.TemporaryDirectory(prefix="paceline-command-")
-    atexit.register(folder.cleanup)
-    place = f"{folder.name}/line"
+def start_server() -> str:
+    """Start the server that this process and its forks share. It ends with this process.
+
+    Returns:
+        Where it listens.
+    """
+    folder = tempfile.mkdtemp(prefix="paceline-command-")
+    atexit.register(shutil.rmtree, folder)
+    place = f"{folder}/line"
+    ours, its = os.pipe2(os.O_CLOEXEC)
     process = subprocess.Popen(
-        [sys.executable, __file__, place], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+        [sys.executable, __file__, place], stdin=ours, stdout=subprocess.DEVNULL
     )
+    os.close(ours)  # it ends when the other end is closed: by this process and every fork
+    _STARTED.append(process)
     atexit.register(process.wait)
-    atexit.register(process.stdin.close)
+    atexit.register(os.close, its)
     while not Path(place).exists():
         assert process.poll() is None
         time.sleep(0.01)

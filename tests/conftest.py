@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests import at_once
 
 from paceline.report.table import COLUMNS
 
@@ -61,6 +62,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="Write the golden files of tests/render."
     )
+    parser.addoption(
+        "--at-once", type=int, default=0, metavar="N", help="Test N files at once, in forks."
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    count = session.config.getoption("--at-once")
+    if not count or session.testsfailed or session.config.option.collectonly:
+        return None  # pytest's own loop
+    return at_once.run(session, count)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

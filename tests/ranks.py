@@ -21,6 +21,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,14 @@ _CONTEXT.set_forkserver_preload(
         *("transformers", "transformers.modeling_utils", "transformers.models.auto.modeling_auto"),
     ]
 )
+
+
+def start_server() -> None:
+    """Start the server that this process and its forks share."""
+    server = forkserver._forkserver
+    server.ensure_running()
+    # A fork would ask the kernel for it as for a child of its own.
+    os.register_at_fork(after_in_child=lambda: vars(server).update(ensure_running=lambda: None))
 
 
 LIMIT_S = 540.0
