@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.catalog.engines import find_engine
+from paceline.catalog.engines import Way, find_engine
 from paceline.estimate import Case, case_of, price_one
 from paceline.job import parse_job
 from paceline.parallel import Layout
@@ -115,3 +115,37 @@ def test_zero3_updates_a_billion_parameters_at_a_time():
     whole = replace(large, engine=replace(large.engine, step_unit=0))
     most, at_once = (price_one(layout, each).memory.reserved_bytes for each in (whole, large))
     assert most - at_once == pytest.approx(6 * (large.profile.num_parameters / 8 - 1e9), rel=0.1)
+
+
+def data_s(sharding: str, ways: tuple[Way, ...] = PLANNED.engine.ways, **changes: float) -> float:
+    """Seconds between data ranks in a step of 8 micro-batches."""
+    each = sharding == "zero2"
+    layout = replace(ZERO1, data=32, sharding=sharding, reduce_every_micro_batch=each)
+    engine, rates = replace(PLANNED.engine, ways=ways), replace(PLANNED.rates, **changes)
+    return price_one(layout, replace(PLANNED, engine=engine, rates=rates)).terms["data"]
+
+
+HIDES_NOTHING = {"gradient_overlap": 0.0, "gather_overlap": 0.0, "collective_s": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("sharding", "sent"), [("none", 2), ("zero1", 2 + 1), ("zero2", 8 * 2 + 1)]
+)
+def test_zero1_and_2_reduce_gradients_with_an_all_reduce(sharding: str, sent: int):
+    """stage_1_and_2.py, `average_tensor`: each rank keeps its part of a reduction whose whole all
+    get, twice the bytes of a reduce-scatter; parameters are gathered once."""
+    of_scatter = data_s("zero1", (), **HIDES_NOTHING) / 2
+    assert data_s(sharding, **HIDES_NOTHING) == pytest.approx(sent * of_scatter, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "hides"), [("none", False), ("zero1", False), ("zero2", True)]
+)
+def test_only_zero2_hides_a_reduction_of_bf16_gradients_behind_the_backward_pass(
+    sharding: str, hides: bool
+):
+    """engine.py of 0.19.8: stage 0, and the BF16_Optimizer that stage 1 with float32 gradients is,
+    reduce in `allreduce_gradients`, after backward(). 116 of 138 ms of ZeRO-1 were taken for
+    hidden."""
+    exposed = data_s(sharding, gradient_overlap=0.0, gather_overlap=0.0)
+    assert (data_s(sharding) < exposed) == hides

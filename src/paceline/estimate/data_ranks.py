@@ -90,7 +90,10 @@ def data_s(
     moved = host_copies(model, mine, t, traffic)
     reduces_each = (t.sharding == _ZERO2) | (t.reduce_every_micro_batch > 0)
     reductions = np.where(reduces_each & ~np.asarray(shared.reduces_late), t.accumulation, 1)
-    reduce = over(all_gather_s, traffic.reduce_bytes * trained) + moved.to_host_s
+    sent_bytes = traffic.reduce_bytes * trained
+    replicas = over(all_reduce_s, sent_bytes)
+    is_whole = np.asarray(traffic.ways.all_reduces) > 0
+    reduce = np.where(is_whole, replicas, over(all_gather_s, sent_bytes)) + moved.to_host_s
     gather = over(all_gather_s, traffic.weight_bytes * trained) + moved.to_device_s
     overlap = np.where(shared.reduces_late, 0.0, rates.gradient_overlap)
     back_window = on_stage * mean["backward"] * overlap
@@ -100,7 +103,7 @@ def data_s(
     tail = 1 - overlap
     scattered = np.maximum(reduce - back_window, tail * reduce)
     gathered = np.maximum(gather - forward_window, (1 - ahead) * gather)
-    all_reduce = over(all_reduce_s, traffic.reduce_bytes * trained) * traffic.replica_share
+    all_reduce = replicas * traffic.replica_share
     replicated = np.maximum(all_reduce - back_window, tail * all_reduce)
     # Full sharding: blocks were counted one by one; the root begins and ends the step. Between the
     # groups of a hybrid, the shards are reduced once more.

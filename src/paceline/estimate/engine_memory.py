@@ -146,6 +146,9 @@ def traffic_of(
     gradient = 4.0 if wide else engine.gradient_bytes
     moments = OPTIMIZERS[optimizer].moment_bytes
     updated = 2 * master + weights if master else 2 * weights
+    ways = ways_of(engine)
+    if precision != "bf16":
+        ways = replace(ways, zero1_waits=0.0)
     clipped = _CLIP_BYTES if "autocasts" in engine.ways else 0.0
     return Traffic(
         weight_bytes=4.0 if wide else 2.0,
@@ -159,7 +162,7 @@ def traffic_of(
         host_memory_bytes_per_s=HOST_MEMORY_BYTES_PER_S / cluster.ranks_per_node,
         disk_bytes_per_s=_DISK_BYTES_PER_S,
         replica_share=replica_share,
-        ways=ways_of(engine),
+        ways=ways,
     )
 
 

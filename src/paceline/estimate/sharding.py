@@ -65,6 +65,9 @@ class Ways:
     splits_loss: Value = 0.0
     gathers_again: Value = 0.0
     gathers_at_end: Value = 0.0
+    all_reduces: Value = 0.0
+    replicas_wait: Value = 0.0
+    zero1_waits: Value = 0.0
     flat_step: Value = 0.0
     hosts_gradients: Value = 0.0
     one_copy_a_node: Value = 0.0
@@ -134,6 +137,8 @@ def shared_of(t: Layouts, ways: Ways, keeps_master: Value) -> Shared:
     waits = is_full & several & np.logical_not(t.reduce_every_micro_batch)
     waits_sharded = ((s == _ZERO1) & several) | waits | in_pipeline | np.logical_not(is_sharded)
     zero2 = (s == _ZERO2) & ~has_master
+    zero1_waits = (np.asarray(ways.zero1_waits) > 0) & (s == _ZERO1) & (t.offload == 0)
+    replicas_wait = (np.asarray(ways.replicas_wait) > 0) & (s == 0)
     staged = (is_full | zero2) & is_sharded & in_pipeline
     is_replica = (s == 0) & (t.data * t.context > 1) & (t.tensor * t.pipeline * t.expert == 1)
     return Shared(
@@ -146,7 +151,7 @@ def shared_of(t: Layouts, ways: Ways, keeps_master: Value) -> Shared:
         & ~several
         & ~is_replica
         & (t.pipeline == 1),
-        reduces_late=in_pipeline,
+        reduces_late=in_pipeline | zero1_waits | replicas_wait,
     )
 
 

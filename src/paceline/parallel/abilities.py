@@ -189,7 +189,8 @@ class Abilities:
     """What it has each and not together."""
 
     holds: Mapping[str, Any] = field(default_factory=dict)
-    """Facts of the engine that the files set otherwise than the runs that `engines.toml` is of."""
+    """Facts of the engine that the files set otherwise than the runs that `engines.toml` is of;
+    `ways` besides its own."""
 
 
 ABILITIES: Mapping[str, Abilities] = read_rows("abilities.toml", Abilities, key=None)
@@ -301,7 +302,9 @@ def planned_engine(engine: Engine) -> Engine:
     its releases."""
     if not has_files(engine.name, engine.version):
         return engine
-    return replace(engine, **abilities_of(engine.name).holds)
+    holds = abilities_of(engine.name).holds
+    ways = (*engine.ways, *holds.get("ways", ()))
+    return replace(engine, **{**holds, "ways": ways})
 
 
 def reasons_ours_cannot(layout: Layout) -> Iterator[str]:
