@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.catalog import load_accelerators
-from paceline.catalog.generation import generation_of, gpu_in, has_nvlink
+from paceline.catalog.generation import generation_of, gpu_in
 
 FROM_AMPERE_ON = 8.0
 
@@ -51,8 +51,3 @@ def test_a_card_is_found_in_an_option_and_a_machine_is_none():
     assert gpu_in("gpu:a100_80g:4") == "A100"
     assert gpu_in("NVIDIA-RTX-A6000") == "RTX A6000"
     assert gpu_in("a2-highgpu-8g") is None
-
-
-def test_a_card_of_pcie_has_no_nvlink():
-    assert has_nvlink("A100-SXM4-80GB")
-    assert not has_nvlink("A100-PCIE-40GB")

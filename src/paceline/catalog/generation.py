@@ -7,7 +7,7 @@ from functools import cache
 from typing import Annotated
 
 from paceline.catalog._rows import text
-from paceline.catalog.load import load_accelerators, read_rows
+from paceline.catalog.load import read_rows
 
 _Names = Annotated[re.Pattern[str], lambda value: re.compile(text(value), re.I)]
 
@@ -52,15 +52,6 @@ def gpu_in(text: str) -> str | None:
     plain = _plain(text)
     found = (known.names.search(plain) for known in load_generations().values())
     return next((match[0].upper() for match in found if match is not None), None)
-
-
-def has_nvlink(gpu: str) -> bool:
-    """Whether the catalog's card of this very name is linked by NVLink."""
-    plain = _plain(gpu)
-    for known in load_accelerators().values():
-        if plain in {_plain(name) for name in (known.name, *known.aliases, *known.smi_names)}:
-            return known.link is not None and known.link.startswith("nvlink")
-    return False
 
 
 def _plain(name: str) -> str:

@@ -70,16 +70,16 @@ _ENVIRONMENT = read_shipped("software.toml")["environment"]
 
 
 def unwanted(table: str) -> Mapping[str, Unwanted]:
-    """The rows of one table of `software.toml`: `removed_nccl`, `removed_rdma`, `removed_mlx`."""
+    """The rows of one table of `software.toml`: `removed_nccl`, `unwanted_nccl` ..."""
     return {
         name: make_row(Unwanted, row, where=name, file="software.toml", name=name)
-        for name, row in _ENVIRONMENT[table].items()
+        for name, row in with_likes(_ENVIRONMENT[table]).items()
     }
 
 
 UNWANTED: Mapping[str, Unwanted] = {
     name: row
-    for table in ("removed_nccl", "removed_rdma", "removed_mlx")
+    for table in ("removed_nccl", "removed_rdma", "removed_mlx", "unwanted_nccl")
     for name, row in unwanted(table).items()
 }
 

@@ -9,7 +9,7 @@ from paceline.check.lint.events import Call
 from paceline.check.lint.lint import lint_program
 from paceline.check.lint.program import Program, read_program
 from paceline.check.lint.source import Unreadable
-from paceline.check.lint.values import DATA, FILES, RANK, at_iteration
+from paceline.check.lint.values import DATA, FILES, RANK
 
 
 def read(text: str) -> Program:
@@ -169,23 +169,6 @@ def test_argparse_arguments_keep_their_defaults():
     assert call.args[0].likely() == 4
     assert not call.args[0].const
     assert RANK in call.args[1].taints
-
-
-def test_conditions_on_counters_are_computed_for_each_iteration():
-    program = read(
-        """
-        ACCUM = 4
-        for i, batch in enumerate(loader):
-            check((i + 1) % ACCUM == 0)
-        step = 0
-        for batch in loader:
-            step += 1
-            check(step % ACCUM == 0 or step == 2)
-        """
-    )
-    first, second = (one for one in program.all_calls if one.name != "builtins.enumerate")
-    assert [at_iteration(first.args[0], i, {}) for i in range(4)] == [False, False, False, True]
-    assert [at_iteration(second.args[0], i, {}) for i in range(4)] == [False, True, False, True]
 
 
 def test_methods_of_own_classes_know_their_fields():

@@ -20,7 +20,7 @@ from paceline.check.lint.configs.say import found
 from paceline.check.lint.configs.scene import Scene, scene_of, started
 from paceline.check.lint.configs.sharding import is_sharded
 from paceline.check.lint.configs.slurm import check_slurm
-from paceline.check.lint.configs.variables import Variable, check_variables, surroundings
+from paceline.check.lint.configs.variables import Variable, check_variables
 from paceline.check.lint.context import Context, merged
 from paceline.check.lint.program import Program
 
@@ -171,7 +171,7 @@ def check_beside(
     for start in starts:
         if _target(start) == file_name(program.path):
             yield from _check_start(start, program, configs, context)
-    yield from check_variables(variables_in(program), surroundings(context))
+    yield from check_variables(variables_in(program), context)
 
 
 def _named(configs: Sequence[Config], kind: str) -> dict[str, Config]:

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from paceline.check.lint.events import Guard, is_rank_number
-from paceline.check.lint.values import ARITHMETIC, DATA, RANK, SHARD, UNKNOWN, Value, all_taints
+from paceline.check.lint.values import DATA, RANK, SHARD, UNKNOWN, Value, all_taints, computed
 
 if TYPE_CHECKING:
     from paceline.check.lint.walk import Walk
@@ -136,7 +136,7 @@ def of_constants(sign: str, left: Value, right: Value) -> Any:
         return UNKNOWN
     if right.items is not None:
         return {"In": left.const in numbers, "NotIn": left.const not in numbers}.get(sign, UNKNOWN)
-    return ARITHMETIC[sign](left.const, right.const) if sign in ARITHMETIC else UNKNOWN
+    return computed(sign, left.const, right.const)
 
 
 def is_settled(walk: "Walk", node: ast.expr, value: Value) -> bool:

@@ -4,26 +4,26 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from paceline.check.lint.events import Class, Loop
+from paceline.check.lint.events import Class
 from paceline.check.lint.values import DATA, FILES, Value
 
 if TYPE_CHECKING:
     from paceline.check.lint.walk import Walk
 
 
-def count_up(walk: "Walk", body: Sequence[ast.stmt], loop: Loop) -> None:
+def count_up(walk: "Walk", body: Sequence[ast.stmt]) -> None:
     """What a loop's body counts up is a counter from the loop's first line on."""
-    for target, step in increments(body):
+    for target in increments(body):
         if isinstance(target, ast.Name):
             old = walk.scope.find(target.id)
             if old is None or old.kind != "counter":
-                walk.bind(target.id, counter(old, step, target.id, loop))
+                walk.bind(target.id, counter(old, target.id))
         elif isinstance(target, ast.Attribute):
             owner = walk.looked_up(target.value)
             for one in owner.any() if owner is not None else ():
                 old = one.fields.get(target.attr)
                 if old is not None and is_whole(old):
-                    one.fields[target.attr] = counter(old, step, target.attr, loop)
+                    one.fields[target.attr] = counter(old, target.attr)
 
 
 def count_in_methods(own_class: Class, instance: Value) -> None:
@@ -32,31 +32,25 @@ def count_in_methods(own_class: Class, instance: Value) -> None:
         for name, method in part.methods.items():
             if name in {"__init__", "__post_init__"}:
                 continue
-            for target, step in increments([method.node]):
+            for target in increments([method.node]):
                 if not isinstance(target, ast.Attribute) or ast.unparse(target.value) != "self":
                     continue
                 old = instance.fields.get(target.attr)
                 if old is not None and is_whole(old):
-                    instance.fields[target.attr] = counter(old, step, target.attr, None)
+                    instance.fields[target.attr] = counter(old, target.attr)
 
 
 def is_whole(value: Value) -> bool:
     return type(value.const) is int
 
 
-def counter(old: Value | None, step: int, label: str, loop: Loop | None) -> Value:
-    return Value(
-        kind="counter",
-        loop=loop,
-        start=old.const if old is not None and isinstance(old.const, int) else 0,
-        step=step,
-        label=label,
-        taints=old.taints - {DATA, FILES} if old is not None else frozenset(),
-    )
+def counter(old: Value | None, label: str) -> Value:
+    taints = old.taints - {DATA, FILES} if old is not None else frozenset()
+    return Value(kind="counter", label=label, taints=taints)
 
 
-def increments(body: "Sequence[ast.AST]") -> Iterator[tuple[ast.expr, int]]:
-    """What `+=` of a literal whole number is applied to, and the number."""
+def increments(body: "Sequence[ast.AST]") -> Iterator[ast.expr]:
+    """What `+=` of a literal whole number is applied to."""
     for statement in body:
         known = getattr(statement, "increments", None)
         if known is None:
@@ -65,9 +59,9 @@ def increments(body: "Sequence[ast.AST]") -> Iterator[tuple[ast.expr, int]]:
         yield from known
 
 
-def _increments_in(statement: ast.AST) -> Iterator[tuple[ast.expr, int]]:
+def _increments_in(statement: ast.AST) -> Iterator[ast.expr]:
     for node in ast.walk(statement):
         if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
             by = node.value
             if isinstance(by, ast.Constant) and isinstance(by.value, int):
-                yield node.target, by.value
+                yield node.target

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from paceline.check.lint import plain_calls, wrapping
-from paceline.check.lint.events import RANK_SOURCES, Call, Function
+from paceline.check.lint.events import RANK_SOURCES, Call
 from paceline.check.lint.names import (
     CLOCKS,
     COLLECTIVES,
@@ -68,29 +68,18 @@ def forward(walk: "Walk", made: Call, callee: Value) -> Value:
         model = callee.receiver
     made.forward_of = made.callee if made.callee.options else model
     inputs = inputs_of(made)
-    returned = run_own_forward(walk, model, made)
+    inner = innermost(model)
+    function = inner.of_class.method("forward") if inner.of_class is not None else None
+    if function is not None and function.runs < 2:  # what it calls is seen
+        made.own = function
+        walk.enter(function, [inner, *made.args], made.kwargs, made)
     taints = all_taints(inputs)
-    result = Value(
+    return Value(
         kind="output",
         call=made,
         sources=(*inputs, model),
         taints=taints if ALIKE in taints else taints | {DATA},
     )
-    if returned is not None:
-        result.fields["returned"] = returned
-    return result
-
-
-def run_own_forward(walk: "Walk", model: Value, made: Call) -> Value | None:
-    """Walk through `forward` of an own class, so that what it calls is seen; what it returns."""
-    inner = innermost(model)
-    if inner.of_class is None:
-        return None
-    function = inner.of_class.method("forward")
-    if function is not None and function.runs < 2:
-        made.own = function
-        return walk.enter(function, [inner, *made.args], made.kwargs, made)
-    return None
 
 
 def inputs_of(made: Call) -> tuple[Value, ...]:
@@ -104,8 +93,6 @@ def ordinary(walk: "Walk", made: Call) -> Value:
     if last in RANK_SOURCES - {"int", "str", "rank"} or last in MAIN_NAMES:
         main = True if last in MAIN_NAMES else None
         return Value(taints=frozenset({RANK}), main=main, call=made, instance=made.name)
-    for one in inputs:
-        escape(walk, one)
     receiver = (made.receiver,) if made.receiver is not None else ()
     if made.receiver is not None and made.receiver.name is not None:
         receiver = ()
@@ -141,13 +128,6 @@ TRANSPARENT = frozenset(
 
 FRESH = frozenset({"model", "optimizer", "scheduler", "accelerator", "fabric", "scaler", "device"})
 """Objects that are alike on all ranks whatever they were given."""
-
-
-def escape(walk: "Walk", value: Value) -> None:
-    """An own function handed to a library is called by it."""
-    for one in value.any():
-        if isinstance(one.function, Function):
-            walk.escaped.append(one.function)
 
 
 # collectives
@@ -214,17 +194,7 @@ def same_object(walk: "Walk", made: Call) -> Value | None:
     receiver = made.receiver
     if receiver is None or receiver.name is not None:
         return None
-    if receiver.has_kind("model"):
-        if made.method in {"half", "bfloat16", "float"}:
-            for one in receiver.any():
-                one.fields["dtype"] = Value(name=f"torch.{DTYPES[made.method]}", call=made)
-        return receiver
-    if receiver.has_kind("generator"):
-        return receiver
-    return None
-
-
-DTYPES = {"half": "float16", "bfloat16": "bfloat16", "float": "float32"}
+    return receiver if receiver.has_kind("model", "generator") else None
 
 
 def size(walk: "Walk", made: Call) -> Value:
@@ -280,11 +250,12 @@ def get(walk: "Walk", made: Call) -> Value | None:
 
 
 def file_method(walk: "Walk", made: Call) -> Value | None:
-    if file_answer(made):
-        value = file_value(made)
-        value.call = made
-        return value
-    return None
+    """A method that asks the file system about a path: `Path(...).exists()`."""
+    receiver = made.receiver
+    if receiver is None:
+        return None
+    asks = receiver.kind == "path" or made.method in {"exists", "is_file", "is_dir"}
+    return Value(taints=frozenset({FILES}), sources=(receiver,), call=made) if asks else None
 
 
 def parameters(walk: "Walk", made: Call) -> Value | None:
@@ -321,15 +292,3 @@ METHODS: Mapping[str, Callable[["Walk", Call], Value | None]] = {
     **dict.fromkeys(SAME_OBJECT, same_object),
     **dict.fromkeys(FILE_METHODS, file_method),
 }
-
-
-def file_answer(made: Call) -> bool:
-    """Whether a method asks the file system about a path: `Path(...).exists()`."""
-    receiver = made.receiver
-    if made.method not in FILE_METHODS or receiver is None:
-        return False
-    return receiver.kind == "path" or made.method in {"exists", "is_file", "is_dir"}
-
-
-def file_value(made: Call) -> Value:
-    return Value(taints=frozenset({FILES}), sources=(made.receiver,) if made.receiver else ())

@@ -26,7 +26,7 @@ from paceline.check.lint.values import (
     UNSEEN,
     Value,
     all_taints,
-    at_iteration,
+    computed,
 )
 
 if TYPE_CHECKING:
@@ -288,7 +288,7 @@ def binary(node: ast.AST, op: ast.operator, left: Value, right: Value) -> Value:
         made.items = [*left.items, *right.items]
     consts = (left.const, right.const)
     if all(isinstance(one, int | float) and not isinstance(one, bool) for one in consts):
-        made.const = at_iteration(made, 0, {})
+        made.const = computed(sign, *consts)
     return made
 
 

@@ -30,11 +30,8 @@ def elements(walk: "Walk", iterated: Value, node: ast.AST) -> tuple[Value, Value
         if call.name in PASSED_ON:
             return elements(walk, first, node)
         if call.name == "builtins.enumerate":
-            start = call.argument(1, "start")
             over, element = elements(walk, first, node)
-            begin = start.const if start is not None and isinstance(start.const, int) else 0
-            counter = Value(kind="counter", start=begin, node=node)
-            return over, Value(items=[counter, element], node=node)
+            return over, Value(items=[Value(kind="counter", node=node), element], node=node)
         if call.name == "builtins.zip":
             pairs = [elements(walk, one, node) for one in call.args]
             over = next((one for one, _ in pairs if one.kind == "loader"), pairs[0][0])
@@ -74,12 +71,8 @@ def follow_iteration(walk: "Walk", iterated: Value) -> None:
 def range_of(call: Call, node: ast.AST) -> tuple[Value, Value]:
     taints = all_taints(call.args)
     whole = Value(kind="counter", sources=call.args, taints=taints, call=call, node=call.node)
-    start = call.args[0].const if len(call.args) > 1 else 0
-    step = call.args[2].const if len(call.args) > 2 else 1
     counter = Value(
         kind="counter",
-        start=start if isinstance(start, int) else 0,
-        step=step if isinstance(step, int) else 1,
         taints=taints - {"shape", "count"},
         node=node,
         sources=call.args,

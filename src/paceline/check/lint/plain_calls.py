@@ -85,9 +85,6 @@ def cast(walk: "Walk", made: Call) -> Value:
         label=given.label,
         instance=given.instance if given.instance == "os.environ" else None,
         kind="counter" if given.kind == "counter" else None,
-        loop=given.loop,
-        start=given.start,
-        step=given.step,
         operation=given.operation,
     )
     if given.const is not UNKNOWN and made.name in {"builtins.int", "builtins.float"}:

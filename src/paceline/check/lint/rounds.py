@@ -37,8 +37,7 @@ def carry(walk: "Walk", loop: ast.For | ast.AsyncFor | ast.While) -> None:
         return
     walk.trial = trial = Trial()
     names, guards = walk.scope.names, len(walk.guards)
-    lists: tuple[list[Any], ...] = (walk.events, walk.functions, walk.classes, walk.escaped)
-    lists = (*lists, *walk.returned)
+    lists: tuple[list[Any], ...] = (walk.events, walk.functions, walk.classes, *walk.returned)
     marks, foreign = [len(one) for one in lists], walk.foreign
     walk.scope.names = dict(names)
     walk.block(loop.body)

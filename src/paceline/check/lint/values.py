@@ -126,11 +126,6 @@ class Value:
     operation: tuple[Any, ...] | None = None
     """(sign, operand ...) of arithmetic, comparisons and `and`, `or`, `not`."""
 
-    loop: Any = None
-    """For a counter: the loop that counts it, from `start` by `step`."""
-
-    start: int = 0
-    step: int = 1
     label: str = ""
     """As the program writes it: `args.local_rank`."""
 
@@ -212,50 +207,15 @@ ARITHMETIC: Mapping[str, Callable[..., Any]] = {
     "LtE": operator.le,
     "Gt": operator.gt,
     "GtE": operator.ge,
-    "Not": operator.not_,
-    "USub": operator.neg,
 }
 
 
-def at_iteration(value: Value, iteration: int, given: Mapping[Value, Any], depth: int = 20) -> Any:
-    """What an expression of counters and constants is in iteration 0, 1, 2 ... of its loop.
-
-    `given` are values assumed for what is unknown. UNKNOWN where something else is needed.
-    """
-    if depth == 0:
-        return UNKNOWN
-    if value in given:
-        return given[value]
-    if value.const is not UNKNOWN:
-        return value.const
-    if value.kind == "counter":
-        return value.start + iteration * value.step
-    if value.operation is None:
-        if value.options and value.test is not None:
-            chosen = at_iteration(value.test, iteration, given, depth - 1)
-            if chosen is UNKNOWN:
-                return UNKNOWN
-            return at_iteration(value.options[0 if chosen else 1], iteration, given, depth - 1)
-        return UNKNOWN if value.default is UNKNOWN else value.default
-    sign, *operands = value.operation
-    numbers = [at_iteration(one, iteration, given, depth - 1) for one in operands]
-    if sign == "And":
-        return _all_known(numbers, stop=False)
-    if sign == "Or":
-        return _all_known(numbers, stop=True)
-    if any(one is UNKNOWN for one in numbers) or sign not in ARITHMETIC:
-        return UNKNOWN
+def computed(sign: str, *constants: Any) -> Any:
+    """What an operation gives on constants; UNKNOWN where it fails or is none of ours."""
     try:
-        return ARITHMETIC[sign](*numbers)
-    except (ArithmeticError, TypeError, ValueError):
+        return ARITHMETIC[sign](*constants)
+    except (KeyError, ArithmeticError, TypeError, ValueError):
         return UNKNOWN
-
-
-def _all_known(numbers: list[Any], *, stop: bool) -> Any:
-    """`and` (stop at False) and `or` (stop at True): one operand can decide alone."""
-    if any(one is not UNKNOWN and bool(one) is stop for one in numbers):
-        return stop
-    return UNKNOWN if any(one is UNKNOWN for one in numbers) else not stop
 
 
 def stops_gradients(entered: Value) -> bool:

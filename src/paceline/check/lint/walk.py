@@ -64,7 +64,6 @@ class Walk:
         self.returned: list[list[tuple[Value, Guard | None]]] = []
         self.global_names: list[set[str]] = []
         self.instances: dict[Class, Value] = {}
-        self.escaped: list[Function] = []
         self.trial: rounds.Trial | None = None
 
     def run(self) -> None:
@@ -362,13 +361,9 @@ class Walk:
             len(self.frames),
             over.kind == "counter",
         )
-        for one in element.any():
-            for part in [one, *(one.items or ())]:
-                if part.kind == "counter" and part.loop is None:
-                    part.loop = loop
         mark = len(self.guards)
         self.loops.append(loop)
-        counters.count_up(self, node.body, loop)
+        counters.count_up(self, node.body)
         self.assign(node.target, element, node)
         rounds.carry(self, node)
         self.block(node.body)
@@ -380,7 +375,7 @@ class Walk:
 
     def do_while(self, node: ast.While) -> None:
         loop = Loop(node, None, (), len(self.frames))
-        counters.count_up(self, node.body, loop)
+        counters.count_up(self, node.body)
         self.loops.append(loop)
         rounds.carry(self, node)
         self.loops.pop()

@@ -21,7 +21,6 @@ KINDS = words_of("kubernetes", "training_kinds")
 """Kinds that start training processes, or may."""
 
 _GPU = re.compile(r"^(nvidia\.com/(gpu|mig-.*)|amd\.com/gpu|gpu\.intel\.com/.*|habana\.ai/gaudi)$")
-_RDMA = re.compile(r"(?i)^(rdma/|nvidia\.com/.*(hca|rdma|ib)|.*/(rdma|hca|ib|roce|efa)[\w.-]*$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +32,8 @@ class Pods:
 
     count: int
     spec: Marked
-    template: Marked
-    """What the spec stands in: labels and annotations are here."""
-
     container: Marked | None
     """The container that trains: the one with GPUs, or the first."""
-
-    restart: Marked | None
-    """The restart policy's place."""
 
     resources: Marked | None = None
     """Resources of a TrainJob, which replace the container's."""
@@ -49,16 +42,6 @@ class Pods:
     def gpus(self) -> int:
         """Accelerators of one pod."""
         return sum(number for _, number, _ in self._asked() if number)
-
-    @property
-    def rdma(self) -> Marked | None:
-        """The place of an RDMA resource."""
-        for resources in self._resources():
-            for side in ("limits", "requests"):
-                for name, value in (resources.at(side) or Marked({}, 0)).entries():
-                    if _RDMA.match(name) and not _GPU.match(name):
-                        return value
-        return None
 
     def _resources(self) -> Iterator[Marked]:
         for found in (self.resources, self.container and self.container.at("resources")):
@@ -106,9 +89,6 @@ class ClusterJob:
     document: Marked
     pods: Sequence[Pods]
     per_node: Marked | None = None
-    knows_volumes: bool = True
-    """Whether the pods' volumes are in this file; a TrainJob's may be in a runtime elsewhere."""
-
     launches: Sequence[Launch] = field(default_factory=tuple)
 
     @property
@@ -145,7 +125,6 @@ class ClusterJob:
             gpus_per_node=gpus or None,
             tasks_per_node=self._processes(),
             scheduler="ray" if self.kind.startswith("Ray") else "kubernetes",
-            has_rdma=any(each.rdma is not None for each in self.pods) or None,
             context=context,
         )
 
@@ -175,7 +154,6 @@ def _read(path: str, kind: str, document: Marked, documents: Sequence[Marked]) -
     name = document.text("metadata", "name") or ""
     pods: list[Pods] = []
     per_node: Marked | None = None
-    knows = True
     if kind in {"PyTorchJob", "TFJob", "MPIJob"}:
         key = {"PyTorchJob": "pytorch", "TFJob": "tf", "MPIJob": "mpi"}[kind] + "ReplicaSpecs"
         for role, replica in (document.at("spec", key) or Marked({}, 0)).entries():
@@ -187,7 +165,7 @@ def _read(path: str, kind: str, document: Marked, documents: Sequence[Marked]) -
         if kind != "JobSet" and any(one.text("kind") == "TrainJob" for one in documents):
             return None  # judged as the TrainJob that uses it
     elif kind == "TrainJob":
-        per_node, knows = _read_train_job(pods, document, documents)
+        per_node = _read_train_job(pods, document, documents)
     elif kind == "Job" and document.at("spec", "tasks") is not None:  # Volcano's
         for task in (document.at("spec", "tasks") or Marked([], 0)).items():
             _add(
@@ -215,7 +193,6 @@ def _read(path: str, kind: str, document: Marked, documents: Sequence[Marked]) -
         document=document,
         pods=pods,
         per_node=per_node,
-        knows_volumes=knows,
     )
     launches = list(_launches(job))
     if kind in {"Job", "StatefulSet", "Pod"} and not launches and not job.num_gpus:
@@ -227,16 +204,13 @@ def _add(pods: list[Pods], role: str, count: int, holder: Marked, *inside: str) 
     spec = holder.at(*inside)
     if spec is None:
         return
-    template = holder.at(*inside[:-1]) if len(inside) > 1 else holder
     container = _trainer(spec)
     pods.append(
         Pods(
             role=role,
             count=count,
             spec=spec,
-            template=template if template is not None else holder,
             container=container,
-            restart=holder.at("restartPolicy") or spec.at("restartPolicy"),
         )
     )
 
@@ -279,7 +253,7 @@ def _add_ray(pods: list[Pods], document: Marked) -> None:
 
 def _read_train_job(
     pods: list[Pods], document: Marked, documents: Sequence[Marked]
-) -> tuple[Marked | None, bool]:
+) -> Marked | None:
     """A TrainJob's pods: its runtime's, with what the trainer's own section replaces."""
     trainer = document.at("spec", "trainer") or Marked({}, document.line)
     wanted = document.text("spec", "runtimeRef", "name")
@@ -309,13 +283,11 @@ def _read_train_job(
                 role="node",
                 count=nodes,
                 spec=trainer,
-                template=document,
                 container=container,
-                restart=None,
                 resources=trainer.at("resourcesPerNode"),
             )
         )
-        return per_node, False
+        return per_node
     for each in base:
         entries = _entries_of(each.container)
         own = _entries_of(trainer)
@@ -333,13 +305,11 @@ def _read_train_job(
                 role=each.role,
                 count=nodes,
                 spec=each.spec,
-                template=each.template,
                 container=Marked(merged, place),
-                restart=each.restart,
                 resources=trainer.at("resourcesPerNode"),
             )
         )
-    return per_node, True
+    return per_node
 
 
 def _entries_of(holder: Marked | None) -> dict[str, Marked]:

@@ -20,7 +20,7 @@ def check_manifest(path: str, documents: Sequence[Marked], context: Context) -> 
             yield from check_launch(launch, scene)
         for pods in job.pods:
             variables = list(pods.variables(path).values())
-            yield from check_variables(variables, scene.surroundings)
+            yield from check_variables(variables, scene.known)
         yield from _check_images(job)
         yield from _check_processes(job)
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from paceline.catalog.generation import gpu_in
 from paceline.check.lint.configs.launch_line import Launch, whole
 from paceline.check.lint.configs.shell import Option, Script
-from paceline.check.lint.configs.variables import Surroundings
 from paceline.check.lint.context import Context
 
 
@@ -21,18 +20,13 @@ class Scene:
     scheduler: str | None = None
     """`slurm` or `kubernetes`."""
 
-    has_rdma: bool | None = None
     sbatch: dict[str, Option] = field(default_factory=dict)
     context: Context = field(default_factory=Context)
 
     @property
-    def surroundings(self) -> Surroundings:
-        return Surroundings(
-            nodes=self.nodes,
-            gpus_per_node=self.gpus_per_node,
-            gpu=self.context.gpu,
-            has_rdma=self.has_rdma,
-        )
+    def known(self) -> Context:
+        """The context on this job's nodes."""
+        return replace(self.context, nodes=self.nodes)
 
     def number(self, text: str | None) -> int | None:
         """The number a text stands for, Slurm's variables read from the #SBATCH lines."""
@@ -89,15 +83,12 @@ def scene_of(script: Script, context: Context) -> Scene:
     if script.is_batch and tasks is None and all_tasks is None:
         tasks = 1  # a task a node is Slurm's default
     context = replace(context, gpu=_gpu_of(options) or context.gpu)
-    said = re.sub(r"(?i)\b(no|not|without|has no)\b[^\n]*", "", script.text)
-    rdma = re.search(r"(?i)infiniband|\bib0\b|mlx5_|roce\b|\bHDR\b|\bNDR\b", said)
     return Scene(
         nodes=nodes if nodes is not None else context.nodes,
         gpus_per_node=gpus if gpus is not None else context.gpus_per_node,
         tasks_per_node=tasks,
         cpus_per_task=_count(options.get("cpus-per-task")),
         scheduler="slurm" if script.is_batch else None,
-        has_rdma=True if rdma else None,
         sbatch=options,
         context=context,
     )

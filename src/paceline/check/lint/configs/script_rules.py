@@ -19,7 +19,7 @@ def check_script(script: Script, context: Context) -> Iterator[Finding]:
     launches = launches_in(script)
     scene = scene_for(script, launches, context)
     inline = [each for command in script.commands for each in command.environment]
-    yield from check_variables([*script.variables, *inline], scene.surroundings)
+    yield from check_variables([*script.variables, *inline], scene.known)
     for launch in launches:
         yield from check_launch(launch, scene)
     waits = [

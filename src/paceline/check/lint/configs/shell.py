@@ -45,7 +45,6 @@ class Command:
     line: int
     background: bool = False
     loop: str | None = None
-    condition: str | None = None
     outer: tuple[Word, ...] = ()
     """The words that hand it to another shell: `srun -n 2 bash -c`, `ssh node`."""
 
@@ -190,7 +189,6 @@ def commands_of(path: str, words: tuple[Word, ...]) -> list[Command]:
 class _Around:
     background: bool = False
     loop: str | None = None
-    condition: str | None = None
     in_function: bool = False
     function: str | None = None
 
@@ -245,29 +243,13 @@ class _Reader:
             name = node.child_by_field_name("name")
             said = self._text(name) if name is not None else None
             around = replace(around, in_function=True, function=said)
-        if kind == "if_statement":
-            self._branches(node, around, depth)
-            return
         children = node.children
         for number, child in enumerate(children):
             if not child.is_named:
                 continue
             follows = children[number + 1].type if number + 1 < len(children) else ""
             inner = replace(around, background=True) if follows == "&" else around
-            if kind in {"list"} and number and children[number - 1].type in {"&&", "||"}:
-                inner = replace(inner, condition=self._text(children[number - 2])[:80])
             self._visit(child, inner, depth + 1)
-
-    def _branches(self, node: Any, around: _Around, depth: int) -> None:
-        condition: str | None = None
-        for child in node.children:
-            if not child.is_named:
-                continue
-            if condition is None:
-                condition = self._text(child)
-                self._visit(child, around, depth + 1)
-                continue
-            self._visit(child, replace(around, condition=condition), depth + 1)
 
     def _text(self, node: Any) -> str:
         return self.raw[node.start_byte : node.end_byte].decode(errors="replace")
@@ -304,7 +286,6 @@ class _Reader:
                 path=self.path,
                 line=self._line(node),
                 column=self._column(node),
-                condition=around.condition,
             )
         )
         if value_node is not None:
@@ -343,7 +324,6 @@ class _Reader:
             line=self._line(node),
             background=around.background,
             loop=around.loop,
-            condition=around.condition,
             in_function=around.in_function,
             function=around.function,
         )
@@ -363,7 +343,6 @@ class _Reader:
                         value=value,
                         path=self.path,
                         line=word.line,
-                        condition=around.condition,
                     )
                 )
 
@@ -412,7 +391,6 @@ class _Reader:
                     environment=(*command.environment, *each.environment),
                     background=command.background or each.background,
                     loop=command.loop or each.loop,
-                    condition=command.condition or each.condition,
                     on_node=each.on_node or script.single,
                 )
             )

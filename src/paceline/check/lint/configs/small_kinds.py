@@ -12,7 +12,6 @@ from paceline.check.lint.configs.shell import Word
 from paceline.check.lint.configs.variables import (
     Variable,
     check_variables,
-    surroundings,
 )
 from paceline.check.lint.context import Context
 
@@ -45,7 +44,7 @@ def read_environment(path: str, text: str) -> list[Variable]:
 def check_environment(path: str, text: str, context: Context) -> Iterator[Finding]:
     """The variables, and a TF_CONFIG among them."""
     variables = read_environment(path, text)
-    yield from check_variables(variables, surroundings(context))
+    yield from check_variables(variables, context)
 
 
 def is_arguments(text: str) -> bool:
@@ -110,4 +109,4 @@ def check_dockerfile(path: str, text: str, context: Context) -> Iterator[Finding
                 Variable(name=name, value=value.strip("\"'"), path=path, line=place)
                 for name, value in pairs
             ]
-    yield from check_variables(variables, surroundings(context))
+    yield from check_variables(variables, context)

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from paceline.catalog.generation import has_nvlink
 from paceline.catalog.nccl import UNWANTED, wrong_value
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.configs.known_variables import (
@@ -31,48 +30,20 @@ class Variable:
     path: str
     line: int
     column: int | None = None
-    condition: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What is known of the job whose processes see the variables. None is unknown."""
-
-    nodes: int | None = None
-    gpus_per_node: int | None = None
-    gpu: str | None = None
-    has_rdma: bool | None = None
-    """Whether the nodes have InfiniBand or RoCE: asked for, named or configured here."""
-
-    torch: tuple[int, ...] | None = None
-    """The highest version of PyTorch that the files allow."""
-
-    @property
-    def many_nodes(self) -> bool:
-        return self.nodes is not None and self.nodes > 1
+def is_many(context: Context) -> bool:
+    return context.nodes is not None and context.nodes > 1
 
 
-def surroundings(context: Context) -> Surroundings:
-    """The surroundings of a file that says nothing itself."""
-    return Surroundings(
-        nodes=context.nodes,
-        gpus_per_node=context.gpus_per_node or context.devices,
-        gpu=context.gpu,
-        has_rdma=None,
-        torch=context.version("torch"),
-    )
-
-
-def check_variables(variables: Sequence[Variable], around: Surroundings) -> Iterator[Finding]:
+def check_variables(variables: Sequence[Variable], context: Context) -> Iterator[Finding]:
     """What each variable does wrong by its own name and value, and with those beside it."""
-    names = {each.name for each in variables}
     for each in variables:
         yield from _check_name(each)
-        yield from _check_value(each)
-        yield from _check_interface(each, around)
-        yield from _check_network(each, around, names)
+        yield from _check_value(each, context)
+        yield from _check_interface(each, context)
         yield from _check_libraries(each)
-        yield from _check_master(each, around)
+        yield from _check_master(each, context)
 
 
 def _say(
@@ -135,7 +106,7 @@ def _check_name(each: Variable) -> Iterator[Finding]:
         )
 
 
-def _check_value(each: Variable) -> Iterator[Finding]:
+def _check_value(each: Variable, context: Context) -> Iterator[Finding]:
     """A value that NCCL does not take as it was meant, or that does harm."""
     wrong = wrong_value(each.name, each.value)
     if wrong is not None:
@@ -143,14 +114,12 @@ def _check_value(each: Variable) -> Iterator[Finding]:
         yield _say(each, wrong.failure, wrong.what, wrong.fix, level=level)
         return
     row = UNWANTED.get(each.name)
-    if row is None or each.name in _ELSEWHERE or not row.harms(each.value) or "$" in each.value:
+    if row is None or each.name in RENAMED or not row.harms(each.value) or "$" in each.value:
+        return
+    if row.failure == "ethernet-fallback" and context.nodes == 1:
         return
     what = f"{each.name}={each.value.strip()}: {row.reason}"
     yield _say(each, row.failure, what, f"remove {each.name}", level=Severity(row.level))
-
-
-_ELSEWHERE = frozenset({"NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", *RENAMED})
-"""Variables that the other checks judge, by the machines as well."""
 
 
 def _near(name: str, known: Iterable[str]) -> list[str]:
@@ -173,12 +142,12 @@ def _distance(one: str, other: str) -> int:
 _VIRTUAL = re.compile(r"(docker|virbr|br-|veth|cni|flannel|cali|tun|kube|lxc)")
 
 
-def _check_interface(each: Variable, around: Surroundings) -> Iterator[Finding]:
+def _check_interface(each: Variable, context: Context) -> Iterator[Finding]:
     """The interface that NCCL or Gloo is told to use."""
     if each.name not in {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME"}:
         return
     value = each.value.strip()
-    if not value or "$" in value or around.nodes == 1:
+    if not value or "$" in value or context.nodes == 1:
         return
     is_gloo = each.name.startswith("GLOO")
     taken = value.lstrip("=")
@@ -201,7 +170,7 @@ def _check_interface(each: Variable, around: Surroundings) -> Iterator[Finding]:
             "name the interface that the nodes reach each other by, "
             + ("" if is_gloo else "or exclude: ^lo,docker0; ")
             + "`ip -br addr` lists them",
-            level=ERROR if around.many_nodes else INFO,
+            level=ERROR if is_many(context) else INFO,
         )
     elif _VIRTUAL.match(first):
         yield _say(
@@ -209,7 +178,7 @@ def _check_interface(each: Variable, around: Surroundings) -> Iterator[Finding]:
             "gloo-ifname-missing" if is_gloo else "nccl-wrong-interface",
             f"{each.name}={value} is a bridge inside one machine, with the same address on each",
             "name the interface that the nodes reach each other by",
-            level=ERROR if around.many_nodes else INFO,
+            level=ERROR if is_many(context) else INFO,
         )
     elif re.fullmatch(r"[\d.]+(/\d+)?", first):
         yield _say(
@@ -217,61 +186,6 @@ def _check_interface(each: Variable, around: Surroundings) -> Iterator[Finding]:
             "gloo-ifname-missing" if is_gloo else "nccl-wrong-interface",
             f"{each.name}={value} is an address; it takes the name of an interface",
             "write the interface that has this address: `ip -br addr` lists them",
-        )
-
-
-_LINKED_FORMS = re.compile(r"(?i)SXM|HGX|DGX|NVL")
-"""Forms that are built with NVLink alone."""
-
-
-def _check_network(each: Variable, around: Surroundings, names: set[str]) -> Iterator[Finding]:
-    """RDMA, peer-to-peer and topology settings that cost speed or break connections."""
-    value = each.value.strip()
-    low = value.lower()
-    rdma = around.has_rdma or bool(names & {"NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_IB_TC"})
-    sockets = (each.name == "NCCL_IB_DISABLE" and value == "1") or (
-        each.name == "NCCL_NET" and low == "socket"
-    )
-    if sockets and around.nodes != 1:
-        yield _say(
-            each,
-            "ethernet-fallback",
-            f"{each.name}={value} sends everything between nodes over TCP"
-            + (", although the nodes have RDMA" if rdma else ""),
-            f"remove {each.name} where the nodes have InfiniBand or RoCE",
-            level=WARNING if rdma else INFO,
-        )
-    if each.name in {"NCCL_GRAPH_FILE", "NCCL_TOPO_FILE"} and value:
-        yield _say(
-            each,
-            "nccl-graph-file-env",
-            f"{each.name}={value} replaces what NCCL finds with the file of one kind of machine",
-            f"unset {each.name}: NCCL looks at the machine itself",
-        )
-    if each.name == "NCCL_P2P_DISABLE" and value == "1":
-        gpu = around.gpu or ""
-        linked = has_nvlink(gpu) or _LINKED_FORMS.search(gpu) is not None
-        yield _say(
-            each,
-            "acs-p2p-hang",
-            "NCCL_P2P_DISABLE=1 sends between the GPUs of a node through the host's memory"
-            + (f", past the NVLink of {around.gpu}" if linked else ""),
-            "remove it; where peer-to-peer hangs, switch PCIe ACS off",
-            level=WARNING if linked else INFO,
-        )
-    if each.name == "NCCL_IB_GID_INDEX" and value == "0":
-        yield _say(
-            each,
-            "ib-modify-qp-failed",
-            "GID 0 of a RoCE port is link-local: queue pairs between subnets fail",
-            "the index of the RoCE v2 GID (`show_gids`; often 3), or leave it out since NCCL 2.21",
-        )
-    if each.name == "NCCL_IB_TIMEOUT" and value.isdigit() and int(value) < 18:
-        yield _say(
-            each,
-            "ib-wc-retry-exceeded",
-            f"NCCL_IB_TIMEOUT={value} gives up early on a busy network; 20 is the default",
-            "remove it, or set 22",
         )
 
 
@@ -301,20 +215,20 @@ def wrong_host(value: str) -> tuple[str, str] | None:
     return None
 
 
-def _check_master(each: Variable, around: Surroundings) -> Iterator[Finding]:
+def _check_master(each: Variable, context: Context) -> Iterator[Finding]:
     """Where the ranks are told to meet."""
     value = each.value.strip()
     if each.name in {"MASTER_ADDR", "PET_MASTER_ADDR"}:
-        if around.nodes != 1 and (wrong := wrong_host(value)) is not None:
+        if context.nodes != 1 and (wrong := wrong_host(value)) is not None:
             yield _say(each, wrong[0], f"{each.name}={value}: {wrong[1]}", FIRST_NODE, level=ERROR)
-        elif LOOPBACK.match(value) and around.many_nodes:
+        elif LOOPBACK.match(value) and is_many(context):
             yield _say(
                 each,
                 "rendezvous-c10d-timeout",
-                f"{each.name}={value} names a different machine on each of {around.nodes} nodes",
+                f"{each.name}={value} names a different machine on each of {context.nodes} nodes",
                 "set it to an address of the first node that the others reach",
             )
-    refuses = around.torch is None or around.torch >= (2,)
+    refuses = (context.version("torch") or (2,)) >= (2,)
     if each.name in {"MASTER_PORT", "PET_MASTER_PORT"} and value.isdigit() and refuses:
         yield from check_port(each.path, each.line, each.name, int(value), column=each.column)
 
