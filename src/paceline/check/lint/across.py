@@ -370,7 +370,6 @@ def _check_handed_on(configs: Sequence[Config], context: Context) -> Iterator[Fi
                 text = " ".join(
                     str(each.value)
                     for pods in job.pods
-                    if pods.container is not None
                     for key in ("command", "args")
                     for each in (pods.container.at(key) or Marked([], 0)).items()
                 )

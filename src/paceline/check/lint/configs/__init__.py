@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from paceline.check.finding import Finding
 from paceline.check.lint.configs.accelerate import check_accelerate, is_accelerate
 from paceline.check.lint.configs.deepspeed import check_deepspeed, is_deepspeed
+from paceline.check.lint.configs.degrees import check_parallel, is_parallel
 from paceline.check.lint.configs.job_file import check_job, is_job
 from paceline.check.lint.configs.kubernetes import is_manifest
 from paceline.check.lint.configs.kubernetes_rules import check_manifest
@@ -18,7 +19,6 @@ from paceline.check.lint.configs.marked import (
     read_json,
     read_yaml,
 )
-from paceline.check.lint.configs.parallel_yaml import check_parallel, is_parallel
 from paceline.check.lint.configs.planned import Planned, check_plan, check_planned, is_plan
 from paceline.check.lint.configs.script_rules import check_script
 from paceline.check.lint.configs.shell import Script, read_shell

@@ -32,7 +32,7 @@ class Pods:
 
     count: int
     spec: Marked
-    container: Marked | None
+    container: Marked
     """The container that trains: the one with GPUs, or the first."""
 
     resources: Marked | None = None
@@ -40,42 +40,25 @@ class Pods:
 
     @property
     def gpus(self) -> int:
-        """Accelerators of one pod."""
-        return sum(number for _, number, _ in self._asked() if number)
-
-    def _resources(self) -> Iterator[Marked]:
-        for found in (self.resources, self.container and self.container.at("resources")):
-            if found is not None:
-                yield found
-
-    def _asked(self) -> Iterator[tuple[str, int | None, Marked]]:
-        for resources in self._resources():
-            seen = False
+        """Accelerators of one pod: its limits, or what it requests."""
+        for resources in (self.resources, self.container.at("resources")):
             for side in ("limits", "requests"):
-                entries = resources.at(side)
+                entries = resources.at(side) if resources is not None else None
                 for name, value in entries.entries() if entries is not None else ():
-                    if _GPU.match(name) and not seen:
-                        seen = True
-                        yield name, resources.number(side, name), value
-            if seen:
-                return
+                    if _GPU.match(name):
+                        return value.number() or 0
+        return 0
 
     def variables(self, path: str) -> dict[str, Variable]:
         """The container's environment; what comes from a secret has an empty text."""
         found = {}
-        listed = self.container.at("env") if self.container is not None else None
-        for entry in listed.items() if listed is not None else ():
-            name, value = entry.text("name"), entry.at("value")
-            if name is None:
-                continue
-            place = value if value is not None else entry
-            found[name] = Variable(
-                name=name,
-                value=entry.text("value") or "",
-                path=path,
-                line=place.line,
-                column=place.column,
-            )
+        for entry in (self.container.at("env") or Marked([], 0)).items():
+            name, place = entry.text("name"), entry.at("value") or entry
+            if name is not None:
+                value = entry.text("value") or ""
+                found[name] = Variable(
+                    name=name, value=value, path=path, line=place.line, column=place.column
+                )
         return found
 
 
@@ -85,7 +68,6 @@ class ClusterJob:
 
     path: str
     kind: str
-    name: str
     document: Marked
     pods: Sequence[Pods]
     per_node: Marked | None = None
@@ -123,13 +105,10 @@ class ClusterJob:
         return Scene(
             nodes=self.num_pods or None,
             gpus_per_node=gpus or None,
-            tasks_per_node=self._processes(),
+            tasks_per_node=self.per_node.number() if self.per_node is not None else None,
             scheduler="ray" if self.kind.startswith("Ray") else "kubernetes",
             context=context,
         )
-
-    def _processes(self) -> int | None:
-        return self.per_node.number() if self.per_node is not None else None
 
 
 def is_manifest(documents: Sequence[Marked]) -> bool:
@@ -139,122 +118,52 @@ def is_manifest(documents: Sequence[Marked]) -> bool:
 
 def read_jobs(path: str, documents: Sequence[Marked]) -> list[ClusterJob]:
     """The training jobs of a manifest."""
-    found: list[ClusterJob] = []
-    for document in documents:
-        kind = document.text("kind") or ""
-        if kind not in KINDS:
-            continue
-        job = _read(path, kind, document, documents)
-        if job is not None:
-            found.append(job)
-    return found
+    kinds = ((document.text("kind") or "", document) for document in documents)
+    jobs = (_read(path, kind, each, documents) for kind, each in kinds if kind in KINDS)
+    return [job for job in jobs if job is not None]
 
 
 def _read(path: str, kind: str, document: Marked, documents: Sequence[Marked]) -> ClusterJob | None:
-    name = document.text("metadata", "name") or ""
-    pods: list[Pods] = []
-    per_node: Marked | None = None
-    if kind in {"PyTorchJob", "TFJob", "MPIJob"}:
-        key = {"PyTorchJob": "pytorch", "TFJob": "tf", "MPIJob": "mpi"}[kind] + "ReplicaSpecs"
-        for role, replica in (document.at("spec", key) or Marked({}, 0)).entries():
-            _add(pods, role, replica.number("replicas") or 1, replica, "template", "spec")
-        per_node = document.at("spec", "nprocPerNode")
-    elif kind in {"TrainingRuntime", "ClusterTrainingRuntime", "JobSet"}:
-        inside = ("spec",) if kind == "JobSet" else ("spec", "template", "spec")
-        _add_replicated(pods, document.at(*inside, "replicatedJobs"))
-        if kind != "JobSet" and any(one.text("kind") == "TrainJob" for one in documents):
-            return None  # judged as the TrainJob that uses it
-    elif kind == "TrainJob":
-        per_node = _read_train_job(pods, document, documents)
-    elif kind == "Job" and document.at("spec", "tasks") is not None:  # Volcano's
-        for task in (document.at("spec", "tasks") or Marked([], 0)).items():
-            _add(
-                pods,
-                task.text("name") or "task",
-                task.number("replicas") or 1,
-                task,
-                "template",
-                "spec",
-            )
-    elif kind in {"Job", "StatefulSet"}:
-        spec = document.at("spec")
-        if spec is None:
-            return None
-        count = spec.number("completions") or spec.number("parallelism") or spec.number("replicas")
-        _add(pods, "pod", count or 1, spec, "template", "spec")
-    elif kind == "Pod":
-        _add(pods, "pod", 1, document, "spec")
+    is_runtime = kind in {"TrainingRuntime", "ClusterTrainingRuntime"}
+    if is_runtime and any(one.text("kind") == "TrainJob" for one in documents):
+        return None  # judged as the TrainJob that uses it
+    per_node = document.at("spec", "nprocPerNode")
+    if kind == "TrainJob":
+        pods, per_node = _read_train_job(document, documents)
     else:
-        _add_ray(pods, document)
-    job = ClusterJob(
-        path=path,
-        kind=kind,
-        name=name,
-        document=document,
-        pods=pods,
-        per_node=per_node,
-    )
+        pods = list(_pods_in(document))
+    job = ClusterJob(path=path, kind=kind, document=document, pods=pods, per_node=per_node)
     launches = list(_launches(job))
     if kind in {"Job", "StatefulSet", "Pod"} and not launches and not job.num_gpus:
         return None
     return replace(job, launches=tuple(launches))
 
 
-def _add(pods: list[Pods], role: str, count: int, holder: Marked, *inside: str) -> None:
-    spec = holder.at(*inside)
-    if spec is None:
+_COUNTS = (("replicas", "minReplicas"), ("completions", "parallelism"), ("numOfHosts",))
+"""Keys whose numbers multiply the pods below them; the first of each that is there."""
+
+
+def _pods_in(holder: Marked, role: str = "", count: int = 1) -> Iterator[Pods]:
+    """Every pod specification at or below a value, as often as what it stands in says."""
+    for names in _COUNTS:
+        numbers = (holder.number(name) for name in names)
+        count *= next((number for number in numbers if number is not None), 1)
+    role = holder.text("name") or holder.text("groupName") or role
+    if containers := list((holder.at("containers") or Marked([], 0)).items()):
+        yield Pods(role=role, count=count, spec=holder, container=_trainer(containers))
         return
-    container = _trainer(spec)
-    pods.append(
-        Pods(
-            role=role,
-            count=count,
-            spec=spec,
-            container=container,
-        )
-    )
-
-
-def _add_replicated(pods: list[Pods], jobs: Marked | None) -> None:
-    for job in jobs.items() if jobs is not None else ():
-        inner = job.at("template", "spec")
-        if inner is None:
-            continue
-        each = inner.number("completions") or inner.number("parallelism") or 1
-        _add(
-            pods,
-            job.text("name") or "job",
-            (job.number("replicas") or 1) * each,
-            inner,
-            "template",
-            "spec",
-        )
-
-
-def _add_ray(pods: list[Pods], document: Marked) -> None:
-    cluster = document.at("spec", "rayClusterSpec") or document.at("spec")
-    if cluster is None:
-        return
-    head = cluster.at("headGroupSpec")
-    if head is not None:
-        _add(pods, "head", 1, head, "template", "spec")
-    for group in (cluster.at("workerGroupSpecs") or Marked([], 0)).items():
-        hosts = group.number("numOfHosts") or 1
-        count = group.number("replicas")
-        _add(
-            pods,
-            group.text("groupName") or "workers",
-            (count if count is not None else group.number("minReplicas") or 0) * hosts,
-            group,
-            "template",
-            "spec",
-        )
+    for key, value in holder.entries():
+        if key not in {"metadata", "submitterPodTemplate"}:
+            yield from _pods_in(value, role if key in {"spec", "template"} else key, count)
+    for value in holder.items():
+        yield from _pods_in(value, role, count)
 
 
 def _read_train_job(
-    pods: list[Pods], document: Marked, documents: Sequence[Marked]
-) -> Marked | None:
-    """A TrainJob's pods: its runtime's, with what the trainer's own section replaces."""
+    document: Marked, documents: Sequence[Marked]
+) -> tuple[list[Pods], Marked | None]:
+    """A TrainJob's pods: its runtime's, with what the trainer's own section replaces; and the
+    number of processes on each."""
     trainer = document.at("spec", "trainer") or Marked({}, document.line)
     wanted = document.text("spec", "runtimeRef", "name")
     runtime = next(
@@ -264,69 +173,34 @@ def _read_train_job(
             if one.text("kind") in {"TrainingRuntime", "ClusterTrainingRuntime"}
             and one.text("metadata", "name") == wanted
         ),
-        None,
+        Marked({}, 0),
     )
-    nodes = trainer.number("numNodes")
-    base: list[Pods] = []
-    per_node = trainer.at("numProcPerNode")
-    if runtime is not None:
-        _add_replicated(base, runtime.at("spec", "template", "spec", "replicatedJobs"))
-        policy = runtime.at("spec", "mlPolicy")
-        if policy is not None:
-            nodes = nodes or policy.number("numNodes")
-            per_node = per_node or policy.at("torch", "numProcPerNode")
-    nodes = nodes or 1
-    if not base:
-        container = Marked(dict(trainer.entries()), trainer.line)
-        pods.append(
-            Pods(
-                role="node",
-                count=nodes,
-                spec=trainer,
-                container=container,
-                resources=trainer.at("resourcesPerNode"),
-            )
-        )
-        return per_node
+    policy = runtime.at("spec", "mlPolicy") or Marked({}, 0)
+    per_node = trainer.at("numProcPerNode") or policy.at("torch", "numProcPerNode")
+    nodes = trainer.number("numNodes") or policy.number("numNodes") or 1
+    own = dict(trainer.entries())
+    base = list(_pods_in(runtime)) or [Pods(role="node", count=1, spec=trainer, container=trainer)]
+    pods = []
     for each in base:
-        entries = _entries_of(each.container)
-        own = _entries_of(trainer)
-        listed = [
-            *(entries["env"].items() if "env" in entries else ()),
-            *(own["env"].items() if "env" in own else ()),
-        ]
-        merged = dict(entries)
-        merged.update({key: own[key] for key in ("image", "command", "args") if key in own})
+        container = each.container
+        merged = dict(container.entries())
+        merged |= {key: own[key] for key in ("image", "command", "args") if key in own}
+        given = [container, *([] if container is trainer else [trainer])]
+        listed = [one for holder in given for one in (holder.at("env") or Marked([], 0)).items()]
         if listed:
             merged["env"] = Marked(listed, listed[0].line)
-        place = each.container.line if each.container is not None else each.spec.line
-        pods.append(
-            Pods(
-                role=each.role,
-                count=nodes,
-                spec=each.spec,
-                container=Marked(merged, place),
-                resources=trainer.at("resourcesPerNode"),
-            )
-        )
-    return per_node
+        resources = trainer.at("resourcesPerNode")
+        whole = Marked(merged, container.line)
+        pods.append(replace(each, count=nodes, container=whole, resources=resources))
+    return pods, per_node
 
 
-def _entries_of(holder: Marked | None) -> dict[str, Marked]:
-    found: dict[str, Marked] = {}
-    if holder is not None:
-        found.update(holder.entries())
-    return found
-
-
-def _trainer(spec: Marked) -> Marked | None:
-    listed = spec.at("containers")
-    containers = list(listed.items()) if listed is not None else []
+def _trainer(containers: Sequence[Marked]) -> Marked:
     for one in containers:
         limits = one.at("resources", "limits")
         if limits is not None and any(_GPU.match(name) for name, _ in limits.entries()):
             return one
-    return containers[0] if containers else None
+    return containers[0]
 
 
 def _launches(job: ClusterJob) -> Iterator[Launch]:
@@ -344,8 +218,6 @@ def _launches(job: ClusterJob) -> Iterator[Launch]:
                 yield launch
         return
     for pods in job.pods:
-        if pods.container is None:
-            continue
         words = tuple(
             Word(str(each.value), each.text_line or each.line, each.column, single=True)
             for key in ("command", "args")

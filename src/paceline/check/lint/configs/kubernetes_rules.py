@@ -35,14 +35,14 @@ def _check_images(job: ClusterJob) -> Iterator[Finding]:
         return
     seen: dict[str, Marked] = {}
     for pods in job.pods:
-        image = pods.container.at("image") if pods.container is not None else None
+        image = pods.container.at("image")
         text = image.text() if image is not None else None
         if image is None or text is None or "$" in text or "{{" in text or pods.role == "Launcher":
             continue
         last = text.rsplit("/", 1)[-1]
         if last.split(":")[0] != last.split(":")[0].lower():
             continue  # a place for an image: names of images are lower case (OCI distribution spec)
-        keeps = pods.container is not None and pods.container.text("imagePullPolicy") in KEEPS
+        keeps = pods.container.text("imagePullPolicy") in KEEPS
         if keeps and "@sha256:" not in text and (":" not in last or last.endswith(":latest")):
             yield found(
                 "nccl-version-mismatch",

@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterator
 
 from paceline.check.finding import Finding
+from paceline.check.lint.configs.degrees import check_megatron
 from paceline.check.lint.configs.launch_line import Launch
-from paceline.check.lint.configs.megatron_arguments import check_megatron
 from paceline.check.lint.configs.scene import Scene
 from paceline.check.lint.configs.shell import Word
 from paceline.check.lint.configs.variables import (

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from paceline.catalog import accelerator_spellings, load_accelerators
 from paceline.check.finding import Finding, Severity
-from paceline.check.lint.configs.megatron_arguments import bubble
+from paceline.check.lint.configs.degrees import bubble
 from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call
 from paceline.check.lint.names import DDP

@@ -1,0 +1,128 @@
+"""Parallel degrees against the nodes, the model and the batch that are said beside them: in the
+arguments of Megatron-LM and its like, and in YAML of NeMo and its like, by the same names."""
+
+from collections.abc import Callable, Iterator
+
+from paceline.check.finding import Finding
+from paceline.check.lint.configs.launch_line import Launch, whole
+from paceline.check.lint.configs.marked import Marked
+from paceline.check.lint.configs.say import found
+from paceline.check.lint.configs.scene import Scene, started
+from paceline.check.lint.context import Context
+from paceline.units import counted
+
+BUBBLE = 0.2
+"""The share of a step spent waiting above which a pipeline is called wasteful (the catalog's)."""
+
+TENSOR = ("tensor_model_parallel_size", "tensor_parallel_size", "tensor_parallel_degree")
+PIPELINE = ("pipeline_model_parallel_size", "pipeline_parallel_size", "pipeline_parallel_degree")
+
+_UNEVEN = (
+    "decoder_first_pipeline_num_layers",
+    "num_layers_per_virtual_pipeline_stage",
+    "account_for_embedding_in_pipeline_split",
+    "pipeline_model_parallel_layout",
+    "decoder_last_pipeline_num_layers",
+    "pp_partition_method",
+    "deepspeed",
+)
+"""Settings with which stages need not have equally many layers."""
+
+Given = Callable[..., tuple[int | None, int] | None]
+"""By the names of a setting, its positive whole number and line; None where it is not given."""
+
+
+def check_megatron(launch: Launch, scene: Scene) -> Iterator[Finding]:
+    """What the degrees in a launch of Megatron-LM, or of a script with its words, contradict."""
+
+    def given(*names: str) -> tuple[int | None, int] | None:
+        word = launch.argument(*names)
+        return None if word is None else (whole(word.text) or None, word.line)
+
+    world = started(launch, scene).world or scene.context.num_processes
+    yield from _check(launch.path, given, world)
+
+
+def is_parallel(document: Marked) -> bool:
+    """Whether a YAML mapping says a tensor or pipeline degree in these words."""
+    return _find(document, *TENSOR, *PIPELINE) is not None
+
+
+def check_parallel(path: str, document: Marked, context: Context) -> Iterator[Finding]:
+    """What the degrees of a YAML file contradict, at any depth of it."""
+
+    def given(*names: str) -> tuple[int | None, int] | None:
+        value = _find(document, *names)
+        number = value.number() if value is not None else None
+        return None if value is None else (number if (number or 0) > 0 else None, value.line)
+
+    per_node = document.number("trainer", "devices") or context.gpus_per_node or context.devices
+    nodes = document.number("trainer", "num_nodes") or context.nodes
+    yield from _check(
+        path, given, per_node * nodes if per_node and nodes else context.num_processes
+    )
+
+
+def _find(document: Marked, *names: str) -> Marked | None:
+    """The first entry of one of these names, at any depth."""
+    inside = (entry for one in document.walk() for entry in one.entries())
+    return next((value for name, value in inside if name in names), None)
+
+
+def _check(path: str, given: Given, world: int | None) -> Iterator[Finding]:
+    place = given(*TENSOR) or given(*PIPELINE)
+    if place is None:
+        return
+
+    def number(*names: str) -> int | None:
+        return (given(*names) or (None, 0))[0]
+
+    tensor, pipeline = number(*TENSOR) or 1, number(*PIPELINE) or 1
+    cut = number("context_parallel_size") or 1
+    split = tensor * pipeline * cut
+    if world and world % split:
+        what = (
+            f"tensor {tensor} x pipeline {pipeline} x context {cut} is {split}, which does not "
+            f"divide {counted(world, 'rank')}"
+        )
+        fix = "choose degrees whose product divides the number of ranks"
+        yield found("divisibility", path, place[1], what, fix=fix)
+        return
+    for name, degree, by in (
+        ("num_attention_heads", tensor, "tensor"),
+        ("num_query_groups", tensor, "tensor"),
+        ("ffn_hidden_size", tensor, "tensor"),
+        ("num_layers", 1 if given(*_UNEVEN) else pipeline, "pipeline"),
+        ("seq_length", 2 * cut if cut > 1 else 1, "2 x context"),
+    ):
+        size, line = given(name) or (None, 0)
+        if size and size % degree and not (name == "num_query_groups" and degree % size == 0):
+            what = f"{name} {size} is not divisible by {by} parallel {degree}"
+            fix = f"choose a degree that divides {size}"
+            yield found("divisibility", path, line, what, fix=fix)
+    micro, (batch, line) = number("micro_batch_size"), given("global_batch_size") or (None, 0)
+    if not (world and micro and batch):
+        return
+    data = world // split
+    if batch % (micro * data):
+        what = f"global batch {batch} is not a multiple of micro-batch {micro} x {data} data ranks"
+        yield found("divisibility", path, line, what, fix=f"a multiple of {micro * data}")
+    elif pipeline > 1:
+        chunk, layers = number("num_layers_per_virtual_pipeline_stage"), number("num_layers")
+        chunks = number("virtual_pipeline_model_parallel_size") or 1
+        chunks = layers // (pipeline * chunk) if chunk and layers else chunks
+        line = (given(*PIPELINE) or place)[1]
+        yield from bubble(path, line, pipeline, batch // (micro * data), max(chunks, 1))
+
+
+def bubble(path: str, line: int, stages: int, batches: int, chunks: int) -> Iterator[Finding]:
+    """A pipeline whose stages wait more than a fifth of a step.
+
+    Source: arXiv:2104.04473, section 2.2: (p - 1) / (v m) of the ideal time.
+    """
+    share = (stages - 1) / (batches * chunks + stages - 1)
+    if share > BUBBLE:
+        enough = -(-4 * (stages - 1) // chunks)
+        what = f"{stages} stages with {batches} micro-batches wait {share:.0%} of each step"
+        fix = f"{enough} micro-batches or more, fewer stages, or interleaved chunks"
+        yield found("pipeline-bubble", path, line, what, fix=fix)
