@@ -263,14 +263,12 @@ def _check_start(
     carried = {"srun", "mpirun", "mpiexec", "jsrun"} & set(launch.wrappers)
     alone = not told and not carried and scene.scheduler in {None, "slurm"}
     if alone and _needs_launcher(program):
-        yield found(
-            "launcher-plain-python",
-            launch.path,
-            launch.line,
+        what = (
             f"{program.path} reads its rank from a launcher's environment, and no launcher "
-            "starts it",
-            fix=f"torchrun --standalone --nproc-per-node=gpu {file_name(program.path)} ...",
+            "starts it"
         )
+        fix = f"torchrun --standalone --nproc-per-node=gpu {file_name(program.path)} ..."
+        yield found("launcher-plain-python", launch.path, launch.line, what, fix)
     if program.framework == "lightning":
         facts = _trainer_facts(program)
         script = next((one.script for one in configs if one.path == launch.path), None)
@@ -326,13 +324,17 @@ def _check_arguments(launch: Launch, deepspeed: Mapping[str, Config]) -> Iterato
         if word is None or key is None or word.text.lower() in {"false", "0", "no"}:
             continue
         if key.true("enabled"):
+            what = (
+                f"{other} is enabled, and {file_name(launch.path)} line {word.line} says "
+                f"--{argument}"
+            )
+            fix = '"enabled": "auto" in both, and one option on the command line'
             yield found(
                 "ds-fp16-bf16-both",
                 config.path,
                 key.line,
-                f"{other} is enabled, and {file_name(launch.path)} line {word.line} says "
-                f"--{argument}",
-                fix='"enabled": "auto" in both, and one option on the command line',
+                what,
+                fix,
                 evidence=[(launch.path, word.line, f"--{argument}")],
             )
 
@@ -343,12 +345,14 @@ def _differ(
     number = key.number()
     if given is None or number is None or given == number:
         return
+    what = f"{name} is {number} here, and {argument} is {given} in {path} line {line}"
+    fix = f'"{name}": "auto"'
     yield found(
         "ds-batch-size-mismatch",
         config.path,
         key.line,
-        f"{name} is {number} here, and {argument} is {given} in {path} line {line}",
-        fix=f'"{name}": "auto"',
+        what,
+        fix,
         evidence=[(path, line, f"{argument}={given}")],
     )
 

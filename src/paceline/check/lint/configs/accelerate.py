@@ -69,14 +69,9 @@ def _check_numbers(path: str, config: Marked) -> Iterator[Finding]:
             continue
         number = value.number()
         if number is None or number < lowest:
-            yield found(
-                "config-unknown-key",
-                path,
-                value.line,
-                f"{name} is {text}: it has to be a whole number from {lowest} on",
-                fix=f"{name}: {lowest}",
-                column=value.column,
-            )
+            what = f"{name} is {text}: it has to be a whole number from {lowest} on"
+            fix = f"{name}: {lowest}"
+            yield found("config-unknown-key", path, value, what, fix)
 
 
 def _check_keys(path: str, config: Marked) -> Iterator[Finding]:
@@ -93,23 +88,11 @@ def _check_keys(path: str, config: Marked) -> Iterator[Finding]:
                 if near
                 else "take it out"
             )
-            yield found(
-                "config-unknown-key",
-                path,
-                value.line,
-                f"Accelerate has no key {name}: the launch ends with `unknown keys`",
-                fix=fix,
-                column=value.column,
-            )
+            what = f"Accelerate has no key {name}: the launch ends with `unknown keys`"
+            yield found("config-unknown-key", path, value, what, fix)
         for old in value.again:
-            yield found(
-                "config-unknown-key",
-                path,
-                old.line,
-                f"{name} is given again in line {value.line}, and only the last counts",
-                fix="keep one",
-                level=WARNING,
-            )
+            what = f"{name} is given again in line {value.line}, and only the last counts"
+            yield found("config-unknown-key", path, old.line, what, "keep one", level=WARNING)
     for section, known, prefix in (
         ("deepspeed_config", DEEPSPEED, ""),
         ("fsdp_config", FSDP, "fsdp_"),
@@ -120,13 +103,13 @@ def _check_keys(path: str, config: Marked) -> Iterator[Finding]:
             if short in known:
                 continue
             near = difflib.get_close_matches(short, known, n=1, cutoff=0.75)
+            what = f"{section} has no key {name}: nothing reads it"
             yield found(
                 "config-unknown-key",
                 path,
-                value.line,
-                f"{section} has no key {name}: nothing reads it",
-                fix=f"write {prefix}{near[0]}" if near else "take it out",
-                column=value.column,
+                value,
+                what,
+                f"write {prefix}{near[0]}" if near else "take it out",
                 level=WARNING if near else INFO,
             )
 
@@ -138,61 +121,46 @@ def _check_counts(path: str, config: Marked, context: Context) -> Iterator[Findi
     if processes is None or total is None:
         return
     if kind in {"NO", "FALSE"} and total > 1:
+        what = f"distributed_type NO starts one process, whatever num_processes: {total} says"
+        fix = "distributed_type: MULTI_GPU"
         yield found(
             "launcher-plain-python",
             path,
             (config.at("distributed_type") or processes).line,
-            f"distributed_type NO starts one process, whatever num_processes: {total} says",
-            fix="distributed_type: MULTI_GPU",
+            what,
+            fix,
         )
         return
     if total % nodes:
-        yield found(
-            "divisibility",
-            path,
-            processes.line,
+        what = (
             f"num_processes {total} is the total of all machines, and {nodes} machines do not "
-            "divide it",
-            fix=f"{nodes} x the GPUs of a machine",
+            "divide it"
         )
+        fix = f"{nodes} x the GPUs of a machine"
+        yield found("divisibility", path, processes.line, what, fix)
         return
     each = context.gpus_per_node
     if each is not None and total // nodes > each:
-        yield found(
-            "invalid-device-ordinal",
-            path,
-            processes.line,
-            f"{total // nodes} processes on each of {nodes} machines, which have {each} GPUs",
-            fix=f"num_processes: {each * nodes}",
-        )
+        what = f"{total // nodes} processes on each of {nodes} machines, which have {each} GPUs"
+        fix = f"num_processes: {each * nodes}"
+        yield found("invalid-device-ordinal", path, processes.line, what, fix)
     elif each is not None and nodes > 1 and total == each:
-        yield found(
-            "divisibility",
-            path,
-            processes.line,
+        what = (
             f"num_processes is the total of all machines: {total} starts {total // nodes} on each "
-            f"of {nodes}, which have {each} GPUs",
-            fix=f"num_processes: {each * nodes}",
-            level=WARNING,
+            f"of {nodes}, which have {each} GPUs"
         )
+        fix = f"num_processes: {each * nodes}"
+        yield found("divisibility", path, processes.line, what, fix, level=WARNING)
     if machines is not None and context.nodes is not None and nodes != context.nodes:
-        yield found(
-            "rendezvous-timeout-few-nodes",
-            path,
-            machines.line,
-            f"the launcher waits for {nodes} machines, and the job has {context.nodes}",
-            fix=f"num_machines: {context.nodes}",
-        )
+        what = f"the launcher waits for {nodes} machines, and the job has {context.nodes}"
+        fix = f"num_machines: {context.nodes}"
+        yield found("rendezvous-timeout-few-nodes", path, machines.line, what, fix)
     rank = config.at("machine_rank")
     number = rank.number() if rank is not None else None
     if rank is not None and number is not None and number >= nodes:
-        yield found(
-            "rendezvous-timeout-few-nodes",
-            path,
-            rank.line,
-            f"machine_rank {number} of {nodes} machines: they are counted from 0",
-            fix=f"machine_rank: 0 to {nodes - 1}",
-        )
+        what = f"machine_rank {number} of {nodes} machines: they are counted from 0"
+        fix = f"machine_rank: 0 to {nodes - 1}"
+        yield found("rendezvous-timeout-few-nodes", path, rank.line, what, fix)
 
 
 def _check_meeting(path: str, config: Marked) -> Iterator[Finding]:
@@ -200,13 +168,9 @@ def _check_meeting(path: str, config: Marked) -> Iterator[Finding]:
     nodes = config.number("num_machines") or 1
     text = address.text() if address is not None else None
     if address is not None and text is not None and nodes > 1 and LOOPBACK.match(text):
-        yield found(
-            "rendezvous-c10d-timeout",
-            path,
-            address.line,
-            f"main_process_ip {text} names a different machine on each of {nodes}",
-            fix="an address of the first machine that the others reach",
-        )
+        what = f"main_process_ip {text} names a different machine on each of {nodes}"
+        fix = "an address of the first machine that the others reach"
+        yield found("rendezvous-c10d-timeout", path, address.line, what, fix)
     number = port.number() if port is not None else None
     if port is not None and number is not None:
         yield from check_port(path, port.line, "main_process_port", number)
@@ -227,14 +191,12 @@ def _check_fsdp(path: str, config: Marked) -> Iterator[Finding]:
     keys = {name.removeprefix("fsdp_"): value for name, value in inside.entries()}
     offload, wrap = keys.get("offload_params"), keys.get("auto_wrap_policy")
     if offload is not None and offload.true() and (wrap is None or wrap.text() == "NO_WRAP"):
-        yield found(
-            "fsdp-cpu-offload-oom",
-            path,
-            (wrap or offload).line,
+        what = (
             "without a wrap policy the model is one unit: all its offloaded weights come to the "
-            "GPU together",
-            fix="fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
+            "GPU together"
         )
+        fix = "fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP"
+        yield found("fsdp-cpu-offload-oom", path, (wrap or offload).line, what, fix)
 
 
 def _check_deepspeed(path: str, config: Marked) -> Iterator[Finding]:
@@ -246,12 +208,16 @@ def _check_deepspeed(path: str, config: Marked) -> Iterator[Finding]:
         for name in _IN_THE_JSON:
             clash = inside.at(name)
             if clash is not None:
+                what = (
+                    f"{name} is given beside deepspeed_config_file: {named.text()}, which has to "
+                    "set it: Accelerate ends with a ValueError"
+                )
+                fix = f"take it out here, and set it in {named.text()}"
                 yield found(
                     "ds-config-silent-keys",
                     path,
                     clash.line,
-                    f"{name} is given beside deepspeed_config_file: {named.text()}, which has to "
-                    "set it: Accelerate ends with a ValueError",
-                    fix=f"take it out here, and set it in {named.text()}",
+                    what,
+                    fix,
                     evidence=[(path, named.line, f"deepspeed_config_file: {named.text()}")],
                 )

@@ -6,10 +6,6 @@ from paceline.check.lint.configs.say import found
 
 def bf16_finding(path: str, line: int, said: str, gpu: str) -> Finding:
     """bf16 asked for on a GPU before Ampere."""
-    return found(
-        "bf16-unsupported-gpu",
-        path,
-        line,
-        f"{said} asks for bf16, which {gpu} does not have",
-        fix="fp16 with loss scaling, or an Ampere GPU or newer",
-    )
+    what = f"{said} asks for bf16, which {gpu} does not have"
+    fix = "fp16 with loss scaling, or an Ampere GPU or newer"
+    return found("bf16-unsupported-gpu", path, line, what, fix)

@@ -67,13 +67,13 @@ def _unknown(
     path: str, name: str, value: Marked, section: str, known: frozenset[str], what: str
 ) -> Finding:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    fix = f"write {near[0]}" if near else "take it out"
     return found(
         "ds-config-silent-keys",
         path,
-        value.line,
+        value,
         f"{section} has no key {name}: {what}",
-        fix=f"write {near[0]}" if near else "take it out",
-        column=value.column,
+        fix,
         level=WARNING if what is SINCE_0_17 else ERROR,
     )
 
@@ -81,44 +81,45 @@ def _unknown(
 def _check_keys(path: str, config: Marked) -> Iterator[Finding]:
     for name, value in config.entries():
         for old in value.again:
+            fix = "keep one"
             yield found(
                 "ds-config-silent-keys",
                 path,
                 value.line,
                 f"{name} is set again here: its value in line {old.line} is lost",
-                fix="keep one",
+                fix,
                 evidence=[(path, old.line, name)],
             )
         if name in TOP_LEVEL or name.startswith(("_", "//", "#", "comment")):
             continue
         if name in ZERO:
+            fix = "move it into zero_optimization"
             yield found(
                 "ds-config-silent-keys",
                 path,
-                value.line,
+                value,
                 f"{name} belongs in zero_optimization: here it is ignored",
-                fix="move it into zero_optimization",
-                column=value.column,
+                fix,
             )
         elif name == "zero_stage":
+            fix = f'"zero_optimization": {{"stage": {value.text()}}}'
             yield found(
                 "ds-config-silent-keys",
                 path,
-                value.line,
+                value,
                 "DeepSpeed has no key zero_stage: nothing is sharded",
-                fix=f'"zero_optimization": {{"stage": {value.text()}}}',
-                column=value.column,
+                fix,
             )
         elif difflib.get_close_matches(name, TOP_LEVEL, n=1, cutoff=0.7):
             yield _unknown(path, name, value, "DeepSpeed's configuration", TOP_LEVEL, PASSED_OVER)
         else:
+            fix = "take it out"
             yield found(
                 "ds-config-silent-keys",
                 path,
-                value.line,
+                value,
                 f"DeepSpeed's configuration has no key {name}: it is silently ignored",
-                fix="take it out",
-                column=value.column,
+                fix,
                 level=WARNING,
             )
     for section, known in (*PRECISION.items(), ("optimizer", OPTIMIZER), ("scheduler", SCHEDULER)):
@@ -142,14 +143,7 @@ def _check_kinds(path: str, config: Marked) -> Iterator[Finding]:
     """Values that DeepSpeed cannot take: the start fails."""
 
     def wrong(value: Marked, what: str, fix: str) -> Finding:
-        return found(
-            "ds-config-silent-keys",
-            path,
-            value.line,
-            f"{what}: the start fails",
-            fix=fix,
-            column=value.column,
-        )
+        return found("ds-config-silent-keys", path, value, f"{what}: the start fails", fix)
 
     for name, inner in (("zero_optimization", "stage"), ("fp16", "enabled"), ("bf16", "enabled")):
         section = config.at(name)
@@ -201,43 +195,28 @@ def _check_zero(path: str, config: Marked) -> Iterator[Finding]:
         return
     offload = zero.at("offload_param")
     if offload is not None and stage < 3 and offload.text("device") not in {None, "none"}:
-        yield found(
-            "ds-config-silent-keys",
-            path,
-            offload.line,
-            f"offload_param needs stage 3, and the stage is {stage}: the weights stay on the GPU",
-            fix='"stage": 3, or take offload_param out',
-        )
+        what = f"offload_param needs stage 3, and the stage is {stage}: the weights stay on the GPU"
+        fix = '"stage": 3, or take offload_param out'
+        yield found("ds-config-silent-keys", path, offload.line, what, fix)
     moved = zero.at("offload_optimizer")
     if moved is not None and stage == 0 and moved.text("device") not in {None, "none"}:
-        yield found(
-            "ds-config-silent-keys",
-            path,
-            moved.line,
-            "offload_optimizer needs a stage of 1 or more, and none is set",
-            fix='"stage": 2',
-        )
+        what = "offload_optimizer needs a stage of 1 or more, and none is set"
+        fix = '"stage": 2'
+        yield found("ds-config-silent-keys", path, moved.line, what, fix)
     elastic = zero.at("elastic_checkpoint")
     if elastic is not None and stage == 3 and zero.true("elastic_checkpoint"):
         # NotImplementedError in state_dict and load_state_dict. Source: deepspeed 0.19.8,
         # deepspeed/runtime/zero/stage3.py.
-        yield found(
-            "ckpt-world-size-mismatch",
-            path,
-            elastic.line,
-            "stage 3 has no elastic_checkpoint: save_checkpoint and load_checkpoint raise",
-            fix="take it out; for other numbers of ranks use Universal Checkpointing "
-            "(ds_to_universal.py, and load_universal in checkpoint)",
+        what = "stage 3 has no elastic_checkpoint: save_checkpoint and load_checkpoint raise"
+        fix = (
+            "take it out; for other numbers of ranks use Universal Checkpointing "
+            "(ds_to_universal.py, and load_universal in checkpoint)"
         )
+        yield found("ckpt-world-size-mismatch", path, elastic.line, what, fix)
     if stage_at is None and len(zero.value) and not moved and not offload:
-        yield found(
-            "ds-config-silent-keys",
-            path,
-            zero.line,
-            "zero_optimization without a stage is stage 0: nothing is sharded",
-            fix='"stage": 2',
-            level=WARNING,
-        )
+        what = "zero_optimization without a stage is stage 0: nothing is sharded"
+        fix = '"stage": 2'
+        yield found("ds-config-silent-keys", path, zero.line, what, fix, level=WARNING)
 
 
 def _check_precision(path: str, config: Marked, context: Context) -> Iterator[Finding]:
@@ -247,12 +226,14 @@ def _check_precision(path: str, config: Marked, context: Context) -> Iterator[Fi
     brain = bf16 is not None and bf16.true("enabled")
     if half and brain and fp16 is not None and bf16 is not None:
         first, last = sorted((fp16, bf16), key=lambda one: (one.line, one.column))
+        what = "fp16 and bf16 are both enabled"
+        fix = "keep one: bf16 on Ampere GPUs or newer"
         yield found(
             "ds-fp16-bf16-both",
             path,
             last.line,
-            "fp16 and bf16 are both enabled",
-            fix="keep one: bf16 on Ampere GPUs or newer",
+            what,
+            fix,
             evidence=[(path, first.line, f"{'fp16' if first is fp16 else 'bf16'} is enabled")],
         )
     if brain and bf16 is not None and context.gpu is not None and lacks_bf16(context.gpu):
@@ -260,14 +241,9 @@ def _check_precision(path: str, config: Marked, context: Context) -> Iterator[Fi
     if half and not brain and fp16 is not None:
         scale = fp16.at("loss_scale")
         if scale is not None and scale.text() in {"1", "1.0"}:
-            yield found(
-                "mixed-precision-loss-scaling",
-                path,
-                scale.line,
-                "loss_scale 1 does not scale: small gradients become 0 in fp16",
-                fix='"loss_scale": 0, which scales dynamically',
-                level=WARNING,
-            )
+            what = "loss_scale 1 does not scale: small gradients become 0 in fp16"
+            fix = '"loss_scale": 0, which scales dynamically'
+            yield found("mixed-precision-loss-scaling", path, scale.line, what, fix, level=WARNING)
 
 
 def check_triangle(path: str, config: Marked, ranks: int | None) -> Iterator[Finding]:
@@ -279,14 +255,12 @@ def check_triangle(path: str, config: Marked, ranks: int | None) -> Iterator[Fin
     if total is None or place is None or total < 1:
         return
     if micro and steps and ranks and total != micro * steps * ranks:
-        yield found(
-            "ds-batch-size-mismatch",
-            path,
-            place.line,
+        what = (
             f"train_batch_size {total} is not micro-batch {micro} x {steps} accumulation steps x "
-            f"{counted(ranks, 'rank')} = {micro * steps * ranks}",
-            fix=f'"train_batch_size": {micro * steps * ranks}, or leave one of the three out',
+            f"{counted(ranks, 'rank')} = {micro * steps * ranks}"
         )
+        fix = f'"train_batch_size": {micro * steps * ranks}, or leave one of the three out'
+        yield found("ds-batch-size-mismatch", path, place.line, what, fix)
         return
     for number, name in (
         (micro and steps and micro * steps, f"micro-batch {micro} x {steps} accumulation steps"),
@@ -296,19 +270,11 @@ def check_triangle(path: str, config: Marked, ranks: int | None) -> Iterator[Fin
         if number and total % (number * (ranks or 1)):
             by = f"{name} x {ranks} ranks" if ranks else name
             by += f" = {number * (ranks or 1)}" if " x " in by else ""
-            yield found(
-                "ds-batch-size-mismatch",
-                path,
-                place.line,
-                f"train_batch_size {total} is not a multiple of {by}",
-                fix="leave train_batch_size out: DeepSpeed computes it",
-            )
+            what = f"train_batch_size {total} is not a multiple of {by}"
+            fix = "leave train_batch_size out: DeepSpeed computes it"
+            yield found("ds-batch-size-mismatch", path, place.line, what, fix)
             return
     if ranks and not micro and not steps and total % ranks:
-        yield found(
-            "ds-batch-size-mismatch",
-            path,
-            place.line,
-            f"train_batch_size {total} is not a multiple of {counted(ranks, 'rank')}",
-            fix=f"{-(-total // ranks) * ranks}",
-        )
+        what = f"train_batch_size {total} is not a multiple of {counted(ranks, 'rank')}"
+        fix = f"{-(-total // ranks) * ranks}"
+        yield found("ds-batch-size-mismatch", path, place.line, what, fix)

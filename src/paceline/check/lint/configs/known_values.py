@@ -42,13 +42,14 @@ def _check(path: str, name: str, value: Marked, choice: Choice) -> Iterator[Find
     if text.lower() in known:
         return
     near = difflib.get_close_matches(text.lower(), known, n=1, cutoff=0.7)
+    what = f"{name} is {text}, which is not one of {', '.join(sorted(choice.values))}"
+    fix = f"write {known[near[0]]}" if near else "one of these"
     yield found(
         "config-unknown-key",
         path,
-        value.line,
-        f"{name} is {text}, which is not one of {', '.join(sorted(choice.values))}",
-        fix=f"write {known[near[0]]}" if near else "one of these",
-        column=value.column,
+        value,
+        what,
+        fix,
         level=ERROR if near or choice.is_closed else INFO,
     )
 

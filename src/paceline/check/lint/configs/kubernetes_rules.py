@@ -44,27 +44,21 @@ def _check_images(job: ClusterJob) -> Iterator[Finding]:
             continue  # a place for an image: names of images are lower case (OCI distribution spec)
         keeps = pods.container.text("imagePullPolicy") in KEEPS
         if keeps and "@sha256:" not in text and (":" not in last or last.endswith(":latest")):
-            yield found(
-                "nccl-version-mismatch",
-                job.path,
-                image.line,
+            what = (
                 f"{text} may be a different image on each of {job.num_pods} nodes, with a "
-                "different NCCL",
-                fix="name one build: a tag that never moves, or @sha256:...",
+                "different NCCL"
             )
+            fix = "name one build: a tag that never moves, or @sha256:..."
+            yield found("nccl-version-mismatch", job.path, image.line, what, fix)
             return
         if pods.gpus:
             seen.setdefault(text, image)
     if len(seen) > 1:
         (first, _), (second, place) = list(seen.items())[:2]
         if first.rsplit(":", 1)[0] == second.rsplit(":", 1)[0] or job.kind == "PyTorchJob":
-            yield found(
-                "nccl-version-mismatch",
-                job.path,
-                place.line,
-                f"pods of one job run {first} and {second}",
-                fix="one image for all pods",
-            )
+            what = f"pods of one job run {first} and {second}"
+            fix = "one image for all pods"
+            yield found("nccl-version-mismatch", job.path, place.line, what, fix)
 
 
 def _check_processes(job: ClusterJob) -> Iterator[Finding]:
@@ -74,11 +68,7 @@ def _check_processes(job: ClusterJob) -> Iterator[Finding]:
         return
     for pods in job.pods:
         if pods.gpus and wanted > pods.gpus:
-            yield found(
-                "invalid-device-ordinal",
-                job.path,
-                job.per_node.line,
-                f"{wanted} processes on each pod, and the {pods.role} pods have {pods.gpus} GPUs",
-                fix=f"say {pods.gpus}, or ask for {wanted} GPUs",
-            )
+            what = f"{wanted} processes on each pod, and the {pods.role} pods have {pods.gpus} GPUs"
+            fix = f"say {pods.gpus}, or ask for {wanted} GPUs"
+            yield found("invalid-device-ordinal", job.path, job.per_node.line, what, fix)
             return

@@ -36,21 +36,21 @@ def check_neighbours(
         if word is not None and _counts(word.source, text):
             continue
         if launch.background and launch.loop and port.isdigit() and not is_elsewhere(launch):
-            yield found(
-                "port-in-use",
-                launch.path,
-                word.line if word else launch.line,
-                f"every pass of `{launch.loop[:60]}` starts another launch on port {port}",
-                fix="give each its own port: --master-port $((29500 + i)), or --standalone",
-            )
+            what = f"every pass of `{launch.loop[:60]}` starts another launch on port {port}"
+            fix = "give each its own port: --master-port $((29500 + i)), or --standalone"
+            yield found("port-in-use", launch.path, word.line if word else launch.line, what, fix)
         elif port in running and not is_elsewhere(launch):
             first = running[port]
+            what = (
+                f"port {port} is taken by the launch of line {first.line}, which is still running"
+            )
+            fix = "give each its own port, or --standalone, which takes a free one"
             yield found(
                 "port-in-use",
                 launch.path,
                 word.line if word else launch.line,
-                f"port {port} is taken by the launch of line {first.line}, which is still running",
-                fix="give each its own port, or --standalone, which takes a free one",
+                what,
+                fix,
                 evidence=[(launch.path, first.line, _typed(first))],
             )
         if launch.background:
@@ -108,34 +108,22 @@ def check_meeting(launch: Launch, scene: Scene) -> Iterator[Finding]:
         is_endpoint = "rdzv_endpoint" in launch.options
         host = address.text.rpartition(":")[0] or address.text if is_endpoint else address.text
         if nodes and (wrong := wrong_host(host)) is not None and "SLURM_" in address.source:
-            yield found(
-                wrong[0],
-                launch.path,
-                address.line,
-                f"{shown(address.text)}: {wrong[1]}",
-                fix=FIRST_NODE,
-                level=ERROR,
-            )
+            what = f"{shown(address.text)}: {wrong[1]}"
+            yield found(wrong[0], launch.path, address.line, what, FIRST_NODE, level=ERROR)
         if nodes and LOOPBACK.match(host):
-            yield found(
-                "rendezvous-c10d-timeout",
-                launch.path,
-                address.line,
-                f"{host} names a different machine on each of {nodes} nodes: none finds the others",
-                fix="give an address of the first node that all others reach",
+            what = (
+                f"{host} names a different machine on each of {nodes} nodes: none finds the others"
             )
+            fix = "give an address of the first node that all others reach"
+            yield found("rendezvous-c10d-timeout", launch.path, address.line, what, fix)
         if (
             nodes
             and re.search(r"\$\(hostname|`hostname|\$\{?HOSTNAME", address.source)
             and ((launch.on_node and address.line >= launch.line) or ESCAPED in host)
         ):
-            yield found(
-                "rendezvous-c10d-timeout",
-                launch.path,
-                address.line,
-                f"{shown(host)} is evaluated on every node: each waits at its own address",
-                fix='take the first of `scontrol show hostnames "$SLURM_JOB_NODELIST"` above srun',
-            )
+            what = f"{shown(host)} is evaluated on every node: each waits at its own address"
+            fix = 'take the first of `scontrol show hostnames "$SLURM_JOB_NODELIST"` above srun'
+            yield found("rendezvous-c10d-timeout", launch.path, address.line, what, fix)
     for name in ("master_port", "main_process_port"):
         word = launch.option(name)
         port = whole(word.text) if word is not None else None
@@ -151,14 +139,11 @@ def check_nodes(launch: Launch, scene: Scene) -> Iterator[Finding]:
     if word is not None and nodes is not None and given is not None and nodes != given:
         is_part = "srun" in launch.wrappers and launch.wrapper("srun", "nodes", "N") is not None
         if not is_part and scene.scheduler is not None:
-            yield found(
-                "rendezvous-timeout-few-nodes",
-                launch.path,
-                word.line,
-                f"the launcher waits for {nodes} nodes, and the job has {given}",
-                fix=f"write {given}"
-                + (", or take it from $SLURM_NNODES" if scene.scheduler == "slurm" else ""),
+            what = f"the launcher waits for {nodes} nodes, and the job has {given}"
+            fix = f"write {given}" + (
+                ", or take it from $SLURM_NNODES" if scene.scheduler == "slurm" else ""
             )
+            yield found("rendezvous-timeout-few-nodes", launch.path, word.line, what, fix)
     text = word.text if word is not None else ""
     backend = launch.option("rdzv_backend")
     if (
@@ -169,10 +154,6 @@ def check_nodes(launch: Launch, scene: Scene) -> Iterator[Finding]:
         and "standalone" not in launch.options
         and word is not None
     ):
-        yield found(
-            "rendezvous-c10d-timeout",
-            launch.path,
-            word.line,
-            f"--nnodes={text} is a range, and the static rendezvous waits for all {match[2]}",
-            fix="add --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT",
-        )
+        what = f"--nnodes={text} is a range, and the static rendezvous waits for all {match[2]}"
+        fix = "add --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT"
+        yield found("rendezvous-c10d-timeout", launch.path, word.line, what, fix)

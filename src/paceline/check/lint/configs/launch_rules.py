@@ -39,13 +39,9 @@ def _check_old_launcher(launch: Launch) -> Iterator[Finding]:
     """The launcher that torchrun has replaced."""
     word = next((one for one in launch.words if one.text == _OLD), None)
     if word is not None:
-        yield found(
-            "old-launcher",
-            launch.path,
-            word.line,
-            f"{_OLD} is deprecated: torchrun has taken its place",
-            fix="torchrun with the same options, and int(os.environ['LOCAL_RANK']) in the script",
-        )
+        what = f"{_OLD} is deprecated: torchrun has taken its place"
+        fix = "torchrun with the same options, and int(os.environ['LOCAL_RANK']) in the script"
+        yield found("old-launcher", launch.path, word.line, what, fix)
 
 
 def _check_devices(launch: Launch, scene: Scene) -> Iterator[Finding]:
@@ -62,18 +58,13 @@ def _check_devices(launch: Launch, scene: Scene) -> Iterator[Finding]:
     else:
         return
     if per_node > devices:
-        yield found(
-            "invalid-device-ordinal",
-            launch.path,
-            word.line,
-            f"{per_node} processes on each node, and {whose} has {devices} GPUs",
-            fix=f"start {devices} on each node"
-            + (
-                f": --num_processes {devices * scene.nodes}"
-                if launch.program == "accelerate" and scene.nodes
-                else ""
-            ),
+        what = f"{per_node} processes on each node, and {whose} has {devices} GPUs"
+        fix = f"start {devices} on each node" + (
+            f": --num_processes {devices * scene.nodes}"
+            if launch.program == "accelerate" and scene.nodes
+            else ""
         )
+        yield found("invalid-device-ordinal", launch.path, word.line, what, fix)
 
 
 def _uses_gpus(launch: Launch) -> bool:

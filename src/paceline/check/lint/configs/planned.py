@@ -97,15 +97,15 @@ def _scaling(path: str, document: Marked, plan: Plan) -> Iterator[Finding]:
         return
     share, most = sum(waits.values()) / step_s, max(waits, key=waits.__getitem__)
     ranks = plan.cluster.num_ranks
-    yield found(
-        "scaling-not-linear",
-        path,
-        _line(document, ("cluster",)),
+    what = (
         f"ranks wait {share:.0%} of a step for each other, most of it for {most} (estimated): "
-        f"{ranks} of them do the work of {ranks * (1 - share):.0f}",
-        fix="a larger train.global_batch, fewer ranks, or a faster network; "
-        "`paceline bench --ranks` measures it",
+        f"{ranks} of them do the work of {ranks * (1 - share):.0f}"
     )
+    fix = (
+        "a larger train.global_batch, fewer ranks, or a faster network; "
+        "`paceline bench --ranks` measures it"
+    )
+    yield found("scaling-not-linear", path, _line(document, ("cluster",)), what, fix)
 
 
 def _contradictions(plan: Plan) -> Iterator[tuple[tuple[str, ...], str, str]]:

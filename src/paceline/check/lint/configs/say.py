@@ -1,6 +1,7 @@
 """A finding of a configuration, from its place and what is said there."""
 
 from collections.abc import Iterable
+from typing import Protocol
 
 from paceline.catalog.failure import load_failures
 from paceline.check.finding import Evidence, Finding, Place, Severity, lint_level
@@ -8,18 +9,33 @@ from paceline.check.finding import Evidence, Finding, Place, Severity, lint_leve
 ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
 
 
+class Placed(Protocol):
+    """A value, word or variable that knows its place."""
+
+    @property
+    def line(self) -> int: ...
+    @property
+    def column(self) -> int | None: ...
+
+
 def found(
     failure: str,
     path: str,
-    line: int,
+    at: "int | Placed",
     what: str,
-    *,
     fix: str | None = None,
+    *,
     column: int | None = None,
     evidence: Iterable[tuple[str, int, str]] = (),
     level: Severity = ERROR,
 ) -> Finding:
-    """One finding; without a nearer `fix` it has the catalog's. `evidence` is path, line, text."""
+    """One finding; without a nearer `fix` it has the catalog's.
+
+    Args:
+        at: What shows it; a line alone where its column is of no use.
+        evidence: Path, line and text of what else shows it.
+    """
+    line, column = (at, column) if isinstance(at, int) else (at.line, at.column)
     return Finding(
         id=failure,
         severity=lint_level(failure, level),

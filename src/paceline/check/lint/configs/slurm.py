@@ -62,14 +62,12 @@ def _check_tasks(script: Script, launch: Launch, scene: Scene) -> Iterator[Findi
     if launch.program in {"torchrun", "accelerate"}:
         started_by_one = launch.option("nproc_per_node", "num_processes")
         if tasks > 1 and started_by_one is not None and whole(started_by_one.text) != 1:
-            yield found(
-                "slurm-ntasks-mismatch",
-                script.path,
-                place,
+            what = (
                 f"{tasks} tasks a node each start {launch.program}, which starts all ranks of the "
-                "node itself",
-                fix="--ntasks-per-node=1: one launcher a node",
+                "node itself"
             )
+            fix = "--ntasks-per-node=1: one launcher a node"
+            yield found("slurm-ntasks-mismatch", script.path, place, what, fix)
         return
     if launch.program != "python":
         return
@@ -88,26 +86,26 @@ def _check_trainer(
     gpus = scene.gpus_per_node
     wanted = devices if devices is not None else gpus
     if lightning and wanted is not None and wanted > 1 and tasks != wanted:
-        yield found(
-            "slurm-ntasks-mismatch",
-            script.path,
-            place,
+        what = (
             f"{tasks} task{'s' if tasks > 1 else ''} a node, and the trainer wants one for each of "
-            f"{wanted} devices",
-            fix=f"#SBATCH --ntasks-per-node={wanted}",
+            f"{wanted} devices"
         )
+        fix = f"#SBATCH --ntasks-per-node={wanted}"
+        yield found("slurm-ntasks-mismatch", script.path, place, what, fix)
     nodes_word = launch.argument("num_nodes", "nnodes")
     nodes = whole(nodes_word.text) if nodes_word is not None else None
     if nodes is None and lightning and scene.context.nodes != scene.nodes:
         nodes = scene.context.nodes
     if nodes is not None and scene.nodes is not None and nodes != scene.nodes:
         line = _place(script, "nodes") or (nodes_word.line if nodes_word else launch.line)
+        what = f"the trainer waits for {nodes} nodes, and the job has {scene.nodes}"
+        fix = f"num_nodes={scene.nodes}, or #SBATCH --nodes={nodes}"
         yield found(
             "slurm-ntasks-mismatch",
             script.path,
             nodes_word.line if nodes_word is not None else line,
-            f"the trainer waits for {nodes} nodes, and the job has {scene.nodes}",
-            fix=f"num_nodes={scene.nodes}, or #SBATCH --nodes={nodes}",
+            what,
+            fix,
         )
 
 
@@ -137,13 +135,9 @@ def _check_without_srun(script: Script, launch: Launch, scene: Scene) -> Iterato
         any(each.in_function for each in script.commands)
     ):
         return
-    yield found(
-        "slurm-ntasks-mismatch",
-        script.path,
-        launch.line,
-        f"without srun this runs on the first of {scene.nodes} nodes, and waits for the others",
-        fix=f"srun {launch.words[0].text} ...",
-    )
+    what = f"without srun this runs on the first of {scene.nodes} nodes, and waits for the others"
+    fix = f"srun {launch.words[0].text} ..."
+    yield found("slurm-ntasks-mismatch", script.path, launch.line, what, fix)
 
 
 def _check_ports(launch: Launch, scene: Scene) -> Iterator[Finding]:
@@ -162,11 +156,6 @@ def _check_ports(launch: Launch, scene: Scene) -> Iterator[Finding]:
     if text is not None and re.fullmatch(r"[1-9]\d*", text):
         held = word is None or "$" in word.source
         line = said.line if said is not None and held else word.line if word else launch.line
-        yield found(
-            "port-in-use",
-            launch.path,
-            line,
-            f"every task of the array takes port {text}, and several may share a node",
-            fix="$((20000 + SLURM_JOB_ID % 12768)), or --standalone on one node",
-            level=WARNING,
-        )
+        what = f"every task of the array takes port {text}, and several may share a node"
+        fix = "$((20000 + SLURM_JOB_ID % 12768)), or --standalone on one node"
+        yield found("port-in-use", launch.path, line, what, fix, level=WARNING)

@@ -67,11 +67,13 @@ def _check_name(each: Variable) -> Iterator[Finding]:
     """A name that nothing reads, or that got another name."""
     if each.name in RENAMED:
         new, since = RENAMED[each.name]
+        what = f"{each.name} has been {new} since {since}"
+        fix = f"set {new} instead"
         yield _say(
             each,
             "nccl-env-deprecated",
-            f"{each.name} has been {new} since {since}",
-            f"set {new} instead",
+            what,
+            fix,
             becomes=None if each.name in OTHER_VALUES else new,
             level=INFO if each.name in STILL_READ or f"TORCH_{each.name}" == new else WARNING,
         )
@@ -87,22 +89,14 @@ def _check_name(each: Variable) -> Iterator[Finding]:
         return
     near = [name for name in _near(each.name, known) if _distance(each.name, name) <= 2]
     if near:
-        yield _say(
-            each,
-            "nccl-env-deprecated",
-            f"nothing reads {each.name}: the name is {near[0]}",
-            f"write {near[0]}",
-            becomes=near[0],
-            level=WARNING,
-        )
+        what = f"nothing reads {each.name}: the name is {near[0]}"
+        fix = f"write {near[0]}"
+        yield _say(each, "nccl-env-deprecated", what, fix, becomes=near[0], level=WARNING)
     elif each.name.startswith("NCCL_") and f"TORCH_{each.name}" in TORCH_NCCL:
+        what = f"NCCL does not read {each.name}; PyTorch reads TORCH_{each.name}"
+        fix = f"set TORCH_{each.name} instead"
         yield _say(
-            each,
-            "nccl-env-deprecated",
-            f"NCCL does not read {each.name}; PyTorch reads TORCH_{each.name}",
-            f"set TORCH_{each.name} instead",
-            becomes=f"TORCH_{each.name}",
-            level=WARNING,
+            each, "nccl-env-deprecated", what, fix, becomes=f"TORCH_{each.name}", level=WARNING
         )
 
 
@@ -152,52 +146,51 @@ def _check_interface(each: Variable, context: Context) -> Iterator[Finding]:
     is_gloo = each.name.startswith("GLOO")
     taken = value.lstrip("=")
     if is_gloo and value[0] in "^=!":
-        yield _say(
-            each,
-            "gloo-ifname-missing",
-            f"Gloo takes the whole name of an interface, not `{value}`: signs such as ^ are NCCL's",
-            "write the whole name of the interface between the nodes",
+        what = (
+            f"Gloo takes the whole name of an interface, not `{value}`: signs such as ^ are NCCL's"
         )
+        fix = "write the whole name of the interface between the nodes"
+        yield _say(each, "gloo-ifname-missing", what, fix)
         return
     if value.startswith("^"):
         return
     first = taken.split(",")[0].split(":")[0]
     if first == "lo" or first.startswith("lo,"):
+        what = f"{each.name}={value} is the loopback: no other node can be reached over it"
+        fix = (
+            "name the interface that the nodes reach each other by, "
+            + ("" if is_gloo else "or exclude: ^lo,docker0; ")
+            + "`ip -br addr` lists them"
+        )
         yield _say(
             each,
             "gloo-loopback-fullmesh" if is_gloo else "nccl-wrong-interface",
-            f"{each.name}={value} is the loopback: no other node can be reached over it",
-            "name the interface that the nodes reach each other by, "
-            + ("" if is_gloo else "or exclude: ^lo,docker0; ")
-            + "`ip -br addr` lists them",
+            what,
+            fix,
             level=ERROR if is_many(context) else INFO,
         )
     elif _VIRTUAL.match(first):
+        what = f"{each.name}={value} is a bridge inside one machine, with the same address on each"
+        fix = "name the interface that the nodes reach each other by"
         yield _say(
             each,
             "gloo-ifname-missing" if is_gloo else "nccl-wrong-interface",
-            f"{each.name}={value} is a bridge inside one machine, with the same address on each",
-            "name the interface that the nodes reach each other by",
+            what,
+            fix,
             level=ERROR if is_many(context) else INFO,
         )
     elif re.fullmatch(r"[\d.]+(/\d+)?", first):
-        yield _say(
-            each,
-            "gloo-ifname-missing" if is_gloo else "nccl-wrong-interface",
-            f"{each.name}={value} is an address; it takes the name of an interface",
-            "write the interface that has this address: `ip -br addr` lists them",
-        )
+        what = f"{each.name}={value} is an address; it takes the name of an interface"
+        fix = "write the interface that has this address: `ip -br addr` lists them"
+        yield _say(each, "gloo-ifname-missing" if is_gloo else "nccl-wrong-interface", what, fix)
 
 
 def _check_libraries(each: Variable) -> Iterator[Finding]:
     """Libraries that are put before those that torch was built with."""
     if each.name == "LD_PRELOAD" and "libnccl" in each.value:
-        yield _say(
-            each,
-            "nccl-version-mismatch",
-            f"LD_PRELOAD puts {each.value} in place of the NCCL that torch came with",
-            "unset it, or be sure that every node has the same file",
-        )
+        what = f"LD_PRELOAD puts {each.value} in place of the NCCL that torch came with"
+        fix = "unset it, or be sure that every node has the same file"
+        yield _say(each, "nccl-version-mismatch", what, fix)
 
 
 LOOPBACK = re.compile(r"(?i)^\[?(localhost|127\.\d+\.\d+\.\d+|::1|0\.0\.0\.0)\]?$")
@@ -222,12 +215,9 @@ def _check_master(each: Variable, context: Context) -> Iterator[Finding]:
         if context.nodes != 1 and (wrong := wrong_host(value)) is not None:
             yield _say(each, wrong[0], f"{each.name}={value}: {wrong[1]}", FIRST_NODE, level=ERROR)
         elif LOOPBACK.match(value) and is_many(context):
-            yield _say(
-                each,
-                "rendezvous-c10d-timeout",
-                f"{each.name}={value} names a different machine on each of {context.nodes} nodes",
-                "set it to an address of the first node that the others reach",
-            )
+            what = f"{each.name}={value} names a different machine on each of {context.nodes} nodes"
+            fix = "set it to an address of the first node that the others reach"
+            yield _say(each, "rendezvous-c10d-timeout", what, fix)
     refuses = (context.version("torch") or (2,)) >= (2,)
     if each.name in {"MASTER_PORT", "PET_MASTER_PORT"} and value.isdigit() and refuses:
         yield from check_port(each.path, each.line, each.name, int(value), column=each.column)
@@ -238,20 +228,10 @@ def check_port(
 ) -> Iterator[Finding]:
     """A port that an ordinary user's process cannot bind."""
     if 0 < port < 1024:
-        yield found(
-            "port-in-use",
-            path,
-            line,
-            f"{name} {port} is below 1024: only root may listen there",
-            fix="take one between 20000 and 32767",
-            column=column,
-        )
+        what = f"{name} {port} is below 1024: only root may listen there"
+        fix = "take one between 20000 and 32767"
+        yield found("port-in-use", path, line, what, fix, column=column)
     elif port > 65535:
-        yield found(
-            "port-in-use",
-            path,
-            line,
-            f"{name} {port} is not a port: the highest is 65535",
-            fix="take one between 20000 and 32767",
-            column=column,
-        )
+        what = f"{name} {port} is not a port: the highest is 65535"
+        fix = "take one between 20000 and 32767"
+        yield found("port-in-use", path, line, what, fix, column=column)

@@ -46,16 +46,12 @@ def check_no_sync_missing(program: Program, context: Context) -> Iterator[Findin
             if step_after(program, backward) is not step:
                 continue
             reported.add(id(backward.node))
-            yield program.finding(
-                "no-sync-missing",
-                backward,
-                what=(
-                    f"the optimizer steps once in several micro-batches ({guard.spot}), and "
-                    "this backward pass averages the gradients over the ranks in each of them"
-                ),
-                fix="enter model.no_sync() for all micro-batches but the last before a step",
-                seen=(guard,),
+            what = (
+                f"the optimizer steps once in several micro-batches ({guard.spot}), and "
+                "this backward pass averages the gradients over the ranks in each of them"
             )
+            fix = "enter model.no_sync() for all micro-batches but the last before a step"
+            yield program.finding("no-sync-missing", backward, what, fix, seen=(guard,))
 
 
 def step_after(program: Program, backward: Call) -> Call | None:
@@ -85,16 +81,12 @@ def check_loss_not_divided(program: Program, context: Context) -> Iterator[Findi
             continue
         if any(one.operation and one.operation[0] in SCALES for one in loss.origins()):
             continue
-        yield program.finding(
-            "ga-loss-normalisation",
-            backward,
-            what=(
-                f"the optimizer steps ({step.spot}) on the sum of the micro-batches' "
-                "gradients: they, and the norm that is clipped, grow with their number"
-            ),
-            fix="divide the loss by the number of micro-batches before backward()",
-            seen=(step,),
+        what = (
+            f"the optimizer steps ({step.spot}) on the sum of the micro-batches' "
+            "gradients: they, and the norm that is clipped, grow with their number"
         )
+        fix = "divide the loss by the number of micro-batches before backward()"
+        yield program.finding("ga-loss-normalisation", backward, what, fix, seen=(step,))
         return
 
 

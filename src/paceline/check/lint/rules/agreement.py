@@ -366,11 +366,12 @@ def rank_finding(program: Program, call: Call, guard: Guard) -> Finding:
     if call.is_method("state_dict") and call.receiver and wrappers(call.receiver) == {"fsdp2"}:
         ends = "saves its own shards alone: those of the other ranks are in no file"
         fix = "above the branch, on every rank: get_model_state_dict with full_state_dict=True"
+    what = f"{only} reaches {there} (condition in {guard.spot}) and {ends}"
     return program.finding(
         id,
         at,
-        what=f"{only} reaches {there} (condition in {guard.spot}) and {ends}",
-        fix=fix,
+        what,
+        fix,
         seen=(guard, call),
         level=Severity.ERROR if is_shown(program, call, guard) else Severity.INFO,
     )

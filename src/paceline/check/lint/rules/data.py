@@ -30,16 +30,12 @@ def check_pinned_copies(program: Program, context: Context) -> Iterator[Finding]
                 reported.add(id(call))
                 if call.has_argument(7, "pin_memory") or program.framework in PREPARES:
                     continue
-                yield program.finding(
-                    "no-pin-memory",
-                    call,
-                    what=(
-                        f"{copy.spot} copies its batches with non_blocking=True, which does "
-                        "nothing from pageable memory"
-                    ),
-                    fix="pass pin_memory=True",
-                    seen=(copy,),
+                what = (
+                    f"{copy.spot} copies its batches with non_blocking=True, which does "
+                    "nothing from pageable memory"
                 )
+                fix = "pass pin_memory=True"
+                yield program.finding("no-pin-memory", call, what, fix, seen=(copy,))
 
 
 RULES = (check_pinned_copies,)

@@ -209,8 +209,8 @@ def decision_finding(
     return program.finding(
         "rank-divergent-decision",
         guard,
-        what=f"the condition depends on {why}{line}: {what}",
-        fix=fix,
+        f"the condition depends on {why}{line}: {what}",
+        fix,
         seen=(missed,) if node is None else (node, missed),
         level=Severity.INFO if node is None else Severity.WARNING,
     )
@@ -310,25 +310,19 @@ def check_agreement_of_a_bool(program: Program, context: Context) -> Iterator[Fi
     for call in program.calls("torch.distributed.all_reduce"):
         tensor = call.argument(0, "tensor")
         if tensor is not None and is_plain_number(tensor):
-            yield program.finding(
-                "rank-divergent-decision",
-                call,
-                what="all_reduce takes a tensor; it gets a Python bool or number and raises",
-                fix=(
-                    "`flag = torch.tensor(int(condition), device=device)`, reduce that, and "
-                    "branch on `flag.item()`"
-                ),
+            what = "all_reduce takes a tensor; it gets a Python bool or number and raises"
+            fix = (
+                "`flag = torch.tensor(int(condition), device=device)`, reduce that, and "
+                "branch on `flag.item()`"
             )
+            yield program.finding("rank-divergent-decision", call, what, fix)
     for event in program.events:
         for guard in event.guards:
             made = guard.test.call
             if isinstance(made, Call) and made.name == "torch.distributed.all_reduce":
-                yield program.finding(
-                    "rank-divergent-decision",
-                    guard,
-                    what="all_reduce returns None: this condition never holds",
-                    fix="reduce in a line of its own, and branch on the tensor's `.item()`",
-                )
+                what = "all_reduce returns None: this condition never holds"
+                fix = "reduce in a line of its own, and branch on the tensor's `.item()`"
+                yield program.finding("rank-divergent-decision", guard, what, fix)
 
 
 def is_plain_number(value: Value) -> bool:

@@ -51,16 +51,13 @@ def check_global_rank_as_device(program: Program, context: Context) -> Iterator[
         if not is_global_rank(index):
             continue
         per_node = context.devices or context.gpus_per_node
-        yield program.finding(
-            "invalid-device-ordinal",
-            call,
-            what=(
-                "this is the global rank, and a node has GPUs"
-                + (f" 0 to {per_node - 1}" if per_node else "")
-                + f": on all but the first of {nodes} nodes there is no such GPU"
-            ),
-            fix='use int(os.environ["LOCAL_RANK"])',
+        what = (
+            "this is the global rank, and a node has GPUs"
+            + (f" 0 to {per_node - 1}" if per_node else "")
+            + f": on all but the first of {nodes} nodes there is no such GPU"
         )
+        fix = 'use int(os.environ["LOCAL_RANK"])'
+        yield program.finding("invalid-device-ordinal", call, what, fix)
         return
 
 
@@ -87,11 +84,13 @@ def check_data_parallel(program: Program, context: Context) -> Iterator[Finding]
     forwards = [one for one in program.forwards if not any(map(stops_gradients, one.withs))]
     for call in program.calls(DATA_PARALLEL):
         trains = any(call.result in (one.forward_of or Value()).any() for one in forwards)
+        what = "DataParallel runs all GPUs from one process and copies the model in every step"
+        fix = "DistributedDataParallel, one process a GPU; `paceline adapt` rewrites it"
         yield program.finding(
             "dataparallel-not-ddp",
             call,
-            what="DataParallel runs all GPUs from one process and copies the model in every step",
-            fix="DistributedDataParallel, one process a GPU; `paceline adapt` rewrites it",
+            what,
+            fix,
             level=Severity.WARNING if trains and program.backwards else Severity.INFO,
         )
 

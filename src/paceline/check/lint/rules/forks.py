@@ -33,16 +33,12 @@ def check_fork_after_cuda(program: Program, context: Context) -> Iterator[Findin
                 continue
             if {id(one.node) for one in call.guards} - {id(one.node) for one in fork.guards}:
                 continue  # only some of the runs that fork come there
-            yield program.finding(
-                "cuda-init-before-fork",
-                call,
-                what=(
-                    f"CUDA is initialised here, and {fork.spot} forks processes: it cannot be "
-                    "initialised in them again"
-                ),
-                fix='mp.set_start_method("spawn"), or use CUDA only inside the processes',
-                seen=(fork,),
+            what = (
+                f"CUDA is initialised here, and {fork.spot} forks processes: it cannot be "
+                "initialised in them again"
             )
+            fix = 'mp.set_start_method("spawn"), or use CUDA only inside the processes'
+            yield program.finding("cuda-init-before-fork", call, what, fix, seen=(fork,))
             return
 
 

@@ -54,13 +54,9 @@ def check_fixed_world(program: Program, context: Context) -> Iterator[Finding]:
             if id(at) in reported:
                 continue
             reported.add(id(at))
-            yield program.finding(
-                "world-size-hardcoded",
-                at,
-                what=f"{name} is fixed to {given.const}, whatever the launcher starts",
-                fix=f"leave {name} out, so that it comes from the launcher's environment",
-                seen=(call,),
-            )
+            what = f"{name} is fixed to {given.const}, whatever the launcher starts"
+            fix = f"leave {name} out, so that it comes from the launcher's environment"
+            yield program.finding("world-size-hardcoded", at, what, fix, seen=(call,))
     if any("'WORLD_SIZE'" in one.target and str(one.value.const) == "1" for one in program.assigns):
         return
     for assign in program.assigns:
@@ -72,12 +68,9 @@ def check_fixed_world(program: Program, context: Context) -> Iterator[Finding]:
                     continue
                 if any(guard.how == "if" for guard in assign.guards):
                     continue
-                yield program.finding(
-                    "world-size-hardcoded",
-                    assign,
-                    what=f"the program overwrites the launcher's {name} with {assign.value.const}",
-                    fix=f"leave {name} to the launcher",
-                )
+                what = f"the program overwrites the launcher's {name} with {assign.value.const}"
+                fix = f"leave {name} to the launcher"
+                yield program.finding("world-size-hardcoded", assign, what, fix)
 
 
 def world_of_one(call: Call) -> bool:
@@ -97,16 +90,12 @@ def check_gloo_for_gpu(program: Program, context: Context) -> Iterator[Finding]:
     for init in inits:
         users = [one for one in program.all_calls if puts_model_on_gpu(one)]
         if users:
-            yield program.finding(
-                "gloo-backend-gpu",
-                init,
-                what=(
-                    f"the model is on a GPU ({users[0].spot}) and gloo moves its gradients "
-                    "through the CPU"
-                ),
-                fix='init_process_group("nccl"), or "cpu:gloo,cuda:nccl" for both',
-                seen=users[:1],
+            what = (
+                f"the model is on a GPU ({users[0].spot}) and gloo moves its gradients "
+                "through the CPU"
             )
+            fix = 'init_process_group("nccl"), or "cpu:gloo,cuda:nccl" for both'
+            yield program.finding("gloo-backend-gpu", init, what, fix, seen=users[:1])
             return
 
 
@@ -156,12 +145,9 @@ def check_cpu_tensor_in_nccl(program: Program, context: Context) -> Iterator[Fin
         if tensor is None or call.name.endswith("_list") or tensor.options:
             continue
         if on_cpu(tensor):
-            yield program.finding(
-                "no-backend-for-cpu",
-                call,
-                what="this tensor is on the CPU and the group has only the NCCL backend: it raises",
-                fix="make the tensor with device=device, or use backend cpu:gloo,cuda:nccl",
-            )
+            what = "this tensor is on the CPU and the group has only the NCCL backend: it raises"
+            fix = "make the tensor with device=device, or use backend cpu:gloo,cuda:nccl"
+            yield program.finding("no-backend-for-cpu", call, what, fix)
 
 
 def on_cpu(tensor: Value, depth: int = 8) -> bool:

@@ -49,14 +49,15 @@ def check_local_disk(program: Program, context: Context) -> Iterator[Finding]:
         if folder is None:
             continue
         surely = folder in WIPED and path is not None and is_literal(path)
+        what = f"checkpoints are written below {folder}, which " + (
+            "a restart of the machine may empty" if surely else "only one machine has"
+        )
+        fix = "write to storage that stays and that all nodes see, or copy each checkpoint there"
         yield program.finding(
             "checkpoint-ephemeral",
             call,
-            what=(
-                f"checkpoints are written below {folder}, which "
-                + ("a restart of the machine may empty" if surely else "only one machine has")
-            ),
-            fix="write to storage that stays and that all nodes see, or copy each checkpoint there",
+            what,
+            fix,
             level=Severity.WARNING if surely else Severity.INFO,
         )
         return

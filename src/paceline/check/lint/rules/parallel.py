@@ -52,17 +52,13 @@ def check_ddp_fits(program: Program, context: Context) -> Iterator[Finding]:
         each = each if has_moments else each // 2
         if count * each <= room:
             continue
-        yield program.finding(
-            "ddp-does-not-fit",
-            wrap,
-            what=(
-                f"DDP keeps {format_bytes(count * each)} on every rank ({count / 1e9:g}B "
-                f"parameters, {each} bytes each with {kept}); {gpu} has "
-                f"{format_bytes(room)}"
-            ),
-            fix="shard it: fully_shard or ZeRO-3; `paceline plan` has the ranks needed",
-            seen=(made,),
+        what = (
+            f"DDP keeps {format_bytes(count * each)} on every rank ({count / 1e9:g}B "
+            f"parameters, {each} bytes each with {kept}); {gpu} has "
+            f"{format_bytes(room)}"
         )
+        fix = "shard it: fully_shard or ZeRO-3; `paceline plan` has the ranks needed"
+        yield program.finding("ddp-does-not-fit", wrap, what, fix, seen=(made,))
         return
 
 
@@ -90,17 +86,13 @@ def check_tiny_batches(program: Program, context: Context) -> Iterator[Finding]:
             size = call.argument(1, "batch_size")
             if call.has_argument(None, "batch_sampler") or (size is not None and size.const != 1):
                 continue
-            yield program.finding(
-                "scaling-not-linear",
-                call,
-                what=(
-                    f"each of {counted(ranks, 'rank')} computes one sample between two "
-                    f"all-reduces of all "
-                    "gradients: most of a step is waiting"
-                ),
-                fix="a larger batch_size, several micro-batches under no_sync(), or fewer ranks",
-                seen=wraps[:1],
+            what = (
+                f"each of {counted(ranks, 'rank')} computes one sample between two "
+                f"all-reduces of all "
+                "gradients: most of a step is waiting"
             )
+            fix = "a larger batch_size, several micro-batches under no_sync(), or fewer ranks"
+            yield program.finding("scaling-not-linear", call, what, fix, seen=wraps[:1])
             return
 
 
@@ -130,17 +122,14 @@ def check_needless(program: Program, context: Context) -> Iterator[Finding]:
     for call in program.all_calls:
         count = named_parameters(call)
         if count is not None and 2 * count * WIDE_BYTES <= room:
+            what = (
+                f"{count / 1e9:g}B parameters take {format_bytes(count * WIDE_BYTES)} with "
+                f"gradients and Adam's moments, and {gpu} has {format_bytes(room)}: data ranks "
+                "alone send less"
+            )
+            fix = "DDP or fully_shard alone; `paceline plan` compares them"
             yield program.finding(
-                "model-parallel-needless",
-                splits[0],
-                what=(
-                    f"{count / 1e9:g}B parameters take {format_bytes(count * WIDE_BYTES)} with "
-                    f"gradients and Adam's moments, and {gpu} has {format_bytes(room)}: data ranks "
-                    "alone send less"
-                ),
-                fix="DDP or fully_shard alone; `paceline plan` compares them",
-                seen=(call,),
-                level=Severity.INFO,
+                "model-parallel-needless", splits[0], what, fix, seen=(call,), level=Severity.INFO
             )
             return
 
@@ -156,14 +145,15 @@ def check_unverified(program: Program, context: Context) -> Iterator[Finding]:
     for call in program.calls("torch.distributed.all_reduce"):
         tensor = call.argument(0, "tensor")
         if tensor is not None and any(one.attribute == "grad" for one in tensor.origins()):
-            yield program.finding(
-                "sync-unverified",
-                call,
-                what="gradients are averaged by hand, and nothing checks that the ranks' copies of "
-                "the model stay equal",
-                fix="every few hundred steps: `assert paceline.replicas_differ(model) is None`; or "
-                "DistributedDataParallel, which does both",
+            what = (
+                "gradients are averaged by hand, and nothing checks that the ranks' copies of "
+                "the model stay equal"
             )
+            fix = (
+                "every few hundred steps: `assert paceline.replicas_differ(model) is None`; or "
+                "DistributedDataParallel, which does both"
+            )
+            yield program.finding("sync-unverified", call, what, fix)
             return
 
 

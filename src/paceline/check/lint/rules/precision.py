@@ -54,15 +54,12 @@ def check_loss_scaling(program: Program, context: Context) -> Iterator[Finding]:
             if (casts_to_half(call) and covers_training(program, call)) or (
                 half_model and trains(program, call.receiver)
             ):
-                yield program.finding(
-                    "mixed-precision-loss-scaling",
-                    call,
-                    what=(
-                        "gradients are computed in float16 and nothing scales the loss: those "
-                        "below 6e-8 become zero"
-                    ),
-                    fix='use dtype=torch.bfloat16, or scaler = torch.amp.GradScaler("cuda")',
+                what = (
+                    "gradients are computed in float16 and nothing scales the loss: those "
+                    "below 6e-8 become zero"
                 )
+                fix = 'use dtype=torch.bfloat16, or scaler = torch.amp.GradScaler("cuda")'
+                yield program.finding("mixed-precision-loss-scaling", call, what, fix)
                 return
         return
     yield from scaler_misuse(program)
@@ -111,40 +108,30 @@ def scaler_misuse(program: Program) -> Iterator[Finding]:
             and not program.has_call(method="unscale_")
             and not any(exclusive(step, one) for one in scaled)
         ):
-            yield program.finding(
-                "mixed-precision-loss-scaling",
-                step,
-                what=(
-                    f"the loss was scaled in {scaled[0].spot}, and the optimizer steps on "
-                    "gradients that are still scaled"
-                ),
-                fix="scaler.step(optimizer); scaler.update()",
-                seen=scaled[:1],
+            what = (
+                f"the loss was scaled in {scaled[0].spot}, and the optimizer steps on "
+                "gradients that are still scaled"
             )
+            fix = "scaler.step(optimizer); scaler.update()"
+            yield program.finding("mixed-precision-loss-scaling", step, what, fix, seen=scaled[:1])
     steps = [
         one for one in program.steps if one.receiver is not None and one.receiver.has_kind("scaler")
     ]
     if steps and not program.has_call(method="update"):
-        yield program.finding(
-            "mixed-precision-loss-scaling",
-            steps[0],
-            what="scaler.update() is never called: the scale never falls after an overflow",
-            fix="call scaler.update() after scaler.step(optimizer)",
-        )
+        what = "scaler.update() is never called: the scale never falls after an overflow"
+        fix = "call scaler.update() after scaler.step(optimizer)"
+        yield program.finding("mixed-precision-loss-scaling", steps[0], what, fix)
     for call in scalers(program):
         if call.name == "torch.amp.GradScaler" and program.has_call(FSDP):
-            yield program.finding(
-                "mixed-precision-loss-scaling",
-                call,
-                what=(
-                    "each rank looks for overflows in its own shards of FSDP1 alone: one skips a "
-                    "step that others take"
-                ),
-                fix=(
-                    "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler(), or "
-                    "torch.bfloat16 without a scaler"
-                ),
+            what = (
+                "each rank looks for overflows in its own shards of FSDP1 alone: one skips a "
+                "step that others take"
             )
+            fix = (
+                "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler(), or "
+                "torch.bfloat16 without a scaler"
+            )
+            yield program.finding("mixed-precision-loss-scaling", call, what, fix)
     yield from clipped_scaled(program, scaled)
 
 
@@ -174,16 +161,12 @@ def clipped_scaled(program: Program, scaled: list[Call]) -> Iterator[Finding]:
         ]
         if unscaled or any(exclusive(clip, one) for one in scaled):
             continue
-        yield program.finding(
-            "mixed-precision-loss-scaling",
-            clip,
-            what=(
-                f"the loss was scaled in {scaled[0].spot}, and the gradients are clipped "
-                "before they are unscaled: the limit is thousands of times too small"
-            ),
-            fix="scaler.unscale_(optimizer) before clipping",
-            seen=scaled[:1],
+        what = (
+            f"the loss was scaled in {scaled[0].spot}, and the gradients are clipped "
+            "before they are unscaled: the limit is thousands of times too small"
         )
+        fix = "scaler.unscale_(optimizer) before clipping"
+        yield program.finding("mixed-precision-loss-scaling", clip, what, fix, seen=scaled[:1])
 
 
 def scaler_off(call: Call) -> bool:
@@ -202,12 +185,9 @@ def check_mixed_precision(program: Program, context: Context) -> Iterator[Findin
     if not program.mentions("cuda"):
         return
     for call in program.calls(DDP, FSDP, FULLY_SHARD):
-        yield program.finding(
-            "no-mixed-precision",
-            call,
-            what="the model trains in float32: slower than bfloat16 on GPUs with tensor cores",
-            fix="with torch.autocast('cuda', dtype=torch.bfloat16), or a mixed precision policy",
-        )
+        what = "the model trains in float32: slower than bfloat16 on GPUs with tensor cores"
+        fix = "with torch.autocast('cuda', dtype=torch.bfloat16), or a mixed precision policy"
+        yield program.finding("no-mixed-precision", call, what, fix)
         return
 
 
@@ -232,12 +212,9 @@ def check_bfloat16(program: Program, context: Context) -> Iterator[Finding]:
 
 
 def bfloat16_finding(program: Program, call: Call, context: Context) -> Finding:
-    return program.finding(
-        "bf16-unsupported-gpu",
-        call,
-        what=f"{context.gpu} has no bfloat16 in hardware: it raises, or is emulated slowly",
-        fix="float16 with a GradScaler",
-    )
+    what = f"{context.gpu} has no bfloat16 in hardware: it raises, or is emulated slowly"
+    fix = "float16 with a GradScaler"
+    return program.finding("bf16-unsupported-gpu", call, what, fix)
 
 
 WATCHES_ITSELF = frozenset({"lightning", "transformers", "deepspeed", "tensorflow", "mlx", "ray"})
@@ -254,16 +231,12 @@ def check_never_scaled(program: Program, context: Context) -> Iterator[Finding]:
             continue
         behind = [one for one in program.backwards if set(one.loops) & set(step.loops)]
         if behind:
-            yield program.finding(
-                "mixed-precision-loss-scaling",
-                step,
-                what=(
-                    f"the loss of {behind[0].spot} was not scaled: scaler.step raises, for it "
-                    "has no scale to divide by"
-                ),
-                fix="scaler.scale(loss).backward()",
-                seen=behind[:1],
+            what = (
+                f"the loss of {behind[0].spot} was not scaled: scaler.step raises, for it "
+                "has no scale to divide by"
             )
+            fix = "scaler.scale(loss).backward()"
+            yield program.finding("mixed-precision-loss-scaling", step, what, fix, seen=behind[:1])
             return
 
 

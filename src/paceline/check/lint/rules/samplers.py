@@ -119,11 +119,13 @@ def epoch_findings(
             if sets
             else "no set_epoch call"
         )
+        what = f"{where}: the DistributedSampler gives every epoch the same order"
+        fix = f"call `{sampler.label or 'sampler'}.set_epoch(epoch)` first in this loop"
         yield program.finding(
             "set-epoch-missing",
             epochs,
-            what=f"{where}: the DistributedSampler gives every epoch the same order",
-            fix=f"call `{sampler.label or 'sampler'}.set_epoch(epoch)` first in this loop",
+            what,
+            fix,
             seen=[sampler.call, loop] if sampler.call is not None else [loop],
             first=set_epoch_call(loop, epochs),
             level=level,
@@ -133,17 +135,13 @@ def epoch_findings(
         epoch = one.argument(0, "epoch")
         constant = epoch is not None and epoch.kind != "counter" and epoch.const is not UNKNOWN
         if constant or any(guard.main is not None for guard in one.guards):
-            yield program.finding(
-                "set-epoch-missing",
-                one,
-                what=(
-                    "set_epoch is given the same number in every epoch: the order never changes"
-                    if constant
-                    else "set_epoch is called on some ranks only: their orders no longer fit"
-                ),
-                fix="call set_epoch(epoch) with the loop's counter, on every rank",
-                level=level,
+            what = (
+                "set_epoch is given the same number in every epoch: the order never changes"
+                if constant
+                else "set_epoch is called on some ranks only: their orders no longer fit"
             )
+            fix = "call set_epoch(epoch) with the loop's counter, on every rank"
+            yield program.finding("set-epoch-missing", one, what, fix, level=level)
 
 
 COUNTERS = ("range", "trange", "tqdm.trange", "tqdm.auto.trange")
@@ -226,16 +224,12 @@ def check_sampler_missing(program: Program, context: Context) -> Iterator[Findin
                 continue
             reported.add(loader)
             if whole_data_set(call) and not batches_are_split(program, loop):
-                yield program.finding(
-                    "sampler-missing",
-                    call,
-                    what=(
-                        "this loader feeds a distributed model and has no DistributedSampler: "
-                        "every rank goes through the whole data set"
-                    ),
-                    fix="pass sampler=DistributedSampler(dataset) and leave shuffle out",
-                    seen=(loop,),
+                what = (
+                    "this loader feeds a distributed model and has no DistributedSampler: "
+                    "every rank goes through the whole data set"
                 )
+                fix = "pass sampler=DistributedSampler(dataset) and leave shuffle out"
+                yield program.finding("sampler-missing", call, what, fix, seen=(loop,))
 
 
 def training_loops(program: Program) -> list[Loop]:

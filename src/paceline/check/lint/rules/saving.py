@@ -31,12 +31,9 @@ def check_same_file(program: Program, context: Context) -> Iterator[Finding]:
         if call.root and not starts_training(program, call):
             continue
         reported.add(id(call.node))
-        yield program.finding(
-            "all-ranks-save-same-file",
-            call,
-            what="every rank writes this file, at the same time and under the same name",
-            fix="write it on rank 0 only (`if dist.get_rank() == 0:`), or name it by the rank",
-        )
+        what = "every rank writes this file, at the same time and under the same name"
+        fix = "write it on rank 0 only (`if dist.get_rank() == 0:`), or name it by the rank"
+        yield program.finding("all-ranks-save-same-file", call, what, fix)
 
 
 def written_path(call: Call) -> Value | None:
@@ -103,14 +100,16 @@ def check_weights_only(program: Program, context: Context) -> Iterator[Finding]:
         )
         if not is_same and not is_model:
             continue
+        what = (
+            f"{saved[0].spot} saves a whole object, not only tensors; torch.load refuses "
+            "it since torch 2.6"
+        )
+        fix = "save model.state_dict(), or pass weights_only=False for files that you trust"
         yield program.finding(
             "weights-only-load",
             call,
-            what=(
-                f"{saved[0].spot} saves a whole object, not only tensors; torch.load refuses "
-                "it since torch 2.6"
-            ),
-            fix="save model.state_dict(), or pass weights_only=False for files that you trust",
+            what,
+            fix,
             seen=saved[:1],
             level=Severity.ERROR if version is not None or only is not None else Severity.WARNING,
         )
@@ -167,12 +166,9 @@ def check_trackers(program: Program, context: Context) -> Iterator[Finding]:
             continue
         if "group" in call.kwargs or (call.root and not starts_training(program, call)):
             continue
-        yield program.finding(
-            "rank0-logging-missing",
-            call,
-            what="every rank opens a run of its own here",
-            fix="open it on rank 0 only",
-        )
+        what = "every rank opens a run of its own here"
+        fix = "open it on rank 0 only"
+        yield program.finding("rank0-logging-missing", call, what, fix)
     training = training_loops(program)
     for call in program.calls("builtins.print"):
         if not any(one in training for one in call.loops):
@@ -181,13 +177,9 @@ def check_trackers(program: Program, context: Context) -> Iterator[Finding]:
             continue
         if any(RANK in one.taints for one in call.args):
             continue
-        yield program.finding(
-            "rank0-logging-missing",
-            call,
-            what="every rank prints this in its training loop",
-            fix="print on rank 0 only",
-            level=Severity.INFO,
-        )
+        what = "every rank prints this in its training loop"
+        fix = "print on rank 0 only"
+        yield program.finding("rank0-logging-missing", call, what, fix, level=Severity.INFO)
         return
 
 

@@ -33,16 +33,12 @@ def check_optimizer_first(program: Program, context: Context) -> Iterator[Findin
             kept = wrap.argument(None, "use_orig_params")
             if kept is not None and kept.likely() is not False:
                 continue  # the optimizer's parameters stay, as views of what is sharded
-            yield program.finding(
-                "fsdp-optimizer-before-wrap",
-                made,
-                what=(
-                    f"the optimizer is made before {wrap.spot} shards the model: it keeps the "
-                    "old parameters and updates nothing that is trained"
-                ),
-                fix="make the optimizer after sharding, from the sharded model's parameters()",
-                seen=(wrap,),
+            what = (
+                f"the optimizer is made before {wrap.spot} shards the model: it keeps the "
+                "old parameters and updates nothing that is trained"
             )
+            fix = "make the optimizer after sharding, from the sharded model's parameters()"
+            yield program.finding("fsdp-optimizer-before-wrap", made, what, fix, seen=(wrap,))
             break
 
 
@@ -66,15 +62,12 @@ def check_wrapper_discarded(program: Program, context: Context) -> Iterator[Find
             continue
         if id(call.node) in dropped or rebinds_loop_name(call, loops):
             reported.add(id(call.node))
-            yield program.finding(
-                "fsdp-wrapper-discarded",
-                call,
-                what=(
-                    "the wrapper that FSDP returns is not used: the model goes on to call "
-                    "the plain layer, whose parameters FSDP has just flattened and sharded"
-                ),
-                fix="assign it (`model.layers[i] = FSDP(layer)`), or use fully_shard(layer)",
+            what = (
+                "the wrapper that FSDP returns is not used: the model goes on to call "
+                "the plain layer, whose parameters FSDP has just flattened and sharded"
             )
+            fix = "assign it (`model.layers[i] = FSDP(layer)`), or use fully_shard(layer)"
+            yield program.finding("fsdp-wrapper-discarded", call, what, fix)
 
 
 def rebinds_loop_name(call: Call, loops: list[ast.For]) -> bool:
@@ -136,15 +129,12 @@ def nested(program: Program, call: Call) -> bool:
 
 
 def offload_finding(program: Program, call: Call, why: str) -> Finding:
-    return program.finding(
-        "fsdp-cpu-offload-oom",
-        call,
-        what=(
-            f"{why}: the whole model is one unit, and its forward pass gathers all parameters on "
-            "the GPU although they are offloaded"
-        ),
-        fix="shard each layer as a unit: an auto_wrap_policy, or fully_shard(layer) for each",
+    what = (
+        f"{why}: the whole model is one unit, and its forward pass gathers all parameters on "
+        "the GPU although they are offloaded"
     )
+    fix = "shard each layer as a unit: an auto_wrap_policy, or fully_shard(layer) for each"
+    return program.finding("fsdp-cpu-offload-oom", call, what, fix)
 
 
 def check_recomputation(program: Program, context: Context) -> Iterator[Finding]:
@@ -157,13 +147,9 @@ def check_recomputation(program: Program, context: Context) -> Iterator[Finding]
     wraps = program.calls(FSDP, FULLY_SHARD)
     if not models or not wraps or program.mentions("checkpointing", "checkpoint_wrapper"):
         return
-    yield program.finding(
-        "no-gradient-checkpointing",
-        models[0],
-        what="a sharded language model keeps the activations of all layers for the backward pass",
-        fix="model.gradient_checkpointing_enable()",
-        seen=wraps[:1],
-    )
+    what = "a sharded language model keeps the activations of all layers for the backward pass"
+    fix = "model.gradient_checkpointing_enable()"
+    yield program.finding("no-gradient-checkpointing", models[0], what, fix, seen=wraps[:1])
 
 
 RULES = (

@@ -24,16 +24,12 @@ def check_cuda_in_workers(program: Program, context: Context) -> Iterator[Findin
             if run is None or id(run.node) in reported or not uses_cuda(program, call):
                 continue
             reported.add(id(run.node))
-            yield program.finding(
-                "cuda-init-before-fork",
-                call,
-                what=(
-                    f"{name_of(run)} uses CUDA, and the loader in {loader.spot} runs it "
-                    "in forked workers: CUDA cannot be initialised there again"
-                ),
-                fix="return CPU tensors, and move the batch to the GPU in the training loop",
-                seen=(loader,),
+            what = (
+                f"{name_of(run)} uses CUDA, and the loader in {loader.spot} runs it "
+                "in forked workers: CUDA cannot be initialised there again"
             )
+            fix = "return CPU tensors, and move the batch to the GPU in the training loop"
+            yield program.finding("cuda-init-before-fork", call, what, fix, seen=(loader,))
 
 
 def worker_count(loader: Call) -> int:
