@@ -18,8 +18,6 @@ from paceline.check.lint.configs.launch_rules import check_launch
 from paceline.check.lint.configs.marked import Marked
 from paceline.check.lint.configs.say import found
 from paceline.check.lint.configs.scene import Scene, scene_of, started
-from paceline.check.lint.configs.sharding import is_sharded
-from paceline.check.lint.configs.slurm import check_slurm
 from paceline.check.lint.configs.variables import Variable, check_variables
 from paceline.check.lint.context import Context, merged
 from paceline.check.lint.program import Program
@@ -112,11 +110,6 @@ def _pinned(path: str, configs: Sequence[Config]) -> dict[str, str]:
     return {"torch": image} if image and not is_named else found
 
 
-def is_sharded_by_start(path: str, starts: Sequence[Start], configs: Sequence[Config]) -> bool:
-    """Whether what starts a program shards the models that Accelerate prepares in it."""
-    return is_sharded([one.launch for one in starts if names_file(one.launch, path)], configs)
-
-
 def _said(start: Start, path: str) -> Context:
     """What a launch line says of a file; of a configuration, not what the line sets itself."""
     config = start.launch.option("config_file")
@@ -164,13 +157,11 @@ def check_across(
     yield from _check_handed_on(configs, context)
 
 
-def check_beside(
-    program: Program, starts: Sequence[Start], configs: Sequence[Config], context: Context
-) -> Iterator[Finding]:
+def check_beside(program: Program, starts: Sequence[Start], context: Context) -> Iterator[Finding]:
     """What a program shows beside the configurations, and the launch lines that start it."""
     for start in starts:
         if _target(start) == file_name(program.path):
-            yield from _check_start(start, program, configs, context)
+            yield from _check_start(start, program)
     yield from check_variables(variables_in(program), context)
 
 
@@ -252,9 +243,7 @@ def _needs_launcher(program: Program) -> bool:
     )
 
 
-def _check_start(
-    start: Start, program: Program, configs: Sequence[Config], context: Context
-) -> Iterator[Finding]:
+def _check_start(start: Start, program: Program) -> Iterator[Finding]:
     """A launch line against the script it starts."""
     launch, scene = start.launch, start.scene
     if launch.program != "python":
@@ -269,36 +258,6 @@ def _check_start(
         )
         fix = f"torchrun --standalone --nproc-per-node=gpu {file_name(program.path)} ..."
         yield found("launcher-plain-python", launch.path, launch.line, what, fix)
-    if program.framework == "lightning":
-        facts = _trainer_facts(program)
-        script = next((one.script for one in configs if one.path == launch.path), None)
-        if script is not None and script.is_batch:
-            known = merged(replace(context, launcher="lightning"), facts)
-            inner = replace(scene, context=known)
-            for finding in check_slurm(script, [launch], inner):
-                if finding.id == "slurm-ntasks-mismatch":
-                    yield finding
-
-
-def _trainer_facts(program: Program) -> Context:
-    """Devices and nodes that Lightning's Trainer is told."""
-    for call in program.all_calls:
-        if call.name is None or not call.name.endswith(".Trainer"):
-            continue
-        devices, nodes = call.argument(None, "devices"), call.argument(None, "num_nodes")
-        return Context(
-            devices=_number(devices.known() if devices is not None else None),
-            nodes=_number(nodes.known() if nodes is not None else None),
-        )
-    return Context()
-
-
-def _number(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-
-def _text_of(path: str, configs: Sequence[Config]) -> str:
-    return next((one.text for one in configs if one.path == path), "")
 
 
 _SAME = (

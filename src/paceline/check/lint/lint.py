@@ -14,7 +14,6 @@ from paceline.check.lint.across import (
     check_across,
     check_beside,
     context_for,
-    is_sharded_by_start,
     names_file,
     starts_in,
 )
@@ -146,12 +145,10 @@ class Reading:
         own = context_for(path, self.context, self.starts, self.configs)
         if program.launch is not None:
             own = merged(own, context_from_launch(program.launch))
-        if is_sharded_by_start(path, self.starts, self.configs):
-            program.shard_prepared()
         for rule in RULES:
             judged.over(path, rule.__name__, partial(rule, program, own))
         starts = self.starts if file_name(path) in self.targets else ()
-        beside = partial(check_beside, program, starts, self.configs, own)
+        beside = partial(check_beside, program, starts, own)
         judged.over(path, "check_beside", beside)
         if "paceline:" in program.text.lower():
             judged.answers += suppressions_in(path, program.text, _statements(program.tree))

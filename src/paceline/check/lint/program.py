@@ -97,15 +97,6 @@ class Program:
         for one in (self.source, *self.helpers.values()):
             yield from one.nodes
 
-    def shard_prepared(self) -> None:
-        """Note that each rank holds a part of the models that Accelerate prepares: a configuration
-        of the launch says so."""
-        for call in self.all_calls:
-            for one in (call.result, *(call.result.items or ())):
-                for model in one.any():
-                    if model.wrapper == "accelerate":
-                        model.is_sharded = True
-
     @cached_property
     def all_calls(self) -> list[Call]:
         return [one for one in self.events if isinstance(one, Call)]

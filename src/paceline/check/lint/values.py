@@ -115,9 +115,6 @@ class Value:
     wrapper: str | None = None
     """For a wrapped model: ddp, fsdp1, fsdp2, dp, deepspeed, accelerate, fabric ..."""
 
-    is_sharded: bool = False
-    """For a wrapped model: whether a configuration outside the program shards it."""
-
     inner: "Value | None" = None
     element_of: "Value | None" = None
     sources: "tuple[Value, ...]" = ()

@@ -22,4 +22,4 @@ args = TrainingArguments("out", bf16=True, gradient_checkpointing=True, fsdp="fu
 trainer = Trainer(AutoModelForCausalLM.from_pretrained("gpt2"), args, callbacks=[Sync(), Report()])
 trainer.train()
 if trainer.is_world_process_zero():
-    trainer.save_model("final")  # expect: rank0-only-collective-save
+    trainer.save_model("final")

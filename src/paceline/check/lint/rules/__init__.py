@@ -22,7 +22,6 @@ from paceline.check.lint.rules import (
     samplers,
     saving,
     sharded,
-    workers,
 )
 
 Rule = Callable[[Program, Context], Iterator[Finding]]
@@ -41,6 +40,5 @@ RULES: tuple[Rule, ...] = (
     *samplers.RULES,
     *saving.RULES,
     *sharded.RULES,
-    *workers.RULES,
 )
 """In no particular order: findings are sorted by their place."""

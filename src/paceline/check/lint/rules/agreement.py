@@ -33,13 +33,6 @@ SAVES = frozenset(
 """Calls in which every rank takes part to write one checkpoint."""
 
 
-GATHERED_SAVES = frozenset(
-    {"accelerate.Accelerator.get_state_dict", "accelerate.Accelerator.save_model"}
-)
-"""Calls that gather a sharded model's weights from every rank, and no others'."""
-
-SAVE_STATE = "accelerate.Accelerator.save_state"
-
 SHARDED = ("fsdp1", "fsdp2")
 
 
@@ -66,17 +59,12 @@ def joint_kind(program: Program, call: Call) -> str | None:
 
 
 def find_joint_kind(program: Program, call: Call) -> str | None:
-    if call.name == SAVE_STATE:
-        return "save" if saves_together(program, call) else None
     if call.name in COLLECTIVES | {DDP, FSDP}:
         return None if of_a_part(call) else "collective"
     if call.name in SAVES:
         return None if of_a_part(call) or whole_model(call) else "save"
     if call.is_method("state_dict") and call.receiver is not None:
         return "save" if sharded_by_then(call, call.receiver) else None
-    if call.name in GATHERED_SAVES:
-        model = call.argument(0, "model")
-        return "save" if model is not None and sharded_by_framework(model) else None
     if call.is_method("full_tensor", "consolidate_state_dict"):
         return "save"
     receiver = call.receiver or Value()
@@ -84,35 +72,10 @@ def find_joint_kind(program: Program, call: Call) -> str | None:
         return "save"
     if gathers_in_lightning(call, receiver):
         return "collective"
-    if is_saved_by_trainer(call, receiver) or saves_parts(call, receiver):
+    if is_saved_by_trainer(call, receiver):
         return "save"
     metrics = ((one.instance or "").startswith("torchmetrics.") for one in receiver.any())
     return "collective" if call.is_method("compute") and any(metrics) else None
-
-
-def saves_together(program: Program, call: Call) -> bool:
-    """Whether Accelerate's `save_state` waits for every rank: it gathers shards, or names folders.
-
-    Source: `Accelerator.save_state`, accelerate 1.15: with DDP alone no call in it is of all ranks.
-    """
-    owners = [one.call for one in call.receiver.any()] if call.receiver is not None else []
-    for start in owners:
-        if isinstance(start, Call):
-            given = [start.argument(None, *PLUGINS), start.argument(None, "project_config")]
-            named = given[1].call if given[1] is not None else None
-            naming = (
-                named.argument(None, "automatic_checkpoint_naming")
-                if isinstance(named, Call)
-                else None
-            )
-            plugins = given[0].any() if given[0] is not None else ()
-            if any((one.instance or "").endswith("Plugin") for one in plugins):
-                return True
-            if naming is not None and naming.likely() is True:
-                return True
-    prepared = program.calls("accelerate.Accelerator.prepare")
-    results = [each for one in prepared for each in (one.result, *(one.result.items or ()))]
-    return any(model.is_sharded for one in results for model in one.any())
 
 
 def sharded_by_then(call: Call, model: Value) -> bool:
@@ -145,49 +108,6 @@ def gathers_in_lightning(call: Call, receiver: Value) -> bool:
     synced = call.argument(None, "sync_dist")
     is_log = call.method in {"log", "log_dict"} and synced is not None and synced.const is True
     return receiver.of_class is not None and (call.method == "all_gather" or is_log)
-
-
-def saves_parts(call: Call, trainer: Value) -> bool:
-    """Whether Transformers' Trainer saves a model whose weights every rank has a part of."""
-    if call.method != "save_model" or not trainer.has_kind("trainer"):
-        return False
-    for one in trainer.any():
-        start = one.call
-        arguments = start.argument(1, "args") if isinstance(start, Call) else None
-        made = arguments.call if arguments is not None else None
-        if not isinstance(made, Call):
-            continue
-        sharded = made.argument(None, "fsdp", "deepspeed")
-        if sharded is not None and sharded.const not in {None, "", False}:
-            return True
-    return False
-
-
-PLUGINS = ("fsdp_plugin", "deepspeed_plugin", "deepspeed_plugins", "megatron_lm_plugin")
-STRATEGIES = ("fsdp", "deepspeed", "modelparallel")
-
-
-def sharded_by_framework(model: Value) -> bool:
-    """Whether Accelerate or Fabric, as the program sets them up, gives each rank a part of it."""
-    for one in model.any():
-        made = one.call
-        if one.is_sharded:
-            return True
-        if one.wrapper not in {"accelerate", "fabric"} or not isinstance(made, Call):
-            continue
-        for owner in made.receiver.any() if made.receiver is not None else ():
-            start = owner.call
-            if not isinstance(start, Call):
-                continue
-            plugins = [start.argument(None, name) for name in PLUGINS]
-            if any(each is not None and each.const is not None for each in plugins):
-                return True
-            strategy = start.argument(1, "strategy") if one.wrapper == "fabric" else None
-            for each in strategy.any() if strategy is not None else ():
-                name = (each.instance or "").rpartition(".")[2] or str(each.likely(""))
-                if any(word in name.lower() for word in STRATEGIES):
-                    return True
-    return False
 
 
 GROUPS = ("group", "process_group")

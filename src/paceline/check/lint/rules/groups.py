@@ -57,20 +57,6 @@ def check_fixed_world(program: Program, context: Context) -> Iterator[Finding]:
             what = f"{name} is fixed to {given.const}, whatever the launcher starts"
             fix = f"leave {name} out, so that it comes from the launcher's environment"
             yield program.finding("world-size-hardcoded", at, what, fix, seen=(call,))
-    if any("'WORLD_SIZE'" in one.target and str(one.value.const) == "1" for one in program.assigns):
-        return
-    for assign in program.assigns:
-        if assign.owner is None or assign.owner.name != "os.environ":
-            continue
-        for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
-            if f"'{name}'" in assign.target and str(assign.value.const).isdigit():
-                if name == "WORLD_SIZE" and str(assign.value.const) == "1":
-                    continue
-                if any(guard.how == "if" for guard in assign.guards):
-                    continue
-                what = f"the program overwrites the launcher's {name} with {assign.value.const}"
-                fix = f"leave {name} to the launcher"
-                yield program.finding("world-size-hardcoded", assign, what, fix)
 
 
 def world_of_one(call: Call) -> bool:

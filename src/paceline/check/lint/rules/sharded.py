@@ -51,45 +51,15 @@ def shards_any(wrap: Call, models: list[Value]) -> bool:
 
 def check_wrapper_discarded(program: Program, context: Context) -> Iterator[Finding]:
     """`for layer in model.layers: FSDP(layer)` throws the wrappers away."""
-    wraps = program.calls(FSDP)
-    if not wraps:
-        return
-    dropped = {id(node.value) for node in program.nodes() if isinstance(node, ast.Expr)}
-    reported: set[int] = set()
-    loops = [node for node in program.nodes() if isinstance(node, ast.For)]
-    for call in wraps:
-        if id(call.node) in reported:
-            continue
-        if id(call.node) in dropped or rebinds_loop_name(call, loops):
-            reported.add(id(call.node))
+    wraps = {id(call.node): call for call in program.calls(FSDP)}
+    for node in program.nodes() if wraps else ():
+        if isinstance(node, ast.Expr) and (call := wraps.get(id(node.value))) is not None:
             what = (
                 "the wrapper that FSDP returns is not used: the model goes on to call "
                 "the plain layer, whose parameters FSDP has just flattened and sharded"
             )
             fix = "assign it (`model.layers[i] = FSDP(layer)`), or use fully_shard(layer)"
             yield program.finding("fsdp-wrapper-discarded", call, what, fix)
-
-
-def rebinds_loop_name(call: Call, loops: list[ast.For]) -> bool:
-    """`for layer in model.layers: layer = FSDP(layer)`: the list keeps the plain layer."""
-    for loop in loops:
-        if not isinstance(loop.target, ast.Name):
-            continue
-        for node in loop.body:
-            if (
-                isinstance(node, ast.Assign)
-                and node.value is call.node
-                and all(
-                    isinstance(one, ast.Name) and one.id == loop.target.id for one in node.targets
-                )
-            ):
-                later = loop.body[loop.body.index(node) + 1 :]
-                return not any(
-                    isinstance(part, ast.Name) and part.id == loop.target.id
-                    for statement in later
-                    for part in ast.walk(statement)
-                )
-    return False
 
 
 def check_cpu_offload(program: Program, context: Context) -> Iterator[Finding]:
