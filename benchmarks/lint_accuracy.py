@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.check.finding import Finding, Severity
-from paceline.check.lint.context import Context, context_from_facts
+from paceline.check.lint.context import Context
+from paceline.check.lint.facts import context_from_facts
 from paceline.check.lint.lint import lint, lint_program
 from paceline.check.lint.source import Unreadable
 

@@ -220,7 +220,7 @@ def _context(
     Raises:
         JobError: The file cannot be read, or is no JSON object (`V022`).
     """
-    from paceline.check.lint.context import context_from_facts, unread_facts
+    from paceline.check.lint.facts import context_from_facts, unread_facts
     from paceline.check.lint.gpus import known_gpus, knows_gpu
     from paceline.errors import JobError
 

@@ -9,7 +9,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.check.lint.context import Context, context_from_facts
+from paceline.check.lint.context import Context
+from paceline.check.lint.facts import context_from_facts
 
 CASES = Path(__file__).parent / "cases"
 _MARK = re.compile(r"[ \t]*(?:#|//)! ([a-z0-9 -]+)$", re.M)

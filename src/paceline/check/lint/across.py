@@ -115,19 +115,13 @@ def _said(start: Start, path: str) -> Context:
     config = start.launch.option("config_file")
     overrides = start.launch.option("num_machines") is not None
     if overrides and config is not None and file_name(config.text) == file_name(path):
-        return Context(launcher=start.launch.program)
+        return Context()
     how = started(start.launch, start.scene)
-    is_slurm = start.scene.scheduler == "slurm"
     return Context(
         nodes=how.nodes or start.scene.nodes,
         gpus_per_node=start.scene.gpus_per_node,
         devices=how.per_node,
         world_size=how.world,
-        launcher="srun"
-        if is_slurm and start.launch.program == "python"
-        else start.launch.program
-        if start.launch.program != "mlx"
-        else "mlx",
     )
 
 
@@ -137,7 +131,6 @@ def _said_by_accelerate(config: Marked) -> Context:
         nodes=nodes,
         world_size=world,
         devices=world // nodes if world else None,
-        launcher="accelerate",
     )
 
 

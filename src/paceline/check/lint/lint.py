@@ -27,7 +27,8 @@ from paceline.check.lint.configs import (
 from paceline.check.lint.configs import Unreadable as UnreadableConfig
 from paceline.check.lint.configs.launch_line import file_name
 from paceline.check.lint.configs.marked import NoParser
-from paceline.check.lint.context import Context, context_from_launch, merged
+from paceline.check.lint.context import Context, merged
+from paceline.check.lint.facts import context_from_launch
 from paceline.check.lint.imports import Files
 from paceline.check.lint.judged import Judged, Unread
 from paceline.check.lint.memory import Memory

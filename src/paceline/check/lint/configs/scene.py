@@ -166,6 +166,9 @@ def started(launch: Launch, scene: Scene) -> Started:
         if tasks is not None:
             world = scene.number(tasks.text)
             return Started(nodes, None if world is None or not nodes else world // nodes, world)
+    elif launch.wrapper("mpirun", "np", "n") is not None:
+        tasks = launch.wrapper("mpirun", "np", "n")
+        return Started(None, None, scene.number(tasks.text) if tasks is not None else None)
     else:
         nodes, per_node = scene.nodes, None
     world = nodes * per_node if nodes is not None and per_node is not None else None
