@@ -127,11 +127,7 @@ def _said(start: Start, path: str) -> Context:
 
 def _said_by_accelerate(config: Marked) -> Context:
     nodes, world = config.number("num_machines") or 1, config.number("num_processes")
-    return Context(
-        nodes=nodes,
-        world_size=world,
-        devices=world // nodes if world else None,
-    )
+    return Context(nodes=nodes, world_size=world, devices=world // nodes if world else None)
 
 
 def check_across(

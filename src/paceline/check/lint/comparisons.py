@@ -84,10 +84,7 @@ def unary(walk: "Walk", node: ast.UnaryOp) -> Value:
 
 
 def compare(walk: "Walk", node: ast.Compare) -> Value:
-    parts = [
-        walk.value(node.left),
-        *(walk.value(one) for one in node.comparators),
-    ]
+    parts = [walk.value(node.left), *(walk.value(one) for one in node.comparators)]
     made = Value(node=node, sources=tuple(parts), taints=all_taints(parts))
     if len(parts) != 2:
         return made

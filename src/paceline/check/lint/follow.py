@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING
 from paceline.check.lint import counters, effects
 from paceline.check.lint.choices import either, one_of
 from paceline.check.lint.events import Call, Class, Frame, Function, Guard, Scope
-from paceline.check.lint.names import (
-    MAIN_NAMES,
-    RANK_NAMES,
-    canonical,
-    kind_of,
-)
+from paceline.check.lint.names import MAIN_NAMES, RANK_NAMES, canonical, kind_of
 from paceline.check.lint.source import path_of, text
 from paceline.check.lint.unknowns import parameter
 from paceline.check.lint.values import RANK, UNKNOWN, UNSEEN, Value, all_taints
@@ -178,11 +173,7 @@ def decorate(walk: "Walk", function: Function) -> None:
 
 
 def bind_parameters(
-    walk: "Walk",
-    function: Function,
-    scope: Scope,
-    args: list[Value],
-    kwargs: Mapping[str, Value],
+    walk: "Walk", function: Function, scope: Scope, args: list[Value], kwargs: Mapping[str, Value]
 ) -> None:
     """Give parameters what the call passes; their defaults, or unknowns of their own, otherwise."""
     spec = function.node.args

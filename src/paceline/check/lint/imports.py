@@ -94,8 +94,7 @@ def bind_import(walk: "Walk", node: ast.Import) -> None:
         top = alias.name.split(".")[0]
         if alias.asname:
             walk.bind(
-                alias.asname,
-                Value(name=canonical(alias.name), label=alias.asname, file=path),
+                alias.asname, Value(name=canonical(alias.name), label=alias.asname, file=path)
             )
         elif path is None or "." not in alias.name:
             walk.bind(top, Value(name=top, label=top, file=path))

@@ -5,9 +5,7 @@ from typing import TYPE_CHECKING
 
 from paceline.check.lint.choices import one_of
 from paceline.check.lint.events import Call
-from paceline.check.lint.names import (
-    DATALOADER,
-)
+from paceline.check.lint.names import DATALOADER
 from paceline.check.lint.values import ALIKE, DATA, Value, all_taints
 from paceline.check.lint.words import words_of
 
@@ -72,10 +70,7 @@ def range_of(call: Call, node: ast.AST) -> tuple[Value, Value]:
     taints = all_taints(call.args)
     whole = Value(kind="counter", sources=call.args, taints=taints, call=call, node=call.node)
     counter = Value(
-        kind="counter",
-        taints=taints - {"shape", "count"},
-        node=node,
-        sources=call.args,
+        kind="counter", taints=taints - {"shape", "count"}, node=node, sources=call.args
     )
     return whole, counter
 

@@ -17,13 +17,7 @@ from paceline.check.lint.across import (
     names_file,
     starts_in,
 )
-from paceline.check.lint.configs import (
-    Config,
-    Planned,
-    check_config,
-    check_planned,
-    read_config,
-)
+from paceline.check.lint.configs import Config, Planned, check_config, check_planned, read_config
 from paceline.check.lint.configs import Unreadable as UnreadableConfig
 from paceline.check.lint.configs.launch_line import file_name
 from paceline.check.lint.configs.marked import NoParser
@@ -35,13 +29,7 @@ from paceline.check.lint.memory import Memory
 from paceline.check.lint.program import Program, read_program
 from paceline.check.lint.rules import RULES
 from paceline.check.lint.secrets import SECRET, check_secrets_in
-from paceline.check.lint.source import (
-    Unreadable,
-    check_syntax,
-    decoded,
-    is_about_training,
-    is_test,
-)
+from paceline.check.lint.source import Unreadable, check_syntax, decoded, is_about_training, is_test
 from paceline.check.lint.suppress import apply_suppressions, suppressions_in
 
 

@@ -8,14 +8,7 @@ from paceline.check.lint import iteration
 from paceline.check.lint.events import Call
 from paceline.check.lint.names import DATA_PARALLEL, DDP, FSDP
 from paceline.check.lint.unknowns import environment, parameter
-from paceline.check.lint.values import (
-    DATA,
-    RANK,
-    SIGNAL,
-    UNKNOWN,
-    Value,
-    all_taints,
-)
+from paceline.check.lint.values import DATA, RANK, SIGNAL, UNKNOWN, Value, all_taints
 
 if TYPE_CHECKING:
     from paceline.check.lint.walk import Walk

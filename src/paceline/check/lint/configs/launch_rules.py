@@ -7,10 +7,7 @@ from paceline.check.finding import Finding
 from paceline.check.lint.configs.bf16 import bf16_finding
 from paceline.check.lint.configs.degrees import check_megatron
 from paceline.check.lint.configs.launch_line import Launch
-from paceline.check.lint.configs.launch_meeting import (
-    check_meeting,
-    check_nodes,
-)
+from paceline.check.lint.configs.launch_meeting import check_meeting, check_nodes
 from paceline.check.lint.configs.say import found
 from paceline.check.lint.configs.scene import Scene, started
 from paceline.check.lint.gpus import lacks_bf16

@@ -338,12 +338,7 @@ class _Reader:
             self.exported.add(name)
             if sign:
                 self.variables.append(
-                    Variable(
-                        name=name,
-                        value=value,
-                        path=self.path,
-                        line=word.line,
-                    )
+                    Variable(name=name, value=value, path=self.path, line=word.line)
                 )
 
     def _substitutions(self, node: Any, around: _Around) -> None:

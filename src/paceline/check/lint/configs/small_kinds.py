@@ -9,10 +9,7 @@ from paceline.check.lint.configs.degrees import check_megatron
 from paceline.check.lint.configs.launch_line import Launch
 from paceline.check.lint.configs.scene import Scene
 from paceline.check.lint.configs.shell import Word
-from paceline.check.lint.configs.variables import (
-    Variable,
-    check_variables,
-)
+from paceline.check.lint.configs.variables import Variable, check_variables
 from paceline.check.lint.context import Context
 
 _ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(.*?)\s*$")

@@ -108,7 +108,4 @@ def manages_sync(program: Program) -> bool:
     return any(one.attribute == "require_backward_grad_sync" for one in program.assigns)
 
 
-RULES = (
-    check_no_sync_missing,
-    check_loss_not_divided,
-)
+RULES = (check_no_sync_missing, check_loss_not_divided)

@@ -349,8 +349,4 @@ COMPARISONS = frozenset(
 )
 
 
-RULES = (
-    check_divergent_exits,
-    check_divergent_branches,
-    check_agreement_of_a_bool,
-)
+RULES = (check_divergent_exits, check_divergent_branches, check_agreement_of_a_bool)

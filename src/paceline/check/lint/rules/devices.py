@@ -5,11 +5,7 @@ from collections.abc import Iterator
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call
-from paceline.check.lint.names import (
-    DATA_PARALLEL,
-    DDP,
-    LOCAL_RANK_WORDS,
-)
+from paceline.check.lint.names import DATA_PARALLEL, DDP, LOCAL_RANK_WORDS
 from paceline.check.lint.program import Program
 from paceline.check.lint.values import RANK, Value, stops_gradients
 
@@ -95,7 +91,4 @@ def check_data_parallel(program: Program, context: Context) -> Iterator[Finding]
         )
 
 
-RULES = (
-    check_global_rank_as_device,
-    check_data_parallel,
-)
+RULES = (check_global_rank_as_device, check_data_parallel)

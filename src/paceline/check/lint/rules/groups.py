@@ -6,11 +6,7 @@ from collections.abc import Iterator
 from paceline.check.finding import Finding
 from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call
-from paceline.check.lint.names import (
-    DDP,
-    DISTRIBUTED_SAMPLER,
-    INIT_GROUP,
-)
+from paceline.check.lint.names import DDP, DISTRIBUTED_SAMPLER, INIT_GROUP
 from paceline.check.lint.program import Program
 from paceline.check.lint.values import Value
 
@@ -159,8 +155,4 @@ def on_cpu(tensor: Value, depth: int = 8) -> bool:
 SAME_DEVICE = frozenset({"clone", "detach", "float", "double", "long", "int", "view", "reshape"})
 
 
-RULES = (
-    check_fixed_world,
-    check_gloo_for_gpu,
-    check_cpu_tensor_in_nccl,
-)
+RULES = (check_fixed_world, check_gloo_for_gpu, check_cpu_tensor_in_nccl)

@@ -240,9 +240,4 @@ def check_never_scaled(program: Program, context: Context) -> Iterator[Finding]:
             return
 
 
-RULES = (
-    check_loss_scaling,
-    check_never_scaled,
-    check_mixed_precision,
-    check_bfloat16,
-)
+RULES = (check_loss_scaling, check_never_scaled, check_mixed_precision, check_bfloat16)

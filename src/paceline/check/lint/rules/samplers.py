@@ -326,8 +326,4 @@ def guards_in(program: Program, loop: Loop) -> Iterator[_GuardIn]:
                 yield _GuardIn(leave.loops, guard.test)
 
 
-RULES = (
-    check_sampler_and_shuffle,
-    check_set_epoch,
-    check_sampler_missing,
-)
+RULES = (check_sampler_and_shuffle, check_set_epoch, check_sampler_missing)

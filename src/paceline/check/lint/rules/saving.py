@@ -183,8 +183,4 @@ def check_trackers(program: Program, context: Context) -> Iterator[Finding]:
         return
 
 
-RULES = (
-    check_same_file,
-    check_weights_only,
-    check_trackers,
-)
+RULES = (check_same_file, check_weights_only, check_trackers)

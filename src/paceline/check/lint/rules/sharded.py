@@ -122,9 +122,4 @@ def check_recomputation(program: Program, context: Context) -> Iterator[Finding]
     yield program.finding("no-gradient-checkpointing", models[0], what, fix, seen=wraps[:1])
 
 
-RULES = (
-    check_optimizer_first,
-    check_wrapper_discarded,
-    check_cpu_offload,
-    check_recomputation,
-)
+RULES = (check_optimizer_first, check_wrapper_discarded, check_cpu_offload, check_recomputation)
