@@ -21,8 +21,7 @@ from pathlib import Path
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
 from paceline.check.lint.facts import context_from_facts
-from paceline.check.lint.lint import lint, lint_program
-from paceline.check.lint.source import Unreadable
+from paceline.check.lint.lint import lint
 
 PROGRAMS = Path(__file__).parent.parent / "tests" / "check" / "lint" / "programs"
 EXPECT = re.compile(r"# expect: ([\w-]+)")
@@ -78,7 +77,7 @@ def own_programs(prefix: str) -> Count:
             for number, line in enumerate(text.split("\n"), start=1)
             for name in EXPECT.findall(line)
         }
-        tally(count, path.name, wanted, lint_program(path.name, text, Context()))
+        tally(count, path.name, wanted, lint({path.name: text.encode()}, Context()))
     return count
 
 
@@ -211,10 +210,7 @@ def correct(folder: Path) -> Count:
         source = path.read_bytes()
         if not DISTRIBUTED.search(source):
             continue
-        try:
-            tally(count, str(path), set(), lint_program(str(path), source, Context()))
-        except Unreadable as error:
-            print(f"  unread {path}: {error}")
+        tally(count, str(path), set(), lint({str(path): source}, Context()))
     return count
 
 
@@ -288,7 +284,7 @@ def planted_faults() -> dict[str, Count]:
         for path in sorted(PROGRAMS.glob("clean_*.py")):
             for text in plant(path.read_text(encoding="utf-8")):
                 text = text if "import os" in text else f"import os\n{text}"
-                found = {one.id for one in lint_program(path.name, text, Context())}
+                found = {one.id for one in lint({path.name: text.encode()}, Context())}
                 count.programs += 1
                 count.planted += 1
                 count.found += name in found

@@ -9,8 +9,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.check.finding import Finding
 from paceline.check.lint.context import Context
 from paceline.check.lint.facts import context_from_facts
+from paceline.check.lint.lint import lint
 
 CASES = Path(__file__).parent / "cases"
 _MARK = re.compile(r"[ \t]*(?:#|//)! ([a-z0-9 -]+)$", re.M)
@@ -42,3 +44,8 @@ def read_case(path: Path) -> Case:
 def cases_in(folder: str) -> list[Case]:
     """The cases of `planted` or `correct`."""
     return [read_case(path) for path in sorted((CASES / folder).iterdir()) if path.is_file()]
+
+
+def lint_program(path: str, source: str | bytes, context: Context) -> list[Finding]:
+    """Findings in one program alone."""
+    return lint({path: source.encode() if isinstance(source, str) else source}, context)

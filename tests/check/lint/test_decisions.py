@@ -1,10 +1,10 @@
 """How sure lint is that ranks decide differently: by what the condition was computed from."""
 
 import pytest
+from tests.check.lint.marked_cases import lint_program
 
 from paceline.check.finding import Severity
 from paceline.check.lint.context import Context
-from paceline.check.lint.lint import lint_program
 
 PROGRAM = """
 import torch

@@ -3,10 +3,10 @@
 from textwrap import dedent
 
 import pytest
+from tests.check.lint.marked_cases import lint_program
 
 from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call
-from paceline.check.lint.lint import lint_program
 from paceline.check.lint.program import Program, read_program
 from paceline.check.lint.source import Unreadable
 from paceline.check.lint.values import DATA, FILES, RANK

@@ -8,10 +8,10 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.check.lint.marked_cases import lint_program
 
 from paceline.check.finding import Severity
 from paceline.check.lint.context import Context
-from paceline.check.lint.lint import lint_program
 
 PROGRAMS = sorted((Path(__file__).parent / "programs").glob("*.py"))
 EXPECT = re.compile(r"# expect: ([\w-]+)")

@@ -7,11 +7,11 @@ script over several lines, and aliases, variables and `fully_shard` pass them.
 from textwrap import dedent
 
 import pytest
+from tests.check.lint.marked_cases import lint_program
 
 from paceline.catalog.failure import load_failures
 from paceline.check.finding import Severity
 from paceline.check.lint.context import Context
-from paceline.check.lint.lint import lint_program
 
 TRAINING = """
 import os

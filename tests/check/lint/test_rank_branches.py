@@ -3,10 +3,10 @@
 from textwrap import dedent
 
 import pytest
+from tests.check.lint.marked_cases import lint_program
 
 from paceline.check.finding import Severity
 from paceline.check.lint.context import Context
-from paceline.check.lint.lint import lint_program
 
 START = """
 import torch

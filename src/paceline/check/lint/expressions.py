@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from paceline.check.lint import calls, comparisons, imports, iteration
-from paceline.check.lint.choices import either, left_of, one_of
+from paceline.check.lint.choices import either, one_of
 from paceline.check.lint.events import Call, Function, Guard, Loop, Scope, is_rank_number
 from paceline.check.lint.names import (
     KNOWN_LIBRARIES,
@@ -45,14 +45,6 @@ def evaluate(walk: "Walk", node: ast.AST | None) -> Value:
     value = handler(walk, node) if handler is not None else children(walk, node)
     if value.node is None:
         value.node = node
-    return under_guards(walk, value) if value.wrapper is not None and value.options else value
-
-
-def under_guards(walk: "Walk", value: Value) -> Value:
-    """What a model may still be under the conditions that lead here."""
-    for guard in walk.guards:
-        if guard.how != "except":
-            value = left_of(value, guard.test, guard.holds)
     return value
 
 

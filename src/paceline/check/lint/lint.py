@@ -26,36 +26,11 @@ from paceline.check.lint.facts import context_from_launch
 from paceline.check.lint.imports import Files
 from paceline.check.lint.judged import Judged, Unread
 from paceline.check.lint.memory import Memory
-from paceline.check.lint.program import Program, read_program
+from paceline.check.lint.program import read_program
 from paceline.check.lint.rules import RULES
 from paceline.check.lint.secrets import SECRET, check_secrets_in
 from paceline.check.lint.source import Unreadable, check_syntax, decoded, is_about_training, is_test
 from paceline.check.lint.suppress import apply_suppressions, suppressions_in
-
-
-def lint_program(path: str, source: bytes | str, context: Context) -> list[Finding]:
-    """Findings in one Python file.
-
-    Raises:
-        Unreadable: It is no Python program.
-    """
-    program = read_program(path, source)
-    if program.launch is not None:
-        context = merged(context, context_from_launch(program.launch))
-    return in_reading_order(once_a_line(check(program, context)))
-
-
-def check(program: Program, context: Context) -> Iterator[Finding]:
-    for rule in RULES:
-        yield from rule(program, context)
-
-
-def once_a_line(findings: Iterator[Finding]) -> list[Finding]:
-    """One finding for each failure and line, though several calls lead there."""
-    kept: dict[tuple[str, int | None], Finding] = {}
-    for one in findings:
-        kept.setdefault((one.id, one.where.line), one)
-    return list(kept.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from paceline.check.lint import iteration
 from paceline.check.lint.events import Call
-from paceline.check.lint.names import DATA_PARALLEL, DDP, FSDP
 from paceline.check.lint.unknowns import environment, parameter
 from paceline.check.lint.values import DATA, RANK, SIGNAL, UNKNOWN, Value, all_taints
 
@@ -108,31 +107,6 @@ def getattr_(walk: "Walk", made: Call) -> Value | None:
         return None
     found = walk.attribute(made.args[0], made.args[1].const, made.node)
     return found
-
-
-def is_instance(walk: "Walk", made: Call) -> Value:
-    """`isinstance(model, FSDP)`: known of a model whose wrapping was seen."""
-    value = plain(walk, made)
-    asked = made.args[1].name if len(made.args) == 2 else None
-    if asked in WRAPPED_CLASSES and not made.args[0].options and made.args[0].wrapper is not None:
-        value.const, value.settled = made.args[0].instance == asked, True
-    return value
-
-
-def has_attribute(walk: "Walk", made: Call) -> Value:
-    """`hasattr(model, "module")`: true of a wrapped model."""
-    value = plain(walk, made)
-    if len(made.args) == 2 and not made.args[0].options:
-        held = HELD.get(made.args[0].instance or "", set())
-        if made.args[1].const in held:
-            value.const, value.settled = True, True
-    return value
-
-
-WRAPPED_CLASSES = frozenset({DDP, FSDP, DATA_PARALLEL})
-
-HELD = {DDP: {"module", "no_sync"}, FSDP: {"module", "no_sync", "clip_grad_norm_"}}
-"""Attributes that a wrapped model has and a plain one has not."""
 
 
 def plain(walk: "Walk", made: Call) -> Value:
@@ -240,8 +214,8 @@ EFFECTS: Mapping[str, Callable[["Walk", Call], Value | None]] = {
     "builtins.next": next_,
     "builtins.getattr": getattr_,
     "builtins.dict": dict_,
-    "builtins.isinstance": is_instance,
-    "builtins.hasattr": has_attribute,
+    "builtins.isinstance": plain,
+    "builtins.hasattr": plain,
     "builtins.type": plain,
 }
 

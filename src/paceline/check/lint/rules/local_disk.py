@@ -8,7 +8,7 @@ from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call
 from paceline.check.lint.program import Program
 from paceline.check.lint.rules.samplers import training_loops
-from paceline.check.lint.values import UNKNOWN, Value
+from paceline.check.lint.values import Value
 
 SAVES: dict[str, tuple[int | None, str]] = {
     "torch.save": (1, "f"),
@@ -28,10 +28,6 @@ OF_ONE_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/local", "/scratch/local", "/mnt
 
 JOINS = frozenset({"os.path.join", "pathlib.Path", "builtins.str", "os.path.expanduser"})
 
-WIPED = ("/tmp", "/var/tmp", "/dev/shm")
-"""Folders that a restart of the machine may empty. Source: Filesystem Hierarchy Standard 3.0, 3.18;
-systemd's tmpfiles.d(5)."""
-
 UPLOADS = ("upload_file", "upload_folder", "upload", "push_to_hub", "put", "copytree", "rsync")
 """Methods after which what was written lies elsewhere, too."""
 
@@ -48,24 +44,10 @@ def check_local_disk(program: Program, context: Context) -> Iterator[Finding]:
         folder = next((one for one in OF_ONE_NODE if text and is_below(text, one)), None)
         if folder is None:
             continue
-        surely = folder in WIPED and path is not None and is_literal(path)
-        what = f"checkpoints are written below {folder}, which " + (
-            "a restart of the machine may empty" if surely else "only one machine has"
-        )
+        what = f"checkpoints are written below {folder}, which only one machine has"
         fix = "write to storage that stays and that all nodes see, or copy each checkpoint there"
-        yield program.finding(
-            "checkpoint-ephemeral",
-            call,
-            what,
-            fix,
-            level=Severity.WARNING if surely else Severity.INFO,
-        )
+        yield program.finding("checkpoint-ephemeral", call, what, fix, level=Severity.INFO)
         return
-
-
-def is_literal(value: Value) -> bool:
-    """Whether the program itself says the path, and nobody else may."""
-    return all(one.default is UNKNOWN for one in value.origins())
 
 
 def is_below(path: str, folder: str) -> bool:

@@ -62,7 +62,8 @@ def check_loss_scaling(program: Program, context: Context) -> Iterator[Finding]:
                 yield program.finding("mixed-precision-loss-scaling", call, what, fix)
                 return
         return
-    yield from scaler_misuse(program)
+    scaled = [one for one in program.backwards if is_scaled(one)]
+    yield from clipped_scaled(program, scaled)
 
 
 def covers_training(program: Program, call: Call) -> bool:
@@ -92,47 +93,6 @@ def trains(program: Program, model: Value | None) -> bool:
                 if options & set(source.origins()):
                     return True
     return False
-
-
-def scaler_misuse(program: Program) -> Iterator[Finding]:
-    """A scaled loss whose gradients are clipped or stepped on as if they were not scaled."""
-    scaled = [one for one in program.backwards if is_scaled(one)]
-    if not scaled:
-        return
-    loops = {loop for one in scaled for loop in one.loops}
-    for step in program.steps:
-        if step.receiver is None or not step.receiver.has_kind("optimizer"):
-            continue
-        if (
-            set(step.loops) & loops
-            and not program.has_call(method="unscale_")
-            and not any(exclusive(step, one) for one in scaled)
-        ):
-            what = (
-                f"the loss was scaled in {scaled[0].spot}, and the optimizer steps on "
-                "gradients that are still scaled"
-            )
-            fix = "scaler.step(optimizer); scaler.update()"
-            yield program.finding("mixed-precision-loss-scaling", step, what, fix, seen=scaled[:1])
-    steps = [
-        one for one in program.steps if one.receiver is not None and one.receiver.has_kind("scaler")
-    ]
-    if steps and not program.has_call(method="update"):
-        what = "scaler.update() is never called: the scale never falls after an overflow"
-        fix = "call scaler.update() after scaler.step(optimizer)"
-        yield program.finding("mixed-precision-loss-scaling", steps[0], what, fix)
-    for call in scalers(program):
-        if call.name == "torch.amp.GradScaler" and program.has_call(FSDP):
-            what = (
-                "each rank looks for overflows in its own shards of FSDP1 alone: one skips a "
-                "step that others take"
-            )
-            fix = (
-                "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler(), or "
-                "torch.bfloat16 without a scaler"
-            )
-            yield program.finding("mixed-precision-loss-scaling", call, what, fix)
-    yield from clipped_scaled(program, scaled)
 
 
 def is_scaled(backward: Call) -> bool:
@@ -167,11 +127,6 @@ def clipped_scaled(program: Program, scaled: list[Call]) -> Iterator[Finding]:
         )
         fix = "scaler.unscale_(optimizer) before clipping"
         yield program.finding("mixed-precision-loss-scaling", clip, what, fix, seen=scaled[:1])
-
-
-def scaler_off(call: Call) -> bool:
-    enabled = call.argument(None, "enabled")
-    return enabled is not None and enabled.const is not True
 
 
 def check_mixed_precision(program: Program, context: Context) -> Iterator[Finding]:
@@ -217,27 +172,4 @@ def bfloat16_finding(program: Program, call: Call, context: Context) -> Finding:
     return program.finding("bf16-unsupported-gpu", call, what, fix)
 
 
-WATCHES_ITSELF = frozenset({"lightning", "transformers", "deepspeed", "tensorflow", "mlx", "ray"})
-"""Frameworks that watch the loss, or whose loop is not in the program."""
-
-
-def check_never_scaled(program: Program, context: Context) -> Iterator[Finding]:
-    """`scaler.step(optimizer)` after a backward pass of a loss that nothing scaled."""
-    used = [one for one in scalers(program) if not scaler_off(one) and not one.open_ended]
-    if not used or program.has_call(method="scale") or program.framework in WATCHES_ITSELF:
-        return
-    for step in program.steps:
-        if step.receiver is None or not step.receiver.has_kind("scaler"):
-            continue
-        behind = [one for one in program.backwards if set(one.loops) & set(step.loops)]
-        if behind:
-            what = (
-                f"the loss of {behind[0].spot} was not scaled: scaler.step raises, for it "
-                "has no scale to divide by"
-            )
-            fix = "scaler.scale(loss).backward()"
-            yield program.finding("mixed-precision-loss-scaling", step, what, fix, seen=behind[:1])
-            return
-
-
-RULES = (check_loss_scaling, check_never_scaled, check_mixed_precision, check_bfloat16)
+RULES = (check_loss_scaling, check_mixed_precision, check_bfloat16)

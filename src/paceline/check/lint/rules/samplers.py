@@ -310,20 +310,8 @@ def batches_are_split(program: Program, loop: Loop) -> bool:
     for call in program.forwards:
         if loop in call.loops and any(RANK in one.taints for one in call.args):
             return True
-    return any(loop in one.loops and RANK in one.test.taints for one in guards_in(program, loop))
-
-
-class _GuardIn:
-    def __init__(self, loops: tuple[Loop, ...], test: Value) -> None:
-        self.loops, self.test = loops, test
-
-
-def guards_in(program: Program, loop: Loop) -> Iterator[_GuardIn]:
-    """Conditions inside a loop that decide on `continue`."""
-    for leave in program.exits:
-        if loop in leave.loops and leave.kind == "continue":
-            for guard in leave.guards:
-                yield _GuardIn(leave.loops, guard.test)
+    skips = (one for one in program.exits if loop in one.loops and one.kind == "continue")
+    return any(RANK in guard.test.taints for one in skips for guard in one.guards)
 
 
 RULES = (check_sampler_and_shuffle, check_set_epoch, check_sampler_missing)
