@@ -7,6 +7,7 @@ to a secret (`$HF_TOKEN`, `$(cat FILE)`, a path) or stands for one (`<token>`) i
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
@@ -148,6 +149,7 @@ def says_what_it_is(value: str) -> bool:
     return re.search(r"(?i)pass|secret|token|key", value) is not None
 
 
+@lru_cache(maxsize=4096)  # files of one rendering, and those of one repository, share most lines
 def find_in_text(text: str, form: Form = "text") -> Named | None:
     """The secret that a line of text holds, if any: `NAME=value`, a flag, a command.
 
