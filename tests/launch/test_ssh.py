@@ -97,7 +97,7 @@ def test_hosts_beyond_the_nodes_are_spares(tmp_path):
 def test_a_host_with_fewer_slots_than_ranks_is_refused(tmp_path):
     (tmp_path / "hosts").write_text("a slots=2\nb slots=1\n")
     assert problems(job_of(tmp_path, hostfile="hosts")) == [
-        "W007: b has 1 slots, the plan puts 2 ranks on each node"
+        "W007: b has 1 slot, the plan puts 2 ranks on each node"
     ]
 
 

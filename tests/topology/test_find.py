@@ -94,7 +94,7 @@ def test_two_simulated_nodes_divide_the_gpus():
 
 
 def test_more_ranks_than_gpus_are_refused():
-    with pytest.raises(JobError, match=r"T002: 1 node\(s\) x 4 is 4 GPUs, this machine has 2"):
+    with pytest.raises(JobError, match=r"T002: 1 node x 4 is 4 GPUs, this machine has 2"):
         find(machine(gpus=h100s(2)), "per_node=4")
 
 
