@@ -278,8 +278,19 @@ def test_the_host_that_ran_out_of_memory_is_named_as_ray_says_it():
         assert diagnose_text(text).causes[0].host == "10.0.0.3", text
 
 
-def test_every_second_fact_is_of_a_known_failure_and_holds_of_one_thing():
-    for name, row in read_shipped("second_facts.toml").items():
+def test_every_second_fact_and_every_sentence_is_of_a_known_failure_and_names_what_it_finds():
+    texts = {"in_run", "in_line", "not_in_run", "not_in_line"}
+    for name, facts in read_shipped("second_facts.toml").items():
         assert name in load_failures()
-        assert len(row.keys() & {"when", "in_line", "often", "last_line"}) == 1
-        re.compile(row.get("when", row.get("in_line", "")))
+        for row in facts.get("facts", [facts]):
+            assert row.keys() & {*texts, "often", "last_line"}
+            assert row.keys() <= {*texts, "often", "last_line", "fact"}
+            named = [re.compile(row[each]).groupindex for each in texts & row.keys()]
+            row["fact"].format_map(dict.fromkeys(name for each in named for name in each))
+    for name, row in read_shipped("said.toml").items():
+        failures = [each for each in load_failures().values() if each.id.startswith(name)]
+        forms = [*row.get("find", ()), *(form for each in failures for form in each.log)]
+        forms += [form for each in failures for form in each.weak_log]
+        named = [re.compile(form).groupindex for form in forms]
+        known = dict.fromkeys(name for each in named for name in each)
+        assert all(each.format_map(known) for each in row["say"])

@@ -25,14 +25,26 @@ def second_facts(seen: Seen) -> Iterator[tuple[str, str]]:
 
 
 def _of_table(seen: Seen, sightings: list[Sighting], run: str) -> str | None:
-    row: Mapping[str, Any] = read_shipped("second_facts.toml").get(sightings[0].name, {})
-    holds = (
-        ("when" in row and re.search(row["when"], run))
-        or ("in_line" in row and re.search(row["in_line"], _text(sightings)))
-        or ("often" in row and _count(sightings) >= row["often"])
-        or ("last_line" in row and _ends(seen, sightings))
-    )
-    return row["fact"] if holds else None
+    row = read_shipped("second_facts.toml").get(sightings[0].name, {"facts": []})
+    rows = row.get("facts", [row])
+    return next(filter(None, (_fact(row, seen, sightings, run) for row in rows)), None)
+
+
+def _fact(row: Mapping[str, Any], seen: Seen, sightings: list[Sighting], run: str) -> str | None:
+    named: dict[str, str] = {}
+    for name, text in (("run", run), ("line", _text(sightings))):
+        if form := row.get(f"in_{name}"):
+            if (found := re.search(form, text)) is None:
+                return None
+            named |= found.groupdict()
+        if f"not_in_{name}" in row and re.search(row[f"not_in_{name}"], text):
+            return None
+    if _count(sightings) < row.get("often", 0) or (
+        "last_line" in row and not _ends(seen, sightings)
+    ):
+        return None
+    fact: str = row["fact"]
+    return fact.format_map(named)
 
 
 def _text(sightings: list[Sighting]) -> str:
@@ -68,54 +80,9 @@ def _ends(seen: Seen, sightings: list[Sighting]) -> bool:
     return any(line.number == last.get(line.source) for line in lines)
 
 
-def _sockets(seen: Seen, sightings: list[Sighting], run: str) -> str | None:
-    if "Using network Socket" not in _text(sightings) and "NET/Socket" not in run:
-        return None
-    named = re.search(r"mlx[45]_\d|bnxt_re|\bEFA\b|efa_|InfiniBand|/dev/infiniband", run)
-    if named:
-        return f"the log speaks of {named[0]}"
-    return None  # a cluster with Ethernet alone is as it should be
-
-
-def _disk(seen: Seen, sightings: list[Sighting], run: str) -> str | None:
-    if re.search(
-        r"SemLock|/dev/shm|shared memory|shm_open|multiprocessing/(synchronize|heap)", run
-    ):
-        return None
-    return "a file could not be written"
-
-
-def _interface(seen: Seen, sightings: list[Sighting], run: str) -> str | None:
-    if not re.search(
-        r"ncclSystemError|unhandled system error|Connect to \S+ failed|timed out", run
-    ):
-        return None
-    if "No route to host" in _text(sightings):
-        return "no route to the address that a rank offers"
-    return "ranks offer addresses of a bridge or of loopback"
-
-
 def _mtu(seen: Seen, sightings: list[Sighting], run: str) -> str | None:
     sizes = set(re.findall(r"\bmtu (\d+)", run))
     return f"interfaces with MTU {' and '.join(sorted(sizes))}" if len(sizes) > 1 else None
-
-
-def _shared_memory(seen: Seen, sightings: list[Sighting], run: str) -> str | None:
-    if re.search(r"Cuda failure|Too many open files|Permission denied|No such file", run):
-        return None
-    if re.search(r"No space left|posix_fallocate|ftruncate|Bus error|/dev/shm", run):
-        return "/dev/shm was full"
-    return None
-
-
-def _name(seen: Seen, sightings: list[Sighting], run: str) -> str | None:
-    """A name of a rank's host, not of a web site from which something is downloaded."""
-    lines = [line.raw for each in sightings for line, _ in each.first]
-    web = r"https?|urllib3|wandb|huggingface|NewConnectionError|MaxRetryError|pip\b"
-    if any(re.search(web, line, re.IGNORECASE) for line in lines):
-        return None
-    mine = r"(?i)MASTER_ADDR|TCPStore|rdzv|rendezvous|c10d|init_process_group|gloo|NCCL|socket\.cpp"
-    return "while ranks looked for each other" if re.search(mine, run) else None
 
 
 def _cancelled(seen: Seen, sightings: list[Sighting], run: str) -> str | None:
@@ -166,13 +133,8 @@ _READERS: Mapping[str, Callable[[Seen, list[Sighting], str], str | None]] = {
     "cuda-oom-fragmentation": _fragmented,
     "missing-set-device": _all_on_gpu_0,
     "slurm-ntasks-mismatch": _members,
-    "disk-full-checkpoint": _disk,
     "mtu-mismatch": _mtu,
-    "shm-too-small": _shared_memory,
-    "dns-unresolvable-master": _name,
     "sigterm-preempted": _cancelled,
     "tf-config-mismatch": _same_task_waits,
-    "ethernet-fallback": _sockets,
-    "nccl-wrong-interface": _interface,
 }
 """Weak failures whose second fact is read by more than a pattern. The hangs' are in `hang`."""

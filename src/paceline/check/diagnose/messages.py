@@ -13,11 +13,8 @@ Said = Mapping[str, str]
 def say(name: str, line: Line, groups: Said, ranks: Sequence[int]) -> str:
     """One sentence about a failure, from the line that shows it."""
     on = who(ranks, line)
-    if name in _WORDS:
-        said = _WORDS[name](line, groups)
-        if said:
-            return f"{on}{said}"
-    return f"{on}{load_failures()[name].title}"
+    said = _WORDS[name](line, groups) if name in _WORDS else _of_table(name, line, groups)
+    return f"{on}{said or load_failures()[name].title}"
 
 
 def who(ranks: Sequence[int], line: Line | None = None) -> str:
@@ -104,20 +101,6 @@ def _oom(line: Line, groups: Said) -> str:
     return str(OutOfMemory(line.message))
 
 
-def _port(line: Line, groups: Said) -> str:
-    port = re.search(r"port: (\d+)|\[::\]:(\d+)|:(\d{4,5})\b", line.message)
-    number = next((each for each in port.groups() if each), None) if port else None
-    return f"the rendezvous port {number} is taken" if number else ""
-
-
-def _clients(line: Line, groups: Said) -> str:
-    return (
-        f"{groups['have']} of {groups['want']} processes came to the store"
-        if groups.get("want")
-        else ""
-    )
-
-
 def _batch(line: Line, groups: Said) -> str:
     if "t" not in groups or "w" not in groups:
         return ""
@@ -127,65 +110,12 @@ def _batch(line: Line, groups: Said) -> str:
     )
 
 
-def _world(line: Line, groups: Said) -> str:
-    if "old" not in groups or "new" not in groups:
-        return ""
-    old, new = groups["old"], groups["new"]
-    return f"the checkpoint was written by {old} data-parallel ranks, this run has {new}"
-
-
-def _reach(line: Line, groups: Said) -> str:
-    match = re.search(
-        r"(?:connect(?:ing)? to|host) \(?\[?([\w.:-]+?)\]?[,:] ?(\d+)\)?", line.message
-    )
-    reason = re.search(r"refused|timed out|No route to host|not known|unreachable", line.raw)
-    if not match:
-        return ""
-    return f"cannot reach {match[1]}:{match[2]}" + (f" ({reason[0]})" if reason else "")
-
-
-def _dns(line: Line, groups: Said) -> str:
-    match = re.search(r"\(\[?([^,()\]]+)\]?, (\d+)\)", line.message)
-    return f"the name {match[1]} (port {match[2]}) cannot be resolved" if match else ""
-
-
-def _missing(line: Line, groups: Said) -> str:
-    return f"ranks {groups['missing'].strip()} never came" if groups.get("missing") else ""
-
-
-def _barrier(line: Line, groups: Said) -> str:
-    return (
-        f"rank {groups['ranks'].strip()} never reached the barrier" if groups.get("ranks") else ""
-    )
-
-
-def _unused(line: Line, groups: Said) -> str:
-    return f"parameters {groups['idx'].strip()} got no gradient" if groups.get("idx") else ""
-
-
-def _differs(line: Line, groups: Said) -> str:
-    if "na" not in groups:
-        return ""
-    return (
-        f"rank {groups['a']} has {groups['na']} parameters, rank {groups['b']} has {groups['nb']}"
-    )
-
-
 def _gloo(line: Line, groups: Said) -> str:
     match = re.search(r"Timed out waiting (\d+) ?ms for (send|recv)", line.raw)
     if not match:
         return ""
     way = "take" if match[2] == "send" else "send"
     return f"waited {int(match[1]) / 1000:g} s for another rank, which did not {way} in time"
-
-
-def _killed(line: Line, groups: Said) -> str:
-    return "a process was killed (SIGKILL), as the kernel does when host memory is used up"
-
-
-def _xid(line: Line, groups: Said) -> str:
-    match = re.search(r"Xid \((?:PCI:)?([^)]*)\): ?(\d+),? ?(.*)", line.message)
-    return f"Xid {match[2]} on GPU {match[1]}: {match[3][:90]}" if match else ""
 
 
 _REASONS: Mapping[str, str] = read_shipped("slurm_reasons.toml")["reasons"]
@@ -201,44 +131,28 @@ def _queue(line: Line, groups: Said) -> str:
     return f"the job waits for {reason}: {told}" if told else f"the job waits: {reason}"
 
 
-def _nodes(line: Line, groups: Said) -> str:
-    match = re.search(r"(\d+)/(\d+) nodes are available: (.+?)\.(?: |$)", line.message)
-    return f"{match[1]} of {match[2]} nodes can take the pod: {match[3]}" if match else ""
-
-
-def _demand(line: Line, groups: Said) -> str:
-    match = re.search(r"(\{[^}]*\})(?: \* \d+)?[^:]*: (\d+\+?) pending", line.message)
-    match = match or re.search(r"resource requests? (\{[^}]*\})()", line.message)
-    if not match:
-        return ""
-    return f"no node gives {match[1]}" + (f"; {match[2]} such requests wait" if match[2] else "")
-
-
-def _variable(line: Line, groups: Said) -> str:
-    return f"the environment variable {groups['v']} is not set" if groups.get("v") else ""
-
-
 _WORDS: Mapping[str, Callable[[Line, Said], str]] = {
     "cuda-oom": _oom,
     "cuda-oom-fragmentation": _oom,
     "missing-set-device": _oom,
-    "port-in-use": _port,
-    "store-clients-timeout": _clients,
     "ds-batch-size-mismatch": _batch,
     "ds-config-before-dist-init": _batch,
-    "ckpt-world-size-mismatch": _world,
-    "rendezvous-c10d-timeout": _reach,
-    "nccl-connect-refused": _reach,
-    "dns-unresolvable-master": _dns,
-    "ipv6-bracket-master-addr": _dns,
-    "horovod-stalled": _missing,
-    "monitored-barrier-names-rank": _barrier,
-    "ddp-unused-parameters": _unused,
-    "ddp-model-differs": _differs,
     "gloo-peer-closed": _gloo,
-    "host-oom-sigkill": _killed,
-    "launcher-plain-python": _variable,
     "slurm-job-pending": _queue,
-    "k8s-gang-partial": _nodes,
-    "ray-unsatisfiable-resources": _demand,
-} | {name: _xid for name in load_failures() if name.startswith("xid-")}
+}
+"""Failures of which numbers are computed, or looked up. What the others say is in `said.toml`."""
+
+_SAID = read_shipped("said.toml")
+
+
+def _of_table(name: str, line: Line, groups: Said) -> str:
+    row = _SAID.get("xid" if name.startswith("xid-") else name, {})
+    known = {key: value.strip() for key, value in groups.items() if value}
+    for form in row.get("find", ()):
+        if found := re.search(form, line.message) or re.search(form, line.raw):
+            known = found.groupdict() | known
+    says = (each for each in row.get("say", ()) if set(_NAMES.findall(each)) <= known.keys())
+    return next(says, "").format_map(known)
+
+
+_NAMES = re.compile(r"\{(\w+)\}")
