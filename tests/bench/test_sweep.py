@@ -76,6 +76,9 @@ def test_s4_7_two_sweeps_are_compared_size_by_size(tmp_path):
     assert done.exit_code == 0, done.output
     assert done.output.count("8.00\n") == 2
     assert "tcp takes 8.00 times as long for 1 KiB (latency)" in done.output
+    assert "a step is longer by" in done.output.replace("\n", " ")
+    swapped = CliRunner().invoke(command, ["--compare", *files[::-1]]).output
+    assert "a step is shorter by" in swapped.replace("\n", " ")
     sentence = json.loads(CliRunner().invoke(command, ["--compare", *files, "--json"]).stdout)
     assert sentence["sentence"] in done.output
     (tmp_path / "tcp.json").write_text("{}")

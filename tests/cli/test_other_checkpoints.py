@@ -490,7 +490,13 @@ def test_s3_8_optimizer_state_goes_round_through_torch_and_dcp(made, tmp_path):
     (ours,) = (tmp_path / "ours").glob("step-*")
     assert ours.name == "step-00000007"
     assert "optimizer/blocks.0.ffn.up.weight/exp_avg" in values_of(ours)
-    converted(ours, tmp_path / "zero", "--to", "deepspeed")
+    zero = converted(tmp_path / "a", tmp_path / "zero", "--to", "deepspeed")
+    assert str(tmp_path / "zero/config.json") in zero["files"]
+    back = converted(tmp_path / "zero", tmp_path / "back")
+    assert values_of(tmp_path / "back/step-00000007").keys() == values_of(ours).keys()
+    (tmp_path / "zero/config.json").unlink()
+    back = converted(tmp_path / "zero", tmp_path / "other-names")
+    assert any("put its config.json beside it" in note for note in back["notes"])
     assert (tmp_path / "zero/global_step7_universal/zero/model.norm.weight/step.pt").is_file()
     converted(tmp_path / "a", tmp_path / "b.pt", "--to", "torch")
     converted(tmp_path / "b.pt", tmp_path / "c", "--to", "dcp")

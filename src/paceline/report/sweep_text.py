@@ -58,14 +58,15 @@ def compared_lines(one: Sweep, other: Sweep, names: tuple[str, str]) -> list[str
         times = (format_seconds(ours.seconds), format_seconds(its.seconds))
         rows.append((format_bytes(ours.bytes), *times, f"{its.seconds / ours.seconds:.2f}"))
     (small, its_small), (large, its_large) = pairs[0], pairs[-1]
+    becomes = "longer" if its_large.seconds >= large.seconds else "shorter"
     return [
         f"{counted(one.world_size, 'rank')}, {one.backend} on {one.device}",
         format_table(rows),
         (
             f"{names[1]} takes {its_small.seconds / small.seconds:.2f} times as long for "
             f"{format_bytes(small.bytes)} (latency) and {its_large.seconds / large.seconds:.2f} "
-            f"times for {format_bytes(large.bytes)} (bandwidth): a step is longer by as much of it "
-            "as its communication is not hidden (`paceline detect`, network.json)"
+            f"times for {format_bytes(large.bytes)} (bandwidth): a step is {becomes} by as much of "
+            "it as its communication is not hidden (`paceline detect`, network.json)"
         ),
     ]
 

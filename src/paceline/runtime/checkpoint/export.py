@@ -259,6 +259,11 @@ def _by_our_names(
         values = _renamed(values, from_hf_name)
         source_names = {f"{MODEL}{from_hf_name(name)}": name for name in weights}
         notes.append("names are those of the built-in decoder, which this model can be")
+    elif not known and asked.form == "paceline" and all(map(from_hf_name, weights)):
+        notes.append(
+            "names stay Hugging Face's, and the built-in decoder has others: if this is a Llama, "
+            "put its config.json beside it and convert again"
+        )
     values = {n if n.startswith(OPTIMIZER) else MODEL + n: each for n, each in values.items()}
     return _State(values, tuple(notes), config, source_names)
 
@@ -461,7 +466,12 @@ def _to_deepspeed(asked: Conversion, state: _State) -> Converted:
     if are_built_in(name for name in values if not name.startswith(OPTIMIZER)):
         values = _renamed(values, to_hf_name)
     named = {n if n.startswith(OPTIMIZER) else MODEL + n: load for n, load in values.items()}
-    return write_universal(asked, named)
+    done = write_universal(asked, named)
+    if asked.config is None:
+        return done
+    config = Path(asked.out) / "config.json"  # DeepSpeed leaves it alone; the way back needs it
+    config.write_text(json.dumps(dict(asked.config), indent=2) + "\n")
+    return replace(done, files=(*done.files, str(config)))
 
 
 def _same(value: Any) -> Any:
