@@ -293,3 +293,21 @@ def test_groups_of_shards_over_context_ranks_are_whole_groups_of_them(engine):
     assert found == {3, 6}
     (what,) = refused(engine, *twelve, *hybrid, "layout.shard=4")
     assert "whole groups of 3 context ranks" in what
+
+
+LORA = "train.adapter={kind: lora, rank: 16}"
+
+
+def test_torchtune_s_lora_recipe_has_no_tensor_parallelism():
+    """recipes/lora_finetune_distributed.py: `assert self.tp_degree == 1`."""
+    assert {each.tensor for each in layouts("torchtune", LORA)} == {1}
+    assert max(each.tensor for each in layouts("torchtune")) > 1
+    (what,) = refused("torchtune", LORA, "layout.tensor=2")
+    assert "no tensor parallelism beside an adapter" in what
+
+
+def test_torchtune_is_planned_in_fp32_where_the_accelerator_has_no_bf16():
+    """Each of its recipes: full fp16 training is not supported."""
+    assert plan_of("torchtune", "cluster.accelerator=T4", "cluster.nodes=8").precision == "fp32"
+    with pytest.raises(PlanError, match="train.precision is fp16"):
+        plan_of("torchtune", "train.precision=fp16", "cluster.accelerator=T4")

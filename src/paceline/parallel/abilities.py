@@ -188,6 +188,9 @@ class Abilities:
     excluded: tuple[Excluded, ...] = ()
     """What it has each and not together."""
 
+    beside_adapters: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that are otherwise where the job trains an adapter."""
+
     holds: Mapping[str, Any] = field(default_factory=dict)
     """Facts of the engine that the files set otherwise than the runs that `engines.toml` is of;
     `ways` besides its own."""

@@ -79,7 +79,8 @@ def check_engine(job: Job, space: Space) -> Iterator[Problem]:
     for name, is_there in has.items():
         degree = getattr(fixed, name)
         if not is_there and degree not in ("auto", 1):
-            yield _not_of_engine(job, space, name, degree, f"it has no {name} parallelism")
+            beside = " beside an adapter" if name in able.beside_adapters else ""
+            yield _not_of_engine(job, space, name, degree, f"it has no {name} parallelism{beside}")
     yield from _check_sizes(job, space)
     yield from _check_offload(job, space)
     for excluded in able.excluded:

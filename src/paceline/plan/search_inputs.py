@@ -63,6 +63,8 @@ def space_of(job: Job, cluster: Cluster, profile: ModelProfile) -> Space:
     engine = engine_of(job, cluster).name
     runs_here = cluster.is_local and engine == "paceline"
     abilities = _abilities_here(job) if runs_here else abilities_of(engine)
+    if profile.adapter is not None:
+        abilities = replace(abilities, **abilities.beside_adapters)
     if engine == "paceline" and (objective := objective_of(job.spec)) != "next_token":
         abilities = replace(abilities, context_kinds=())  # a pair is compared whole
         if objective == "classification":  # nobody has split the new head
