@@ -11,6 +11,7 @@ from paceline.job import Job, parse_job
 from paceline.parallel import check_layout_choices
 from paceline.parallel.abilities import Excluded, planned_engine
 from paceline.parallel.candidates import candidates
+from paceline.parallel.engine_laws import check_training
 from paceline.parallel.layout import Layout
 from paceline.parallel.table import RECOMPUTES, SHARDINGS, table_of
 from paceline.plan import Plan, plan_job
@@ -309,5 +310,29 @@ def test_torchtune_s_lora_recipe_has_no_tensor_parallelism():
 def test_torchtune_is_planned_in_fp32_where_the_accelerator_has_no_bf16():
     """Each of its recipes: full fp16 training is not supported."""
     assert plan_of("torchtune", "cluster.accelerator=T4", "cluster.nodes=8").precision == "fp32"
-    with pytest.raises(PlanError, match="train.precision is fp16"):
+    with pytest.raises(PlanError, match=r"train\.precision is fp16"):
         plan_of("torchtune", "train.precision=fp16", "cluster.accelerator=T4")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "able"),
+    [
+        ("compile", "true", {"paceline", "torchtitan"}),
+        ("gradient_compression", "bf16", {"paceline", "megatron"}),
+        ("gradient_compression", "powersgd", {"paceline"}),
+    ],
+)
+@pytest.mark.parametrize(
+    "engine", ["paceline", "torchtitan", "megatron", "deepspeed", "accelerate", "fsdp1"]
+)
+def test_what_an_engine_s_files_do_not_do_is_not_in_its_price(
+    field: str, value: str, able: set[str], engine: str
+):
+    """It was in the time of a step, and a note on stderr said that the files cannot express it."""
+    job = job_of(engine, f"train.{field}={value}", "layout.sharding=none")
+    cluster = find_cluster(job.spec.cluster, job)
+    found = list(check_training(job, space_of_job(job).abilities, cluster.backend))
+    assert bool(found) == (engine not in able)
+    for problem in found:
+        assert problem.where == f"train.{field}, --set"
+        assert able <= set(problem.fix.replace(",", "").split())

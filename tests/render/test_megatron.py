@@ -241,10 +241,14 @@ def test_uneven_stages_of_megatrons_own_plan_are_those_that_were_priced():
         ({"layout": FULL | {"recompute_every": 2}, "engine": "paceline"}, "one block in 2"),
         ({"train": {"optimizer": "muon"}, "engine": "paceline"}, "optimizer muon"),
         (
-            {"train": {"gradient_compression": "powersgd"}, "layout": {"sharding": "none"}},
+            {
+                "train": {"gradient_compression": "powersgd"},
+                "layout": {"sharding": "none"},
+                "engine": "paceline",
+            },
             "powersgd",
         ),
-        ({"train": {"compile": True}}, "compiled"),
+        ({"train": {"compile": True}, "engine": "paceline"}, "compiled"),
         ({"layout": THREE_WAYS, "engine": "paceline"}, "selective recomputation as paceline"),
     ],
 )

@@ -17,6 +17,7 @@ from paceline.catalog.engines import Engine
 from paceline.catalog.load import read_rows
 from paceline.choices import (
     Attention,
+    Compression,
     ContextKind,
     Fp8Recipe,
     Offload,
@@ -181,6 +182,12 @@ class Abilities:
 
     mlx_backends: tuple[str, ...] = ()
     """What ranks of MLX can talk through without RDMA."""
+
+    compiles: bool = False
+    """Whether its files can have torch.compile compile the blocks."""
+
+    compressions: tuple[Compression, ...] = ()
+    """Ways to send whole gradients that its files can ask for, besides as they are."""
 
     async_tensor: bool = False
     """Whether its files can ask for tensor parallelism hidden behind its matrices."""

@@ -116,9 +116,11 @@ def _check_asked(job: Job, able: Abilities, backend: Backend) -> Iterator[Proble
         ("train.attention", "attentions", "a kernel"),
         ("train.fp8_recipe", "fp8_recipes", "this scaling"),
         ("train.async_tensor", "async_tensor", "it"),
+        ("train.compile", "compiles", "it"),
+        ("train.gradient_compression", "compressions", "it"),
     ):
         wanted = attrgetter(field)(job.spec)
-        if wanted in ("auto", False) or _can_ask(able, abilities, wanted):
+        if wanted in ("auto", "none", False) or _can_ask(able, abilities, wanted):
             continue
         others = [
             name
