@@ -58,8 +58,19 @@ def test_two_ranks_hold_at_their_fullest_what_was_proved():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", ["lora", "dora", "qlora"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("layout", "kind"),
+    [
+        *((layout, "lora") for layout in LAYOUTS),
+        *(("FSDP2", "dora"), ("tensor", "qlora")),
+        *(
+            pytest.param(layout, kind, marks=pytest.mark.repeat)  # each kind and layout is above
+            for kind, quick in (("dora", "FSDP2"), ("qlora", "tensor"))
+            for layout in LAYOUTS
+            if layout != quick
+        ),
+    ],
+)
 def test_the_plan_books_what_is_proved(layout: str, kind: str):
     text = JOB.replace("rank: 8", f"kind: {kind}, rank: 8")
     if kind == "qlora":  # whole blocks of 64 on each of two tensor ranks

@@ -138,7 +138,7 @@ def test_every_block_is_gathered_forward_and_backward_and_reduced_once():
     assert counts["reduce-scatter", "backward"] == 8
 
 
-@pytest.mark.parametrize("of", [layout(), tensor()])
+@pytest.mark.parametrize("of", [pytest.param(layout(), marks=pytest.mark.repeat), tensor()])
 def test_muon_keeps_the_same_for_every_block_though_there_be_but_one(of):
     """As in a run, where the model's ways say which matrices are a block's."""
 

@@ -177,7 +177,7 @@ def test_what_has_nothing_near_is_refused(changes, fix):
     assert any(fix in problem.fix for problem in refused.value.problems)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     tensor=st.sampled_from([1, 2, 4]),
     pipeline=st.sampled_from([1, 2, 4]),

@@ -49,6 +49,9 @@ def scene(tmp_path) -> Scene:
     return scene
 
 
+# Its loss is that of transformers in `tests/runtime/test_classification.py`; kills are in
+# `test_recovery.py`, exports whose logits are compared in `tests/cli/test_export.py`.
+@pytest.mark.repeat
 def test_a_classifier_learns_survives_a_kill_and_loads_in_transformers(scene):
     from transformers import AutoModelForSequenceClassification
 

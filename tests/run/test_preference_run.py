@@ -37,6 +37,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     return scene
 
 
+# Its loss is that of TRL in `tests/runtime/test_preference.py`; kills are in `test_recovery.py`.
+@pytest.mark.repeat
 def test_dpo_learns_and_ends_with_the_same_bits_after_a_kill(scene):
     clean = scene.run("clean")
     evaluated = clean.of(log.Evaluated)
