@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from paceline.catalog.engines import load_engines
@@ -13,9 +14,10 @@ from paceline.estimate.schedule import (
     held_micro_batches,
     idle_share,
 )
+from paceline.estimate.sharding import Ways, shared_of
 from paceline.job import parse_job
 from paceline.parallel import Layout
-from paceline.parallel.table import code_of
+from paceline.parallel.table import code_of, table_of
 from paceline.profile import resolve_profile
 from paceline.topology import find_cluster
 
@@ -232,3 +234,23 @@ def test_s1_12_compressed_gradients_take_less_of_the_wire():
     assert half < 0.6 * whole
     sharded = replace(plain, sharding="zero1")
     assert price_one(sharded, LLAMA) == price_one(sharded, replace(LLAMA, replica_share=0.5))
+
+
+@pytest.mark.parametrize(
+    ("ways", "kept"),
+    [
+        # FSDP all along: what is gathered once stays, in a pipeline with every sharding.
+        (Ways(fsdp_throughout=1, once_in_pipeline=1), "zero1 zero2 | zero1 zero2 full"),
+        (Ways(fsdp_throughout=1), "zero1 zero2 | zero1 zero2"),
+        # Elsewhere ZeRO-1 has its weights whole, and gathers none.
+        (Ways(once_in_pipeline=1), "zero2 | zero2 full"),
+        (Ways(), "zero2 | zero2"),
+    ],
+)
+def test_which_layouts_keep_what_they_gathered_through_the_step(ways: Ways, kept: str):
+    found = []
+    for base in (DATA, STAGED):
+        layouts = [replace(base, sharding=each) for each in ("none", "zero1", "zero2", "full")]
+        keeps = np.broadcast_to(shared_of(table_of(layouts), ways, 0.0).keeps_gathered, 4)
+        found.append(" ".join(at.sharding for at, has in zip(layouts, keeps, strict=True) if has))
+    assert " | ".join(found) == kept

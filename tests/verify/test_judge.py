@@ -6,7 +6,7 @@ import math
 from tests.verify.scene import case_of, layout_of, line_of, with_rank, with_step
 
 from paceline.check.verify.judge import judge
-from paceline.check.verify.locate import locate
+from paceline.check.verify.locate import Fault, locate
 from paceline.check.verify.tolerance import Tolerance, reading_is_off
 from paceline.record.verification import (
     Bytes,
@@ -156,6 +156,29 @@ def test_the_forward_pass_is_looked_at_before_the_backward_pass():
     assert fault is not None
     assert (fault.kind, fault.name) == ("forward", "block")
     assert line_of(wrong, "outputs of modules in float64").status == "fail"
+
+
+def located(wrong: Facts) -> Fault:
+    fault = locate(wrong, Tolerance(wrong.case, wrong.reference), "float64")
+    assert fault is not None
+    return fault
+
+
+def test_a_module_without_an_input_is_wrong_by_its_samples_or_its_parameters():
+    wrong = with_step(facts(), 1, "float64", 0, modules={"block": Reading(4, 2.1, 4.0, 2.0)})
+    assert located(wrong).looks_like.startswith("what goes into it is right")
+    (truth,) = wrong.reference.wide
+    first = dataclasses.replace(wrong.reference, wide=(dataclasses.replace(truth, inputs={}),))
+    wrong = dataclasses.replace(wrong, reference=first)
+    assert located(wrong).looks_like.startswith("only token ids go into it")
+
+
+def test_a_gradient_that_is_wrong_and_one_that_is_missing_are_found_with_their_rank():
+    wrong = located(with_step(facts(), 1, "float64", 0, gradients={"weight": off(0.5)}))
+    assert (wrong.kind, wrong.ranks, wrong.off) == ("gradient", (1,), 0.5)
+    lacking = located(with_step(facts(), 1, "float64", 0, gradients={}, missing=("weight",)))
+    assert (lacking.kind, lacking.ranks) == ("gradient", (1,))
+    assert lacking.looks_like == "it has no gradient at all"
 
 
 def test_a_loss_that_is_not_a_number_is_never_right():
