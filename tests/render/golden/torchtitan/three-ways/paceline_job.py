@@ -140,7 +140,7 @@ def job() -> Trainer.Config:
         ),
         checkpoint=CheckpointManager.Config(
             enable=True,
-            interval=100,
+            interval=1000,
             keep_latest_k=3,
             last_save_model_only=False,
         ),
