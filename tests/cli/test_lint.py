@@ -699,18 +699,6 @@ def test_variables_that_a_program_sets_are_judged(folder):
     assert ("nccl-env-deprecated", "train.py", 4) in found
 
 
-def test_a_batch_script_gives_its_nodes_to_the_script_that_srun_starts(folder):
-    (folder / "job.sbatch").write_text(
-        "#!/bin/bash\n#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=8\n"
-        "srun bash run_node.sh\n"
-    )
-    (folder / "run_node.sh").write_text(
-        "torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d \\\n"
-        "  --rdzv-endpoint=$HEAD:29500 train.py\n"
-    )
-    assert ("rendezvous-timeout-few-nodes", "run_node.sh", 1) in found_in(folder)
-
-
 @pytest.fixture
 def no_shell_parser(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As where the extra `lint` is not installed."""

@@ -8,13 +8,12 @@ launch against the script it starts; a manifest or batch script against the scri
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from paceline.check.finding import Finding
 from paceline.check.lint.configs import Config
 from paceline.check.lint.configs.kubernetes import read_jobs
 from paceline.check.lint.configs.launch_line import Launch, file_name, launches_in
-from paceline.check.lint.configs.launch_rules import check_launch
 from paceline.check.lint.configs.marked import Marked
 from paceline.check.lint.configs.say import found
 from paceline.check.lint.configs.scene import Scene, scene_of, started
@@ -143,7 +142,6 @@ def check_across(
     deepspeed = _named(configs, "deepspeed")
     for start in starts:
         yield from _check_arguments(start.launch, deepspeed)
-    yield from _check_handed_on(configs, context)
 
 
 def check_beside(program: Program, starts: Sequence[Start], context: Context) -> Iterator[Finding]:
@@ -303,34 +301,3 @@ def _differ(
         fix,
         evidence=[(path, line, f"{argument}={given}")],
     )
-
-
-def _check_handed_on(configs: Sequence[Config], context: Context) -> Iterator[Finding]:
-    """A script that a batch script or a manifest starts on every node, with that job's sizes."""
-    scripts = {file_name(one.path): one for one in configs if one.script is not None}
-    for config in configs:
-        carriers: list[tuple[str, Scene]] = []
-        if config.script is not None and config.script.is_batch:
-            scene = scene_of(config.script, context)
-            carriers = [
-                (" ".join(word.text for word in (*each.outer, *each.words)), scene)
-                for each in config.script.commands
-                if any(word.text == "srun" for word in (*each.outer, *each.words))
-            ]
-        elif config.kind == "manifest":
-            for job in read_jobs(config.path, config.documents):
-                text = " ".join(
-                    str(each.value)
-                    for pods in job.pods
-                    for key in ("command", "args")
-                    for each in (pods.container.at(key) or Marked([], 0)).items()
-                )
-                carriers.append((text, job.scene(context)))
-        for text, scene in carriers:
-            for name, inner in scripts.items():
-                if inner is config or not re.search(rf"(^|[\s/'\"]){re.escape(name)}\b", text):
-                    continue
-                if inner.script is None or inner.script.is_batch:
-                    continue
-                for launch in launches_in(inner.script):
-                    yield from check_launch(replace(launch, on_node=True), scene)

@@ -8,7 +8,6 @@ from paceline.check.finding import Finding
 from paceline.check.lint.configs.accelerate import check_accelerate, is_accelerate
 from paceline.check.lint.configs.deepspeed import check_deepspeed, is_deepspeed
 from paceline.check.lint.configs.degrees import check_parallel, is_parallel
-from paceline.check.lint.configs.job_file import check_job, is_job
 from paceline.check.lint.configs.kubernetes import is_manifest
 from paceline.check.lint.configs.kubernetes_rules import check_manifest
 from paceline.check.lint.configs.marked import (
@@ -19,14 +18,19 @@ from paceline.check.lint.configs.marked import (
     read_json,
     read_yaml,
 )
-from paceline.check.lint.configs.planned import Planned, check_plan, check_planned, is_plan
+from paceline.check.lint.configs.planned import (
+    Planned,
+    check_job,
+    check_plan,
+    check_planned,
+    is_job,
+    is_plan,
+)
 from paceline.check.lint.configs.script_rules import check_script
 from paceline.check.lint.configs.shell import Script, read_shell
 from paceline.check.lint.configs.small_kinds import (
-    check_arguments,
     check_dockerfile,
     check_environment,
-    is_arguments,
     is_dockerfile,
     is_environment,
 )
@@ -142,7 +146,6 @@ def _of_text(path: str, name: str, ending: str, text: str) -> Config | None:
             "dockerfile",
             is_dockerfile(text) and ("docker" in name or ending in {"", "containerfile"}),
         ),
-        ("arguments", is_arguments(text)),
         ("requirements", re.fullmatch(r"requirements[\w.-]*\.txt", name) is not None),
         (
             "environment",
@@ -161,7 +164,6 @@ _CHECKS: dict[str, Callable[[Config, Context], Iterator[Finding]]] = {
     "job": lambda one, context: check_job(one.path, one.text),
     "deepspeed": lambda one, context: check_deepspeed(one.path, one.document, context),
     "dockerfile": lambda one, context: check_dockerfile(one.path, one.text, context),
-    "arguments": lambda one, context: check_arguments(one.path, one.text, context),
     "environment": lambda one, context: check_environment(one.path, one.text, context),
     "requirements": lambda one, context: iter(()),
 }

@@ -5,10 +5,9 @@ import re
 from collections.abc import Iterator
 
 from paceline.check.finding import Finding
-from paceline.check.lint.configs.bf16 import bf16_finding
 from paceline.check.lint.configs.known_values import ACCELERATE, check_values
 from paceline.check.lint.configs.marked import Marked
-from paceline.check.lint.configs.say import INFO, WARNING, found
+from paceline.check.lint.configs.say import INFO, WARNING, bf16_finding, found
 from paceline.check.lint.configs.variables import LOOPBACK, check_port
 from paceline.check.lint.context import Context
 from paceline.check.lint.gpus import lacks_bf16

@@ -3,11 +3,11 @@
 import difflib
 import re
 from collections.abc import Iterator
+from typing import Any
 
-from paceline.check.finding import Finding
-from paceline.check.lint.configs.bf16 import bf16_finding
+from paceline.check.finding import Finding, Severity
 from paceline.check.lint.configs.marked import Marked
-from paceline.check.lint.configs.say import ERROR, WARNING, found
+from paceline.check.lint.configs.say import ERROR, WARNING, bf16_finding, found
 from paceline.check.lint.context import Context
 from paceline.check.lint.gpus import lacks_bf16
 from paceline.check.lint.words import words_by_section, words_of
@@ -63,65 +63,39 @@ SINCE_0_17 = "DeepSpeed 0.17.1 and later do not start with it, and earlier ones 
 """`DeepSpeedFP16Config` and `DeepSpeedBF16Config` came with 0.17.1 (pull request 6976)."""
 
 
+def _silent(
+    path: str, at: Marked, what: str, fix: str, level: Severity = ERROR, **more: Any
+) -> Finding:
+    return found("ds-config-silent-keys", path, at, what, fix, level=level, **more)
+
+
 def _unknown(
     path: str, name: str, value: Marked, section: str, known: frozenset[str], what: str
 ) -> Finding:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     fix = f"write {near[0]}" if near else "take it out"
-    return found(
-        "ds-config-silent-keys",
-        path,
-        value,
-        f"{section} has no key {name}: {what}",
-        fix,
-        level=WARNING if what is SINCE_0_17 else ERROR,
-    )
+    level = WARNING if what is SINCE_0_17 or not (section or near) else ERROR
+    return _silent(path, value, f"{section or _WHOLE} has no key {name}: {what}", fix, level)
+
+
+_WHOLE = "DeepSpeed's configuration"
 
 
 def _check_keys(path: str, config: Marked) -> Iterator[Finding]:
     for name, value in config.entries():
         for old in value.again:
-            fix = "keep one"
-            yield found(
-                "ds-config-silent-keys",
-                path,
-                value.line,
-                f"{name} is set again here: its value in line {old.line} is lost",
-                fix,
-                evidence=[(path, old.line, name)],
-            )
+            what = f"{name} is set again here: its value in line {old.line} is lost"
+            yield _silent(path, value, what, "keep one", evidence=[(path, old.line, name)])
         if name in TOP_LEVEL or name.startswith(("_", "//", "#", "comment")):
             continue
         if name in ZERO:
-            fix = "move it into zero_optimization"
-            yield found(
-                "ds-config-silent-keys",
-                path,
-                value,
-                f"{name} belongs in zero_optimization: here it is ignored",
-                fix,
-            )
+            what = f"{name} belongs in zero_optimization: here it is ignored"
+            yield _silent(path, value, what, "move it into zero_optimization")
         elif name == "zero_stage":
-            fix = f'"zero_optimization": {{"stage": {value.text()}}}'
-            yield found(
-                "ds-config-silent-keys",
-                path,
-                value,
-                "DeepSpeed has no key zero_stage: nothing is sharded",
-                fix,
-            )
-        elif difflib.get_close_matches(name, TOP_LEVEL, n=1, cutoff=0.7):
-            yield _unknown(path, name, value, "DeepSpeed's configuration", TOP_LEVEL, PASSED_OVER)
+            what = "DeepSpeed has no key zero_stage: nothing is sharded"
+            yield _silent(path, value, what, f'"zero_optimization": {{"stage": {value.text()}}}')
         else:
-            fix = "take it out"
-            yield found(
-                "ds-config-silent-keys",
-                path,
-                value,
-                f"DeepSpeed's configuration has no key {name}: it is silently ignored",
-                fix,
-                level=WARNING,
-            )
+            yield _unknown(path, name, value, "", TOP_LEVEL, PASSED_OVER)
     for section, known in (*PRECISION.items(), ("optimizer", OPTIMIZER), ("scheduler", SCHEDULER)):
         inside = config.at(section)
         entries = inside.entries() if inside is not None else ()
@@ -129,10 +103,7 @@ def _check_keys(path: str, config: Marked) -> Iterator[Finding]:
         if section in PRECISION and len(others) > 1:
             names = ", ".join(name for name, _ in others)
             what = f"{section} has no keys {names}: {SINCE_0_17}"
-            line = others[0][1].line
-            yield found(
-                "ds-config-silent-keys", path, line, what, fix="take them out", level=WARNING
-            )
+            yield _silent(path, others[0][1], what, "take them out", WARNING)
             continue
         for name, value in others:
             what = SINCE_0_17 if section in PRECISION else PASSED_OVER
@@ -143,7 +114,7 @@ def _check_kinds(path: str, config: Marked) -> Iterator[Finding]:
     """Values that DeepSpeed cannot take: the start fails."""
 
     def wrong(value: Marked, what: str, fix: str) -> Finding:
-        return found("ds-config-silent-keys", path, value, f"{what}: the start fails", fix)
+        return _silent(path, value, f"{what}: the start fails", fix)
 
     for name, inner in (("zero_optimization", "stage"), ("fp16", "enabled"), ("bf16", "enabled")):
         section = config.at(name)
@@ -197,12 +168,12 @@ def _check_zero(path: str, config: Marked) -> Iterator[Finding]:
     if offload is not None and stage < 3 and offload.text("device") not in {None, "none"}:
         what = f"offload_param needs stage 3, and the stage is {stage}: the weights stay on the GPU"
         fix = '"stage": 3, or take offload_param out'
-        yield found("ds-config-silent-keys", path, offload.line, what, fix)
+        yield _silent(path, offload, what, fix)
     moved = zero.at("offload_optimizer")
     if moved is not None and stage == 0 and moved.text("device") not in {None, "none"}:
         what = "offload_optimizer needs a stage of 1 or more, and none is set"
         fix = '"stage": 2'
-        yield found("ds-config-silent-keys", path, moved.line, what, fix)
+        yield _silent(path, moved, what, fix)
     elastic = zero.at("elastic_checkpoint")
     if elastic is not None and stage == 3 and zero.true("elastic_checkpoint"):
         # NotImplementedError in state_dict and load_state_dict. Source: deepspeed 0.19.8,
@@ -216,7 +187,7 @@ def _check_zero(path: str, config: Marked) -> Iterator[Finding]:
     if stage_at is None and len(zero.value) and not moved and not offload:
         what = "zero_optimization without a stage is stage 0: nothing is sharded"
         fix = '"stage": 2'
-        yield found("ds-config-silent-keys", path, zero.line, what, fix, level=WARNING)
+        yield _silent(path, zero, what, fix, WARNING)
 
 
 def _check_precision(path: str, config: Marked, context: Context) -> Iterator[Finding]:

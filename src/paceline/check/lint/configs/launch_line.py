@@ -34,11 +34,7 @@ class Launch:
     environment: Mapping[str, Variable] = field(default_factory=dict)
     """What is exported above it, or stands before it."""
 
-    background: bool = False
-    loop: str | None = None
     on_node: bool = False
-    function: str | None = None
-    """The script's own function that it stands in."""
     """Whether variables in it are expanded on each node."""
 
     def option(self, *names: str) -> Word | None:
@@ -150,10 +146,7 @@ def read_launch(path: str, command: Command, environment: Mapping[str, Variable]
         arguments=arguments,
         wrappers=dict(_wrappers(words[: options_at - 1])),
         environment=environment,
-        background=command.background,
-        loop=command.loop,
         on_node=command.on_node,
-        function=command.function,
     )
 
 

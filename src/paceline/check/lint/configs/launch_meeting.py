@@ -1,93 +1,14 @@
 """How the processes of a launch line find each other: ports, hosts, nodes and their numbers."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from paceline.check.finding import Finding
 from paceline.check.lint.configs.launch_line import Launch, shown, whole
 from paceline.check.lint.configs.say import ERROR, found
 from paceline.check.lint.configs.scene import Scene, started
-from paceline.check.lint.configs.shell import ESCAPED, Word
+from paceline.check.lint.configs.shell import ESCAPED
 from paceline.check.lint.configs.variables import FIRST_NODE, LOOPBACK, check_port, wrong_host
-
-
-def check_neighbours(
-    launches: Sequence[Launch], waits: Sequence[int], text: str
-) -> Iterator[Finding]:
-    """Two launches of one script that run at the same time and want the same port.
-
-    Args:
-        launches: In the order of the script.
-        waits: Lines on which the script waits for what it started before.
-        text: Of the script: a port that it counts up is another at each launch.
-    """
-    running: dict[str, Launch] = {}
-    for launch in launches:
-        running = {
-            port: one
-            for port, one in running.items()
-            if not any(one.line < line <= launch.line for line in waits)
-        }
-        if launch.program not in {"torchrun", "accelerate", "deepspeed"}:
-            continue
-        port, word = port_of(launch)
-        if port is None:
-            continue
-        if word is not None and _counts(word.source, text):
-            continue
-        if launch.background and launch.loop and port.isdigit() and not is_elsewhere(launch):
-            what = f"every pass of `{launch.loop[:60]}` starts another launch on port {port}"
-            fix = "give each its own port: --master-port $((29500 + i)), or --standalone"
-            yield found("port-in-use", launch.path, word.line if word else launch.line, what, fix)
-        elif port in running and not is_elsewhere(launch):
-            first = running[port]
-            what = (
-                f"port {port} is taken by the launch of line {first.line}, which is still running"
-            )
-            fix = "give each its own port, or --standalone, which takes a free one"
-            yield found(
-                "port-in-use",
-                launch.path,
-                word.line if word else launch.line,
-                what,
-                fix,
-                evidence=[(launch.path, first.line, _typed(first))],
-            )
-        if launch.background:
-            running[port] = launch
-
-
-def _counts(word: str, text: str) -> bool:
-    """Whether a word has a variable that the script counts: `port=$((port + 1))`, `((port++))`."""
-    return any(
-        re.search(rf"\b{name}=\$\(\(|\(\(\s*{name}\s*(\+\+|\+=)|\blet\s+\W?{name}\W", text)
-        for name in re.findall(r"\$\{?(\w+)", word)
-    )
-
-
-def is_elsewhere(launch: Launch) -> bool:
-    return bool({"ssh", "pdsh", "srun", "docker", "podman"} & set(launch.wrappers))
-
-
-def _typed(launch: Launch) -> str:
-    return " ".join(shown(word.text) for word in launch.words)[:120]
-
-
-def port_of(launch: Launch) -> tuple[str | None, Word | None]:
-    """The port the launch listens on, and its word; None where it takes a free one."""
-    if "standalone" in launch.options:
-        return None, None
-    endpoint = launch.option("rdzv_endpoint")
-    if endpoint is not None:
-        _, sign, port = endpoint.text.rpartition(":")
-        return (port if sign and port != "0" else None if sign else "29400"), endpoint
-    word = launch.option("master_port", "main_process_port")
-    if word is not None:
-        return (None if word.text == "0" else word.text), word
-    if launch.program == "accelerate" and "config_file" in launch.options:
-        return None, None
-    said = launch.variable("MASTER_PORT") if launch.program != "torchrun" else None
-    return said or "29500", None
 
 
 def is_many(launch: Launch, scene: Scene) -> int | None:

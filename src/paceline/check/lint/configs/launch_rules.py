@@ -4,18 +4,12 @@ import re
 from collections.abc import Iterator
 
 from paceline.check.finding import Finding
-from paceline.check.lint.configs.bf16 import bf16_finding
 from paceline.check.lint.configs.degrees import check_megatron
 from paceline.check.lint.configs.launch_line import Launch
 from paceline.check.lint.configs.launch_meeting import check_meeting, check_nodes
-from paceline.check.lint.configs.say import found
+from paceline.check.lint.configs.say import bf16_finding, found
 from paceline.check.lint.configs.scene import Scene, started
 from paceline.check.lint.gpus import lacks_bf16
-
-TRAINS = re.compile(
-    r"(?i)(train|finetune|fine_tune|pretrain|sft|dpo|grpo|ddp|fsdp|run_clm|run_mlm)"
-)
-"""Names of scripts that train, where a plain `python` starts them."""
 
 
 def check_launch(launch: Launch, scene: Scene) -> Iterator[Finding]:

@@ -1,10 +1,12 @@
-"""A plan judged: the JSON that `paceline plan --json` writes, and what a job file is planned as.
+"""Job files and plans judged: their mistakes, and what a job file is planned as.
 
 Leaves out how a job is planned, which reads files and the catalog: the caller hands over the plan.
 """
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,7 +14,10 @@ import msgspec
 from paceline.check.finding import Finding
 from paceline.check.lint.configs.marked import Marked
 from paceline.check.lint.configs.say import INFO, WARNING, found
-from paceline.errors import PacelineError, Problem
+from paceline.errors import JobError, PacelineError, Problem
+from paceline.job.job import ModelSpec
+from paceline.job.length import uncounted
+from paceline.job.load import parse_job
 from paceline.plan import Plan, plan_from_json
 from paceline.units import bytes_apart, counted
 
@@ -141,3 +146,23 @@ def _line(document: Marked, keys: tuple[str, ...]) -> int:
     """The line of a key, or of the nearest one above it that is there."""
     places = (document.at(*keys[:depth]) for depth in range(len(keys), 0, -1))
     return next((place.line for place in places if place is not None), 1)
+
+
+_MODEL = {one.name for one in fields(ModelSpec)}
+
+
+def is_job(document: Marked) -> bool:
+    """Whether a YAML mapping is a job file: it says a model in our words, and how to train it."""
+    model = document.at("model")
+    if model is None or not isinstance(model.value, dict) or document.at("apiVersion") is not None:
+        return False
+    return document.at("train") is not None and bool(_MODEL & set(model.value))
+
+
+def check_job(path: str, text: str) -> Iterator[Finding]:
+    """Every problem of the file, where it is."""
+    try:
+        parse_job(text, source=path, folder=Path("/"), count=uncounted)
+    except JobError as error:
+        for problem in error.problems:
+            yield problem_finding(path, problem)

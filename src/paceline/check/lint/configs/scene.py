@@ -20,7 +20,6 @@ class Scene:
     scheduler: str | None = None
     """`slurm` or `kubernetes`."""
 
-    sbatch: dict[str, Option] = field(default_factory=dict)
     context: Context = field(default_factory=Context)
 
     @property
@@ -89,7 +88,6 @@ def scene_of(script: Script, context: Context) -> Scene:
         tasks_per_node=tasks,
         cpus_per_task=_count(options.get("cpus-per-task")),
         scheduler="slurm" if script.is_batch else None,
-        sbatch=options,
         context=context,
     )
 

@@ -43,17 +43,11 @@ class Command:
     """`NAME=value` before the command."""
 
     line: int
-    background: bool = False
-    loop: str | None = None
     outer: tuple[Word, ...] = ()
     """The words that hand it to another shell: `srun -n 2 bash -c`, `ssh node`."""
 
     on_node: bool = False
     """Whether its variables are expanded where it runs, not where the script does."""
-
-    in_function: bool = False
-    function: str | None = None
-    """The function of the script that it stands in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +68,12 @@ class Script:
     variables: tuple[Variable, ...]
     """Assignments and exports, in their order."""
 
-    exported: frozenset[str]
     sbatch: Mapping[str, Option] = field(default_factory=dict)
     """Long name of the option -> its value."""
 
     @property
     def is_batch(self) -> bool:
         return bool(self.sbatch)
-
-    def value(self, name: str, *, before: int | None = None) -> str | None:
-        """The last text given to a variable, above a line."""
-        given = [
-            each.value
-            for each in self.variables
-            if each.name == name and (before is None or each.line <= before)
-        ]
-        return given[-1] if given else None
 
 
 _SHORT = {
@@ -172,7 +156,6 @@ def read_shell(path: str, text: str) -> Script:
         text=text,
         commands=tuple(reader.commands),
         variables=tuple(reader.variables),
-        exported=frozenset(reader.exported),
         sbatch=read_sbatch(text),
     )
 
@@ -183,14 +166,6 @@ def commands_of(path: str, words: tuple[Word, ...]) -> list[Command]:
         return []
     command = Command(words=words, line=words[0].line, on_node=True)
     return _Reader(path, "")._handed_on(command) or [command]
-
-
-@dataclass(frozen=True, slots=True)
-class _Around:
-    background: bool = False
-    loop: str | None = None
-    in_function: bool = False
-    function: str | None = None
 
 
 _MOST_DEPTH = 60
@@ -210,46 +185,23 @@ class _Reader:
         self.depth = depth
         self.commands: list[Command] = []
         self.variables: list[Variable] = []
-        self.exported: set[str] = set()
         self.arrays: dict[str, list[Word]] = {}
         self.holds: dict[str, Word] = {}
 
     def read(self) -> None:
-        self._visit(_parser().parse(self.raw).root_node, _Around(), 0)
+        self._visit(_parser().parse(self.raw).root_node, 0)
 
-    def _visit(self, node: Any, around: _Around, depth: int) -> None:
+    def _visit(self, node: Any, depth: int) -> None:
         if depth > _MOST_DEPTH:
             return
         kind = node.type
         if kind == "command":
-            self._command(node, around)
+            self._command(node)
         elif kind == "variable_assignment":
-            self._assign(node, around)
-        elif kind == "declaration_command":
-            for child in node.named_children:
-                if child.type == "variable_assignment":
-                    name = self._assign(child, around)
-                    if self._text(node).startswith(("export", "declare -x", "typeset -x")):
-                        self.exported.add(name)
-                elif child.type == "variable_name":
-                    self.exported.add(self._text(child))
+            self._assign(node)
         else:
-            self._visit_below(node, kind, around, depth)
-
-    def _visit_below(self, node: Any, kind: str, around: _Around, depth: int) -> None:
-        if kind in {"for_statement", "while_statement", "c_style_for_statement"}:
-            around = replace(around, loop=self._text(node).split("\n")[0])
-        elif kind == "function_definition":
-            name = node.child_by_field_name("name")
-            said = self._text(name) if name is not None else None
-            around = replace(around, in_function=True, function=said)
-        children = node.children
-        for number, child in enumerate(children):
-            if not child.is_named:
-                continue
-            follows = children[number + 1].type if number + 1 < len(children) else ""
-            inner = replace(around, background=True) if follows == "&" else around
-            self._visit(child, inner, depth + 1)
+            for child in node.named_children:
+                self._visit(child, depth + 1)
 
     def _text(self, node: Any) -> str:
         return self.raw[node.start_byte : node.end_byte].decode(errors="replace")
@@ -262,7 +214,7 @@ class _Reader:
         before = self.raw[node.start_byte - int(node.start_point[1]) : node.start_byte]
         return len(before.decode(errors="replace")) + 1
 
-    def _assign(self, node: Any, around: _Around) -> str:
+    def _assign(self, node: Any) -> None:
         name_node, value_node = node.child_by_field_name("name"), node.child_by_field_name("value")
         name = self._text(name_node) if name_node is not None else "?"
         appends = "+=" in self._text(node)[: len(name) + 2]
@@ -272,7 +224,7 @@ class _Reader:
             self.arrays[name] = [*(self.arrays.get(name, []) if appends else []), *words][
                 :_MOST_WORDS
             ]
-            return name
+            return
         word = self._word(value_node) if value_node is not None else Word("", self._line(node))
         if appends and name in self.holds:
             word = replace(word, text=self.holds[name].text + word.text)
@@ -289,10 +241,9 @@ class _Reader:
             )
         )
         if value_node is not None:
-            self._substitutions(value_node, around)
-        return name
+            self._substitutions(value_node)
 
-    def _command(self, node: Any, around: _Around) -> None:
+    def _command(self, node: Any) -> None:
         environment, words = [], []
         for child in node.children:
             if child.type == "variable_assignment":
@@ -314,7 +265,7 @@ class _Reader:
             elif child.is_named and "redirect" not in child.type:
                 words += self._words(child)
             if child.is_named:
-                self._substitutions(child, around)
+                self._substitutions(child)
         words = _flat(words)
         if not words and not environment:
             return
@@ -322,32 +273,27 @@ class _Reader:
             words=tuple(words),
             environment=tuple(environment),
             line=self._line(node),
-            background=around.background,
-            loop=around.loop,
-            in_function=around.in_function,
-            function=around.function,
         )
         inner = self._handed_on(command)
         self.commands += inner if inner else [command]
         if words and words[0].text == "export":  # `export "A=b"`, which is a plain command
-            self._exports(words[1:], around)
+            self._exports(words[1:])
 
-    def _exports(self, words: list[Word], around: _Around) -> None:
+    def _exports(self, words: list[Word]) -> None:
         for word in words:
             name, sign, value = word.text.partition("=")
-            self.exported.add(name)
             if sign:
                 self.variables.append(
                     Variable(name=name, value=value, path=self.path, line=word.line)
                 )
 
-    def _substitutions(self, node: Any, around: _Around) -> None:
+    def _substitutions(self, node: Any) -> None:
         if node.type in {"command_substitution", "process_substitution"}:
             for child in node.named_children:
-                self._visit(child, around, _MOST_DEPTH - 5)
+                self._visit(child, _MOST_DEPTH - 5)
             return
         for child in node.named_children:
-            self._substitutions(child, around)
+            self._substitutions(child)
 
     def _handed_on(self, command: Command) -> list[Command]:
         """The commands of a text that is given to another shell; nothing for other commands."""
@@ -384,8 +330,6 @@ class _Reader:
                     words=tuple(words),
                     outer=(*outer, *each.outer),
                     environment=(*command.environment, *each.environment),
-                    background=command.background or each.background,
-                    loop=command.loop or each.loop,
                     on_node=each.on_node or script.single,
                 )
             )

@@ -5,10 +5,6 @@ import re
 from collections.abc import Iterator
 
 from paceline.check.finding import Finding
-from paceline.check.lint.configs.degrees import check_megatron
-from paceline.check.lint.configs.launch_line import Launch
-from paceline.check.lint.configs.scene import Scene
-from paceline.check.lint.configs.shell import Word
 from paceline.check.lint.configs.variables import Variable, check_variables
 from paceline.check.lint.context import Context
 
@@ -42,34 +38,6 @@ def check_environment(path: str, text: str, context: Context) -> Iterator[Findin
     """The variables, and a TF_CONFIG among them."""
     variables = read_environment(path, text)
     yield from check_variables(variables, context)
-
-
-def is_arguments(text: str) -> bool:
-    """Whether it is a file of arguments for Megatron-LM."""
-    return "--tensor-model-parallel-size" in text and all(
-        line.lstrip().startswith(("--", "#")) or not line.strip() for line in text.splitlines()
-    )
-
-
-def check_arguments(path: str, text: str, context: Context) -> Iterator[Finding]:
-    """Megatron-LM's degrees, batch and model in such a file."""
-    words = [
-        Word(part, number)
-        for number, line in enumerate(text.splitlines(), start=1)
-        if not line.lstrip().startswith("#")
-        for part in line.split()
-    ]
-    launch = Launch(
-        path=path,
-        program="arguments",
-        line=1,
-        words=tuple(words),
-        options={},
-        arguments=tuple(words),
-    )
-    yield from check_megatron(
-        launch, Scene(nodes=context.nodes, gpus_per_node=context.gpus_per_node, context=context)
-    )
 
 
 def is_dockerfile(text: str) -> bool:

@@ -11,10 +11,8 @@ from paceline.check.lint.program import Program
 from paceline.check.lint.rules import (
     accumulation,
     agreement,
-    data,
     decisions,
     devices,
-    forks,
     groups,
     local_disk,
     parallel,
@@ -29,10 +27,8 @@ Rule = Callable[[Program, Context], Iterator[Finding]]
 RULES: tuple[Rule, ...] = (
     *accumulation.RULES,
     *agreement.RULES,
-    *data.RULES,
     *decisions.RULES,
     *devices.RULES,
-    *forks.RULES,
     *groups.RULES,
     *local_disk.RULES,
     *parallel.RULES,

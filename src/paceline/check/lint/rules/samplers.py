@@ -314,4 +314,32 @@ def batches_are_split(program: Program, loop: Loop) -> bool:
     return any(RANK in guard.test.taints for one in skips for guard in one.guards)
 
 
-RULES = (check_sampler_and_shuffle, check_set_epoch, check_sampler_missing)
+def check_pinned_copies(program: Program, context: Context) -> Iterator[Finding]:
+    """`non_blocking=True` copies of batches from pageable memory."""
+    copies = [
+        one
+        for one in program.calls(method=("to", "cuda"))
+        if (flag := one.argument(None, "non_blocking")) is not None
+        and flag.const is True
+        and one.receiver is not None
+        and one.receiver.has_kind("batch")
+    ]
+    reported: set[int] = set()
+    for copy in copies:
+        for loop in copy.loops:
+            for loader in loop.over.any() if loop.over is not None else ():
+                call = loader.call
+                if not isinstance(call, Call) or call.name != DATALOADER or id(call) in reported:
+                    continue
+                reported.add(id(call))
+                if call.has_argument(7, "pin_memory") or program.framework in PREPARES:
+                    continue
+                what = (
+                    f"{copy.spot} copies its batches with non_blocking=True, which does "
+                    "nothing from pageable memory"
+                )
+                fix = "pass pin_memory=True"
+                yield program.finding("no-pin-memory", call, what, fix, seen=(copy,))
+
+
+RULES = (check_sampler_and_shuffle, check_set_epoch, check_sampler_missing, check_pinned_copies)
