@@ -87,7 +87,7 @@ def command(
 
     PATH is a file or a folder. Read are Python programs (PyTorch, Accelerate, Trainer, Lightning,
     DeepSpeed), shell and batch scripts, Accelerate's YAML, DeepSpeed's JSON, Kubernetes manifests,
-    NeMo's YAML, Megatron's argument files, environment files, Dockerfiles, and Paceline's job file
+    NeMo's YAML, environment files, Dockerfiles, and Paceline's job file
     and plan: each by itself, and all of them together. A job for declared accelerators is
     planned; nothing is run. In all of these and in notebooks, keys and passwords are found, unless
     git ignores the file.
