@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 
 from paceline.catalog.failure import load_failures
+from paceline.catalog.load import read_shipped
 from paceline.check.diagnose.candidate import Candidate
 from paceline.check.diagnose.conclusion import Confidence
 from paceline.check.diagnose.exit_causes import rank_of_exit
@@ -12,22 +13,8 @@ from paceline.check.diagnose.patterns import Kind, all_patterns
 from paceline.check.diagnose.precedence import Level, level_of
 from paceline.check.diagnose.seen import Raised, Seen
 
-_SECONDARY_TYPES = re.compile(
-    r"(?:^|\.)(ChildFailedError|SignalException|ProcessExitedException|ProcessRaisedException"
-    r"|ActorDiedError|RayActorError|WorkerCrashedError|TrainingFailedError|DistBackendError"
-    r"|DistStoreError|DistNetworkError|BrokenPipeError|ConnectionResetError|ConnectionRefusedError"
-    r"|EOFError|CalledProcessError|SystemExit|KeyboardInterrupt|Rendezvous\w+|ConnectionError"
-    r"|NCCLError|nccl\w+Error|GracefulExit|WorkerGroupError|ControllerError|JobRuntimeEnvSetupFailed)$"
-)
-"""Exceptions by which a process tells of another's end. Never the cause beside another one."""
-
-_SECONDARY_TEXT = re.compile(
-    r"gloo/transport|Connection closed by peer|Connection reset by peer|Broken pipe|ncclRemoteError"
-    r"|NCCL communicator was aborted|Socket Timeout|wait timeout after|store->get|heartbeat"
-    r"|terminated with (signal|exit)|NCCL error|collective operation timeout"
-    r"|returned non-zero exit status"
-    r"|Timed out (waiting|initializing)|Stop_waiting response|monitoredBarrier"
-)
+_ROWS = read_shipped("log_lines.toml")["secondary"]
+_SECONDARY_TYPES, _SECONDARY_TEXT = re.compile(_ROWS["types"]), re.compile(_ROWS["text"])
 
 
 def exceptions(seen: Seen, candidates: Sequence[Candidate]) -> list[Candidate]:

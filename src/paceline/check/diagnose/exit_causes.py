@@ -15,6 +15,7 @@ _ENDS = {
     -9: "host-oom-sigkill",
     -1: "sighup-terminal-closed",
 }
+_CODES = {name: code for code, name in _ENDS.items()} | {"shm-too-small": -7}
 
 
 def ended(seen: Seen, candidates: Sequence[Candidate]) -> Iterator[Candidate]:
@@ -39,22 +40,9 @@ def ended(seen: Seen, candidates: Sequence[Candidate]) -> Iterator[Candidate]:
         )
 
 
-def rank_of_exit(seen: Seen) -> int | None:
-    """Rank of the process that ended first with an error of its own."""
-    own = [each for each in seen.exits if each.rank is not None and each.code > 0]
-    own.sort(key=lambda each: (each.line.time_s or 0.0, not each.first_observed))
-    return own[0].rank if own else None
-
-
-def rank_by_exit(candidate: Candidate, seen: Seen) -> int | None:
-    """The rank whose process ended as this failure ends it."""
-    wanted = {
-        "host-oom-sigkill": -9,
-        "segfault-exit-11": -11,
-        "sigbus-exit-7": -7,
-        "shm-too-small": -7,
-    }
-    code = wanted.get(candidate.id)
+def rank_of_exit(seen: Seen, failure: str | None = None) -> int | None:
+    """Rank of the process that ended first as a failure ends it; else with an error of its own."""
+    code = _CODES.get(failure or "")
     ends = [
         each
         for each in seen.exits

@@ -4,24 +4,17 @@ import re
 from collections.abc import Iterator, Sequence
 
 from paceline.catalog.failure import load_failures
+from paceline.catalog.load import read_shipped
 from paceline.check.diagnose.candidate import Candidate, ranks_of
 from paceline.check.diagnose.conclusion import Cause
-from paceline.check.diagnose.exit_causes import rank_by_exit
+from paceline.check.diagnose.exit_causes import rank_of_exit
 from paceline.check.diagnose.line import Line
 from paceline.check.diagnose.messages import spans
 from paceline.check.diagnose.seen import Seen
 from paceline.check.finding import Evidence, Place
 
-_ERROR_WEIGHT = re.compile(
-    r"(?i)\b(?:fatal|panic|segmentation fault|core dumped|killed|cannot|could not"
-    r"|unable|no such|denied|[a-z.]*(?:error|exception):|fail(?:ed|ure)|abort(?:ed|ing)"
-    r"|[a-z]+ (?:error|exception)|exception)\b|(?:Error|Exception)\b"
-)
-_ONLY_WARNS = re.compile(
-    r"(?i)\bwarn(?:ing)?\b|\w+Warning\b|\[W\d{3,4}|^W\d{4} |retry"
-    r"|will (?:be )?(?:ignored|skip)|falling back|fallback|skipping|\bNCCL INFO\b|\bDEBUG\b"
-)
-"""A line that says of itself that the run goes on."""
+_ROWS = read_shipped("log_lines.toml")["unknown"]
+_ERROR_WEIGHT, _ONLY_WARNS = re.compile(_ROWS["grave"]), re.compile(_ROWS["warns"])
 _UNKNOWN_LINES = 8
 
 
@@ -52,7 +45,7 @@ def _first_rank(candidate: Candidate, seen: Seen) -> tuple[int | None, str | Non
     rank = candidate.rank if candidate.rank is not None else (lines[0].rank if lines else None)
     host = next((line.host for line in candidate.lines if line.host and line.rank == rank), None)
     if rank is None:
-        rank = rank_by_exit(candidate, seen)
+        rank = rank_of_exit(seen, candidate.id)
     if host is None:
         host = next((each.host for each in seen.exits if each.rank == rank and each.host), None)
     if host is None:

@@ -10,12 +10,6 @@ from dataclasses import replace
 
 from paceline.check.diagnose.line import Line
 
-OF_RANK = (
-    r"\brank \d+ n[Rr]anks \d+.{0,60} busId [0-9a-f]+"
-    r"|\b[Rr]ank[ =:]*\d+\b.{0,80}\b[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\b"
-)
-"""Lines that say which GPU a rank has."""
-
 _NCCL = re.compile(r"\brank (?P<rank>\d+) n[Rr]anks \d+.{0,60} busId (?P<bus>[0-9a-f]+)")
 _ADDRESS = r"[0-9a-fA-F]{4,8}:(?P<bus>[0-9a-fA-F]{2}):[0-9a-fA-F]{2}\b"
 _PAIR = re.compile(rf"\b[Rr]ank[ =:]*(?P<rank>\d+)\b.{{0,80}}\b{_ADDRESS}")

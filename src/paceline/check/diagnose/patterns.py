@@ -7,7 +7,7 @@ from enum import StrEnum
 from functools import cache
 
 from paceline.catalog.failure import load_benign_lines, load_failures
-from paceline.check.diagnose.gpus import OF_RANK
+from paceline.catalog.load import read_shipped
 
 
 class Kind(StrEnum):
@@ -35,49 +35,8 @@ class Pattern:
     text: re.Pattern[str]
 
 
-_ERROR_WORDS = (
-    "errors?|fatal|exception|aborted|aborting|abort|killed|segmentation fault|panic|core dumped"
-    "|failed|failure|timed out|refused|unreachable|no space left|NCCL WARN|no route"
-    "|command not found|was unable to"
-)
-
-READERS: Mapping[str, Sequence[str]] = {
-    "traceback": [r"Traceback \(most recent call last\)"],
-    "exit-table": [r"Root Cause \(first observed failure\)|ChildFailedError"],
-    "exit": [
-        r"(?i)exit[ _-]?(code|status|value)",
-        r"(?i)(error|return|termination)[ _-]?(code|status|value)",
-        r"(?i)\bexit(s|ed|ing)? (with |on |due to )?-?\d+\b",
-        r"Error 1\d\d\b",
-        (
-            r"task[s]? [\d,-]+: (Exited with exit code|Killed|Out Of Memory|Segmentation|Bus error"
-            r"|Aborted|Terminated|Floating)"
-        ),
-        r"\bsignal:? ?\(?(\d+|SIG[A-Z]+|Killed|Segm|Abort)|Signals\.SIG",
-        r"noticed that process rank \d+",
-    ],
-    "nccl-info": [
-        (
-            r"NCCL INFO .*(Using (network|non-device)|NET/|Channel \d+(/\d+)? :|Connected all"
-            r"|comm \dx|NVLS|Bootstrap|NCCL_\w+ set|P\dP|cudaDriverVersion|nRanks|coll channels)"
-        ),
-        r"NCCL version \d",
-    ],
-    "watchdog": [
-        (
-            r"last enqueued(?: NCCL)? work:|[Cc]aught collective operation|Timeout at NCCL work"
-            r"|Heartbeat monitor timed out"
-        )
-    ],
-    "ray-rank": [r"world_rank=\d+, local_rank=\d+"],
-    "gpu-of-rank": [OF_RANK],
-    "dumped-stack": [r"Thread 0x[0-9a-f]+ .*most recent call first|^Thread \d+ \(|^Process \d+: "],
-    "error-line": [
-        *(rf"(?i)\b{words}\b" for words in _ERROR_WORDS.split("|")),
-        r"(?i)[a-z](Error|Exception)\b",
-    ],
-}
-"""Reader -> the lines it wants. `error-line` is for logs whose failure nobody knows yet."""
+READERS: Mapping[str, Sequence[str]] = read_shipped("log_lines.toml")["readers"]
+"""Reader -> the lines it wants."""
 
 
 _FLAGS = re.MULTILINE | re.IGNORECASE

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
+from paceline.catalog.load import read_shipped
 from paceline.check.diagnose.exit_lines import ExitTable, exits_of
 from paceline.check.diagnose.gpus import gpu_of_rank
 from paceline.check.diagnose.line import MAX_LINE, Line, read_line, with_rank, without_colours
@@ -369,10 +370,7 @@ class _Reading:
 
 _NCCL_RANK = re.compile(r"comm 0x\w+ rank (?P<rank>\d+) n[Rr]anks \d+")
 _RAY_RANK = re.compile(r"ip=(?P<ip>[\w.:]+), pid=(?P<pid>\d+)\) world_rank=(?P<rank>\d+)")
-_NOT_AN_ERROR = re.compile(
-    r"(?i)\b(0 (errors|failed|failures)|no errors?|errors?[=: ]+(0\b|none|false|[\d.]+(e-?\d+)?$)"
-    r"|error_(file|handler)|(train|val|eval|test|mean|squared|absolute|percentage)[_ ]\w*error)"
-)
+_NOT_AN_ERROR = re.compile(read_shipped("log_lines.toml")["unknown"]["no_error"])
 
 
 def _line_end(block: bytes, start: int, limit: int) -> int:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from paceline.catalog.load import read_shipped
 from paceline.check.diagnose.seen import Frame
 
 
@@ -190,19 +191,7 @@ def _rank_in(text: str) -> int | None:
     return next((int(each) for each in match.groupdict().values() if each), None)
 
 
-_BUSY: Mapping[str, str] = {
-    "rank0-only-collective-save": r"save_checkpoint|save_state|state_dict|save_pretrained"
-    r"|save_model|torch/serialization|checkpoint",
-    "stale-extension-lock": r"file_baton|cpp_extension",
-    "compile-rank-skew": r"_inductor|_dynamo|triton/compiler|autotun",
-    "rank0-only-validation": r"evaluat|validat|generate\b|sample_images|test_step|predict",
-    "rank0-preprocess-timeout": r"datasets/arrow_dataset|tokeniz|preprocess|from_pretrained"
-    r"|snapshot_download|load_dataset",
-    "dataloader-timeout": r"utils/data/dataloader|_try_get_data|_next_data|fetch\.py"
-    r"|:(?:load|get|next|read|fetch)_?(?:batch|sample|data)\b|__getitem__|collate",
-    "divergent-filesystem-branch": r"genericpath|os\.path|exists",
-}
-"""Failure -> what the rank that stands elsewhere has on its stack."""
+_BUSY: Mapping[str, str] = read_shipped("log_lines.toml")["busy"]
 
 
 _TITLES: Mapping[str, str] = {"dataloader-timeout": "A rank waits for its DataLoader"}
