@@ -12,6 +12,7 @@ from paceline.contracts.operate import STATE_SOURCES, health_checks
 from paceline.contracts.reading import check_training_plan, contract_kind, parse_contract
 from paceline.contracts.writing import format_contract
 from paceline.contracts.writing.engineer import node_assignments, strategy_of
+from paceline.errors import JobError
 from paceline.job import Job, parse_job
 from paceline.job.alerts import DEFAULTS
 from paceline.launch.default_alerts import alerts
@@ -247,10 +248,34 @@ def test_s2_5_usable_memory_is_what_the_plan_may_use():
     assert json.loads(plan_to_json(plan))["limit_bytes"] == plan.limit_bytes
 
 
-def test_s4_17_chunks_are_withdrawn_with_the_reason():
-    chunks = formatted("004", "train.steps=50000")["coordinator_chunking"]
-    assert (chunks["enabled"], chunks["withdrawn"]) == (False, True)
-    assert "every step is such a point" in chunks["reason"]
+@pytest.mark.parametrize(
+    ("batch", "steps", "enabled", "length", "num"),
+    [
+        (16, 3125, True, 3125, 1),  # 50,000 samples
+        (16, 3124, False, None, 1),
+        (16, 3126, True, 3125, 2),
+        (48, 3125, True, 1041, 4),  # 49,968 samples each
+        (65536, 2, True, 1, 2),
+    ],
+)
+def test_s4_17_from_50_000_samples_on_a_chunk_is_the_steps_between_two_checkpoints(
+    batch, steps, enabled, length, num
+):
+    changes = (f"train.steps={steps}", f"train.global_batch={batch}")
+    chunks = formatted("004", *changes)["coordinator_chunking"]
+    assert (chunks["enabled"], chunks["num_chunks"]) == (enabled, num)
+    assert chunks.get("steps_per_chunk") == length
+    if enabled:
+        setting = chunks["setting"]
+        assert setting == f"checkpoint.every={length}"
+        again = formatted("004", *changes, setting)
+        assert again["coordinator_chunking"]["is_saved_after_each"]
+        assert again["checkpoint_strategy"]["frequency"] == f"every_{length}_steps"
+
+
+def test_s4_17_a_run_of_no_samples_is_refused():
+    with pytest.raises(JobError, match=r"train\.steps"):
+        formatted("004", "train.steps=0")
 
 
 def test_s2_6_backends_are_used_available_or_not_available_with_the_reason():

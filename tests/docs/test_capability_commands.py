@@ -153,7 +153,7 @@ TRIES: dict[str, Try] = {
     "S4-14": Try("cpu", r"state from replica.*SHA-256 equal to the undisturbed run.*PASSED"),
     "S4-15": Try("cpu", r"detect .*fence .*meet .*state .*first step .*0 steps lost.*PASSED"),
     "S4-16": Try("gpus", r"detect +\d+ ms \(measured.*assumed.*150 s \(FlashRecovery\): cited"),
-    "S4-17": Try("gpus", r'"chunk_size": 50000.*"reason": "chunks of 50,000 samples were promised'),
+    "S4-17": Try("gpus", r'"chunk_size": 50000.*"setting": "checkpoint.every=390"'),
     "S4-18": slow(
         "cpu", r"waits for +communication: \d+% of a step, (above|below|20 to) |no verdict: "
     ),

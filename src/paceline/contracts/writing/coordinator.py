@@ -27,7 +27,8 @@ from paceline.units import counted, format_bytes, format_count
 
 VERSION = "2.0.0"
 CHUNK_SAMPLES = 50_000
-"""From this many samples on, the contract trains in chunks that can be resumed one by one."""
+"""From this many samples on, the contract trains in chunks that can be resumed one by one; none is
+larger, unless one step is."""
 
 
 def training_plan(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
@@ -252,16 +253,28 @@ def _consistency(plan: Plan) -> dict[str, Any]:
 
 
 def _chunking(plan: Plan, job: Job) -> dict[str, Any]:
-    samples = job.spec.train.steps * plan.layout.global_batch
+    batch, steps = plan.layout.global_batch, job.spec.train.steps
+    samples = steps * batch
+    if samples < CHUNK_SAMPLES:
+        return {
+            "enabled": False,
+            "chunk_size": CHUNK_SAMPLES,
+            "samples": samples,
+            "num_chunks": 1,
+            "reason": f"{samples:,} samples are fewer than {CHUNK_SAMPLES:,}: one chunk",
+        }
+    length = max(1, CHUNK_SAMPLES // batch)
     return {
-        "enabled": False,
-        "withdrawn": True,
+        "enabled": True,
         "chunk_size": CHUNK_SAMPLES,
         "samples": samples,
-        "num_chunks": -(-samples // CHUNK_SAMPLES),
-        "reason": "chunks of 50,000 samples were promised so that a run that fails can be resumed; "
-        "here every step is such a point: samples are a pure function of seed, step and slot, a "
-        "checkpoint holds the step, and the resumed run has the same numbers",
+        "num_chunks": -(-steps // length),
+        "steps_per_chunk": length,
+        "setting": f"checkpoint.every={length}",
+        "is_saved_after_each": length % plan.checkpoint_every == 0,
+        "reason": f"a chunk is {counted(length, 'step')} of {batch:,} samples in the order of "
+        "training; with the setting each ends with a checkpoint, so that a run that fails repeats "
+        "its own chunk at most, with the same numbers",
     }
 
 
