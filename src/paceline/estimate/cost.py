@@ -153,7 +153,7 @@ def why_none(provider: str, prices: Iterable[Price], needs: Needs) -> str | None
         return None
     largest = max(rows, key=lambda row: (row.num_accelerators, row.host_memory_bytes or 0))
     why = cannot_run(largest, needs)
-    return None if why is None else f"{largest.instance} has {why}"
+    return None if why is None else f"the largest with a price, {largest.instance}, has {why}"
 
 
 def unknown_of(price: Price, needs: Needs) -> tuple[str, ...]:
