@@ -98,7 +98,7 @@ def test_a_need_just_over_its_limit_is_printed_with_the_digits_that_tell_them_ap
 
 def test_the_largest_micro_batch_is_claimed_only_with_the_recompute_it_was_tried_with():
     """2 fits with every block recomputed; every fourth leaves no room for it."""
-    fixed = ("layout.sharding=full", "layout.recompute=full", *ONLY_DATA)
+    fixed = ("layout.sharding=full", "layout.recompute_every=4", *ONLY_DATA)
     plan = plan_of(JOB, *fixed)
     layout = plan.layout
     (reason,) = (each.reason for each in plan.decisions if each.field == "layout.micro_batch")

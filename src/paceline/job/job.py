@@ -89,7 +89,8 @@ class LayoutSpec:
     blocks."""
 
     recompute_every: Positive | Auto = "auto"
-    """Only with `full`: every how many blocks one is recomputed."""
+    """Only with `full`: every how many blocks one is recomputed. `auto` is every block where
+    `recompute` is set to `full`, and planned where that is left open."""
 
     offload: Literal["auto", Offload] = "auto"
     """Where optimizer state is kept: on the accelerator, in the host's memory, or on its disk.

@@ -269,6 +269,8 @@ def _recomputes(space: Space) -> list[tuple[int, int]]:
     every = [n for n in RECOMPUTE_EVERY if n <= most and (n == 1 or able.recomputes_some)]
     if fixed.recompute_every != "auto":
         every = [fixed.recompute_every]
+    elif fixed.recompute != "auto":
+        every = [1]  # whole blocks that are asked for are all of them
     return [
         (code_of("recompute", kind), n)
         for kind in kinds

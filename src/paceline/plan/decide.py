@@ -204,12 +204,6 @@ def _layout_decisions(job: Job, cluster: Cluster, choice: Choice) -> Iterator[De
         if getattr(fixed, name) == "auto":
             reason = _asked_by(fixed, name) or _asked_of_all_reduce(job, name, value) or reason
             yield Decision(field=f"layout.{name}", value=value, reason=reason)
-    if layout.recompute_every > 1 and fixed.recompute_every == "auto" != fixed.recompute:
-        yield Decision(
-            field="layout.recompute_every",
-            value=str(layout.recompute_every),
-            reason="the other blocks keep their activations, which fit, and are computed once",
-        )
     if layout.sharding == "full" and layout.accumulation > 1:
         yield Decision(
             field="gradients between micro-batches",

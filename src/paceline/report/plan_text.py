@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from paceline.catalog.price import price_day
+from paceline.choices.recomputes import WHOLE_BLOCKS
 from paceline.estimate import TERM_NAMES, useful_passes
 from paceline.estimate.cost import RunCost
 from paceline.estimate.recovery import StateTier
@@ -72,7 +73,7 @@ def plan_summary(plan: Plan) -> list[str]:
         whole.append(f"cost unknown: {plan.why_no_cost}")
     return [
         *_cautions(plan, first=True),
-        _row("layout", plan.layout_name + _offloaded(plan)),
+        *_layout(plan),
         _row("on", f"{cluster.name} ({place}, {cluster.backend})"),
         _row("batch", _batch_equation(plan)),
         _row("memory", f"{needs}, of {limit} that may be used"),
@@ -89,7 +90,7 @@ def _row(label: str, text: str) -> str:
 def _headline(plan: Plan) -> Iterator[str]:
     cluster, profile = plan.cluster, plan.profile
     place = "this machine" if cluster.is_local else "declared, not this machine"
-    yield _row("layout", plan.layout_name + _offloaded(plan))
+    yield from _layout(plan)
     yield _row("on", f"{cluster.name} ({place}, {cluster.backend})")
     yield from wrapped(_row("links", ""), _links(cluster)) if _links(cluster) else ()
     reasons = [each.reason for each in plan.decisions if each.field == "layout.sharding"]
@@ -132,6 +133,24 @@ def _cautions(plan: Plan, *, first: bool = False) -> Iterator[str]:
             continue
         for label, text in (("warning", f"{each.about}: {each.what}"), ("", f"fix: {each.fix}")):
             yield from wrapped(_row(label, ""), text)
+
+
+def _layout(plan: Plan) -> Iterator[str]:
+    named = plan.layout_name + whole_recompute(plan.layout)
+    yield from wrapped(_row("layout", ""), named + _offloaded(plan))
+
+
+def whole_recompute(layout: Layout) -> str:
+    """What a layout's line adds where whole blocks are recomputed.
+
+    >>> whole_recompute(Layout(data=2, sharding="full", micro_batch=1, accumulation=1,
+    ...     recompute="full", recompute_every=4))
+    ', full recompute every 4 blocks'
+    """
+    if layout.recompute not in WHOLE_BLOCKS:
+        return ""
+    every = f" every {layout.recompute_every} blocks" if layout.recompute_every > 1 else ""
+    return f", {layout.recompute} recompute{every}"
 
 
 def _offloaded(plan: Plan) -> str:
