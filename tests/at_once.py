@@ -22,8 +22,6 @@ from typing import BinaryIO
 import pytest
 
 _NUMBER = struct.Struct("<H")
-_SERVERS = {"tests.command", "tests.ranks"}
-"""Of processes that forks share; only what a test imports is there."""
 
 
 class _Node(SimpleNamespace):
@@ -56,8 +54,6 @@ def run(session: pytest.Session, count: int) -> bool:
     take, put = os.pipe()
     os.write(put, b"".join(_NUMBER.pack(place) for place in range(len(files))))
     os.close(put)
-    for name in _SERVERS & sys.modules.keys():
-        sys.modules[name].start_server()
     session.config.pluginmanager.getplugin("capturemanager").stop_global_capturing()
     session.config._tmp_path_factory.getbasetemp()  # those of the forks lie in it
     gc.collect()

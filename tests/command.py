@@ -27,6 +27,9 @@ from pathlib import Path
 _STARTED: list["subprocess.Popen[bytes]"] = []
 """A fork must not let go of it: `Popen` warns."""
 
+_STARTS_S = 300.0
+"""It takes one second, and others are at work."""
+
 _MAX_BYTES = 1 << 20
 """Of a request: an environment and some words."""
 
@@ -44,7 +47,7 @@ def run_command(
         tempfile.TemporaryFile() as err,
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line,
     ):
-        line.connect(start_server())
+        line.connect(_await(start_server()))
         line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MAX_BYTES)
         request = {"words": words, "folder": str(folder), "env": dict(env or os.environ)}
         socket.send_fds(line, [json.dumps(request).encode()], [out.fileno(), err.fileno()])
@@ -68,7 +71,7 @@ def start_server() -> str:
     """Start the server that this process and its forks share. It ends with this process.
 
     Returns:
-        Where it listens.
+        Where it will listen.
     """
     folder = tempfile.mkdtemp(prefix="paceline-command-")
     atexit.register(shutil.rmtree, folder)
@@ -81,8 +84,13 @@ def start_server() -> str:
     _STARTED.append(process)
     atexit.register(process.wait)
     atexit.register(os.close, its)
+    return place
+
+
+def _await(place: str) -> str:
+    end = time.monotonic() + _STARTS_S
     while not Path(place).exists():
-        assert process.poll() is None
+        assert time.monotonic() < end, "the server of commands has not started"
         time.sleep(0.01)
     return place
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from tests import at_once
+from tests import at_once, command, ranks
 
 from paceline.report.table import COLUMNS
 
@@ -65,6 +65,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--at-once", type=int, default=0, metavar="N", help="Test N files at once, in forks."
     )
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if session.config.getoption("--at-once") and not session.config.option.collectonly:
+        # Forks share them. They import what they need on another core than the tests are read on.
+        ranks.start_server()
+        command.start_server()
 
 
 @pytest.hookimpl(tryfirst=True)
