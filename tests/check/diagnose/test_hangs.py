@@ -145,6 +145,12 @@ def test_an_all_gather_alone_speaks_for_no_save_and_first_for_what_any_collectiv
     assert all("gathered" in each.what for each in causes if each.id.startswith("zero3"))
 
 
+def test_ranks_that_all_wait_are_in_what_happened_and_none_of_them_is_where_it_is():
+    waits = "".join(WATCHDOG.format(rank=rank, seq=900, op="ALLREDUCE") for rank in (0, 1))
+    cause = diagnose_text(waits).causes[0]
+    assert (cause.rank, "ranks 0-1 waited 600 s" in cause.what) == (None, True)
+
+
 def test_every_reason_of_a_hang_is_of_a_failure_and_of_facts_that_are_defined():
     rows = read_shipped("hang_reasons.toml")
     texts = {name for part in ("near", "last", "run", "op") for name in rows[part]}

@@ -42,6 +42,8 @@ def hangs(seen: Seen, candidates: Sequence[Candidate]) -> Iterator[Candidate]:
     for reason in reasons(seen, standing):
         found.setdefault(reason.id, []).append(reason)
     odd = _odd(standing) or (() if standing else _unlike_the_others(seen, waits))
+    if standing and not odd:  # who waits is not who is waited for
+        lines = [replace(line, rank=None) for line in lines]
     for name, why in found.items():
         level = why[0].level
         said = "; ".join(dict.fromkeys(each.why for each in why if each.level is level))
