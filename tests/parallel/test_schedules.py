@@ -1,5 +1,6 @@
 """What each pipeline schedule needs: one row, read by the planner, the laws and the runtime."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -8,14 +9,20 @@ import numpy as np
 import paceline
 from paceline.choices import Schedule
 from paceline.choices.pipeline_schedules import SCHEDULE_FACTS
+from paceline.estimate import case_of, stage_memory
+from paceline.job import parse_job
+from paceline.parallel import Layout, word_columns
 from paceline.parallel.table import SCHEDULES, code_of
 from paceline.parallel.word_columns import (
+    forwards_first,
     is_in_v,
     least_rounds,
     splits_backward,
     stages_each,
     takes_rounds,
 )
+from paceline.profile import resolve_profile
+from paceline.topology import find_cluster
 
 SOURCE = Path(paceline.__file__).parent
 NAMES_A_SCHEDULE = {
@@ -36,6 +43,13 @@ def test_a_schedule_is_named_in_three_files_and_by_engines():
         for path in SOURCE.rglob("*.py")
         if '"dualpipe-v"' in path.read_text(encoding="utf-8")
     }
+    planned = {
+        str(path.relative_to(SOURCE))
+        for folder in ("parallel", "estimate", "plan")
+        for path in (SOURCE / folder).rglob("*.py")
+        if '"gpipe"' in path.read_text(encoding="utf-8")
+    }
+    assert planned == {"estimate/schedule.py"}
     engines = {name for name in files if name.startswith("render/")}
     assert files - engines <= NAMES_A_SCHEDULE
 
@@ -52,5 +66,29 @@ def test_columns_say_what_the_rows_say():
     for word, code in zip(SCHEDULES, codes, strict=True):
         facts = SCHEDULE_FACTS[word]
         assert splits_backward(code) == facts.splits_backward
+        assert forwards_first(code) == facts.forwards_first
         assert least_rounds(code) == facts.least_rounds
         assert stages_each(code, 1) == (2 if facts.chunks == "two" else 1)
+
+
+def test_a_schedule_whose_row_goes_forward_first_holds_the_loss_of_every_micro_batch(monkeypatch):
+    """`gpipe` was asked for by its name: another such schedule was planned with 15 of 59 GiB."""
+    text = """\
+model: {preset: llama-3.2-1b}
+data: {path: x, seq_len: 4096}
+cluster: {accelerator: H100-SXM, nodes: 1, per_node: 2}
+train: {global_batch: 16, steps: 100}
+"""
+    job = parse_job(text, source="job.yaml", folder=Path("/nowhere"))
+    case = case_of(resolve_profile(job), find_cluster(job.spec.cluster, job), precision="bf16")
+    layout = Layout(data=1, sharding="none", micro_batch=1, accumulation=16, pipeline=2)
+
+    def held(schedule: Schedule) -> float:
+        of_last = stage_memory(replace(layout, schedule=schedule), case)[1]
+        return of_last.parts["activations"]
+
+    before, of_gpipe = held("1f1b"), held("gpipe")
+    monkeypatch.setattr(word_columns, "_FORWARDS", np.ones(len(SCHEDULES), bool))
+    assert held("gpipe") == of_gpipe
+    logits = 15 * 4096 * 128_256 * 2
+    assert held("1f1b") - before > logits

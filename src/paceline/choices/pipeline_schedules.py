@@ -1,7 +1,8 @@
 """What each pipeline schedule needs and does, one row a schedule, the simplest first.
 
 A new schedule is its word and row here, its times in `estimate/schedule.py`, and its class in
-`runtime/strategy/pipeline/schedules.py`; engines that have it are listed in `abilities.toml`.
+`runtime/strategy/pipeline/schedules.py`; engines that have it are listed in `abilities.toml`,
+and torchtitan's name for it is in `render/torchtitan.py`.
 """
 
 from collections.abc import Mapping
@@ -31,10 +32,13 @@ class ScheduleFacts:
     ends_at_once: bool = False
     """Whether the last stage goes backward through a micro-batch right after its forward pass."""
 
+    forwards_first: bool = False
+    """Whether every micro-batch has gone forward before the first goes backward."""
+
 
 SCHEDULE_FACTS: Mapping[Schedule, ScheduleFacts] = {
     "1f1b": ScheduleFacts(chunks="one", least_rounds=1, ends_at_once=True),
-    "gpipe": ScheduleFacts(chunks="one"),
+    "gpipe": ScheduleFacts(chunks="one", forwards_first=True),
     "interleaved": ScheduleFacts(chunks="several", in_rounds=True, ends_at_once=True),
     "zero-bubble": ScheduleFacts(chunks="any", in_rounds=True, splits_backward=True),
     "dualpipe-v": ScheduleFacts(chunks="two", splits_backward=True, least_rounds=2),

@@ -39,7 +39,12 @@ from paceline.estimate.schedule import deferred_micro_batches, held_micro_batche
 from paceline.estimate.step import total_of
 from paceline.parallel.stages import blocks_of_slowest
 from paceline.parallel.table import Layouts, code_of
-from paceline.parallel.word_columns import share_untouched, splits_backward, stages_each
+from paceline.parallel.word_columns import (
+    forwards_first,
+    share_untouched,
+    splits_backward,
+    stages_each,
+)
 from paceline.profile.block import Value
 from paceline.profile.saved import outside_bytes
 
@@ -60,7 +65,6 @@ PARTS = (
 )
 
 _ZERO2, _FULL, _HYBRID = (code_of("sharding", word) for word in ("zero2", "full", "hybrid"))
-_GPIPE = code_of("schedule", "gpipe")
 
 
 def memory_parts(
@@ -226,8 +230,8 @@ def _fullest_moment(
         blocks = tokens * (held * kept + put_off * later + given * whole)
         # A looped zero-bubble's last rank puts off the head's second half as well.
         held_head = np.where(t.chunks == 2, 1.0, np.maximum(put_off * t.chunks, 1.0))
-        # GPipe takes the loss of every micro-batch before the first goes backward.
-        held_head = np.where(t.schedule == _GPIPE, t.accumulation, held_head)
+        # The loss of every micro-batch is there before the first goes backward.
+        held_head = np.where(forwards_first(t.schedule), t.accumulation, held_head)
     # Where the head's input is gathered, a pipeline's stage holds what it gave until its backward
     # pass, and a loss over split logits makes its gradient in one more copy.
     narrow = h.ways.gathers_head * h.kernels.compute_bytes
@@ -238,7 +242,9 @@ def _fullest_moment(
     logits = logits + copies * h.kernels.compute_bytes * model.head_outputs
     loss_peak = outside.loss_peak + h.ways.splits_loss * 4 * model.head_outputs * (t.tensor > 1)
     # A backward pass whose second half is put off keeps the gradient of its logits, not the logits.
-    waits = np.where(t.schedule == _GPIPE, logits, h.kernels.compute_bytes * model.head_outputs)
+    waits = np.where(
+        forwards_first(t.schedule), logits, h.kernels.compute_bytes * model.head_outputs
+    )
     logits = logits + (held_head - 1) * waits
     head = tokens * (held_head * kept_outside + logits / t.tensor)
     at_head = head + tokens * loss_peak / t.tensor
@@ -253,7 +259,7 @@ def _fullest_moment(
     # With all micro-batches held none comes after the first backward pass.
     waits = h.ways.frees_gradients * (held >= t.accumulation) * (t.pipeline > 1)
     waits = waits * ~t.keeps_shards()
-    waits = waits * ~splits_backward(t.schedule) * ~(here.has_head & (t.schedule == _GPIPE))
+    waits = waits * ~splits_backward(t.schedule) * ~(here.has_head & forwards_first(t.schedule))
     appear = here.shared.gradients_appear | (waits > 0)
     early, first, at_last = gradients, gradients, []
     if np.any(appear):

@@ -18,7 +18,7 @@ import numpy as np
 
 from paceline.catalog.accelerator import Backend
 from paceline.choices import Offload, Recompute, Schedule
-from paceline.choices.pipeline_schedules import SCHEDULE_FACTS
+from paceline.choices.pipeline_schedules import SCHEDULE_FACTS, ScheduleFacts
 from paceline.choices.recomputes import WHOLE_BLOCKS
 from paceline.job import LayoutSpec
 from paceline.parallel.abilities import Abilities
@@ -229,7 +229,7 @@ def _orders(space: Space, pipeline: int) -> list[tuple[int, int]]:
     if fixed.schedule != "auto":
         kinds = (fixed.schedule,)
     elif "1f1b" in kinds:
-        kinds = [kind for kind in kinds if kind != "gpipe"]
+        kinds = [kind for kind in kinds if not _is_dominated(SCHEDULE_FACTS[kind])]
     found: list[tuple[int, int]] = []
     for kind in kinds:
         # Each stage has a block: a rank may have two stages though its chunks are 1.
@@ -240,6 +240,11 @@ def _orders(space: Space, pipeline: int) -> list[tuple[int, int]]:
             if pipeline * chunks * stages <= max(space.profile.num_blocks, pipeline)
         ]
     return found
+
+
+def _is_dominated(facts: ScheduleFacts) -> bool:
+    """By 1F1B, which idles as long and holds fewer micro-batches."""
+    return facts.forwards_first and facts.chunks == "one"
 
 
 def _chunks(space: Space, pipeline: int, kind: Schedule) -> list[int]:

@@ -11,6 +11,7 @@ _IS_TWO = np.array([facts.chunks == "two" for facts in _IN_ORDER])
 _IS_ANY = np.array([facts.chunks == "any" for facts in _IN_ORDER])
 _SPLITS = np.array([facts.splits_backward for facts in _IN_ORDER])
 _ROUNDS = np.array([facts.in_rounds for facts in _IN_ORDER])
+_FORWARDS = np.array([facts.forwards_first for facts in _IN_ORDER])
 _LEAST = np.array([facts.least_rounds for facts in _IN_ORDER])
 
 _IS_WHOLE = np.array([word in WHOLE_BLOCKS for word in RECOMPUTES])
@@ -28,6 +29,11 @@ def is_in_v(schedule: Column, chunks: Column) -> Column:
 def splits_backward(schedule: Column) -> Column:
     """Where gradients of inputs and of matrices are computed apart."""
     return _SPLITS[schedule]
+
+
+def forwards_first(schedule: Column) -> Column:
+    """Where every micro-batch has gone forward before the first goes backward."""
+    return _FORWARDS[schedule]
 
 
 def takes_rounds(schedule: Column, chunks: Column) -> Column:
