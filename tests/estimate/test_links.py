@@ -6,10 +6,14 @@ from pathlib import Path
 import pytest
 from tests.plan.scene import JOB, cluster_of, job_of
 
+from paceline.catalog import load_accelerators, load_links
 from paceline.catalog.engines import load_engines
 from paceline.estimate import Estimate, case_of, price_one
+from paceline.estimate.rates import shipped_share
 from paceline.parallel import Layout
 from paceline.profile import profile_decoder, resolve_decoder
+from paceline.topology.read_nvidia import FoundGpu
+from paceline.topology.unknown import pcie_link
 
 SHARDED = Layout(data=8, sharding="full", micro_batch=1, accumulation=1)
 
@@ -31,6 +35,25 @@ def test_cards_of_one_node_talk_over_pcie_and_not_over_its_network(accelerator: 
     assert slow.terms == priced(SHARDED, *asked, "cluster.network=400Gb/s").terms
     # 8 billion parameters gathered twice and reduced in float32, over some 25 GB/s.
     assert 0.3 < slow.terms["data"] < 10
+
+
+@pytest.mark.parametrize("geforce", ["RTX-3090", "RTX-4090", "RTX-5090"])
+def test_cards_without_peer_to_peer_send_through_the_host_s_memory(geforce: str):
+    """The catalog's own source said that it is off, and 0.7 of PCIe was priced, as of an A100: 28
+    of 63 GB/s were measured on 8 RTX 5090."""
+    direct = "RTX-PRO-6000-Server" if geforce == "RTX-5090" else "A100-80-PCIe"
+    mine, its = (
+        cluster_of(job_of(JOB, f"cluster.accelerator={name}", "cluster.per_node=8")).levels[0]
+        for name in (geforce, direct)
+    )
+    assert (mine.bytes_per_s, mine.size) == (its.bytes_per_s, its.size)
+    assert shipped_share(mine) / shipped_share(its) == pytest.approx(0.44 / 0.7)
+
+
+def test_a_card_that_is_found_has_its_row_s_share_of_the_link_that_its_tool_reports():
+    found = FoundGpu(name="RTX-4090", memory_bytes=None, pcie_generation=4, pcie_lanes=8)
+    link = pcie_link(found, load_accelerators()["RTX-4090"], load_links())
+    assert (link.bytes_per_s, link.collective_share) == (31.5e9 / 2, 0.44)
 
 
 def test_a_pair_of_a_mesh_pays_for_its_one_link():

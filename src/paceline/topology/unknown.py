@@ -90,9 +90,11 @@ def pcie_bytes_per_s(gpu: FoundGpu, links: Mapping[str, Link]) -> float:
 def pcie_link(gpu: FoundGpu, known: Accelerator, links: Mapping[str, Link]) -> Link:
     """A card's PCIe link: as its tool reports it, else the catalog's."""
     own = links.get(known.host_link or known.link or "")
-    if gpu.pcie_generation is None and own is not None and own.kind == "pcie":
+    if own is None or own.kind != "pcie":
+        own = links[_pcie_row(gpu)]
+    elif gpu.pcie_generation is None:
         return own
-    return replace(links[_pcie_row(gpu)], bytes_per_s=pcie_bytes_per_s(gpu, links))
+    return replace(own, bytes_per_s=pcie_bytes_per_s(gpu, links))
 
 
 def _pcie_row(gpu: FoundGpu) -> str:
