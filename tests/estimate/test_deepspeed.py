@@ -28,7 +28,7 @@ ZERO1 = Layout(data=8, sharding="zero1", micro_batch=1, accumulation=8, recomput
 
 def case(engine: str, *overrides: str, is_planned: bool = False) -> Case:
     job = parse_job(JOB, source="job.yaml", folder=Path("/nowhere"), overrides=overrides)
-    found = find_engine(engine)
+    found = find_engine(*engine.split())
     return case_of(
         resolve_profile(job),
         find_cluster(job.spec.cluster, job),
@@ -75,6 +75,26 @@ def test_an_offloaded_optimizer_has_its_gradients_beside_it_in_the_host_s_memory
     assert host_bytes_of_one(layout, PLANNED) == pytest.approx(on_host * N)
     parts = price_one(layout, PLANNED).memory.parts
     assert parts["gradients"] == pytest.approx(on_device * N / 8)
+
+
+@pytest.mark.parametrize(("accumulation", "on_host"), [(8, 12 + 4 + 2 + 2), (1, 12 + 4 + 2)])
+def test_releases_before_0_19_8_add_offloaded_gradients_up_in_the_host_s_memory(
+    accumulation: int, on_host: int
+):
+    """stage_1_and_2.py, `accumulated_grads_in_cpu`: pinned, in 16 bits, one for each parameter of
+    the shard. 18 bytes a parameter were counted, and 4 on the accelerator."""
+    older = case("deepspeed 0.19.7", is_planned=True)
+    layout = replace(
+        ZERO1,
+        offload="cpu",
+        reduce_every_micro_batch=True,
+        sharding="zero2",
+        accumulation=accumulation,
+    )
+    assert host_bytes_of_one(layout, older) == pytest.approx(on_host * N)
+    assert price_one(layout, older).memory.parts["gradients"] == 0
+    whole = replace(layout, sharding="zero1", reduce_every_micro_batch=False)
+    assert host_bytes_of_one(whole, older) == pytest.approx(on_host * N)
 
 
 def test_zero3_keeps_its_gradients_and_swap_buffers_in_memory_beside_an_optimizer_on_disk():

@@ -37,6 +37,7 @@ Way = Literal[
     "zero1_waits",
     "flat_step",
     "hosts_gradients",
+    "hosts_sums",
     "one_copy_a_node",
     "hides_exchange",
     "repeats_exchange",

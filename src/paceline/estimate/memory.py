@@ -157,6 +157,7 @@ def _states(model: Model, t: Layouts, h: Holdings, here: OnRank) -> dict[str, Co
     moments = h.moment_bytes * held + (h.root_moment_bytes - h.moment_bytes) * outside
     on_device, stays = _on_device(t, h), _on_device(t, h) | np.logical_not(t.offload_parameters)
     goes = t.offload_parameters | ((s == _FULL) & (np.asarray(h.ways.hosts_gradients) > 0))
+    goes = goes | ((s == _ZERO2) & (np.asarray(h.ways.hosts_sums) > 0))
     keeps = on_device | np.logical_not(goes) | (np.asarray(shared.whole_gradients) > 0)
     gradients = gradients * keeps
     return {

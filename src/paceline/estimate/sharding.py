@@ -70,6 +70,7 @@ class Ways:
     zero1_waits: Value = 0.0
     flat_step: Value = 0.0
     hosts_gradients: Value = 0.0
+    hosts_sums: Value = 0.0
     one_copy_a_node: Value = 0.0
     hides_exchange: Value = 0.0
     repeats_exchange: Value = 0.0

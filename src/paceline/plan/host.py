@@ -108,7 +108,8 @@ def _off_accelerators(layouts: Layouts, case: Case) -> tuple[Any, Any]:
         is_full = layouts.sharding == code_of("sharding", "full")
         added_up: Any = np.where(is_full, holdings.gradient_bytes, holdings.gathered_bytes)
         in_memory = np.where(is_disk, added_up, 0.0)
-        beside = _FLOAT32_BYTES + added_up - in_memory
+        sums = holdings.ways.hosts_sums * ~is_full * (layouts.accumulation > 1)
+        beside = _FLOAT32_BYTES + added_up - in_memory + sums * holdings.gathered_bytes
     last = layouts.pipeline - 1
     most: Any = 0.0
     stay: Any = 0.0
