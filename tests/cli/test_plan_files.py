@@ -60,7 +60,7 @@ def test_engines_that_refuse_the_job_too_are_not_named_for_a_model_of_none(job_f
     assert problem.fix.startswith("no other engine takes this job as it is (accelerate: L014, ")
     assert "; deepspeed: L01" in problem.fix
     assert "set engine" not in problem.fix
-    assert problem.fix.endswith("with the degrees of this plan")
+    assert problem.fix.endswith("own family yourself, which Paceline does not plan")
 
 
 def test_an_engine_whose_files_lack_the_model_is_not_what_makes_it_fit(job_file):

@@ -285,7 +285,8 @@ def _terms_that_differ(price: Estimate, chosen: Estimate) -> str:
     order = sorted(more, key=lambda name: -more[name])
     worst = [name for name in order if more[name] > 0][:2]
     if not worst:
-        return f"{format_seconds(price.step_s)} a step, not {format_seconds(chosen.step_s)}"
+        more_s = price.step_s - chosen.step_s
+        return f"{format_seconds(abs(more_s))} a step {'more' if more_s > 0 else 'less'}"
     return ", ".join(
         f"{TERM_NAMES.get(name, name)} {'+' if more[name] > 0 else '-'}"
         f"{format_seconds(abs(more[name]))}"

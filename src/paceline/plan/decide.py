@@ -1,10 +1,11 @@
 """What the job left open besides the layout, decided by stated rules; and all decisions listed."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from paceline.catalog import accelerator_named, load_accelerators
 from paceline.catalog.mig import split_slice
-from paceline.estimate import Case
+from paceline.estimate import Case, price_one
 from paceline.job import Job, JobSpec, LayoutSpec, Length
 from paceline.job.fault_grammar import parse_fault
 from paceline.parallel.abilities import abilities_of
@@ -208,19 +209,22 @@ def _layout_decisions(job: Job, cluster: Cluster, choice: Choice) -> Iterator[De
         yield Decision(
             field="gradients between micro-batches",
             value="sharded" if layout.reduce_every_micro_batch else "whole",
-            reason=(
-                "reduced after each micro-batch: "
-                + (
-                    "that is how the engine does it"
-                    if choice.case.engine.reduces_each
-                    else "holding them whole does not fit"
-                )
-                if layout.reduce_every_micro_batch
-                else "reduced once a step: "
-                + format_bytes(choice.estimate.memory.parts["gradients"] or 0)
-                + " a rank fit"
-            ),
+            reason=_why_reduced(choice),
         )
+
+
+def _why_reduced(choice: Choice) -> str:
+    layout, estimate = choice.layout, choice.estimate
+    if not layout.reduce_every_micro_batch:
+        held = format_bytes(estimate.memory.parts["gradients"] or 0)
+        return f"reduced once a step: {held} a rank fit"
+    if abilities_of(choice.case.engine.name).reduces_each:
+        return "reduced after each micro-batch: that is how the engine does it"
+    late = price_one(replace(layout, reduce_every_micro_batch=False), choice.case).memory
+    fits = late.known_bytes <= choice.limit_bytes
+    more = format_bytes(late.known_bytes - estimate.memory.known_bytes)
+    whole = f"needs {more} more" if fits else "does not fit"
+    return f"reduced after each micro-batch: holding them whole {whole}"
 
 
 def _asked_of_all_reduce(job: Job, name: str, value: str) -> str | None:

@@ -76,7 +76,7 @@ def model_gaps(
             f"like GPT-2; this one has {reason}",
             nearest=None,
             engines=ANY_MODEL,
-            fix="take the recipe of the model's own family, with the degrees of this plan",
+            fix="start the recipe of the model's own family yourself, which Paceline does not plan",
         )
 
 

@@ -57,7 +57,8 @@ def model_gaps(
             why="these files describe models of Llama's shape, and of Qwen3's",
             nearest=None,
             engines=ANY_MODEL,
-            fix="take the --module of the model's own family, with the degrees of this plan",
+            fix="start the --module of the model's own family yourself, which Paceline does "
+            "not plan",
         )
     if shape is not None and shape.head_dim * shape.heads != shape.hidden:
         yield Gap(
