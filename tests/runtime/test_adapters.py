@@ -226,8 +226,16 @@ def test_adapters_beside_fused_linears_train_as_on_one_device():
 
 
 @pytest.mark.ranks
-def test_dora_trains_in_each_layout_as_on_one_device():
-    check(["FSDP2", "TP x FSDP2", "TP without SP", "PP 1F1B x FSDP2"], "dora adapters")
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("TP x FSDP2",),  # norms over both kinds of parts
+        pytest.param(("FSDP2", "TP without SP", "PP 1F1B x FSDP2"), marks=pytest.mark.repeat),
+    ],
+    ids=" and ".join,
+)
+def test_dora_trains_in_each_layout_as_on_one_device(names: tuple[str, ...]):
+    check(list(names), "dora adapters")
 
 
 @pytest.mark.ranks

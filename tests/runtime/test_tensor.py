@@ -156,6 +156,7 @@ def test_every_known_family_split_over_tensors_has_one_ranks_loss_and_gradients(
 
 
 @pytest.mark.ranks
+@pytest.mark.repeat  # every family is split over two above
 def test_each_kind_of_split_holds_on_four_ranks():
     pytest.importorskip("transformers")
     assert_equal(("falcon", "gpt2", "llama", "mixtral", "olmo2", "opt", "phi3", "qwen2_moe"), 4)
