@@ -451,3 +451,11 @@ def test_s4_22_the_results_of_a_program_that_is_not_known_are_of_no_known_form(t
     (tmp_path / "dbt.json").write_text('{"results": [{"status": "fail", "unique_id": "x"}]}')
     told = refused("a.jsonl", "--quality-report", "dbt.json")
     assert "it has none of the forms that are known" in told
+
+
+def test_a_job_file_is_no_data_file(tmp_path):
+    """It was read as one row of text, and nothing was found in it."""
+    (tmp_path / "job.yaml").write_text("data: {path: data/*.jsonl}\n")
+    result = CliRunner().invoke(command, ["check", "job.yaml"])
+    assert result.exit_code == 2
+    assert "Check a job's data with --job job.yaml." in result.output

@@ -13,6 +13,7 @@ from paceline.cli.options import PathName, json_option, set_option
 from paceline.cli.prepare_progress import read_as
 from paceline.cli.screen import show
 from paceline.report.table import format_table
+from paceline.units import counted
 
 if TYPE_CHECKING:
     from paceline.job import Job
@@ -167,7 +168,7 @@ def format_index(index: "Index") -> list[str]:
 
 
 def _lines_of(shown: "ShownSample") -> list[str]:
-    documents = f"{len(shown.documents)} documents, {shown.filled} places filled up"
+    documents = f"{counted(len(shown.documents), 'document')}, {shown.filled} tokens of padding"
     lines = [f"sample {shown.sample} of {shown.source}: {documents}"]
     for document in shown.documents:
         lines.append("")

@@ -109,6 +109,9 @@ def check(
         raise click.UsageError("Give PATH or --job, one of them.")
     if job_file is None and overrides:
         raise click.UsageError("--set goes with --job.")
+    for path in paths:
+        if path.endswith((".yaml", ".yml")):
+            raise click.UsageError(f"{path} is no data file. Check a job's data with --job {path}.")
     check_can_write(html, "--html")
     options = {
         "schema": read_schema(schema) if schema is not None else None,

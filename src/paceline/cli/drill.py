@@ -91,15 +91,15 @@ def command(
 ) -> int:
     """Break the job in JOB on purpose, and prove that it recovers.
 
-    The job is run once without faults, then with them. Every fault is timed (detect, fence, meet,
-    state, first step) and its name in the record checked. Then the oracle: SHA-256 of parameters
-    and optimizer state equal to the undisturbed run (where the record promises equality to
-    rounding, as after a refit: the loss of every step), every sample consumed exactly once, no
-    finished step lost while a rank that has it is alive, no processes or files left behind.
+    The job runs once without faults, then with them. Every recovery is timed (detect, fence, meet,
+    state, first step), and the record must name the fault. Then the two runs are compared:
+    the SHA-256 of parameters and optimizer state is equal (after a change of the number of ranks:
+    the loss of every step, up to rounding), every sample was used exactly once, no finished step
+    was lost while a rank that has it is alive, and no processes or files are left behind.
 
-    A soak runs many schedules in one long run: the state's SHA-256 after each schedule's steps is
-    compared with the undisturbed run's there. Processes really die; only the time to start each
-    run is skipped. `soak.jsonl` keeps what is done; the same command resumes from it.
+    A soak (--soak) injects many fault schedules into one long run, and compares the SHA-256 of the
+    state after each schedule. Processes really die; only the time to start each run is skipped.
+    `soak.jsonl` keeps what is done; the same command resumes from it.
 
     \b
     Examples:

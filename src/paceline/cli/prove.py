@@ -43,14 +43,15 @@ def command(
 ) -> None:
     """Check the layout of the job in JOB on fake ranks, without its cluster.
 
-    The model, the runtime's own sharding code and the optimizer step run on this machine with
-    tensors that have no values, in a world of as many ranks as the job has, for one rank of every
-    pipeline stage: exact bytes in tensors at the peak and where the peak is, every
-    collective, FLOPs, and the step on a simulated clock, beside the planner's estimate. Needs
-    PyTorch and less than 1 GiB, no accelerator. To prove a layout that does not fit by the
-    estimate, give --layout; if several match, the one with the least memory is taken. Exit code 3
-    means that it does not fit. With another engine, what is proved is Paceline's own runtime with
-    the same layout, and the exit code is 0.
+    One rank of every pipeline stage runs the model, the runtime's own sharding code and the
+    optimizer step on this machine, with tensors that have no values, in a simulated world of all
+    ranks. The result is the exact bytes in tensors at the peak and where the peak is, every
+    collective, the FLOPs, and the step on a simulated clock, beside the planner's estimate. Needs
+    PyTorch and less than 1 GiB, no accelerator.
+
+    To prove a layout that does not fit by the estimate, give --layout; if several match, the one
+    with the least memory is taken. Exit code 3 means that it does not fit. If the job names
+    another engine, Paceline's own runtime is proved with the same layout, and the exit code is 0.
 
     \b
     Examples:

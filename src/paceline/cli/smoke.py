@@ -83,11 +83,11 @@ def command(
     training_step, validation_step, checkpoint_save, checkpoint_load, inference, metrics. Then the
     loss range, memory over the steps, gradients, NaN and Inf, and the losses of one and two ranks.
 
-    A Python script runs in a copy of this folder, so that what it writes there is lost and nothing
-    of yours is overwritten; what it writes by an absolute path elsewhere is really written. Its
-    torch optimizers, modules, DataLoaders and saves are observed, and it is ended after its steps,
-    on one rank and, where it joins a process group, on two. What cannot be judged is listed with
-    the reason. Its arguments follow `--`.
+    A Python script runs in a copy of this folder: what it writes there is lost, and nothing of
+    yours is overwritten. What it writes to an absolute path elsewhere is really written. Its torch
+    optimizers, modules, DataLoaders and saves are observed, and it is stopped after --steps. It runs
+    on one rank, and if it joins a process group, again on two. What cannot be judged is listed
+    with the reason. Its arguments follow `--`.
 
     \b
     Examples:

@@ -157,7 +157,7 @@ def _describe_recovery(event: log.Recovered) -> str:
         parts.insert(0, ("detect", event.detect_s))
     shown = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in parts)
     lost = (
-        f"{event.steps_lost} finished steps repeated from step {event.resumed_from_step}"
+        f"{counted(event.steps_lost, 'finished step')} repeated from step {event.resumed_from_step}"
         if event.steps_lost
         else f"no finished step lost, state from {_SOURCES.get(event.source, event.source)}"
     )
@@ -165,8 +165,8 @@ def _describe_recovery(event: log.Recovered) -> str:
 
 
 _ORIGINS = {
-    "own": "where they were",
-    "replica": "where they were",
+    "own": "the ranks' own state",
+    "replica": "the ranks' own state",
     "memory": "the newest step in memory",
     "checkpoint": "a checkpoint",
     "initial": "the initial state",
