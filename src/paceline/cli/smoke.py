@@ -85,9 +85,9 @@ def command(
 
     A Python script runs in a copy of this folder: what it writes there is lost, and nothing of
     yours is overwritten. What it writes to an absolute path elsewhere is really written. Its torch
-    optimizers, modules, DataLoaders and saves are observed, and it is stopped after --steps.
-    It runs on one rank, and if it joins a process group, again on two. What cannot be judged is listed
-    with the reason. Its arguments follow `--`.
+    optimizers, modules, DataLoaders and saves are observed, and it is stopped after --steps. It
+    runs on one rank, and if it joins a process group, again on two. What cannot be judged is
+    listed with the reason. Its arguments follow `--`.
 
     \b
     Examples:
