@@ -11,6 +11,7 @@ from paceline.control.environment import (
     environment_of_workers,
     script_environment,
 )
+from paceline.launch.ranks import surroundings
 from paceline.topology import Cluster
 
 
@@ -64,6 +65,8 @@ def test_threads_that_wait_for_each_other_soon_sleep_unless_the_operator_says_ho
     script = {"num_ranks": 1, "port": 29500, "restarts": 0, "threads": 2}
     assert environment_for(cluster)["GOMP_SPINCOUNT"] == "1000"
     assert script_environment(0, **script)["GOMP_SPINCOUNT"] == "1000"
+    assert surroundings(2)["GOMP_SPINCOUNT"] == "1000"
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     assert "GOMP_SPINCOUNT" not in environment_for(cluster)
     assert "GOMP_SPINCOUNT" not in script_environment(0, **script)
+    assert "GOMP_SPINCOUNT" not in surroundings(2)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.control.environment import spins
 from paceline.control.error_texts import names_lost_peer
 from paceline.errors import JobError, PacelineError, PlanError, Problem, RunError
 from paceline.units import counted
@@ -48,6 +49,7 @@ def surroundings(threads: int | None) -> dict[str, str]:
     found = dict(os.environ)
     if threads is not None:
         found.setdefault("OMP_NUM_THREADS", str(threads))
+        found |= spins(found)
         found.setdefault("GLOO_SOCKET_IFNAME", "lo")
     return found
 
