@@ -80,3 +80,11 @@ def test_yaml_aliases_that_multiply_end_and_are_named(first_line):
 )
 def test_a_variable_that_doubles_itself_ends(text):
     assert lint_files({"a.sh": text.encode()}, Context()).kinds == {"a.sh": "shell"}
+
+
+def test_a_broken_file_of_tests_is_no_trouble_of_its_repository():
+    broken = b'{"train_batch_size": 8,\n "train_micro_batch_size_per_gpu": }'
+    files = dict.fromkeys(("repo/ds.json", "repo/tests/ds.json"), broken)
+    assert [one.path for one in lint_files(files, Context()).unread] == ["repo/ds.json"]
+    alone = {"repo/tests/ds.json": broken}
+    assert [one.path for one in lint_files(alone, Context()).unread] == [*alone]
