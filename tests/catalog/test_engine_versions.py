@@ -266,3 +266,17 @@ def test_async_tensor_parallelism_hides_part_of_its_collectives():
     layout = replace(DATA, data=1, tensor=8, sharding="none", sequence_parallel=True)
     plain, hidden = (price_one(layout, c).terms["tensor"] for c in (each, asked))
     assert 0.5 * plain < hidden < 0.8 * plain
+
+
+def test_hfu_counts_what_selective_recompute_multiplies_again():
+    """torchtitan repeats every second product: key or value, output, and up or gate."""
+    layout = replace(DATA, recompute="selective")
+    found = price_one(layout, case("torchtitan"))
+    hidden, ffn, narrow = 4096, 14336, 1024
+    again = hidden * narrow + hidden * hidden + hidden * ffn
+    block = 2 * hidden * narrow + 2 * hidden * hidden + 3 * hidden * ffn
+    attention = 4 * hidden * 4097 / 2 / 2  # products of a token, of two FLOPs each
+    forward = 32 * (block + attention) + 128_256 * hidden
+    assert found.hfu / found.mfu == pytest.approx(1 + 32 * again / (3 * forward), rel=1e-3)
+    every = price_one(replace(layout, recompute="none"), case("torchtitan"))
+    assert every.hfu == every.mfu

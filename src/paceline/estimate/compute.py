@@ -189,6 +189,17 @@ def _again(matrix: Matrix, second_share: Value, rates: Rates) -> Value:
     return rates.second_products * second_share + by_module.get(_MODULE_OF.get(matrix.name, ""), 0)
 
 
+def selective_flops(block: Block, seq_len: Value, rates: Rates) -> Value:
+    """FLOPs of matrices and attention that selective recompute does again, of one sample in one
+    block: those whose seconds `BlockTimes.selective` has."""
+    used = sum(
+        _again(each, share, rates) * each.inputs * each.outputs * each.used
+        for each, share in zip(matrices(block), second_shares(block), strict=True)
+    )
+    attends = np.where(np.asarray(rates.is_flash) > 0, rates.selective_attention, 1.0)
+    return 2.0 * used * seq_len + attends * attention_flops(block, seq_len)
+
+
 _MODULE_OF = {
     "up": "ffn",
     "down": "ffn",

@@ -12,6 +12,7 @@ import numpy as np
 from paceline.catalog.efficiencies import Efficiencies, load_efficiencies
 from paceline.catalog.engines import Engine, load_engines
 from paceline.choices.recomputes import WHOLE_BLOCKS
+from paceline.estimate.compute import selective_flops
 from paceline.estimate.engine_memory import (
     holdings_of,
     is_written,
@@ -350,6 +351,22 @@ def _memory(parts: Mapping[str, Column], index: int, knows_activations: bool) ->
     return MemoryEstimate(parts={name: entry(name) for name in PARTS})
 
 
+def _share_again(layout: Layout, case: Case, forward: float) -> float:
+    """FLOPs that the backward pass does again, as a share of the forward pass's."""
+    profile = case.profile
+    if layout.recompute in WHOLE_BLOCKS:
+        return 1 / layout.recompute_every
+    is_measured = any(block.measured is not None for block in profile.blocks)
+    rates = case.rates
+    if layout.recompute == "none" or rates is None or is_measured:
+        return 0.0
+    again = sum(
+        block.count * selective_flops(block, profile.seq_len or 0, rates)
+        for block in profile.blocks
+    )
+    return float(again / forward)
+
+
 def useful_passes(profile: ModelProfile) -> float:
     """Forward passes whose FLOPs a step's useful work is: 3, or from 2 on where weights are frozen.
 
@@ -391,8 +408,7 @@ def _estimate(prices: Prices, index: int) -> Estimate:
         needed = forward * layout.global_batch / (peak * layout.num_ranks * step_s)
         passes = useful_passes(profile)
         mfu = passes * needed
-        again = 1 / layout.recompute_every if layout.recompute in WHOLE_BLOCKS else 0.0
-        hfu = (passes + again) * needed
+        hfu = (passes + _share_again(layout, case, forward)) * needed
     memory = _memory(prices.parts, index, _knows_activations(profile))
     if not case.engine.has_measured_peaks:
         low, high = (round(end * memory.known_bytes) for end in UNMEASURED)
