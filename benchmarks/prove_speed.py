@@ -3,12 +3,16 @@
     .venv/bin/python benchmarks/prove_speed.py [n]          # every job n times, 3 when left out
     .venv/bin/python benchmarks/prove_speed.py --whole      # each once more with every block traced
     .venv/bin/python benchmarks/prove_speed.py --estimates  # the planner's bytes beside the proofs'
+    .venv/bin/python benchmarks/prove_speed.py --random SEED N  # bytes, seconds; random layouts
 
 Wall time from the start of the process to its end, with the imports of torch. The largest memory is
 that of the larger of the two processes, the command and its helper.
 
 `--whole` takes minutes a job. `--estimates` has 28 blocks of eight families in usual layouts; those
-marked `held` were put away before the estimate was last changed.
+marked `held` were put away before the estimate was last changed. `--random` draws a model of eight
+families and a layout, every degree, schedule and policy alike, and has a summary for even numbers,
+which the estimate was worked on with, and odd ones. Its seconds are without stragglers and without
+the host's work in FSDP2's hooks, which no proof has.
 """
 
 import json
@@ -17,15 +21,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 from statistics import median
 from typing import Any
 
 from figures import machine, spread
 
+from paceline.errors import PacelineError
 from paceline.estimate import case_of, price_one, stage_memory
 from paceline.job import parse_job
 from paceline.parallel import Layout
+from paceline.parallel.candidates import candidates
+from paceline.plan.search_inputs import space_of
 from paceline.profile import resolve_decoder, resolve_profile
 from paceline.prove.proof import ModelRequest, Request
 from paceline.prove.prove import prove
@@ -163,12 +173,7 @@ def _print_estimates() -> None:
 def _bytes_of_both(
     seq_len: int, config: dict[str, Any], of: Layout, folder: Path
 ) -> tuple[float, float]:
-    (folder / "config.json").write_text(json.dumps(config))
-    text = (
-        f"model: {{hf_config: config.json}}\ndata: {{path: x, seq_len: {seq_len}}}\n"
-        "cluster: {accelerator: H100-SXM, per_node: 8}\ntrain: {global_batch: 64, steps: 100}\n"
-    )
-    job = parse_job(text, source="job.yaml", folder=folder)
+    job = _small_job(seq_len, config, folder)
     case = case_of(resolve_profile(job), find_cluster(job.spec.cluster, job), precision="bf16")
     shape = resolve_decoder(job)
     model = ModelRequest(config=config) if shape is None else ModelRequest(decoder=shape)
@@ -177,10 +182,133 @@ def _bytes_of_both(
     return max(each.allocated_bytes for each in stages), proof.fullest.peak_bytes
 
 
+def _small_job(
+    seq_len: int,
+    config: dict[str, Any],
+    folder: Path,
+    nodes: int = 1,
+    batch: int = 64,
+    of: str = "{}",
+) -> Any:
+    (folder / "config.json").write_text(json.dumps(config))
+    text = (
+        f"model: {{hf_config: config.json}}\ndata: {{path: x, seq_len: {seq_len}}}\n"
+        f"cluster: {{accelerator: H100-SXM, nodes: {nodes}, per_node: 8}}\n"
+        f"train: {{global_batch: {batch}, steps: 100}}\nlayout: {of}\n"
+    )
+    return parse_job(text, source="job.yaml", folder=folder)
+
+
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "sharding": ("none", "zero1", "zero2", "full", "hybrid"),
+    "tensor": (1, 2, 4),
+    "context": (1, 1, 2, 4),
+    "context_kind": ("ring", "ulysses"),
+    "recompute": ("none", "selective", "full"),
+    "micro_batch": (1, 2),
+}
+_SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble", "dualpipe-v")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One random case: bytes of the fullest rank and seconds of a step, estimated over proved."""
+
+    number: int
+    name: str
+    of: Layout
+    memory: float
+    seconds: float | None
+
+
+def drawn(seed: int, count: int, folder: Path) -> Iterator[Drawn]:
+    """Random layouts of random models that the search would look at as well."""
+    draw, number = Random(seed), 0
+    while number < count:
+        found = _draw(draw, folder)
+        if found is None:
+            continue
+        name, job, config, of = found
+        number += 1
+        try:
+            yield Drawn(number, name, of, *_both(job, config, of))
+        except PacelineError as error:
+            print(f"{number} {name} {of.name}: {error}")
+
+
+def _draw(draw: Random, folder: Path) -> tuple[str, Any, dict[str, Any], Layout] | None:
+    name = draw.choice(sorted(MODELS))
+    seq_len, config = MODELS[name]
+    layers = "n_layer" if "n_layer" in config else "num_hidden_layers"
+    config = {**config, layers: draw.choice((8, 12, 16))}
+    fixed = {key: draw.choice(values) for key, values in _CHOICES.items()}
+    fixed["pipeline"], schedule = draw.choice((1, 2, 4)), draw.choice(_SCHEDULES)
+    fixed |= {"schedule": schedule} if fixed["pipeline"] > 1 else {}
+    expert = draw.choice((1, 2, 4))
+    fixed |= {"expert": expert} if "moe" in name or name == "mixtral" else {}
+    nodes, batch = draw.choice((1, 2)), draw.choice((16, 32))
+    job = _small_job(seq_len, config, folder, nodes, batch, json.dumps(fixed))
+    cluster = find_cluster(job.spec.cluster, job)
+    open_ones = candidates(space_of(job, cluster, resolve_profile(job)))
+    if not len(open_ones):
+        return None
+    return name, job, config, open_ones.row(draw.randrange(len(open_ones)))
+
+
+def _both(job: Any, config: dict[str, Any], of: Layout) -> tuple[float, float | None]:
+    """Estimated over proved: bytes of the fullest rank, and seconds."""
+    case = case_of(resolve_profile(job), find_cluster(job.spec.cluster, job), precision="bf16")
+    ways = tuple(way for way in case.engine.ways if way != "side_streams")
+    case = replace(case, engine=replace(case.engine, ways=ways))
+    shape = resolve_decoder(job)
+    model = ModelRequest(config=config) if shape is None else ModelRequest(decoder=shape)
+    proof = prove(
+        Request(
+            model=model,
+            layout=of,
+            seq_len=job.spec.data.seq_len,
+            precision="bf16",
+            rates=case.rates,
+        )
+    )
+    estimate = price_one(of, case)
+    stages = stage_memory(of, case) if of.pipeline > 1 else [estimate.memory]
+    living = max(each.allocated_bytes - (each.parts["checkpoint"] or 0) for each in stages)
+    memory = living / proof.fullest.peak_bytes
+    if proof.simulated is None:
+        return memory, None
+    seconds = sum(estimate.terms.values()) - estimate.terms["stragglers"]
+    return memory, seconds / proof.simulated.step_s
+
+
+def _print_random(seed: int, count: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        found = list(drawn(seed, count, Path(folder)))
+    for each in sorted(found, key=lambda one: -max(map(abs, _off(one)))):
+        errors = "".join(f"{error:>+8.1%}" for error in _off(each))
+        of = each.of
+        print(
+            f"{each.number:>4} {each.name:<10}{errors}  {of.name}, {of.accumulation} x "
+            f"{of.micro_batch}, recompute {of.recompute}, {of.context_kind}"
+        )
+    for half, rest in (("even", 0), ("odd", 1)):
+        mine = [_off(each) for each in found if each.number % 2 == rest]
+        for index, what in enumerate(("memory", "seconds")):
+            off = [abs(each[index]) for each in mine if len(each) > index]
+            print(f"{half} {what}: n {len(off)}, median {median(off):.1%}, worst {max(off):.1%}")
+
+
+def _off(each: Drawn) -> list[float]:
+    return [ratio - 1 for ratio in (each.memory, each.seconds) if ratio is not None]
+
+
 def main() -> None:
     """Prove every job, and print what it took."""
     if "--estimates" in sys.argv:
         _print_estimates()
+        return
+    if "--random" in sys.argv:
+        _print_random(*map(int, sys.argv[2:4]))
         return
     whole = "--whole" in sys.argv
     counts = [argument for argument in sys.argv[1:] if argument.isdigit()]

@@ -122,6 +122,56 @@ def test_stages_in_a_loop_wait_for_a_head_that_takes_as_long_as_several_blocks(r
     assert simulated_s == pytest.approx(estimated_s, rel=0.08)
 
 
+@pytest.mark.parametrize("recompute", ["full", "selective"])
+def test_a_ring_goes_round_again_where_blocks_are_recomputed(recompute, monkeypatch):
+    """Estimated 23 % too fast: without the second time, without the float32 in which this ring adds
+    up and sends its gradients, and without the host that launches it all."""
+    monkeypatch.setattr("paceline.estimate.step.unit_times", lambda *given: (0.0, 0.0))
+    text = JOB.replace("hidden: 4096", "hidden: 2048").replace("ffn: 14336", "ffn: 8192")
+    of = layout(data=2, context=4, recompute=recompute, micro_batch=1, accumulation=2)
+    simulated_s, estimated_s = both_s(text, of)
+    assert simulated_s == pytest.approx(estimated_s, rel=0.1)
+
+
+def test_stages_in_a_loop_hold_more_of_the_stage_with_more_blocks():
+    """Interleaved with tensor ranks was estimated up to 12 % below its proof: half of what a rank
+    holds was taken to be of either stage, when it is nearly all of the first."""
+    text = JOB.replace("layers: 4", "layers: 16").replace("hidden: 4096", "hidden: 1024")
+    text = text.replace("heads: 32", "heads: 8").replace("ffn: 14336", "ffn: 4096")
+    text = text.replace("vocab: 32000", "vocab: 64000")
+    of = pipeline(4, "interleaved", 2, tensor=2, micro_batch=1, accumulation=8)
+    proof, estimate = both(text, of)
+    assert {stage.num_blocks for stage in proof.stages} == {5, 1}
+    parts = estimate.memory.parts
+    living = sum(parts.values()) - parts["slack"] - parts["overhead"]
+    assert proof.fullest.peak_bytes == pytest.approx(living, rel=0.03)
+
+
+@pytest.mark.parametrize("sharding", ["none", "zero1"])
+def test_gpipe_has_no_gradients_when_all_of_its_logits_are_there(sharding):
+    """Its last stage was estimated up to 14 % above its proof."""
+    text = JOB.replace("vocab: 32000", "vocab: 128256").replace("hidden: 4096", "hidden: 1024")
+    text = text.replace("heads: 32", "heads: 8").replace("4096}", "1024}")
+    of = pipeline(2, "gpipe", data=2, sharding=sharding, micro_batch=1)
+    proof, estimate = both(text, of)
+    parts = estimate.memory.parts
+    living = sum(parts.values()) - parts["slack"] - parts["overhead"]
+    assert proof.fullest.peak_bytes == pytest.approx(living, rel=0.03)
+
+
+def test_capped_scores_take_the_time_of_scores_that_are_written(tmp_path):
+    """Gemma 2 was priced with a flash kernel, which cannot cap scores: a fifth of this."""
+    config = {**WRITTEN["gemma2"], "attn_logit_softcapping": 50.0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    text = re.sub("model: .*", "model: {hf_config: config.json}", JOB)
+    job = parse_job(text, source="job.yaml", folder=tmp_path)
+    case = case_of(resolve_profile(job), find_cluster(job.spec.cluster, job), precision="bf16")
+    of = layout(data=8, sharding="none", micro_batch=8)
+    asked = request(of, model=ModelRequest(config=config), seq_len=4096, rates=case.rates)
+    simulated_s = prove(asked).simulated.compute_s
+    assert price_one(of, case).terms["compute"] == pytest.approx(simulated_s, rel=0.25)
+
+
 @pytest.mark.parametrize(
     "of",
     [

@@ -41,6 +41,7 @@ Way = Literal[
     "one_copy_a_node",
     "hides_exchange",
     "repeats_exchange",
+    "rings_wide",
 ]
 ROUTED_SPLITS: tuple[RoutedSplit, ...] = get_args(RoutedSplit)
 """What tensor ranks divide of the routed experts: nothing, the width of each expert where no expert

@@ -45,6 +45,11 @@ to the runs of SC21 (arXiv:2104.04473)."""
 _UNFUSED_BYTES, _UNFUSED_BACKWARD_BYTES = 12.0, 14.0
 """Read and written for each score: scale, mask, softmax and dropout. Source: as above."""
 
+_CAPPED_BYTES, _CAPPED_BACKWARD_BYTES = 40.0, 42.0
+"""The same of capped scores as transformers writes them: scale, three operations of the cap, mask,
+a softmax in float32, its narrow copy. Counted in `eager_attention_forward` of its 5.23,
+models/gemma2/modeling_gemma2.py."""
+
 _FLASH_BACKWARD_FLOPS = 2.5
 """For each of the forward pass: five products instead of two. Source: Dao, arXiv:2307.08691."""
 
@@ -80,6 +85,9 @@ class Work(NamedTuple):
 
     element_bytes: Value = 2.0
     """Bytes of one activation: 4 in fp32."""
+
+    written: Value = 0.0
+    """1 where the model is transformers' own code."""
 
 
 class BlockTimes(NamedTuple):
@@ -132,6 +140,7 @@ def block_times(block: Block, work: Work, rates: Rates) -> BlockTimes:
         again = again + _again(matrix, share, rates) * each[0]
     weight = weight * work.weight_gradients
     attention, attention_back = _attention_s(block, work, rates)
+    is_flash = (np.asarray(rates.is_flash) > 0) & ~_is_capped(block, work)
     cheap = _elementwise_s(block, work, rates)
     device_forward = forward + attention + cheap
     device_backward = inputs + weight + attention_back + 2 * cheap
@@ -139,7 +148,7 @@ def block_times(block: Block, work: Work, rates: Rates) -> BlockTimes:
         forward=device_forward,
         backward=device_backward,
         selective=again
-        + np.where(np.asarray(rates.is_flash) > 0, rates.selective_attention, 1.0) * attention
+        + np.where(is_flash, rates.selective_attention, 1.0) * attention
         + _cheap_again(rates) * cheap,
         weight_gradient=weight,
         attention=attention,
@@ -164,6 +173,13 @@ def launch_times(
     num_ops = num_ops + more_ops + rates.routed_ops * (np.asarray(block.experts) > 0)
     forward = rates.host_s * num_ops * (np.asarray(block.hidden) > 0)
     return forward, _BACKWARD_OPS * forward
+
+
+def part_launch_s(block: Block, rates: Rates, launch: Column) -> Column:
+    """Seconds in which the host launches again what selective recompute does, of `launch` of a
+    forward pass: all but matrices, attention and what leads to the last of them."""
+    kept = sum((np.asarray(each.outputs) > 0) * 1 for each in matrices(block)) + 2
+    return np.maximum(launch - rates.host_s * kept, 0.0) * (np.asarray(rates.selective_cheap) > 0)
 
 
 def unit_times(t: Layouts, rates: Rates, ways: Ways) -> tuple[Column, Column]:
@@ -317,10 +333,22 @@ def _attention_s(block: Block, work: Work, rates: Rates) -> tuple[Column, Column
     products = 2.0 * pairs * block.heads * (block.head_dim + block.value_dim)
     batched = products / (rates.wide_matmul.flops_per_s * _UNFUSED_SHARE)
     scores = pairs * block.heads / rates.memory_bytes_per_s
-    unfused = batched + _UNFUSED_BYTES * scores
-    unfused_back = 2 * batched + _UNFUSED_BACKWARD_BYTES * scores
-    is_flash = np.asarray(rates.is_flash) > 0
+    is_capped = _is_capped(block, work)
+    passed, passed_back = (
+        np.where(is_capped, *each)
+        for each in (
+            (_CAPPED_BYTES, _UNFUSED_BYTES),
+            (_CAPPED_BACKWARD_BYTES, _UNFUSED_BACKWARD_BYTES),
+        )
+    )
+    unfused, unfused_back = batched + passed * scores, 2 * batched + passed_back * scores
+    is_flash = (np.asarray(rates.is_flash) > 0) & ~is_capped
     return np.where(is_flash, flash, unfused), np.where(is_flash, flash_back, unfused_back)
+
+
+def _is_capped(block: Block, work: Work) -> Column:
+    """Whether scores are capped, and so written out: no flash kernel of torch does that."""
+    return (np.asarray(work.written) > 0) & (block.written.capped > 0)
 
 
 def _elementwise_s(block: Block, work: Work, rates: Rates) -> Column:

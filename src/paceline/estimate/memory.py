@@ -34,13 +34,18 @@ from paceline.estimate.on_rank import (
     routed_shard,
     whole_share,
 )
-from paceline.estimate.on_stage import head_in_blocks, may_be_bare
-from paceline.estimate.schedule import deferred_micro_batches, held_micro_batches
+from paceline.estimate.on_stage import chunk_blocks, head_in_blocks, may_be_bare
+from paceline.estimate.schedule import (
+    deferred_micro_batches,
+    held_in_loop,
+    held_micro_batches,
+)
 from paceline.estimate.step import total_of
 from paceline.parallel.stages import blocks_of_slowest
 from paceline.parallel.table import Layouts, code_of
 from paceline.parallel.word_columns import (
     forwards_first,
+    recomputes_whole,
     share_untouched,
     splits_backward,
     stages_each,
@@ -65,6 +70,7 @@ PARTS = (
 )
 
 _ZERO2, _FULL, _HYBRID = (code_of("sharding", word) for word in ("zero2", "full", "hybrid"))
+_INTERLEAVED = code_of("schedule", "interleaved")
 
 
 def memory_parts(
@@ -222,11 +228,17 @@ def _fullest_moment(
         order = (here.stage, t.pipeline, t.chunks, t.accumulation, t.schedule)
         held = held_micro_batches(*order)
         put_off: Column = deferred_micro_batches(*order)
+        later = later * ~recomputes_whole(t.recompute)
         in_v = here.has_head & here.is_v
         if np.any(in_v):
             held = np.where(in_v, _held_at_head_of_v(model, t, here), held)
         stages = stages_each(t.schedule, t.chunks)
         given = np.where(here.has_head & (stages == 1), 0.0, held * stages + 1) * (t.pipeline > 1)
+        in_loop = (t.schedule == _INTERLEAVED) & (t.chunks > 1)
+        if np.any(in_loop):
+            mine = here.block_share * sum(np.asarray(each.count, float) for each in model.blocks)
+            most = held_in_loop(*order[:-1], chunk_blocks(model, t, mine, here.has_head))
+            held = np.where(in_loop, most / np.maximum(mine, 1), held)
         whole = h.kernels.stream_bytes * whole_share(h, stream) * model.head_inputs
         blocks = tokens * (held * kept + put_off * later + given * whole)
         # A looped zero-bubble's last rank puts off the head's second half as well.
@@ -243,10 +255,9 @@ def _fullest_moment(
     logits = logits + copies * h.kernels.compute_bytes * model.head_outputs
     loss_peak = outside.loss_peak + h.ways.splits_loss * 4 * model.head_outputs * (t.tensor > 1)
     # A backward pass whose second half is put off keeps the gradient of its logits, not the logits.
-    waits = np.where(
-        forwards_first(t.schedule), logits, h.kernels.compute_bytes * model.head_outputs
-    )
-    logits = logits + (held_head - 1) * waits
+    narrow_logits = h.kernels.compute_bytes * model.head_outputs
+    one_head = np.where(forwards_first(t.schedule), logits, narrow_logits)
+    logits = logits + (held_head - 1) * one_head
     head = tokens * (held_head * kept_outside + logits / t.tensor)
     at_head = head + tokens * loss_peak / t.tensor
     if np.any(h.loss_chunk):
@@ -258,9 +269,9 @@ def _fullest_moment(
     )
     none = np.asarray(0.0)
     # With all micro-batches held none comes after the first backward pass.
+    is_first = forwards_first(t.schedule)
     waits = h.ways.frees_gradients * (held >= t.accumulation) * (t.pipeline > 1)
-    waits = waits * ~t.keeps_shards()
-    waits = waits * ~splits_backward(t.schedule) * ~(here.has_head & forwards_first(t.schedule))
+    waits = waits * (~t.keeps_shards() | is_first) * ~splits_backward(t.schedule)
     appear = here.shared.gradients_appear | (waits > 0)
     early, first, at_last = gradients, gradients, []
     if np.any(appear):
@@ -279,6 +290,10 @@ def _fullest_moment(
             _Moment(np.where(appear, held_then, 0.0), gathered_block, theirs * gradients)
             for held_then, theirs in ((second, 1.0), (before, of_stage))[: 1 + is_staged]
         ]
+        if np.any(is_first & here.has_head):
+            one = tokens * (kept + kept_outside + one_head / t.tensor)
+            next_loss = np.where(appear & is_first & here.has_head, at_loss - one, 0.0)
+            at_last.append(_Moment(next_loss, gathered_loss, gradients))
     fullest_of = _Moment(at_loss, gathered_loss, early)
     most = total_of(fullest_of)
     cached: Column = none

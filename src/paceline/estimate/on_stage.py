@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from paceline.estimate.inputs import Model, Traffic
+from paceline.estimate.schedule import ChunkBlocks
 from paceline.estimate.sharding import routed_split
 from paceline.parallel.stages import blocks_of_slowest, rank_of_head
 from paceline.parallel.table import Layouts
@@ -36,6 +37,18 @@ def blocks_before_head(model: Model, t: Layouts, last: Column) -> Column:
     head, least = head_in_blocks(model), 1 - may_be_bare(model)
     _, of_head = blocks_of_slowest(last, stages, head, is_balanced=model.is_balanced, least=least)
     return last - of_head
+
+
+def chunk_blocks(model: Model, t: Layouts, mine: Column, has_head: Column) -> ChunkBlocks:
+    """What each stage of a rank has of its blocks; one stage has all."""
+    stages = stages_each(t.schedule, t.chunks)
+    head = has_head * head_in_blocks(model) * np.asarray(model.is_balanced)
+    _, last = blocks_of_slowest(
+        mine, stages, head, is_balanced=True, least=1 - may_be_bare(model) * has_head
+    )
+    others = np.maximum(stages - 1, 1)
+    each = np.where(stages > 1, np.floor((mine - last) / others), mine)
+    return ChunkBlocks(each, np.where(stages > 1, mine - last - each * others, 0.0), last)
 
 
 def may_be_bare(model: Model) -> Column:

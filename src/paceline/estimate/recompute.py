@@ -55,11 +55,17 @@ class Pass(NamedTuple):
     restored: Column
     """What restoring quantised matrices takes."""
 
+    context: Column
+    """Between context ranks, as far as nothing hides it, with what merges partial results."""
+
     tensor_of_part: Column = 0.0
     """Part of `tensor` that a policy which recomputes a part of each block sends again."""
 
     exchange_of_part: Column = 0.0
     """Its part of `exchange`."""
+
+    context_of_part: Column = 0.0
+    """Its part of `context`."""
 
 
 def kept_on_rank(one: OneBlock) -> tuple[Column, Column]:
@@ -143,6 +149,7 @@ def _does_part(forward: Pass, times: BlockTimes, _: Layouts, rates: Rates) -> Pa
         tensor=forward.tensor_of_part,
         exchange=forward.exchange_of_part,
         restored=forward.restored,
+        context=forward.context_of_part,
     )
 
 

@@ -65,15 +65,15 @@ class Launches(NamedTuple):
     stage: Column
     """On the stage that sets the pace."""
 
-    average: Column
-    """On a stage, mean over all."""
+    passed: Column
+    """On what a micro-batch passes while the pipeline fills and drains, of one rank."""
 
     first: Column
     """Before the first stage has sent something."""
 
 
 def bubble_s(
-    turns: Column, average_s: Column, accumulation: Value, forward_share: Column, launches: Launches
+    turns: Column, passed_s: Column, accumulation: Value, forward_share: Column, launches: Launches
 ) -> Column:
     """Seconds that a stage stands still in a step.
 
@@ -85,7 +85,8 @@ def bubble_s(
 
     Args:
         turns: Idle time in micro-batches (`idle_share`).
-        average_s: A micro-batch on a stage, mean over all, with what it waits for launches.
+        passed_s: A micro-batch on what it passes while the pipeline fills and drains, of one rank,
+            with what it waits for launches.
         accumulation: Micro-batches.
         forward_share: Of the device's time.
         launches: Their part of it.
@@ -95,7 +96,7 @@ def bubble_s(
     >>> float(bubble_s(3.0, 5.0, 8, 1 / 3, Launches(2.0, 2.0, 1.0)))
     6.0
     """
-    device = turns * (average_s - launches.average)
+    device = turns * (passed_s - launches.passed)
     fill = forward_share * device + launches.first * (np.asarray(turns) > 0)
     hidden = np.minimum(accumulation * launches.stage, fill)
     return np.asarray((1 - forward_share) * device + fill - hidden)
@@ -126,12 +127,64 @@ def held_micro_batches(
     r, p = np.asarray(stage, float), np.asarray(pipeline, float)
     m, v, s = np.asarray(accumulation, float), np.maximum(chunks, 1), np.asarray(schedule)
     waiting = np.minimum(m, p - r)
-    # Warm-up of an interleaved stage: 2 (p - r - 1) + (v - 1) p chunks, and the one it computes.
-    started = (2 * (p - r - 1) + (v - 1) * p + 1) / v
-    held = np.where(s == _INTERLEAVED, np.minimum(m, started), waiting)
+    held = np.where(s == _INTERLEAVED, np.minimum(m, _started(r, p, v, m) / v), waiting)
     held = np.where(s == _GPIPE, m, held)
     held = np.where(s == _ZERO_BUBBLE, np.minimum(m, p), held)
     return np.where(s == _DUALPIPE, np.minimum(m, p + 0.5), held)
+
+
+def _in_round(p: Column, m: Column) -> Column:
+    """Micro-batches that each chunk of a loop takes in a row (torch 2.13, `Interleaved1F1B`)."""
+    return m / np.maximum(np.floor(m / p), 1)
+
+
+def _started(r: Column, p: Column, v: Column, m: Column) -> Column:
+    """Warm-up of an interleaved rank, 2 (p - r - 1) + (v - 1) p chunks, and the one it computes."""
+    return 2 * (p - r - 1) + (v - 1) * _in_round(p, m) + 1
+
+
+class ChunkBlocks(NamedTuple):
+    """Blocks of a rank's stages in a loop."""
+
+    each: Column
+    """Of its first ones."""
+
+    more: Column
+    """How many stages before the last have one more: those just before it."""
+
+    last: Column
+
+
+def held_in_loop(
+    stage: Value, pipeline: Value, chunks: Value, accumulation: Value, blocks: ChunkBlocks
+) -> Column:
+    """Blocks of micro-batches that an interleaved rank holds at its fullest, where its stages have
+    different numbers of them.
+
+    It holds as many chunks all the time, but of other stages: fewest of the last one when that has
+    gone backward through a round and goes forward through none.
+
+    >>> float(held_in_loop(1, 4, 2, 8, ChunkBlocks(3, 0, 2)))
+    26.0
+    >>> float(held_in_loop(1, 4, 2, 8, ChunkBlocks(2, 0, 2)))
+    18.0
+    """
+    p, v = np.asarray(pipeline, float), np.asarray(chunks, float)
+    m, q = np.asarray(accumulation, float), _in_round(p, np.asarray(accumulation, float))
+    started = _started(np.asarray(stage, float), p, v, m)
+
+    def forward(number: Column, first: Column, count: Column) -> Column:
+        """Of so many chunks in order, those of so many stages from the first of them on."""
+        rounds = np.floor(number / (q * v))
+        return count * q * rounds + np.clip(number - rounds * q * v - first * q, 0, count * q)
+
+    held = []
+    for gone in (0.0, q):
+        begun = np.minimum(started + gone, m * v)
+        more = forward(begun, v - 1 - blocks.more, blocks.more)
+        last = forward(begun, v - 1, 1.0) - gone
+        held.append(blocks.each * (begun - gone) + more + (blocks.last - blocks.each) * last)
+    return np.asarray(np.maximum(*held))
 
 
 def deferred_micro_batches(

@@ -80,6 +80,7 @@ class Ways:
     """Place in `ROUTED_SPLITS`."""
 
     folds_experts: Value = 0.0
+    rings_wide: Value = 0.0
     gathers_context: Value = 0.0
     wraps_ends: Value = 0.0
     """1 where embedding and output matrix are units by themselves."""

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.estimate.collectives import (
-    all_gather_s,
     all_reduce_s,
     all_to_all_s,
     dispatch_s,
@@ -35,20 +34,27 @@ from paceline.estimate.compute import (
     block_times,
     head_times,
     launch_times,
+    part_launch_s,
     unit_times,
 )
+from paceline.estimate.context_exchange import context_of, context_ops
 from paceline.estimate.copies import autocasts, copied_parameters_s, own_loss_s
 from paceline.estimate.data_ranks import data_s, gathered_s
 from paceline.estimate.inputs import Model, Traffic
 from paceline.estimate.newton_schulz import muon_s
-from paceline.estimate.on_stage import blocks_before_head, stage_blocks, stage_parameters
+from paceline.estimate.on_stage import (
+    blocks_before_head,
+    chunk_blocks,
+    stage_blocks,
+    stage_parameters,
+)
 from paceline.estimate.rates import Rates
 from paceline.estimate.recompute import Pass, done_again
 from paceline.estimate.schedule import Launches, bubble_s, idle_share
 from paceline.estimate.sharding import Ways, routed_split
 from paceline.estimate.tensor_collectives import crossing_of
 from paceline.parallel.table import Layouts, code_of, distinct
-from paceline.parallel.word_columns import is_in_v, stages_each
+from paceline.parallel.word_columns import is_in_v, recomputes_whole, stages_each
 from paceline.profile.block import Block, dense_parameters, expert_parameters
 
 Column = Any
@@ -98,6 +104,11 @@ _ZERO1, _ZERO2, _FULL, _HYBRID = (
     code_of("sharding", word) for word in ("zero1", "zero2", "full", "hybrid")
 )
 _ULYSSES = code_of("context_kind", "ulysses")
+_INTERLEAVED = code_of("schedule", "interleaved")
+
+_HEAD_OPS, _SPLIT_HEAD_OPS = 14, 25
+"""Operations of our own runtime outside the blocks in one micro-batch, and more where tensor ranks
+split the logits. Counted by `paceline prove` of our decoder: 13.5 and 39."""
 
 _RESTORE_BYTES = 22.5
 """Read and written for a value that is restored from NF4: its code as it is and in int32, its level
@@ -132,16 +143,19 @@ def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -
         for name in ("compute", "recompute", "tensor", "context", "expert")
     }
     terms["compute"] = terms["compute"] + m * np.where(has_head, head, 0.0)
-    average = (num_blocks * whole_block + head) / t.pipeline
-    share = (num_blocks * mean["weight_gradient"] + head_weight) / (average * t.pipeline)
+    total = num_blocks * whole_block + head
+    share = (num_blocks * mean["weight_gradient"] + head_weight) / total
+    share = np.where(recomputes_whole(t.recompute), 0.0, share)
     ahead = traffic.ways.launches_ahead
+    passed, passed_heads = _passed(model, t, slow)
     launches = Launches(
         stage=ahead * on_stage * mean["launch"],
-        average=ahead * num_blocks * mean["launch"] / t.pipeline,
+        passed=ahead * passed * mean["launch"],
         first=ahead * slow / chunks * mean["launch_forward"],
     )
     turns = idle_share(t.pipeline, t.chunks, t.schedule, share)
-    idle = bubble_s(turns, average, m, mean["forward_share"], launches)
+    passed_s = passed * whole_block + passed_heads * head
+    idle = bubble_s(turns, passed_s, m, mean["forward_share"], launches)
     if np.any(chunks > 1):
         idle = idle + m * _uneven_s(model, t, (slow * whole_block, last, whole_block, head))
     sent = work.element_bytes * work.tokens * model.head_inputs / work.stream
@@ -152,10 +166,23 @@ def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -
     terms["data"] = data_s(model, mean, t, rates, traffic, on_stage)
     terms["optimizer"] = _optimizer_s(model, t, rates, traffic)
     terms["fixed"] = np.broadcast_to(np.asarray(rates.step_s, float), np.shape(idle))
-    total = sum(terms.values())
+    whole = sum(terms.values())
     domains = np.maximum(t.num_ranks() / rates.domain, 1)
-    terms["stragglers"] = rates.straggler * np.log2(domains) * total
+    terms["stragglers"] = rates.straggler * np.log2(domains) * whole
     return {name: np.asarray(terms[name]) for name in TERMS}
+
+
+def _passed(model: Model, t: Layouts, slow: Column) -> tuple[Column, Column]:
+    """What a micro-batch passes on each rank while the pipeline fills and drains, as if each of the
+    rank's stages had as much: blocks, and heads. In a loop the first stage of the ranks without the
+    head; else the mean of all ranks."""
+    num_blocks = sum(np.asarray(block.count, float) for block in model.blocks)
+    blocks, heads = num_blocks / t.pipeline, 1 / t.pipeline
+    is_loop = (t.schedule == _INTERLEAVED) & (t.pipeline > 1)
+    if np.any(is_loop):
+        first = t.chunks * chunk_blocks(model, t, slow, False).each
+        blocks, heads = np.where(is_loop, first, blocks), np.where(is_loop, 0.0, heads)
+    return blocks, heads
 
 
 def _uneven_s(model: Model, t: Layouts, of: tuple[Column, Column, Column, Column]) -> Column:
@@ -211,6 +238,7 @@ def _work(model: Model, t: Layouts, traffic: Traffic) -> Work:
         weight_gradients=model.trained_share,
         ring=np.where(t.context_kind == _ULYSSES, 1, t.context),
         element_bytes=traffic.element_bytes,
+        written=model.written,
     )
 
 
@@ -223,7 +251,15 @@ def _head_s(
     ahead, gradients = copied_parameters_s(own, model, t, rates, traffic)
     forward, back, weight = head_times(model.head_inputs, model.head_outputs, alike.work, rates)
     whole = forward + back + weight + own_loss_s(model, alike.work, rates, traffic)
-    return alike.each(whole) + ahead + gradients, alike.each(weight) + gradients
+    whole = alike.each(whole) + ahead + gradients
+    # The embedding is copied as well; in a pipeline on a stage without this.
+    embedding = model.num_embedding_parameters / t.tensor * (t.pipeline == 1)
+    embedding = embedding * (np.asarray(model.num_tied_parameters) == 0)
+    out, added = copied_parameters_s(embedding, model, t, rates, traffic)
+    whole = whole + np.where(t.keeps_shards(), out, 0.0) + added
+    launched = rates.host_s * (_HEAD_OPS + _SPLIT_HEAD_OPS * (t.tensor > 1))
+    whole = np.maximum(whole, traffic.ways.autocasts * launched)
+    return whole, alike.each(weight) + gradients
 
 
 _COMPUTE_COLUMNS = (
@@ -277,9 +313,15 @@ def _block_seconds(
     unit, unit_back = unit_times(t, rates, traffic.ways)
     usual = launch_times(block, rates, written=model.written)
     launch, back = launch_times(block, rates, more, model.written)
+    again_s = part_launch_s(block, rates, launch)
+    ops, ops_back = context_ops(t, traffic.ways)
+    context = context_of(block, work, t, rates, times, traffic.ways)
+    launch = launch + rates.host_s * ops + unit - waits - context.forward
+    back = back + rates.host_s * ops_back + unit_back - waits - context.backward
     times = times._replace(
-        forward=np.maximum(np.maximum(times.forward, usual[0]), launch + unit - waits),
-        backward=np.maximum(np.maximum(times.backward, usual[1]), back + unit_back - waits),
+        selective=np.maximum(times.selective, again_s),
+        forward=np.maximum(np.maximum(times.device_forward, usual[0]), launch),
+        backward=np.maximum(np.maximum(times.device_backward, usual[1]), back),
     )
     exchange = _expert_s(block, work, t, rates, traffic.ways)
     repeated = np.maximum(rates.modules.experts, traffic.ways.repeats_exchange) * exchange
@@ -289,22 +331,32 @@ def _block_seconds(
         tensor=crossing.each_pass,
         exchange=exchange,
         restored=restored,
+        context=context.forward,
         tensor_of_part=crossing.selective,
         exchange_of_part=repeated,
+        context_of_part=context.selective,
     )
     again = done_again(forward, times, t, rates)
-    context = _context_s(block, work, t, rates, times, traffic.ways)
-    compute = times.forward + times.backward + crossing.forward_copies + crossing.backward_copies
-    copied_again = np.where(t.recompute > 0, crossing.forward_copies / t.recompute_every, 0.0)
+    # Where the host is the slower one, the device makes copies meanwhile.
+    ahead, ahead_back = (
+        np.maximum(device + copied, whole) - whole
+        for device, copied, whole in (
+            (times.device_forward, crossing.forward_copies, times.forward),
+            (times.device_backward, crossing.backward_copies, times.backward),
+        )
+    )
+    compute = times.forward + times.backward + ahead + ahead_back
+    copied_again = np.where(t.recompute > 0, ahead / t.recompute_every, 0.0)
     backward = times.backward + again.compute
-    device = forward._replace(compute=times.device_forward)
+    none = np.asarray(0.0)
+    device = Pass(times.device_forward, none, none, none, none)
     device_backward = times.device_backward + done_again(device, times, t, rates).compute
     exposed, hidden = gathered_s(block, model, (times.forward, backward), t, rates, traffic)
     return {
         "compute": compute + rates.contention * hidden + 2 * restored,
         "recompute": again.compute + again.restored + copied_again,
         "tensor": (2 * crossing.each_pass + again.tensor) * (1 - rates.tensor_overlap),
-        "context": context,
+        "context": context.forward + context.backward + again.context,
         "expert": 2 * exchange + again.exchange + summed,
         "gathered": exposed,
         "weight_gradient": times.weight_gradient + crossing.gradient_copies,
@@ -320,60 +372,6 @@ def _restore_s(block: Block, model: Model, t: Layouts, rates: Rates, traffic: Tr
     """Every quantised matrix is restored for each product with it, where the engine does that."""
     values = model.quantised_share * dense_parameters(block) / t.tensor
     return traffic.ways.restores_frozen * _RESTORE_BYTES * values / rates.memory_bytes_per_s
-
-
-def _context_s(
-    block: Block, work: Work, t: Layouts, rates: Rates, times: BlockTimes, ways: Ways
-) -> Column:
-    """Ring: keys and values pass every rank once forward and, with their gradients, twice backward,
-    each pass behind the attention of the keys that are there, as far as that lasts (or all keys and
-    values are gathered); then partial results are merged. Ulysses: four exchanges forward and four
-    backward."""
-    if not np.any(np.asarray(t.context) > 1):
-        return np.asarray(0.0)
-    key_value = block.kv_heads * (block.head_dim + block.value_dim) + (
-        np.asarray(block.kv_rank) > 0
-    ) * (block.kv_rank + block.rope_dim)
-    query = block.heads * block.head_dim
-    local = work.element_bytes * work.tokens / t.tensor
-    steps = t.context - 1
-    span = t.tensor * t.context
-    once = steps * p2p_s(local * key_value, span, rates, crossing=t.tensor)
-    # The first of as many steps as there are ranks needs no other rank's keys, and hides a pass.
-    behind = steps / t.context
-    exposed = np.maximum(once - behind * times.attention, 0.0) + np.maximum(
-        2 * once - behind * times.attention_backward, 0.0
-    )
-    if np.any(ways.gathers_context):
-        gathered = _gathered_context_s(local * key_value, once, t, rates, times)
-        exposed = np.where(np.asarray(ways.gathers_context) > 0, gathered, exposed)
-    merged = _MERGE_PASSES * local * steps * (2 * query + key_value)
-    ring = exposed + merged / rates.memory_bytes_per_s
-    swapped = local * (2 * query + key_value)
-    ulysses = 2 * all_to_all_s(swapped, t.context, t.tensor, rates)
-    seconds = np.where(t.context_kind == _ULYSSES, ulysses, ring)
-    return np.where(t.context > 1, seconds, 0.0)
-
-
-def _gathered_context_s(
-    key_value: Column, ring: Column, t: Layouts, rates: Rates, times: BlockTimes
-) -> Column:
-    """All keys and values are gathered at once in either pass, behind the attention of those that
-    are there; their gradients travel round."""
-    gather = all_gather_s(key_value * t.context, t.context, t.tensor, rates)
-    back = times.attention_backward
-    return (
-        np.maximum(gather - times.attention / t.context, 0.0)
-        + np.maximum(gather - back / t.context, 0.0)
-        + np.maximum(ring - (t.context - 1) / t.context * back, 0.0)
-    )
-
-
-_MERGE_PASSES = 3.0
-"""Times that a ring step goes through the output (forward), the gradient of the queries and those
-of keys and values (backward): a partial result is read and added to what is there. Source:
-NVIDIA/TransformerEngine, attention/dot_product_attention/context_parallel.py,
-flash_attn_fwd_out_correction and the sums of dq and dkv in the backward pass."""
 
 
 def _expert_s(block: Block, work: Work, t: Layouts, rates: Rates, ways: Ways) -> Column:

@@ -36,6 +36,11 @@ def forwards_first(schedule: Column) -> Column:
     return _FORWARDS[schedule]
 
 
+def recomputes_whole(recompute: Column) -> Column:
+    """Where whole blocks are recomputed, which then go backward once whatever the schedule."""
+    return _IS_WHOLE[recompute]
+
+
 def takes_rounds(schedule: Column, chunks: Column) -> Column:
     """Where chunks in a loop take the micro-batches in equal rounds."""
     return _ROUNDS[schedule] & ~is_in_v(schedule, chunks)

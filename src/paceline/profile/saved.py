@@ -215,6 +215,9 @@ def saved_bytes(block: Block, kernels: Kernels, seq_len: Value) -> SavedBytes:
     routed = has_experts * inside * copies * block.expert_ffn
     width = block.ffn + block.shared_ffn + block.experts_per_token * block.expert_ffn
     peak = c * (ways + 1) * width + kernels.stream_bytes * 2 * h
+    # The softmax of capped scores: two gradients in float32, at another time.
+    more = capped * 2 * FLOAT32 * block.heads * seq_len - peak
+    peak = peak + (abs(more) + more) / 2
     return SavedBytes(
         tensor=tensor,
         sequence=sequence,

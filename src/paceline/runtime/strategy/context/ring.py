@@ -146,9 +146,9 @@ def _backward(
         ]
         gradients = _Pair.zeros(key, value, lse.dtype) if behind is None else behind.arrived()
         for block, (of_query, of_key, of_value) in parts:
-            grad_query[block.queries] += of_query
-            gradients.first[block.keys] += of_key
-            gradients.second[block.keys] += of_value
+            grad_query[block.queries].add_(of_query)
+            gradients.first[block.keys].add_(of_key)
+            gradients.second[block.keys].add_(of_value)
         behind = gradients.send_on(group, _GRADIENTS)
         if coming is not None:
             held = coming.arrived()

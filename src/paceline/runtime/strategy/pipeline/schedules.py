@@ -9,7 +9,8 @@
     zero-bubble, 3 or more      ScheduleInterleavedZeroBubble  v, in a loop
     dualpipe-v                  ScheduleDualPipeV              2, in a v
 
-The last four compute gradients of inputs and of matrices apart, where it fills a bubble.
+The last four compute gradients of inputs and of matrices apart, where it fills a bubble; together,
+where blocks are recomputed whole.
 
 Leaves out: what a stage is made of (`stages`), and the step around a schedule (`pipeline`).
 """
@@ -33,6 +34,7 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
+from paceline.choices.recomputes import WHOLE_BLOCKS
 from paceline.errors import JobError
 from paceline.parallel.layout import Layout
 from paceline.parallel.stages import is_v_shaped, num_chunks, num_stages
@@ -135,6 +137,9 @@ class Stage(PipelineStage):
             # Of the last stage only the number of outputs is read.
             output_args=torch.empty(0, device="meta") if is_last else hidden_BSH.requires_grad_(),
             group=group,
+            # Torch goes on from each product's gradient by itself, and a block would be recomputed
+            # for each of its parameters.
+            dw_builder=_goes_backward_once if layout.recompute in WHOLE_BLOCKS else None,
         )
         self.hidden_BSH = hidden_BSH
         self.forward_context = forward_context
@@ -192,9 +197,15 @@ class Stage(PipelineStage):
         with self.around(fwd_chunk_id):
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Tensor | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
         with self.around(bwd_chunk_id):
-            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+            super().backward_one_chunk(bwd_chunk_id, loss, *args, **kwargs)
+        # Torch keeps the losses of a step, and by their graphs what each micro-batch received here
+        # and its gradient.
+        if loss is not None and not is_view(loss):
+            loss.detach_()
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         with self.around(bwd_chunk_id):
@@ -237,6 +248,11 @@ class Stage(PipelineStage):
         for module in self.submod.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
+
+
+def _goes_backward_once() -> Callable[[], None]:
+    """What is left for the second half of a backward pass that has done both: nothing."""
+    return lambda: None
 
 
 def _release(infos: Any) -> None:
