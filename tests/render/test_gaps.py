@@ -86,7 +86,7 @@ def test_a_refusal_says_which_key_asks_for_it(engine, changes, key):
 
 @pytest.mark.parametrize(("engine", "name"), [("deepspeed", "deepspeed"), ("fsdp1", "accelerate")])
 def test_what_the_example_program_lacks_is_done_with_the_engines_own_launcher(engine, name):
-    plan, job = planned(engine=engine, train={"compile": True})
+    plan, job = planned(engine=engine, train={"adapter": {"kind": "lora"}})
     problems = check_files(plan, job, own_program=False)
-    (problem,) = [each for each in problems if "compiled" in each.what]
+    (problem,) = [each for each in problems if "adapters" in each.what]
     assert f"`paceline run --script train.py --with {name} JOB` (on Kubernetes" in problem.fix
