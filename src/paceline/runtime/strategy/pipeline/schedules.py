@@ -137,7 +137,7 @@ class Stage(PipelineStage):
             # Of the last stage only the number of outputs is read.
             output_args=torch.empty(0, device="meta") if is_last else hidden_BSH.requires_grad_(),
             group=group,
-            # Torch goes on from each product's gradient by itself, and a block would be recomputed
+            # Torch continues at each product's gradient by itself, and a block would be recomputed
             # for each of its parameters.
             dw_builder=_goes_backward_once if layout.recompute in WHOLE_BLOCKS else None,
         )
