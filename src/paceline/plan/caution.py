@@ -411,28 +411,30 @@ def _large_units(
             fixes.append(
                 "expert ranks split the experts: engine: megatron"
                 if not space.abilities.expert
-                else f"layout.expert {layout.expert * 2} halves the experts; steps may be slower"
+                else f"layout.expert {layout.expert * 2} halves the experts (steps may be slower)"
             )
         elif space.num_ranks % (layout.tensor * 2):
             fixes.append("take accelerators with more memory: one rank cannot split a unit")
         elif space.abilities.tensor:
             fixes.append(
-                f"layout.tensor {layout.tensor * 2} halves every unit; steps may be slower"
+                f"layout.tensor {layout.tensor * 2} halves every all-gather (steps may be slower)"
             )
         else:
             fixes.append("an engine with tensor ranks (engine: megatron) splits each unit")
         fix = "; or ".join(fixes)
     yield Caution(
         about="gather",
-        what=f"{name}: one all-gather of {format_bytes(largest)}, more than "
-        f"{MOST_OF_MEMORY:.0%} of a rank's memory; units: {listed}",
+        what=f"one all-gather of {format_bytes(largest)} ({name}) takes more than "
+        f"{MOST_OF_MEMORY:.0%} of a rank's memory; all that are gathered: {listed}",
         fix=fix,
     )
 
 
 _EXPERTS = "the experts of"
 
-_WRAP_ENDS = "in your own script, wrap embedding and output matrix with fully_shard by themselves"
+_WRAP_ENDS = (
+    "in your own script, call fully_shard on the embedding and on the output matrix, each alone"
+)
 
 
 def assumed_efficiency(efficiencies: Efficiencies, case: Case) -> Iterator[Caution]:

@@ -434,8 +434,10 @@ def _why_sharding_alone(choice: Choice) -> str:
         name = replace(layout, sharding=kind).splits(choice.case.engine.full_sharding)[0]
         needs = too_much(priced[kind].memory.known_bytes, limit)
         ways = (f"{axis} {getattr(layout, axis)}" for axis in _AXES if getattr(layout, axis) > 1)
-        beside = " x ".join(ways)
-        return f"the least sharding that fits{beside and f' with {beside}'}: {name} {needs}"
+        beside = f"with {' x '.join(ways)}"
+        if beside == "with ":
+            beside = f"without {', '.join(_AXES[:-1])} or {_AXES[-1]} ranks"
+        return f"the least sharding that fits {beside}: {name} {needs}"
     return _against_best(choice, [p for p in choice.fitting if p[0].sharding != layout.sharding])
 
 
@@ -514,7 +516,8 @@ def _why_recompute(choice: Choice) -> str:
     if too_large:
         index = tried.index(too_large[-1])
         needs = too_much(too_large[-1].memory.known_bytes, choice.limit_bytes)
-        return f"{leaner[index]} {needs}"
+        kind = leaner[index]
+        return f"{'without it a rank' if kind == 'none' else f'with {kind} it'} {needs}"
     return "it makes room for what saves more time elsewhere"
 
 

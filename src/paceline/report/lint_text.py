@@ -59,7 +59,7 @@ def summary_line(linted: Linted, shown: Sequence[Finding], *, num_fixed: int) ->
         text = f"{files}: {', '.join(said)}"
     hidden = len(linted.findings) - len(shown)
     if hidden:
-        text += f" ({hidden} not shown: --severity info)"
+        text += f" ({hidden} hidden; --severity info shows all)"
     if linted.answered:
         text += f"; {len(linted.answered)} suppressed by comments"
     if num_fixed:

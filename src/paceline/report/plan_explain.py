@@ -13,16 +13,17 @@ from paceline.report.table import wrapped
 from paceline.units import format_bytes, format_count, format_seconds
 
 _PARTS: Mapping[str, str] = {
-    "parameters": "weights of the largest stage / tensor ranks; / shard ranks too, if sharded",
+    "parameters": "weights of the largest stage, divided by tensor ranks, and by shard ranks if "
+    "sharded",
     "gradients": "one for each trained parameter; kept whole until all micro-batches are "
     "done, unless each micro-batch reduces them",
-    "optimizer": "its moments / shard ranks",
-    "master copy": "float32 copy of the 16-bit weights / shard ranks",
+    "optimizer": "its moments, divided by shard ranks",
+    "master copy": "float32 copy of the 16-bit weights, divided by shard ranks",
     "activations": "what a stage's blocks keep for the backward pass x micro-batches in flight "
     "at the peak",
     "gathered": "parameters and gradients of the blocks in use, and autocast's copies",
     "buffers": "of the engine: communication buckets, workspaces for weight gradients",
-    "checkpoint": "copy being saved, in the same memory (CPU ranks only)",
+    "checkpoint": "a copy of the state while it is saved (CPU ranks only)",
     "slack": "reserved by the allocator, not used",
     "overhead": "device context and libraries, before the model is loaded",
 }

@@ -358,7 +358,11 @@ def tier_text(tier: StateTier) -> str:
         costs.append(f"adds {format_seconds(tier.step_s)} to a step")
     if tier.interval_s is not None:
         costs.append(f"saves every {format_seconds(tier.interval_s)}")
-    covers = "" if tier.name == "checkpoint" else f"covers {tier.covered:.1%} of failures; "
+    covers = (
+        ""
+        if tier.name == "checkpoint"
+        else f"for {tier.covered:.1%} of failures, the others resume from the checkpoint; "
+    )
     each = (
         f"{covers}{'each' if covers else 'a failure'} costs {format_seconds(tier.recover_s)} and "
         f"repeats {format_seconds(tier.lost_s)} of work"

@@ -104,10 +104,10 @@ def _collectives(stage: StageProof) -> Iterator[str]:
         stage.collectives, key=lambda each: (-(each.seconds or 0.0), -each.num_bytes)
     )
     for each in ordered[:_NUM_COLLECTIVES]:
-        seconds = "" if each.seconds is None else f"{format_seconds(each.seconds):>9}"
+        seconds = "" if each.seconds is None else f"{format_seconds(each.seconds):>10}"
         yield from wrapped(
             f"  {each.kind:<15}{each.phase:<9}{each.count:>5} x"
-            f"{format_bytes(each.num_bytes / each.count):>9}{seconds}  ",
+            f"{format_bytes(each.num_bytes / each.count):>9} {seconds}  ",
             f"{each.group_size} ranks {each.link}, {each.where}",
         )
     if len(ordered) > _NUM_COLLECTIVES:
