@@ -141,12 +141,7 @@ def _layout(plan: Plan) -> Iterator[str]:
 
 
 def whole_recompute(layout: Layout) -> str:
-    """What a layout's line adds where whole blocks are recomputed.
-
-    >>> whole_recompute(Layout(data=2, sharding="full", micro_batch=1, accumulation=1,
-    ...     recompute="full", recompute_every=4))
-    ', full recompute every 4 blocks'
-    """
+    """What a layout's line adds where whole blocks are recomputed."""
     if layout.recompute not in WHOLE_BLOCKS:
         return ""
     every = f" every {layout.recompute_every} blocks" if layout.recompute_every > 1 else ""
