@@ -68,12 +68,9 @@ def both_s(text: str, of: Layout) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_estimate_and_simulated_step_agree(name, monkeypatch):
+def test_estimate_and_simulated_step_agree(name):
     """Before, DDP was 29 % and FSDP2 13 % apart: copies of parameters were in one of them only, and
-    a proof knew DDP's first bucket, which holds everything.
-
-    A simulated step has no host work of FSDP2's hooks, which is left out of the estimate here."""
-    monkeypatch.setattr("paceline.estimate.step.unit_times", lambda *given: (0.0, 0.0))
+    a proof knew DDP's first bucket, which holds everything."""
     simulated_s, estimated_s = both_s(JOB, LAYOUTS[name])
     assert simulated_s == pytest.approx(estimated_s, rel=0.08)
 
@@ -111,6 +108,24 @@ def test_hosts_of_later_stages_launch_while_they_wait_for_input(of):
 
 
 @pytest.mark.parametrize(
+    "of",
+    [
+        LAYOUTS["FSDP2"],
+        LAYOUTS["FSDP2, recompute"],
+        LAYOUTS["ZeRO-1"],
+        pipeline(2, data=4, sharding="full", **ONE),
+    ],
+    ids=lambda of: f"{of.sharding} {of.recompute} {of.pipeline}",
+)
+def test_the_hosts_work_for_fsdp2s_units_is_in_estimate_and_simulated_step(of):
+    """A simulated step had none of it, and the estimate that of a unit that gathers in every pass:
+    Llama 3.2 1B on 16 ranks was estimated 43 to 59 % slower than simulated."""
+    text = JOB.replace("hidden: 4096", "hidden: 1024").replace("seq_len: 4096", "seq_len: 1024")
+    simulated_s, estimated_s = both_s(text, of)
+    assert simulated_s == pytest.approx(estimated_s, rel=0.12)
+
+
+@pytest.mark.parametrize(
     ("ranks", "chunks"), [(4, 2), pytest.param(2, 4, marks=pytest.mark.repeat)]
 )
 def test_stages_in_a_loop_wait_for_a_head_that_takes_as_long_as_several_blocks(ranks, chunks):
@@ -123,10 +138,9 @@ def test_stages_in_a_loop_wait_for_a_head_that_takes_as_long_as_several_blocks(r
 
 
 @pytest.mark.parametrize("recompute", ["full", "selective"])
-def test_a_ring_goes_round_again_where_blocks_are_recomputed(recompute, monkeypatch):
+def test_a_ring_goes_round_again_where_blocks_are_recomputed(recompute):
     """Estimated 23 % too fast: without the second time, without the float32 in which this ring adds
     up and sends its gradients, and without the host that launches it all."""
-    monkeypatch.setattr("paceline.estimate.step.unit_times", lambda *given: (0.0, 0.0))
     text = JOB.replace("hidden: 4096", "hidden: 2048").replace("ffn: 14336", "ffn: 8192")
     of = layout(data=2, context=4, recompute=recompute, micro_batch=1, accumulation=2)
     simulated_s, estimated_s = both_s(text, of)

@@ -25,6 +25,7 @@ Way = Literal[
     "restores_frozen",
     "fills_first",
     "launches_ahead",
+    "runs_ahead",
     "transformers",
     "frees_gradients",
     "side_streams",

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.estimate.rates import MatmulRate, Rates
-from paceline.estimate.sharding import Ways
+from paceline.estimate.sharding import Ways, shared_of
 from paceline.parallel.table import Layouts, code_of
 from paceline.profile.block import (
     Block,
@@ -182,19 +182,41 @@ def part_launch_s(block: Block, rates: Rates, launch: Column) -> Column:
     return np.maximum(launch - rates.host_s * kept, 0.0) * (np.asarray(rates.selective_cheap) > 0)
 
 
-def unit_times(t: Layouts, rates: Rates, ways: Ways) -> tuple[Column, Column]:
-    """Seconds in which FSDP2's own Python holds the host for one unit, in either pass."""
+def unit_times(block: Block, t: Layouts, rates: Rates, ways: Ways) -> tuple[Column, Column, Column]:
+    """Seconds in which FSDP2's own Python holds the host for a block and micro-batch: in its
+    forward and its backward pass, and of the forward pass where that is repeated.
+
+    What is gathered or reduced once a step is spread over the micro-batches. Our own runtime's
+    expert ranks have a second unit in each block (`runtime/strategy/data/shard.py`), inside of what
+    is recomputed.
+    """
     is_sharded = t.keeps_shards() & (np.asarray(rates.host_s) > 0)
     each = ways.side_streams * is_sharded
-    gathers = (t.sharding >= code_of("sharding", "full")) & (t.pipeline == 1)
-    return each * _UNIT_S, each * np.where(gathers, _UNIT_BACKWARD_S, _UNIT_ONCE_BACKWARD_S)
+    shared, once = shared_of(t, ways, 0.0), 1 / t.accumulation
+    reduces_each = (t.sharding == _ZERO2) | (t.reduce_every_micro_batch > 0)
+    reduces = np.where(reduces_each & ~np.asarray(shared.reduces_late), 1.0, once)
+    gathers = np.where(shared.gathers_blocks, 1.0, once)
+    forward = HOOK_S["FSDP::pre_forward"] + gathers * HOOK_S["FSDP::all_gather"]
+    back = HOOK_S["FSDP::pre_backward"] + reduces * HOOK_S["FSDP::post_backward_reduce"]
+    back = back + np.where(shared.gathers_blocks, HOOK_S["FSDP::all_gather"], 0.0)
+    inner = ways.fsdp_throughout * (t.expert > 1) * (np.asarray(block.experts) > 0)
+    again = each * inner * forward
+    return each * forward + again, each * (1 + inner) * back, again
 
 
-_UNIT_S, _UNIT_BACKWARD_S, _UNIT_ONCE_BACKWARD_S = 0.75e-3, 0.99e-3, 0.63e-3
-"""Processor time of FSDP2's hooks for a block of a decoder: its forward pass, and its backward pass
-with and without a gather. A step with them less one without, tenth of 60, torch 2.13 and a process
-group that sends nothing, AMD EPYC; the block itself takes 0.39 and 0.45 ms there. On CUDA streams
-and events come to it."""
+HOOK_S = {
+    "FSDP::pre_forward": 0.19e-3,
+    "FSDP::pre_backward": 0.18e-3,
+    "FSDP::all_gather": 0.29e-3,
+    "FSDP::post_backward_reduce": 0.30e-3,
+}
+"""Processor time of FSDP2's hooks for a block of a decoder: of either pass, and besides for each
+gather and each reduction, by the names that torch records for them. Steps with the hooks less ones
+without, in full sharding and ZeRO-1, first and later micro-batches; tenth of 60 steps, median of
+four runs, torch 2.13 and a process group that sends nothing, AMD EPYC; a block without them takes
+0.23 and 0.42 ms there. On CUDA streams and events come to it."""
+
+_ZERO2 = code_of("sharding", "zero2")
 
 
 def _again(matrix: Matrix, second_share: Value, rates: Rates) -> Value:

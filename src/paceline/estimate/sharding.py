@@ -60,6 +60,7 @@ class Ways:
     sums_experts: Value = 0.0
     launches_ahead: Value = 0.0
     frees_gradients: Value = 0.0
+    runs_ahead: Value = 0.0
     side_streams: Value = 0.0
     keeps_outputs: Value = 0.0
     splits_loss: Value = 0.0

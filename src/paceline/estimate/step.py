@@ -123,7 +123,7 @@ def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -
     parts = [
         _block_seconds(block, model, (work, alike), t, rates, traffic) for block in model.blocks
     ]
-    head, head_weight = _head_s(model, alike, t, rates, traffic)
+    head, head_weight, head_launch = _head_s(model, alike, t, rates, traffic)
     num_blocks = sum(np.asarray(block.count, float) for block in model.blocks)
     mean = {
         name: sum(block.count * part[name] for block, part in zip(model.blocks, parts, strict=True))
@@ -142,7 +142,9 @@ def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -
         name: passes * mean[name]
         for name in ("compute", "recompute", "tensor", "context", "expert")
     }
-    terms["compute"] = terms["compute"] + m * np.where(has_head, head, 0.0)
+    # While the head is computed the host launches on: all but what the first blocks wait for.
+    slack = np.minimum(head - head_launch, on_stage * mean["launched_ahead"])
+    terms["compute"] = terms["compute"] + m * np.where(has_head, head - slack, 0.0)
     total = num_blocks * whole_block + head
     share = (num_blocks * mean["weight_gradient"] + head_weight) / total
     share = np.where(recomputes_whole(t.recompute), 0.0, share)
@@ -244,9 +246,9 @@ def _work(model: Model, t: Layouts, traffic: Traffic) -> Work:
 
 def _head_s(
     model: Model, alike: "_Alike", t: Layouts, rates: Rates, traffic: Traffic
-) -> tuple[Column, Column]:
-    """Output matrix and loss, forward and backward, of one micro-batch; and of that the gradients
-    of the matrix."""
+) -> tuple[Column, Column, Column]:
+    """Output matrix and loss, forward and backward, of one micro-batch; of that the gradients of
+    the matrix; and what the host launches it in, where that is known."""
     own = model.num_head_parameters / t.tensor
     ahead, gradients = copied_parameters_s(own, model, t, rates, traffic)
     forward, back, weight = head_times(model.head_inputs, model.head_outputs, alike.work, rates)
@@ -258,8 +260,8 @@ def _head_s(
     out, added = copied_parameters_s(embedding, model, t, rates, traffic)
     whole = whole + np.where(t.keeps_shards(), out, 0.0) + added
     launched = rates.host_s * (_HEAD_OPS + _SPLIT_HEAD_OPS * (t.tensor > 1))
-    whole = np.maximum(whole, traffic.ways.autocasts * launched)
-    return whole, alike.each(weight) + gradients
+    launched = traffic.ways.autocasts * launched
+    return np.maximum(whole, launched), alike.each(weight) + gradients, launched
 
 
 _COMPUTE_COLUMNS = (
@@ -310,24 +312,24 @@ def _block_seconds(
     # While ranks wait for each other's tokens the host launches on.
     waits = crossing.each_pass * (1 - rates.tensor_overlap)
     more = AUTOCAST_OPS * autocasts(model, t, traffic)
-    unit, unit_back = unit_times(t, rates, traffic.ways)
+    unit, unit_back, unit_again = unit_times(block, t, rates, traffic.ways)
     usual = launch_times(block, rates, written=model.written)
     launch, back = launch_times(block, rates, more, model.written)
     again_s = part_launch_s(block, rates, launch)
     ops, ops_back = context_ops(t, traffic.ways)
     context = context_of(block, work, t, rates, times, traffic.ways)
-    launch = launch + rates.host_s * ops + unit - waits - context.forward
-    back = back + rates.host_s * ops_back + unit_back - waits - context.backward
-    times = times._replace(
-        selective=np.maximum(times.selective, again_s),
-        forward=np.maximum(np.maximum(times.device_forward, usual[0]), launch),
-        backward=np.maximum(np.maximum(times.device_backward, usual[1]), back),
-    )
+    launch = launch + rates.host_s * ops - waits - context.forward
+    back = back + rates.host_s * ops_back - waits - context.backward
+    # Copies are kernels as others are: where the host is the slower one, the device makes them
+    # meanwhile.
+    device_forward = times.device_forward + crossing.forward_copies
+    device_backward = times.device_backward + crossing.backward_copies
+    times = times._replace(selective=times.selective + crossing.forward_copies)
     exchange = _expert_s(block, work, t, rates, traffic.ways)
     repeated = np.maximum(rates.modules.experts, traffic.ways.repeats_exchange) * exchange
     summed = _expert_sums_s(block, t, rates, traffic)
-    forward = Pass(
-        compute=times.forward,
+    device = Pass(
+        compute=device_forward,
         tensor=crossing.each_pass,
         exchange=exchange,
         restored=restored,
@@ -336,36 +338,64 @@ def _block_seconds(
         exchange_of_part=repeated,
         context_of_part=context.selective,
     )
-    again = done_again(forward, times, t, rates)
-    # Where the host is the slower one, the device makes copies meanwhile.
-    ahead, ahead_back = (
-        np.maximum(device + copied, whole) - whole
-        for device, copied, whole in (
-            (times.device_forward, crossing.forward_copies, times.forward),
-            (times.device_backward, crossing.backward_copies, times.backward),
-        )
+    again = done_again(device, times, t, rates)
+    of_host = device._replace(compute=np.maximum(usual[0], launch) + unit_again)
+    its_part = times._replace(selective=again_s + unit_again)
+    host_again = done_again(of_host, its_part, t, rates).compute
+    reads = (t.expert > 1) & (np.asarray(block.experts) > 0)
+    forward, backward = _with_host(
+        (device_forward, np.maximum(usual[0], launch + unit)),
+        (device_backward, np.maximum(usual[1], back + unit_back)),
+        (again.compute, host_again),
+        firsts := np.where(reads, 0.0, traffic.ways.runs_ahead / t.accumulation),
     )
-    compute = times.forward + times.backward + ahead + ahead_back
-    copied_again = np.where(t.recompute > 0, ahead / t.recompute_every, 0.0)
-    backward = times.backward + again.compute
-    none = np.asarray(0.0)
-    device = Pass(times.device_forward, none, none, none, none)
-    device_backward = times.device_backward + done_again(device, times, t, rates).compute
-    exposed, hidden = gathered_s(block, model, (times.forward, backward), t, rates, traffic)
+    device_backward = device_backward + again.compute
+    launched = forward - device_forward + backward - device_backward
+    compute = forward + backward - again.compute
+    exposed, hidden = gathered_s(block, model, (forward, backward), t, rates, traffic)
     return {
         "compute": compute + rates.contention * hidden + 2 * restored,
-        "recompute": again.compute + again.restored + copied_again,
+        "recompute": again.compute + again.restored,
         "tensor": (2 * crossing.each_pass + again.tensor) * (1 - rates.tensor_overlap),
         "context": context.forward + context.backward + again.context,
         "expert": 2 * exchange + again.exchange + summed,
         "gathered": exposed,
         "weight_gradient": times.weight_gradient + crossing.gradient_copies,
-        "forward": times.forward,
+        "forward": forward,
         "backward": backward,
-        "launch": times.forward - times.device_forward + backward - device_backward,
-        "launch_forward": times.forward - times.device_forward,
-        "forward_share": times.device_forward / (times.device_forward + device_backward),
+        "launched_ahead": np.maximum(launched - (forward - device_forward) * firsts, 0.0)
+        * (firsts > 0),
+        "launch": launched,
+        "launch_forward": forward - device_forward,
+        "forward_share": device_forward / (device_forward + device_backward),
     }
+
+
+def _with_host(
+    forward: tuple[Column, Column],
+    backward: tuple[Column, Column],
+    again: tuple[Column, Column],
+    firsts: Column,
+) -> tuple[Column, Column]:
+    """Seconds of a micro-batch's two passes, with what is repeated in the second.
+
+    Where the host launches ahead of the device, from the backward pass into the next micro-batch,
+    the slower of both sets the pace, and the device waits for the host in the step's first forward
+    pass; elsewhere it may wait in each.
+
+    Args:
+        forward: Of the device and of the host.
+        backward: The same, and so is `again`.
+        again: What is recomputed.
+        firsts: Micro-batches of a step that are its first, as a share; 0 where the host does not
+            get ahead.
+    """
+    ahead = np.maximum(*forward)
+    apart = np.maximum(*backward) + np.maximum(*again)
+    device, host = (sum(each) for each in zip(backward, again, strict=True))
+    pace = np.maximum(forward[0] + device, forward[1] + host) - ahead
+    together = pace + firsts * (np.maximum(pace, device) - pace)
+    return ahead, np.where(firsts > 0, together, apart)
 
 
 def _restore_s(block: Block, model: Model, t: Layouts, rates: Rates, traffic: Traffic) -> Column:

@@ -12,7 +12,16 @@ from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
 
-from paceline.prove.segments import Compute, Issue, Parts, Segment, Step, Work, find_peak
+from paceline.prove.segments import (
+    Compute,
+    Issue,
+    Parts,
+    Segment,
+    Step,
+    Work,
+    find_peak,
+    sum_compute,
+)
 
 TOLERANCE = 1e-3
 """Largest relative difference of a peak that counts as equal."""
@@ -182,7 +191,10 @@ def _grown_one(a: Segment, b: Segment, share: float) -> Segment:
 def _grown_work(a: list[Work], b: list[Work], share: float) -> list[Work]:
     """The work at another depth; kernels in one piece where their number differs."""
     if [type(each) for each in a] != [type(each) for each in b]:
-        first, second = (_sum_compute(each) for each in (a, b))
+        first, second = (
+            sum_compute([Compute(0, 0, False), *(k for k in each if isinstance(k, Compute))])
+            for each in (a, b)
+        )
         others: list[Work] = [each for each in a if not isinstance(each, Compute)]
         return [_grown_compute(first, second, share), *others]
     out: list[Work] = []
@@ -200,12 +212,8 @@ def _grown_work(a: list[Work], b: list[Work], share: float) -> list[Work]:
 def _grown_compute(a: Compute, b: Compute, share: float) -> Compute:
     seconds = a.seconds + (b.seconds - a.seconds) * share
     num_kernels = a.num_kernels + (b.num_kernels - a.num_kernels) * share
-    return Compute(seconds, num_kernels, a.on_copy_stream)
-
-
-def _sum_compute(work: Iterable[Work]) -> Compute:
-    kernels = [each for each in work if isinstance(each, Compute)]
-    return Compute(sum(k.seconds for k in kernels), sum(k.num_kernels for k in kernels), False)
+    host_s = a.host_s + (b.host_s - a.host_s) * share
+    return Compute(seconds, num_kernels, a.on_copy_stream, host_s)
 
 
 def _along(a: Parts, b: Parts, share: float) -> Parts:

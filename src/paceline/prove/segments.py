@@ -5,7 +5,7 @@ sends. So a stretch of one block stands for that of any other block like it, whe
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,11 +17,12 @@ Parts = dict[str, float]
 
 
 class Compute(NamedTuple):
-    """Kernels one after another."""
+    """Kernels one after another, and the seconds that Python holds the host besides."""
 
     seconds: float
     num_kernels: float
     on_copy_stream: bool
+    host_s: float = 0.0
 
 
 class Issue(NamedTuple):
@@ -196,7 +197,7 @@ def _segment(
         elif kind == OP:
             operation = trace.operations[which]
             flops[module] += operation.flops
-            _add_compute(work, seconds[which], operation.on_copy_stream)
+            _add_compute(work, seconds[which], operation)
         elif kind == PLACE:
             module = trace.places[which].module
         elif kind == ISSUE:
@@ -217,12 +218,19 @@ def _segment(
     )
 
 
-def _add_compute(work: list[Work], seconds: float, on_copy_stream: bool) -> None:
+def _add_compute(work: list[Work], seconds: float, what: Operation) -> None:
+    more = Compute(seconds, float(what.host_s == 0), what.on_copy_stream, what.host_s)
     last = work[-1] if work else None
-    if isinstance(last, Compute) and last.on_copy_stream == on_copy_stream:
-        work[-1] = Compute(last.seconds + seconds, last.num_kernels + 1, on_copy_stream)
+    if isinstance(last, Compute) and last.on_copy_stream == what.on_copy_stream:
+        work[-1] = sum_compute((last, more))
     else:
-        work.append(Compute(seconds, 1, on_copy_stream))
+        work.append(more)
+
+
+def sum_compute(work: Iterable[Compute]) -> Compute:
+    """All of them in one piece."""
+    seconds, kernels, on_copy_stream, host_s = zip(*work, strict=True)
+    return Compute(sum(seconds), sum(kernels), on_copy_stream[0], sum(host_s))
 
 
 class Peak(NamedTuple):

@@ -151,7 +151,11 @@ class _Rank:
         self.time.end_s = self._kernels
 
     def _compute(self, work: Compute) -> None:
-        launched = self._host + self._host_s * work.num_kernels
+        python_s = work.host_s if self._host_s else 0.0
+        launched = self._host + self._host_s * work.num_kernels + python_s
+        if work.num_kernels == 0:
+            self._host = launched
+            return
         if work.on_copy_stream:
             self._copies = max(self._copies, self._host) + work.seconds
             self._just_copied_in = True

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from paceline.estimate.compute import HOOK_S
 from paceline.prove import collectives, flops
 from paceline.prove.collectives import Issued
 from paceline.prove.places import Place, Places
@@ -67,6 +68,9 @@ class Operation:
 
     on_copy_stream: bool
     """FSDP2's copies around its collectives, which do not wait for compute."""
+
+    host_s: float = 0.0
+    """Seconds that it holds the host without launching a kernel."""
 
 
 @dataclass(slots=True)
@@ -191,7 +195,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for each in outs:
             if _has_memory(each):
                 self._entry(each.untyped_storage())
-        if packet in _FREE_OPS or func.namespace == "profiler":  # FSDP2 names what it does
+        if func.namespace == "profiler":  # FSDP2 names what it does
+            self._hold_host(str(args[0]).partition(" ")[0])
+            return
+        if packet in _FREE_OPS:
             return
         ins = _tensors((args, kwargs)) if kwargs else _tensors(args)
         if self._pending:
@@ -208,6 +215,17 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.trace.events.append((OP, index, 0))
         if func.namespace == "fsdp":
             self._mark_fsdp(packet.__name__, outs, ins)
+
+    def _hold_host(self, name: str) -> None:
+        """FSDP2's Python, which launches nothing meanwhile."""
+        seconds = HOOK_S.get(name)
+        if seconds is None:
+            return
+        index = self._known.get(name)
+        if index is None:
+            index = self._known[name] = len(self.trace.operations)
+            self.trace.operations.append(Operation(name, 0, 0, None, 0, False, False, seconds))
+        self.trace.events.append((OP, index, 0))
 
     def _mark_fsdp(self, name: str, outs: list[Tensor], ins: list[Tensor]) -> None:
         """FSDP2's own copies say what their buffers are for."""
