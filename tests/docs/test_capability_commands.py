@@ -77,7 +77,7 @@ TRIES: dict[str, Try] = {
     "S1-2": slow("cpu", r"train\.bucket, on 2 ranks, measured.*64KiB.*25MiB.*verdict"),
     "S1-3": Try("cpu", r"rate +0\.008, by the linear rule.*square root +0\.002828"),
     "S1-4": Try("gpus", r"gather: embedding .*1\.96 GiB.*32 x decoder 416 MiB.*fix"),
-    "S1-5": Try("gpus", r"recompute \d+ ms.*HFU"),
+    "S1-5": Try("gpus", r"recompute [\d.]+ m?s.*HFU"),
     "S1-6": Try("gpus", r"parallelize, over 8 tensor ranks.*colwise"),
     "S1-7": Try("gpus", r"pipeline 4 \(interleaved.*bubble"),
     "S1-8": Try("gpus", r"(\n\S[^\n]* x (pipeline|context|tensor) \d[^\n]*%){3}"),
