@@ -47,6 +47,9 @@ _PARAMETER_READS = frozenset(
 )
 """Operations that read a few values of their largest input."""
 
+_LIST_COPIES = frozenset(("split_with_sizes_copy", "chunk_cat", "_foreach_copy_"))
+"""Copies between given tensors: FSDP2's out of what it gathered and into what it reduces."""
+
 
 @dataclass(slots=True)
 class Operation:
@@ -331,6 +334,8 @@ def _describe(
         read, written = read + written - largest, _size(ins[-1])
     elif name == "all_gather_copy_in":  # into this rank's part of a buffer for all
         read = written = sum(map(_size, _tensors(args[0])))
+    elif not outs and name in _LIST_COPIES:  # what they write is among their arguments
+        written = 0
     elif not outs:  # in place over lists: what is written has been read
         written = read * 3 // 4
     return Operation(
