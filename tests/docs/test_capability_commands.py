@@ -76,7 +76,9 @@ TRIES: dict[str, Try] = {
     "S1-1": Try("gpus", r"--nnodes=1:2.*--max-restarts=3"),
     "S1-2": slow("cpu", r"train\.bucket, on 2 ranks, measured.*64KiB.*25MiB.*verdict"),
     "S1-3": Try("cpu", r"rate +0\.008, by the linear rule.*square root +0\.002828"),
-    "S1-4": Try("gpus", r"gather: embedding .*1\.96 GiB.*32 x decoder 416 MiB.*fix"),
+    "S1-4": Try(
+        "gpus", r"gather: one all-gather of 1\.96 GiB \(embedding.*32 x\s+decoder 416 MiB.*fix"
+    ),
     "S1-5": Try("gpus", r"recompute [\d.]+ m?s.*HFU"),
     "S1-6": Try("gpus", r"parallelize, over 8 tensor ranks.*colwise"),
     "S1-7": Try("gpus", r"pipeline 4 \(interleaved.*bubble"),
@@ -117,7 +119,7 @@ TRIES: dict[str, Try] = {
     "S2-15": Try("gpus", r'"costVsTimeTradeoffs": \[.*on 2 nodes.*on 1 node.*"providerComparison"'),
     "S2-16": Try("gpus", r"written +plan/launch-script\.sh", writes="plan/debug.sh"),
     "S3-1": Try(
-        "faulty", r"\[ddp-does-not-fit\].*\[scaling-not-linear\].*missing-set-epoch", code=1
+        "faulty", r"\[ddp-does-not-fit\].*\[scaling-not-linear\].*\[set-epoch-missing\]", code=1
     ),
     "S3-2": Try("lint", r"job\.yaml:1: error: P001: no layout fits on 1 node x 1 T4", code=1),
     "S3-3": Try("faulty", r"cause .*evidence +words:1: training hangs, no error.*also +2\. "),
@@ -140,7 +142,8 @@ TRIES: dict[str, Try] = {
     "S4-3": Try("macs", r"2 nodes x 1 M2-Ultra.*on the fullest rank, estimated.*may be used"),
     "S4-4": Try("cpu", r"network +(no RDMA NIC.*/sys/class/infiniband|\w+)"),
     "S4-5": Try(
-        "faulty", r"NCCL_NET_GDR_LEVEL=5: .*\[nccl-env-deprecated\].*NCCL_IB_DISABLE=1 sends"
+        "faulty",
+        r"NCCL_NET_GDR_LEVEL=5: .*\[nccl-env-deprecated\].*NCCL_IB_DISABLE=1: .*falls back to TCP",
     ),
     "S4-6": Try("two_nodes", r"rdma/.*IPC_LOCK.*/dev/shm"),
     "S4-7": Try("sweeps", r"all_reduce-tcp takes 8\.00 times as long for 1 KiB \(latency\)"),

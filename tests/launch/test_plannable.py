@@ -376,8 +376,8 @@ def test_what_our_own_runtime_does_not_train_on_is_planned_with_a_warning_and_no
     )
     assert caution.what in refused
     assert caution.fix.startswith(
-        f"no engine that Paceline writes files for trains on {accelerator}: bring a program of "
-        "your own: TRAIN_SCRIPT"
+        f"no engine that Paceline writes files for trains on {accelerator}: bring your own "
+        "script: TRAIN_SCRIPT"
     )
     assert ("maxtext is estimated there" in caution.fix) is accelerator.startswith("TPU")
     named = job_of(tmp_path, **{**OTHER, "cluster": cluster, "engine": "maxtext"})

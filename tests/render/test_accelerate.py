@@ -77,7 +77,10 @@ def test_hybrid_sharding_is_a_mesh_of_two_axes():
 
 
 def test_tensor_and_context_are_axes_of_the_mesh():
-    found = rendered("accelerate", layout={"sharding": "full", "tensor": 2, "context": 2})
+    found = rendered(
+        "accelerate",
+        layout={"sharding": "full", "tensor": 2, "context": 2, "context_kind": "ring"},
+    )
     mesh = yaml.safe_load(found.files["accelerate.yaml"])["parallelism_config"]
     assert mesh["parallelism_config_tp_size"] == 2
     assert mesh["parallelism_config_cp_size"] == 2

@@ -46,7 +46,7 @@ _UNFUSED_BYTES, _UNFUSED_BACKWARD_BYTES = 12.0, 14.0
 """Read and written for each score: scale, mask, softmax and dropout. Source: as above."""
 
 _CAPPED_BYTES, _CAPPED_BACKWARD_BYTES = 40.0, 42.0
-"""The same of capped scores as transformers writes them: scale, three operations of the cap, mask,
+"""Bytes of capped scores as transformers writes them: scale, three operations of the cap, mask,
 a softmax in float32, its narrow copy. Counted in `eager_attention_forward` of its 5.23,
 models/gemma2/modeling_gemma2.py."""
 

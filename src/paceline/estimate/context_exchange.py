@@ -37,7 +37,8 @@ NVIDIA/TransformerEngine, attention/dot_product_attention/context_parallel.py,
 flash_attn_fwd_out_correction and the sums of dq and dkv in the backward pass."""
 
 _STEP_SHARE = 0.75
-"""Of a causal ring's later steps, half take all queries and half of the keys, half the reverse."""
+"""Share of a causal ring's later steps computed: half take all queries and half of the keys,
+half the reverse."""
 
 
 class Exchanged(NamedTuple):

@@ -147,7 +147,7 @@ class ChunkBlocks(NamedTuple):
     """Blocks of a rank's stages in a loop."""
 
     each: Column
-    """Of its first ones."""
+    """Blocks of each of its first stages."""
 
     more: Column
     """How many stages before the last have one more: those just before it."""
@@ -174,7 +174,7 @@ def held_in_loop(
     started = _started(np.asarray(stage, float), p, v, m)
 
     def forward(number: Column, first: Column, count: Column) -> Column:
-        """Of so many chunks in order, those of so many stages from the first of them on."""
+        """How many of `number` chunks in order are of the `count` stages from `first` on."""
         rounds = np.floor(number / (q * v))
         return count * q * rounds + np.clip(number - rounds * q * v - first * q, 0, count * q)
 

@@ -117,7 +117,7 @@ def config() -> ConfigContainer:
         checkpoint=CheckpointConfig(
             save='checkpoints',
             load='checkpoints',
-            save_interval=100,
+            save_interval=1000,
             most_recent_k=3,
             ckpt_format='torch_dist',
         ),
