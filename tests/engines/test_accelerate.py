@@ -42,7 +42,7 @@ def read(folder, python):
         {"sharding": "zero2"},
         {"sharding": "full", "recompute": "full"},
         {"sharding": "hybrid", "shard": 8},
-        {"sharding": "full", "tensor": 2, "context": 2},
+        {"sharding": "full", "tensor": 2, "context": 2, "context_kind": "ring"},
         {"sharding": "full", "offload": "cpu"},
     ],
     ids=lambda layout: "-".join(str(each) for each in layout.values()),
