@@ -778,6 +778,20 @@ def test_s3_2_a_job_that_the_planner_refuses_is_an_error_of_lint_too(folder):
     assert by_id("job.yaml") == {}
 
 
+def test_s3_2_the_job_of_a_program_that_is_only_started_is_read_too(folder):
+    job = "command: [python, train.py]\nprocesses: 2\nrecovery: {max_restarts: 3}\n"
+    (folder / "job.yaml").write_text(job)
+    assert by_id("job.yaml") == {}
+    assert "no kind of file" not in lint("job.yaml", expect=0).stderr
+    (folder / "job.yaml").write_text(job.replace("max_restarts", "max_restart"))
+    found = by_id("job.yaml")["job-file"]
+    assert "did you mean" in found["what"] + found["fix"]
+    assert found["where"]["line"] == 3
+    # A command at the top of somebody else's file makes no job.
+    (folder / "compose.yaml").write_text("command: [python, train.py]\nimage: a\n")
+    assert by_id("compose.yaml") == {}
+
+
 def test_s1_21_model_parallelism_bubbles_and_nodes_of_a_job_are_those_of_its_plan(folder):
     small = JOB_70B.replace("llama-2-70b", "tinyllama-1.1b").replace("nodes: 1", "nodes: 2")
     (folder / "tensor.yaml").write_text(small.replace("sharding: none", "tensor: 4"))

@@ -126,12 +126,20 @@ def load_script(path: Path, overrides: Sequence[str] = ()) -> Script | None:
     Raises:
         JobError: Every problem of the file at once.
     """
-    source = str(path)
-    values, lines = parse_yaml(read_text(path), source)
+    return parse_script(
+        read_text(path), source=str(path), folder=path.resolve().parent, overrides=overrides
+    )
+
+
+def parse_script(
+    text: str, *, source: str, folder: Path, overrides: Sequence[str] = ()
+) -> Script | None:
+    """`load_script` of a text; `source` names it in messages, `folder` is where its paths start."""
+    values, lines = parse_yaml(text, source)
     _settle(values, lines, source, overrides)
     if "command" not in values:
         return None
-    return _script(values, lines, source, path.resolve().parent)
+    return _script(values, lines, source, folder)
 
 
 def make_script(values: dict[str, Any], folder: Path, overrides: Sequence[str] = ()) -> Script:

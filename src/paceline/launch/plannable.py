@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paceline.control.alerts import check_names
 from paceline.errors import JobError, PacelineError, Problem
-from paceline.job import Job, load_job
+from paceline.job import Job, load_job, load_script
 from paceline.job.data_rules import is_prepared
 from paceline.job.evaluate import check_measured
 from paceline.job.length import uncounted
@@ -101,9 +101,12 @@ def check_reduction(job: Job, plan: Plan) -> Iterator[Problem]:
 
 def plan_of_file(path: Path) -> Plan | PacelineError | None:
     """What `paceline plan` makes of a job file, or refuses; data are not looked at, and no code of
-    the job is run. None of a job for the machine that it is read on, which says nothing of the one
-    that it will run on, and of a model that only its own code can count."""
+    the job is run. None of a program that is only started, of a job for the machine that it is read
+    on, which says nothing of the one that it will run on, and of a model that only its own code can
+    count."""
     try:
+        if load_script(path) is not None:
+            return None
         job = load_job(path, count=uncounted)
         if job.spec.cluster.accelerator in ("auto", "cpu") or job.spec.model.factory is not None:
             return None

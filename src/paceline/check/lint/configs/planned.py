@@ -17,7 +17,7 @@ from paceline.check.lint.configs.say import INFO, WARNING, found
 from paceline.errors import JobError, PacelineError, Problem
 from paceline.job.job import ModelSpec
 from paceline.job.length import uncounted
-from paceline.job.load import parse_job
+from paceline.job.load import parse_job, parse_script
 from paceline.plan import Plan, plan_from_json
 from paceline.units import bytes_apart, counted
 
@@ -149,12 +149,19 @@ def _line(document: Marked, keys: tuple[str, ...]) -> int:
 
 
 _MODEL = {one.name for one in fields(ModelSpec)}
+_OF_SCRIPT = ("processes", "recovery", "starts")
+"""Keys beside `command` that others' files with a command at their top do not have."""
 
 
 def is_job(document: Marked) -> bool:
-    """Whether a YAML mapping is a job file: it says a model in our words, and how to train it."""
-    model = document.at("model")
-    if model is None or not isinstance(model.value, dict) or document.at("apiVersion") is not None:
+    """Whether a YAML mapping is a job file: it says a model in our words, and how to train it; or a
+    program to start, and how."""
+    if document.at("apiVersion") is not None:
+        return False
+    command, model = document.at("command"), document.at("model")
+    if command is not None and isinstance(command.value, list):
+        return any(document.at(key) is not None for key in _OF_SCRIPT)
+    if model is None or not isinstance(model.value, dict):
         return False
     return document.at("train") is not None and bool(_MODEL & set(model.value))
 
@@ -162,7 +169,8 @@ def is_job(document: Marked) -> bool:
 def check_job(path: str, text: str) -> Iterator[Finding]:
     """Every problem of the file, where it is."""
     try:
-        parse_job(text, source=path, folder=Path("/"), count=uncounted)
+        if parse_script(text, source=path, folder=Path("/")) is None:
+            parse_job(text, source=path, folder=Path("/"), count=uncounted)
     except JobError as error:
         for problem in error.problems:
             yield problem_finding(path, problem)
