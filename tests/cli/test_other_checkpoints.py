@@ -194,6 +194,17 @@ def test_s0_18_tensors_of_other_shapes_than_config_json_has_are_listed(folder):
     assert "lm_head.weight (12 x 8, not 16 x 8)" in told
 
 
+@pytest.mark.parametrize("text", ['{"model_ty', "[1]"])
+def test_s0_18_a_config_json_that_cannot_be_read_is_damage_and_named_by_convert(
+    folder, tmp_path, text
+):
+    (folder / "config.json").write_text(text)
+    assert "M002" in [each["code"] for each in problems(folder)]
+    with pytest.raises(JobError, match=r"config\.json is not a JSON object"):
+        converted(folder, tmp_path / "out", "--to", "safetensors")
+    assert not (tmp_path / "out").exists()
+
+
 def test_s0_18_weights_of_another_type_than_config_json_says_are_a_warning(folder):
     edited(folder, lambda tensors: tensors.update({n: t.half() for n, t in tensors.items()}))
     code, (result,) = printed("verify", folder)

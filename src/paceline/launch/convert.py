@@ -1,6 +1,5 @@
 """Convert a checkpoint in a helper process, as torch is imported in `runtime/` alone."""
 
-import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Any
 from paceline.errors import CheckpointError, JobError, PacelineError, Problem, RunError
 from paceline.job import Job
 from paceline.job.adapters import CONFIG, NOT_READ, alpha_of
+from paceline.job.hf_config import read_hf_config
 from paceline.job.packages import need_package
 from paceline.job.pretrained import (
     files_beside,
@@ -164,8 +164,7 @@ def with_known_config(asked: Conversion) -> Conversion:
     if asked.source_form == "gguf":
         return asked  # the file itself has it
     if asked.source_form != "paceline" and own.is_file():
-        config: dict[str, Any] = json.loads(own.read_text(encoding="utf-8"))
-        return replace(asked, config=config, beside=files_beside(own.parent))
+        return replace(asked, config=_fields_of(own), beside=files_beside(own.parent))
     if asked.source_form == "adapter":
         return _with_base(asked, source)
     if asked.source_form != "paceline":
@@ -213,7 +212,7 @@ def _with_base(asked: Conversion, adapter: Path) -> Conversion:
     settings = adapter / CONFIG
     if not asked.merge:
         return replace(asked, beside=(str(settings), *files_beside(adapter)))
-    config: dict[str, Any] = json.loads(settings.read_text(encoding="utf-8"))
+    config = _fields_of(settings)
     named = str(config.get("base_model_name_or_path") or "")
     base = folder_of(named, adapter)
     unlike = [name for name in NOT_READ if config.get(name)]
@@ -227,7 +226,7 @@ def _with_base(asked: Conversion, adapter: Path) -> Conversion:
             where="--merge",
             fix="merge it with peft: PeftModel.from_pretrained(base, PATH).merge_and_unload()",
         )
-    known: dict[str, Any] = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    known = _fields_of(base / "config.json")
     facts = AdapterFacts(
         rank=config["r"],
         alpha=config["lora_alpha"],
@@ -238,6 +237,15 @@ def _with_base(asked: Conversion, adapter: Path) -> Conversion:
         weights=tuple(map(str, weight_files(base, "--merge"))),
     )
     return replace(asked, config=known, beside=files_beside(base), adapters=facts)
+
+
+def _fields_of(file: Path) -> dict[str, Any]:
+    """A config.json, or an adapter's settings.
+
+    Raises:
+        JobError: `M002`: it cannot be read, or is not a JSON object.
+    """
+    return dict(read_hf_config(file, where=str(file.parent), fix="copy the file again").values)
 
 
 def _problem(asked: Conversion, code: str, what: str) -> Problem:

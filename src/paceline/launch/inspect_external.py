@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import JobError, PacelineError, Problem
+from paceline.job.adapters import CONFIG
+from paceline.job.hf_config import read_hf_config
 from paceline.job.packages import need_package
 from paceline.job.pretrained import folder_of, tokenizer_in, weight_files
 from paceline.job.prompts import Prompt
@@ -232,6 +234,9 @@ def _more_checks(found: ForeignCheckpoint, seen: Seen) -> Seen:
     checked, skipped, problems = list(seen.checked), list(seen.skipped), list(seen.problems)
     if stored_in(found):
         checked.insert(0, "headers and sizes of the safetensors files")
+    settings = _folder(found) / (CONFIG if found.kind == "adapter" else "config.json")
+    if not found.config and settings.exists():
+        problems += _unreadable(settings)
     if found.kind == "adapter":
         problems += [*_against_rank(found, seen.tensors), *_without_pair(found, seen.tensors)]
         named = (found.config or {}).get("base_model_name_or_path")
@@ -243,7 +248,7 @@ def _more_checks(found: ForeignCheckpoint, seen: Seen) -> Seen:
             wrong = list(_against_base(found, seen.tensors, base))
             problems += wrong
             checked += [] if wrong else [f"every matrix goes with one of {base}"]
-    elif found.config is None and seen.config is None:
+    elif found.config is None and seen.config is None and not settings.exists():
         skipped.append("names and shapes: there is no config.json beside it")
     if tokenizer_in(_folder(found)) is None:
         skipped.append("the tokenizer: there is none beside it")
@@ -254,6 +259,15 @@ def _more_checks(found: ForeignCheckpoint, seen: Seen) -> Seen:
         problems=tuple(problems),
         warnings=tuple(_types(found, seen)),
     )
+
+
+def _unreadable(settings: Path) -> Sequence[Problem]:
+    """`M002`, where a file of settings is there and holds none."""
+    try:
+        read_hf_config(settings, where=str(settings.parent), fix="copy the file again")
+    except JobError as error:
+        return error.problems
+    return ()
 
 
 def _folder(found: ForeignCheckpoint) -> Path:
