@@ -94,13 +94,27 @@ def cheaper_than(case: Case, usd: float) -> list[tuple[str, RunCost]]:
     ][:3]
     deadline = inf if case.goals.deadline_s is None else case.goals.deadline_s
     nodes = [
-        (f"cluster.nodes={plan.cluster.num_nodes} ({plan.layout_name}, at {cost.provider})", cost)
+        (f"cluster.nodes={plan.cluster.num_nodes} ({plan.layout_name}, {_at(cost)})", cost)
         for plan, view in case.others
-        if (cost := _on_demand(view)) is not None
-        if cost.usd < usd and (view.wall_s or inf) <= deadline
+        for cost in _best_of_ways(view)
+        if cost.usd < usd and 3600 * cost.hours <= deadline
     ]
     nodes = sorted(nodes, key=lambda each: each[1].usd)[:3]
     return sorted([*nodes, *places], key=lambda each: each[1].usd)
+
+
+def _best_of_ways(view: Outlook) -> list[RunCost]:
+    """The cheapest on demand and on spot, of machines that are known to run it."""
+    best: dict[str, RunCost] = {}
+    for cost in sorted(view.costs, key=lambda each: each.usd):
+        if cost.runs_as_planned:
+            best.setdefault(cost.way, cost)
+    return [*best.values()]
+
+
+def _at(cost: RunCost) -> str:
+    spot = f", spot{_interrupted(cost)}" if cost.way == "spot" else ""
+    return f"at {cost.provider}{spot}"
 
 
 def _interrupted(cost: RunCost) -> str:
