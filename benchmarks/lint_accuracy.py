@@ -20,8 +20,8 @@ from pathlib import Path
 
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
-from paceline.check.lint.facts import context_from_facts
 from paceline.check.lint.lint import lint
+from paceline.check.lint.stated import context_from_facts
 
 PROGRAMS = Path(__file__).parent.parent / "tests" / "check" / "lint" / "programs"
 EXPECT = re.compile(r"# expect: ([\w-]+)")

@@ -186,12 +186,36 @@ def test_no_module_imports_itself_by_way_of_others():
     ).prepare()
 
 
+LINT = "paceline.check.lint"
+BELOW_THE_FACTS = {f"{LINT}.context", f"{LINT}.words"}
+"""Modules of lint that its facts engine may import: they import nothing of lint but each other."""
+
+
+def test_lint_goes_from_facts_to_rules_and_never_back():
+    """Imports for types count here: a part of the engine that names the whole is a circle, too."""
+    names = {dotted(path) for _, path, _ in modules()}
+    imported = {
+        module: {one for one in imported_modules(tree, names, for_types=True) if LINT in one}
+        for _, path, tree in modules()
+        if (module := dotted(path)).startswith(LINT)
+    }
+    TopologicalSorter(imported).prepare()
+    back = {
+        f"{module} imports {one}"
+        for module, others in imported.items()
+        if module.startswith(f"{LINT}.facts") or module in BELOW_THE_FACTS
+        for one in others - BELOW_THE_FACTS
+        if module in BELOW_THE_FACTS or not one.startswith(f"{LINT}.facts")
+    }
+    assert not back
+
+
 def dotted(path: Path) -> str:
     parts = ("paceline", *path.relative_to(ROOT).with_suffix("").parts)
     return ".".join(parts).removesuffix(".__init__")
 
 
-def imported_modules(tree: ast.AST, names: set[str]) -> set[str]:
+def imported_modules(tree: ast.AST, names: set[str], *, for_types: bool = False) -> set[str]:
     """Modules of ours that a module imports; of `from package import module` the module alone."""
     found = set()
     ahead: list[ast.AST] = [tree]
@@ -202,14 +226,24 @@ def imported_modules(tree: ast.AST, names: set[str]) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             inner = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= inner & names or {node.module or ""}
-        elif not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+        elif for_types or not is_for_types(node):
             ahead += ast.iter_child_nodes(node)
     return found & names
+
+
+def is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
 def test_a_package_of_which_a_module_is_imported_is_no_circle():
     inside = ast.parse("def f():\n    from a import b\n    from a.c import d")
     assert imported_modules(inside, {"a", "a.b", "a.c"}) == {"a.b", "a.c"}
+
+
+def test_imports_for_types_count_where_they_are_asked_for():
+    for_types = ast.parse("if TYPE_CHECKING:\n    from a import b")
+    assert not imported_modules(for_types, {"a", "a.b"})
+    assert imported_modules(for_types, {"a", "a.b"}, for_types=True) == {"a.b"}
 
 
 def test_torch_is_imported_only_in_runtime_and_prove():

@@ -11,7 +11,7 @@ from tests.command import run_command
 from paceline.adapt import Target, adapt
 from paceline.adapt.inventory import Inventory, inventory
 from paceline.adapt.notebook import read_notebook
-from paceline.check.lint.program import read_program
+from paceline.check.lint.facts.program import read_program
 
 PLAIN = """\
 import torch

@@ -1,7 +1,7 @@
 """What a program has of a training: framework, loops, devices, loaders, optimizers, saves.
 
-Taken from the program model that `lint` reads (`check/lint/program.py`), so names are known under
-whatever a file imports them. Judges nothing; what `adapt` would do is asked in `scan.py`.
+Taken from the program model that `lint` reads (`check/lint/facts/program.py`), so names are known
+under whatever a file imports them. Judges nothing; what `adapt` would do is asked in `scan.py`.
 """
 
 import ast
@@ -12,10 +12,10 @@ from typing import Literal
 
 from paceline.adapt.script import Script
 from paceline.catalog.load import read_shipped
-from paceline.check.lint.events import Call, Loop
-from paceline.check.lint.names import canonical, kind_of
-from paceline.check.lint.program import Program, is_optimizer_step
-from paceline.check.lint.source import path_of
+from paceline.check.lint.facts.events import Call, Loop
+from paceline.check.lint.facts.names import canonical, kind_of
+from paceline.check.lint.facts.program import Program, is_optimizer_step
+from paceline.check.lint.facts.source import path_of
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Iterator
 
-from paceline.check.lint.source import Unreadable
+from paceline.check.lint.facts.source import Unreadable
 
 _MAGIC = re.compile(r"(\s*)(%{1,2}[A-Za-z].*|!.*|[\w.]+\?{1,2}|\?{1,2}[\w.]+)\s*")
 """IPython's own lines: `%matplotlib inline`, `!pip install`, `torch.save?`."""

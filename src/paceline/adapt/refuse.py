@@ -8,7 +8,7 @@ from paceline.adapt.result import Left, Refusal
 from paceline.adapt.roles import Roles
 from paceline.adapt.script import Script
 from paceline.catalog.load import read_shipped
-from paceline.check.lint.names import canonical
+from paceline.check.lint.facts.names import canonical
 
 _TABLES = read_shipped("software.toml")["adapt"]
 _OWN_DISTRIBUTION: Mapping[str, list[str]] = _TABLES["distributed"]

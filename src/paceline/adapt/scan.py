@@ -16,11 +16,11 @@ from paceline.check.lint.across import Start, names_file, starts_in
 from paceline.check.lint.configs import Config, read_config
 from paceline.check.lint.configs import Unreadable as UnreadableConfig
 from paceline.check.lint.context import Context
-from paceline.check.lint.imports import Files
+from paceline.check.lint.facts.files import Files
+from paceline.check.lint.facts.program import read_program
+from paceline.check.lint.facts.source import Unreadable
 from paceline.check.lint.judged import Unread
 from paceline.check.lint.lint import is_python
-from paceline.check.lint.program import read_program
-from paceline.check.lint.source import Unreadable
 
 
 class OutOfTime(Exception):

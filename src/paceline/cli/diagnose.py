@@ -117,7 +117,7 @@ def beside_script(
     if script is None and not _is_run(logs, runs):
         return diagnosis
     from paceline.check.diagnose.script import with_script
-    from paceline.check.lint.source import Unreadable
+    from paceline.check.lint.facts.source import Unreadable
     from paceline.record.ran_script import read_script, script_of_run
 
     ran = script_of_run(logs[0], runs) if script is None else None

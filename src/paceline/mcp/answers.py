@@ -87,9 +87,9 @@ class Answers:
 
         Give paths of files or folders, or `files`: name to text. Nothing is run.
         """
-        from paceline.check.lint.facts import context_from_facts
         from paceline.check.lint.judged import Unread
         from paceline.check.lint.lint import lint_files, linted_data
+        from paceline.check.lint.stated import context_from_facts
         from paceline.launch.plannable import plan_of_file
         from paceline.record.source_files import is_git_ignored, read_sources
 

@@ -4,7 +4,7 @@ import pytest
 
 from paceline.check.diagnose.diagnose import diagnose, diagnose_text
 from paceline.check.diagnose.script import with_script
-from paceline.check.lint.source import Unreadable
+from paceline.check.lint.facts.source import Unreadable
 from paceline.record.log_files import Log
 from paceline.report.diagnose_text import diagnosis_lines
 

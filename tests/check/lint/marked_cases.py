@@ -11,8 +11,8 @@ from pathlib import Path
 
 from paceline.check.finding import Finding
 from paceline.check.lint.context import Context
-from paceline.check.lint.facts import context_from_facts
 from paceline.check.lint.lint import lint
+from paceline.check.lint.stated import context_from_facts
 
 CASES = Path(__file__).parent / "cases"
 _MARK = re.compile(r"[ \t]*(?:#|//)! ([a-z0-9 -]+)$", re.M)

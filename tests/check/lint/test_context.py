@@ -1,7 +1,7 @@
 import pytest
 
 from paceline.check.lint.context import Context, launch_in_text
-from paceline.check.lint.facts import context_from_facts, context_from_launch
+from paceline.check.lint.stated import context_from_facts, context_from_launch
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import pytest
 from tests.check.lint.marked_cases import lint_program
 
 from paceline.check.lint.context import Context
-from paceline.check.lint.events import Call
-from paceline.check.lint.program import Program, read_program
-from paceline.check.lint.source import Unreadable
-from paceline.check.lint.values import DATA, FILES, RANK
+from paceline.check.lint.facts.events import Call
+from paceline.check.lint.facts.program import Program, read_program
+from paceline.check.lint.facts.source import Unreadable
+from paceline.check.lint.facts.values import DATA, FILES, RANK
 
 
 def read(text: str) -> Program:

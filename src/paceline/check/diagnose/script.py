@@ -10,11 +10,11 @@ from paceline.check.diagnose.conclusion import Cause, Confidence, Diagnosis
 from paceline.check.diagnose.precedence import GENERAL, SYMPTOMS
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
-from paceline.check.lint.imports import Files
+from paceline.check.lint.facts.files import Files
+from paceline.check.lint.facts.program import read_program
+from paceline.check.lint.facts.source import Unreadable, path_of
 from paceline.check.lint.lint import lint_files
-from paceline.check.lint.program import read_program
 from paceline.check.lint.rules.agreement import NEEDS, joint_kind
-from paceline.check.lint.source import Unreadable, path_of
 
 _MOST = 3
 """Places of the script that are shown."""

@@ -19,7 +19,7 @@ from paceline.check.lint.configs.say import found
 from paceline.check.lint.configs.scene import Scene, scene_of, started
 from paceline.check.lint.configs.variables import Variable, check_variables
 from paceline.check.lint.context import Context, merged
-from paceline.check.lint.program import Program
+from paceline.check.lint.facts.program import Program
 
 
 @dataclass(frozen=True, slots=True)

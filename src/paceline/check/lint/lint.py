@@ -22,14 +22,20 @@ from paceline.check.lint.configs import Unreadable as UnreadableConfig
 from paceline.check.lint.configs.launch_line import file_name
 from paceline.check.lint.configs.marked import NoParser
 from paceline.check.lint.context import Context, merged
-from paceline.check.lint.facts import context_from_launch
-from paceline.check.lint.imports import Files
+from paceline.check.lint.facts.files import Files
+from paceline.check.lint.facts.program import read_program
+from paceline.check.lint.facts.source import (
+    Unreadable,
+    check_syntax,
+    decoded,
+    is_about_training,
+    is_test,
+)
 from paceline.check.lint.judged import Judged, Unread
 from paceline.check.lint.memory import Memory
-from paceline.check.lint.program import read_program
 from paceline.check.lint.rules import RULES
 from paceline.check.lint.secrets import SECRET, check_secrets_in
-from paceline.check.lint.source import Unreadable, check_syntax, decoded, is_about_training, is_test
+from paceline.check.lint.stated import context_from_launch
 from paceline.check.lint.suppress import apply_suppressions, suppressions_in
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from paceline.check.finding import Finding
 from paceline.check.lint.context import Context
-from paceline.check.lint.program import Program
+from paceline.check.lint.facts.program import Program
 from paceline.check.lint.rules import (
     accumulation,
     agreement,

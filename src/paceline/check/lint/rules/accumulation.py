@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from paceline.check.finding import Finding
 from paceline.check.lint.context import Context
-from paceline.check.lint.events import Call, Guard
-from paceline.check.lint.names import DDP
-from paceline.check.lint.program import Program
-from paceline.check.lint.values import DATA, Value
+from paceline.check.lint.facts.events import Call, Guard
+from paceline.check.lint.facts.names import DDP
+from paceline.check.lint.facts.program import Program
+from paceline.check.lint.facts.values import DATA, Value
 
 
 def step_guards(program: Program) -> Iterator[tuple[Call, Guard]]:

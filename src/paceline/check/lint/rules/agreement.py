@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
-from paceline.check.lint.events import Call, Guard, surely_by_rank
-from paceline.check.lint.names import COLLECTIVES, DDP, FSDP
-from paceline.check.lint.program import Program
-from paceline.check.lint.values import Value
+from paceline.check.lint.facts.events import Call, Guard, surely_by_rank
+from paceline.check.lint.facts.names import COLLECTIVES, DDP, FSDP
+from paceline.check.lint.facts.program import Program
+from paceline.check.lint.facts.values import Value
 
 CHECKPOINT = "torch.distributed.checkpoint"
 

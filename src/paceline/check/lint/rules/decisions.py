@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
-from paceline.check.lint.events import Call, Event, Exit, Guard, Loop
-from paceline.check.lint.names import CLOCKS, KNOWN_LIBRARIES
-from paceline.check.lint.program import Program
-from paceline.check.lint.rules.agreement import joint_kind, rank_guard
-from paceline.check.lint.values import (
+from paceline.check.lint.facts.events import Call, Event, Exit, Guard, Loop
+from paceline.check.lint.facts.names import CLOCKS, KNOWN_LIBRARIES
+from paceline.check.lint.facts.program import Program
+from paceline.check.lint.facts.values import (
     DATA,
     FAILURE,
     RANK,
@@ -21,6 +20,7 @@ from paceline.check.lint.values import (
     UNKNOWN,
     Value,
 )
+from paceline.check.lint.rules.agreement import joint_kind, rank_guard
 from paceline.check.lint.words import words_of
 
 DECISIONS = frozenset({DATA, TIME, SIGNAL, RANK_ZERO_ONLY, FAILURE, SHARD})

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
-from paceline.check.lint.events import Call
-from paceline.check.lint.names import DATA_PARALLEL, DDP, LOCAL_RANK_WORDS
-from paceline.check.lint.program import Program
-from paceline.check.lint.values import RANK, Value, stops_gradients
+from paceline.check.lint.facts.events import Call
+from paceline.check.lint.facts.names import DATA_PARALLEL, DDP, LOCAL_RANK_WORDS
+from paceline.check.lint.facts.program import Program
+from paceline.check.lint.facts.values import RANK, Value, stops_gradients
 
 
 def device_indices(program: Program) -> list[tuple[Call, Value]]:

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 from paceline.check.finding import Finding
 from paceline.check.lint.context import Context
-from paceline.check.lint.events import Call
-from paceline.check.lint.names import DDP, DISTRIBUTED_SAMPLER, INIT_GROUP
-from paceline.check.lint.program import Program
-from paceline.check.lint.values import Value
+from paceline.check.lint.facts.events import Call
+from paceline.check.lint.facts.names import DDP, DISTRIBUTED_SAMPLER, INIT_GROUP
+from paceline.check.lint.facts.program import Program
+from paceline.check.lint.facts.values import Value
 
 OWN_DEVICES = frozenset({"accelerate", "fabric", "lightning", "transformers", "deepspeed", "ray"})
 """Frameworks that set each process's device."""

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
-from paceline.check.lint.events import Call
-from paceline.check.lint.program import Program
+from paceline.check.lint.facts.events import Call
+from paceline.check.lint.facts.program import Program
+from paceline.check.lint.facts.values import Value
 from paceline.check.lint.rules.samplers import training_loops
-from paceline.check.lint.values import Value
 
 SAVES: dict[str, tuple[int | None, str]] = {
     "torch.save": (1, "f"),

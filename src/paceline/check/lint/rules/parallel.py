@@ -7,11 +7,11 @@ from paceline.catalog import accelerator_spellings, load_accelerators
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.configs.degrees import bubble
 from paceline.check.lint.context import Context
-from paceline.check.lint.events import Call
-from paceline.check.lint.names import DDP
-from paceline.check.lint.program import Program
+from paceline.check.lint.facts.events import Call
+from paceline.check.lint.facts.names import DDP
+from paceline.check.lint.facts.program import Program
+from paceline.check.lint.facts.values import Value, innermost
 from paceline.check.lint.rules.samplers import training_loops
-from paceline.check.lint.values import Value, innermost
 from paceline.units import counted, format_bytes
 
 FEWER_TRAINED = ("get_peft_model", "LoraConfig", "requires_grad_", "requires_grad", "bitsandbytes")

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 from paceline.check.finding import Finding
 from paceline.check.lint.context import Context
-from paceline.check.lint.events import Call, exclusive
+from paceline.check.lint.facts.events import Call, exclusive
+from paceline.check.lint.facts.names import AUTOCAST, DDP, FSDP, FULLY_SHARD
+from paceline.check.lint.facts.program import Program
+from paceline.check.lint.facts.values import Value, stops_gradients
 from paceline.check.lint.gpus import lacks_bf16
-from paceline.check.lint.names import AUTOCAST, DDP, FSDP, FULLY_SHARD
-from paceline.check.lint.program import Program
-from paceline.check.lint.values import Value, stops_gradients
 
 HALF = frozenset({"torch.float16", "torch.half"})
 OLD_AUTOCAST = "torch.cuda.amp.autocast"

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
-from paceline.check.lint.events import Call, Class, Loop
-from paceline.check.lint.names import DATALOADER, DISTRIBUTED_SAMPLER
-from paceline.check.lint.program import Program
-from paceline.check.lint.values import RANK, UNKNOWN, Value
+from paceline.check.lint.facts.events import Call, Class, Loop
+from paceline.check.lint.facts.names import DATALOADER, DISTRIBUTED_SAMPLER
+from paceline.check.lint.facts.program import Program
+from paceline.check.lint.facts.values import RANK, UNKNOWN, Value
 
 PREPARES = frozenset({"accelerate", "fabric", "lightning", "transformers", "ray", "deepspeed"})
 """Frameworks that give every rank its part of a plain DataLoader and set the epoch themselves."""

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
-from paceline.check.lint.events import Call, Guard
-from paceline.check.lint.names import INIT_GROUP, kind_by_name
-from paceline.check.lint.program import Program
+from paceline.check.lint.facts.events import Call, Guard
+from paceline.check.lint.facts.names import INIT_GROUP, kind_by_name
+from paceline.check.lint.facts.program import Program
+from paceline.check.lint.facts.source import path_of
+from paceline.check.lint.facts.values import RANK, Value
 from paceline.check.lint.rules.samplers import training_loops
-from paceline.check.lint.source import path_of
-from paceline.check.lint.values import RANK, Value
 
 WRITES = frozenset({"torch.save", "numpy.save", "numpy.savez", "safetensors.torch.save_file"})
 OWNED = frozenset({"accelerate", "fabric", "lightning", "transformers", "ray"})

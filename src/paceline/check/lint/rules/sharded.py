@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 from paceline.check.finding import Finding
 from paceline.check.lint.context import Context
-from paceline.check.lint.events import Call, exclusive
-from paceline.check.lint.names import FSDP, FULLY_SHARD
-from paceline.check.lint.program import Program
-from paceline.check.lint.values import Value
+from paceline.check.lint.facts.events import Call, exclusive
+from paceline.check.lint.facts.names import FSDP, FULLY_SHARD
+from paceline.check.lint.facts.program import Program
+from paceline.check.lint.facts.values import Value
 
 
 def check_optimizer_first(program: Program, context: Context) -> Iterator[Finding]:

@@ -1,11 +1,10 @@
 """What calls of known libraries give back, and what they change: one function for each kind."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
-from paceline.check.lint import plain_calls, wrapping
-from paceline.check.lint.events import RANK_SOURCES, Call
-from paceline.check.lint.names import (
+from paceline.check.lint.facts import plain_calls, wrapping
+from paceline.check.lint.facts.events import RANK_SOURCES, Call
+from paceline.check.lint.facts.names import (
     CLOCKS,
     COLLECTIVES,
     DATALOADER,
@@ -18,7 +17,7 @@ from paceline.check.lint.names import (
     WRITES_EQUAL,
     kind_of,
 )
-from paceline.check.lint.values import (
+from paceline.check.lint.facts.values import (
     ALIKE,
     DATA,
     FILES,
@@ -30,12 +29,10 @@ from paceline.check.lint.values import (
     cleared,
     innermost,
 )
-
-if TYPE_CHECKING:
-    from paceline.check.lint.walk import Walk
+from paceline.check.lint.facts.walker import Walker
 
 
-def apply(walk: "Walk", made: Call, callee: Value) -> Value:
+def apply(walk: Walker, made: Call, callee: Value) -> Value:
     """What a call gives back that is not of an own function."""
     by_name = (EFFECTS, wrapping.EFFECTS, plain_calls.EFFECTS)
     by_method = (METHODS, plain_calls.METHODS)
@@ -61,7 +58,7 @@ def is_forward(callee: Value) -> bool:
     return callee.kind in {"model", "engine"}
 
 
-def forward(walk: "Walk", made: Call, callee: Value) -> Value:
+def forward(walk: Walker, made: Call, callee: Value) -> Value:
     """The forward pass of a model: its outputs depend on this rank's batch."""
     model = callee
     if callee.kind not in {"model", "engine"} and callee.receiver is not None:
@@ -86,7 +83,7 @@ def inputs_of(made: Call) -> tuple[Value, ...]:
     return (*made.args, *made.kwargs.values())
 
 
-def ordinary(walk: "Walk", made: Call) -> Value:
+def ordinary(walk: Walker, made: Call) -> Value:
     """Any other call: what it gives back depends on its receiver and arguments."""
     inputs = inputs_of(made)
     last = made.name.rpartition(".")[2].lower()
@@ -133,7 +130,7 @@ FRESH = frozenset({"model", "optimizer", "scheduler", "accelerator", "fabric", "
 # collectives
 
 
-def collective(walk: "Walk", made: Call) -> Value:
+def collective(walk: Walker, made: Call) -> Value:
     last = made.name.rpartition(".")[2]
     for position in WRITES_EQUAL.get(last, ()):
         target = made.argument(position, "tensor", "object_list", "tensor_list", "output_tensor")
@@ -151,27 +148,27 @@ def collective(walk: "Walk", made: Call) -> Value:
     return ordinary(walk, made)
 
 
-def rank_call(walk: "Walk", made: Call) -> Value:
+def rank_call(walk: Walker, made: Call) -> Value:
     return Value(taints=frozenset({RANK}), call=made, instance=made.name)
 
 
-def file_call(walk: "Walk", made: Call) -> Value:
+def file_call(walk: Walker, made: Call) -> Value:
     parts = inputs_of(made)
     return Value(taints=all_taints(parts) | {FILES}, call=made, sources=parts, instance=made.name)
 
 
-def clock(walk: "Walk", made: Call) -> Value:
+def clock(walk: Walker, made: Call) -> Value:
     return Value(taints=frozenset({TIME}), call=made, instance=made.name)
 
 
-def equal(walk: "Walk", made: Call) -> Value:
+def equal(walk: Walker, made: Call) -> Value:
     return Value(call=made, sources=inputs_of(made), instance=made.name)
 
 
 # data
 
 
-def loader(walk: "Walk", made: Call) -> Value:
+def loader(walk: Walker, made: Call) -> Value:
     value = ordinary(walk, made)
     value.kind = "loader"
     for position, field in (
@@ -189,7 +186,7 @@ def loader(walk: "Walk", made: Call) -> Value:
 # methods
 
 
-def same_object(walk: "Walk", made: Call) -> Value | None:
+def same_object(walk: Walker, made: Call) -> Value | None:
     """`model.to(device)` is the model; a tensor moved is another tensor of the same data."""
     receiver = made.receiver
     if receiver is None or receiver.name is not None:
@@ -197,7 +194,7 @@ def same_object(walk: "Walk", made: Call) -> Value | None:
     return receiver if receiver.has_kind("model", "generator") else None
 
 
-def size(walk: "Walk", made: Call) -> Value:
+def size(walk: Walker, made: Call) -> Value:
     """`x.size(0)` is the batch; other dimensions belong to this rank's data."""
     receiver = made.receiver or Value()
     dim = made.argument(0, "dim")
@@ -210,7 +207,7 @@ def size(walk: "Walk", made: Call) -> Value:
     return Value(call=made, sources=(receiver,), taints=frozenset(taints))
 
 
-def count(walk: "Walk", made: Call) -> Value:
+def count(walk: Walker, made: Call) -> Value:
     receiver = made.receiver or Value()
     taints = receiver.taints
     if DATA in taints:
@@ -218,7 +215,7 @@ def count(walk: "Walk", made: Call) -> Value:
     return Value(call=made, sources=(receiver,), taints=frozenset(taints))
 
 
-def append(walk: "Walk", made: Call) -> Value | None:
+def append(walk: Walker, made: Call) -> Value | None:
     """`xs.append(x)`, `xs.extend(x)`, `s.update(x)`: the container holds x too."""
     receiver = made.receiver
     if receiver is None or receiver.name is not None or not made.args:
@@ -238,7 +235,7 @@ def append(walk: "Walk", made: Call) -> Value | None:
     return Value(call=made)
 
 
-def get(walk: "Walk", made: Call) -> Value | None:
+def get(walk: Walker, made: Call) -> Value | None:
     """`batch.get("key")`: which keys there are, the program says, and no sample."""
     key = made.argument(0, "key")
     if made.receiver is None or made.receiver.name is not None or key is None:
@@ -249,7 +246,7 @@ def get(walk: "Walk", made: Call) -> Value | None:
     return value
 
 
-def file_method(walk: "Walk", made: Call) -> Value | None:
+def file_method(walk: Walker, made: Call) -> Value | None:
     """A method that asks the file system about a path: `Path(...).exists()`."""
     receiver = made.receiver
     if receiver is None:
@@ -258,7 +255,7 @@ def file_method(walk: "Walk", made: Call) -> Value | None:
     return Value(taints=frozenset({FILES}), sources=(receiver,), call=made) if asks else None
 
 
-def parameters(walk: "Walk", made: Call) -> Value | None:
+def parameters(walk: Walker, made: Call) -> Value | None:
     if made.receiver is not None and made.receiver.has_kind("model"):
         return Value(
             call=made,
@@ -270,7 +267,7 @@ def parameters(walk: "Walk", made: Call) -> Value | None:
     return None
 
 
-EFFECTS: Mapping[str, Callable[["Walk", Call], Value | None]] = {
+EFFECTS: Mapping[str, Callable[[Walker, Call], Value | None]] = {
     DATALOADER: loader,
     "torchdata.stateful_dataloader.StatefulDataLoader": loader,
     **dict.fromkeys(RANK_CALLS, rank_call),
@@ -279,7 +276,7 @@ EFFECTS: Mapping[str, Callable[["Walk", Call], Value | None]] = {
     **dict.fromkeys(RETURNS_EQUAL, equal),
 }
 
-METHODS: Mapping[str, Callable[["Walk", Call], Value | None]] = {
+METHODS: Mapping[str, Callable[[Walker, Call], Value | None]] = {
     "size": size,
     "get": get,
     "numel": count,

@@ -2,8 +2,8 @@
 
 import ast
 
-from paceline.check.lint.names import MAIN_NAMES, RANK_ENVIRONMENT, RANK_NAMES, kind_by_name
-from paceline.check.lint.values import RANK, UNKNOWN, Value
+from paceline.check.lint.facts.names import MAIN_NAMES, RANK_ENVIRONMENT, RANK_NAMES, kind_by_name
+from paceline.check.lint.facts.values import RANK, UNKNOWN, Value
 
 
 def parameter(name: str, annotation: str | None) -> Value:

@@ -43,7 +43,7 @@ from io import StringIO
 
 from paceline.check.finding import Evidence, Finding, Place, Severity, lint_level
 from paceline.check.lint.context import launch_in_text
-from paceline.check.lint.events import (
+from paceline.check.lint.facts.events import (
     Assign,
     Call,
     Class,
@@ -54,10 +54,10 @@ from paceline.check.lint.events import (
     Loop,
     with_spots,
 )
-from paceline.check.lint.imports import Files
-from paceline.check.lint.names import ACCELERATOR, COLLECTIVES
-from paceline.check.lint.source import Source, Unreadable, parse, path_of
-from paceline.check.lint.walk import Walk
+from paceline.check.lint.facts.files import Files
+from paceline.check.lint.facts.names import ACCELERATOR, COLLECTIVES
+from paceline.check.lint.facts.source import Source, Unreadable, parse, path_of
+from paceline.check.lint.facts.walk import Walk
 
 
 @dataclass(eq=False)

@@ -1,15 +1,11 @@
 """What `with` enters: library managers as they are, own ones with what they enter in turn."""
 
-from typing import TYPE_CHECKING
-
-from paceline.check.lint.events import Call
-from paceline.check.lint.values import Value
-
-if TYPE_CHECKING:
-    from paceline.check.lint.walk import Walk
+from paceline.check.lint.facts.events import Call
+from paceline.check.lint.facts.values import Value
+from paceline.check.lint.facts.walker import Walker
 
 
-def enter(walk: "Walk", manager: Value) -> Value:
+def enter(walk: Walker, manager: Value) -> Value:
     """Put a manager around what follows, and what own code enters for it; what `as` gives."""
     walk.withs.append(manager)
     if manager.kind == "stream" and is_generator_manager(manager):
@@ -38,7 +34,7 @@ def is_generator_manager(manager: Value) -> bool:
     )
 
 
-def leave(walk: "Walk", manager: Value) -> None:
+def leave(walk: Walker, manager: Value) -> None:
     """Walk through what an own class does at the end of a `with`."""
     method = manager.of_class.method("__exit__") if manager.of_class is not None else None
     if method is not None:

@@ -1,6 +1,6 @@
 """What a name holds where two branches gave it a value: `model = DDP(model) if ddp else model`."""
 
-from paceline.check.lint.values import UNKNOWN, Value
+from paceline.check.lint.facts.values import UNKNOWN, Value
 
 ASKS_FOR_MANY = frozenset({"torch.distributed.is_initialized", "torch.distributed.is_available"})
 

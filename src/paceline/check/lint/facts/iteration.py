@@ -1,23 +1,19 @@
 """What a loop runs over, and one element of it."""
 
 import ast
-from typing import TYPE_CHECKING
 
-from paceline.check.lint.choices import one_of
-from paceline.check.lint.events import Call
-from paceline.check.lint.names import DATALOADER
-from paceline.check.lint.values import ALIKE, DATA, Value, all_taints
+from paceline.check.lint.facts.choices import one_of
+from paceline.check.lint.facts.events import Call
+from paceline.check.lint.facts.names import DATALOADER
+from paceline.check.lint.facts.values import ALIKE, DATA, Value, all_taints
+from paceline.check.lint.facts.walker import Walker
 from paceline.check.lint.words import words_of
-
-if TYPE_CHECKING:
-    from paceline.check.lint.walk import Walk
-
 
 PASSED_ON = words_of("python", "passed_on")
 """Calls that iterate over what they are given, in some order."""
 
 
-def elements(walk: "Walk", iterated: Value, node: ast.AST) -> tuple[Value, Value]:
+def elements(walk: Walker, iterated: Value, node: ast.AST) -> tuple[Value, Value]:
     """What a loop runs over once `enumerate` and the like are taken off, and one element of it."""
     if iterated.options:
         sides = [elements(walk, one, node) for one in iterated.any()]
@@ -54,7 +50,7 @@ def elements(walk: "Walk", iterated: Value, node: ast.AST) -> tuple[Value, Value
     return iterated, element_of(iterated, node)
 
 
-def follow_iteration(walk: "Walk", iterated: Value) -> None:
+def follow_iteration(walk: Walker, iterated: Value) -> None:
     """Walk through `__iter__` of an own class, so that what it yields is known."""
     method = iterated.of_class.method("__iter__")
     if method is None or method.runs:

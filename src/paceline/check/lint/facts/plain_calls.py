@@ -2,18 +2,15 @@
 
 import ast
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
-from paceline.check.lint import iteration
-from paceline.check.lint.events import Call
-from paceline.check.lint.unknowns import environment, parameter
-from paceline.check.lint.values import DATA, RANK, SIGNAL, UNKNOWN, Value, all_taints
-
-if TYPE_CHECKING:
-    from paceline.check.lint.walk import Walk
+from paceline.check.lint.facts import iteration
+from paceline.check.lint.facts.events import Call
+from paceline.check.lint.facts.unknowns import environment, parameter
+from paceline.check.lint.facts.values import DATA, RANK, SIGNAL, UNKNOWN, Value, all_taints
+from paceline.check.lint.facts.walker import Walker
 
 
-def environment_get(walk: "Walk", made: Call) -> Value:
+def environment_get(walk: Walker, made: Call) -> Value:
     variable = made.argument(0, "key")
     if variable is None or not isinstance(variable.const, str):
         return Value(call=made)
@@ -22,7 +19,7 @@ def environment_get(walk: "Walk", made: Call) -> Value:
     return value
 
 
-def add_argument(walk: "Walk", made: Call) -> Value | None:
+def add_argument(walk: Walker, made: Call) -> Value | None:
     """argparse: what `args.name` is unless somebody says otherwise."""
     if made.receiver is None or not made.args:
         return None
@@ -52,7 +49,7 @@ def add_argument(walk: "Walk", made: Call) -> Value | None:
     return Value(call=made)
 
 
-def parse_args(walk: "Walk", made: Call) -> Value:
+def parse_args(walk: Walker, made: Call) -> Value:
     parser = made.receiver or Value()
     fields = {key[2:]: one for key, one in parser.fields.items() if key.startswith("--")}
     namespace = Value(kind="namespace", fields=fields, call=made, label="args")
@@ -61,7 +58,7 @@ def parse_args(walk: "Walk", made: Call) -> Value:
     return namespace
 
 
-def cast(walk: "Walk", made: Call) -> Value:
+def cast(walk: Walker, made: Call) -> Value:
     """`int(x)`, `str(x)`, `bool(x)`, `float(x)`: x."""
     if not made.args:
         return Value(call=made)
@@ -84,7 +81,7 @@ def cast(walk: "Walk", made: Call) -> Value:
     return value
 
 
-def length(walk: "Walk", made: Call) -> Value:
+def length(walk: Walker, made: Call) -> Value:
     """`len(x)`: of a batch a count, which the last batch may lower on all ranks alike."""
     given = made.args[0] if made.args else Value()
     taints = given.taints
@@ -96,25 +93,25 @@ def length(walk: "Walk", made: Call) -> Value:
     return value
 
 
-def next_(walk: "Walk", made: Call) -> Value:
+def next_(walk: Walker, made: Call) -> Value:
     if not made.args:
         return Value(call=made)
     return iteration.elements(walk, made.args[0], made.node)[1]
 
 
-def getattr_(walk: "Walk", made: Call) -> Value | None:
+def getattr_(walk: Walker, made: Call) -> Value | None:
     if len(made.args) < 2 or not isinstance(made.args[1].const, str):
         return None
     found = walk.attribute(made.args[0], made.args[1].const, made.node)
     return found
 
 
-def plain(walk: "Walk", made: Call) -> Value:
+def plain(walk: Walker, made: Call) -> Value:
     """Answers that are the same on every rank: `isinstance`, `hasattr`, `type`."""
     return Value(call=made, sources=made.args, instance=made.name)
 
 
-def dict_(walk: "Walk", made: Call) -> Value | None:
+def dict_(walk: Walker, made: Call) -> Value | None:
     """`dict(other, shuffle=True)`: the entries of a literal."""
     entries: dict[str, Value] = {}
     for one in made.args:
@@ -130,11 +127,11 @@ def dict_(walk: "Walk", made: Call) -> Value | None:
     )
 
 
-def partial(walk: "Walk", made: Call) -> Value:
+def partial(walk: Walker, made: Call) -> Value:
     return Value(kind="partial", call=made, sources=made.args)
 
 
-def spawn(walk: "Walk", made: Call) -> Value:
+def spawn(walk: Walker, made: Call) -> Value:
     """`mp.spawn(f, args=...)` calls f(rank, *args)."""
     target = made.argument(0, "fn", "function", "target")
     given = made.argument(1, "args")
@@ -145,7 +142,7 @@ def spawn(walk: "Walk", made: Call) -> Value:
     return Value(call=made)
 
 
-def process(walk: "Walk", made: Call) -> Value | None:
+def process(walk: Walker, made: Call) -> Value | None:
     """`Process(target=f, args=(rank, ...))` calls f."""
     target = made.argument(None, "target")
     if target is not None:
@@ -153,7 +150,7 @@ def process(walk: "Walk", made: Call) -> Value | None:
     return None
 
 
-def launched(walk: "Walk", made: Call) -> Value | None:
+def launched(walk: Walker, made: Call) -> Value | None:
     """`notebook_launcher(f, args)`, `main = record(main)` and the like call f."""
     target = made.argument(0, "function", "fn")
     if target is not None:
@@ -162,7 +159,7 @@ def launched(walk: "Walk", made: Call) -> Value | None:
 
 
 def call_back(
-    walk: "Walk", made: Call, target: Value, first: list[Value], given: Value | None
+    walk: Walker, made: Call, target: Value, first: list[Value], given: Value | None
 ) -> None:
     rest = list(given.items) if given is not None and given.items is not None else []
     for one in target.any():
@@ -171,7 +168,7 @@ def call_back(
             walk.enter(one.function, [*bound, *first, *rest], {}, made)
 
 
-def signal_handler(walk: "Walk", made: Call) -> Value:
+def signal_handler(walk: Walker, made: Call) -> Value:
     """`signal.signal(SIGTERM, stop)`: what `stop` sets changes on each rank by itself."""
     handler = made.argument(1, "handler")
     for one in handler.any() if handler is not None else ():
@@ -191,11 +188,11 @@ def signal_handler(walk: "Walk", made: Call) -> Value:
     return Value(call=made)
 
 
-def record(walk: "Walk", made: Call) -> Value | None:
+def record(walk: Walker, made: Call) -> Value | None:
     return made.args[0] if made.args else None
 
 
-EFFECTS: Mapping[str, Callable[["Walk", Call], Value | None]] = {
+EFFECTS: Mapping[str, Callable[[Walker, Call], Value | None]] = {
     "torch.distributed.elastic.multiprocessing.errors.record": record,
     "os.environ.get": environment_get,
     "os.getenv": environment_get,
@@ -219,7 +216,7 @@ EFFECTS: Mapping[str, Callable[["Walk", Call], Value | None]] = {
     "builtins.type": plain,
 }
 
-METHODS: Mapping[str, Callable[["Walk", Call], Value | None]] = {
+METHODS: Mapping[str, Callable[[Walker, Call], Value | None]] = {
     "add_argument": add_argument,
     "parse_args": parse_args,
     "parse_known_args": parse_args,

@@ -2,16 +2,13 @@
 
 import ast
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from paceline.check.lint.events import Class
-from paceline.check.lint.values import DATA, FILES, Value
-
-if TYPE_CHECKING:
-    from paceline.check.lint.walk import Walk
+from paceline.check.lint.facts.events import Class
+from paceline.check.lint.facts.values import DATA, FILES, Value
+from paceline.check.lint.facts.walker import Walker
 
 
-def count_up(walk: "Walk", body: Sequence[ast.stmt]) -> None:
+def count_up(walk: Walker, body: Sequence[ast.stmt]) -> None:
     """What a loop's body counts up is a counter from the loop's first line on."""
     for target in increments(body):
         if isinstance(target, ast.Name):

@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from paceline.check.lint.events import Call
-from paceline.check.lint.names import (
+from paceline.check.lint.facts.events import Call
+from paceline.check.lint.facts.names import (
     ACCELERATOR,
     DATA_PARALLEL,
     DDP,
@@ -13,13 +12,10 @@ from paceline.check.lint.names import (
     FSDP,
     FULLY_SHARD,
 )
-from paceline.check.lint.values import Value
+from paceline.check.lint.facts.values import Value
+from paceline.check.lint.facts.walker import Walker
 
-if TYPE_CHECKING:
-    from paceline.check.lint.walk import Walk
-
-
-Effect = Callable[["Walk", Call], Value]
+Effect = Callable[[Walker, Call], Value]
 
 
 def wrapped(model: Value, made: Call, kind: str, instance: str) -> Value:
@@ -30,13 +26,13 @@ def wrapped(model: Value, made: Call, kind: str, instance: str) -> Value:
 
 
 def wrap(kind: str, *names: str) -> Effect:
-    def effect(walk: "Walk", made: Call) -> Value:
+    def effect(walk: Walker, made: Call) -> Value:
         return wrapped(made.argument(0, *names) or Value(), made, kind, made.name)
 
     return effect
 
 
-def fully_shard(walk: "Walk", made: Call) -> Value:
+def fully_shard(walk: Walker, made: Call) -> Value:
     """FSDP2 shards in place and gives the same module back."""
     model = made.argument(0, "module") or Value()
     for one in model.any():
@@ -46,13 +42,13 @@ def fully_shard(walk: "Walk", made: Call) -> Value:
     return model
 
 
-def first_argument(walk: "Walk", made: Call) -> Value | None:
+def first_argument(walk: Walker, made: Call) -> Value | None:
     """`torch.compile(model)`, `convert_sync_batchnorm(model)`: the model, for our purposes."""
     model = made.argument(0, "model", "module", "fn")
     return model
 
 
-def deep_copy(walk: "Walk", made: Call) -> Value:
+def deep_copy(walk: Walker, made: Call) -> Value:
     """Another object like the one that is copied, down to the model under all wrappers."""
     return copied(made.argument(0, "x") or Value())
 
@@ -63,7 +59,7 @@ def copied(value: Value) -> Value:
     return replace(value, inner=inner, options=options, fields=dict(value.fields))
 
 
-def prepare(walk: "Walk", made: Call) -> Value:
+def prepare(walk: Walker, made: Call) -> Value:
     """`accelerator.prepare(model, loader)`: the same things, owned by the accelerator."""
     results = []
     for one in made.args:
@@ -79,7 +75,7 @@ def prepare(walk: "Walk", made: Call) -> Value:
     return Value(items=results, call=made) if not made.open_ended else Value(call=made)
 
 
-def fabric_setup(walk: "Walk", made: Call) -> Value:
+def fabric_setup(walk: Walker, made: Call) -> Value:
     made_values = prepare(walk, made)
     for one in made_values.items or [made_values]:
         one.instance = "lightning.fabric.prepared"
@@ -88,7 +84,7 @@ def fabric_setup(walk: "Walk", made: Call) -> Value:
     return made_values
 
 
-def deepspeed_engine(walk: "Walk", made: Call) -> Value:
+def deepspeed_engine(walk: Walker, made: Call) -> Value:
     model = made.argument(1, "model") or Value()
     engine = wrapped(model, made, "deepspeed", "deepspeed.DeepSpeedEngine")
     loader = Value(kind="loader", instance="deepspeed.prepared", call=made)
@@ -96,7 +92,7 @@ def deepspeed_engine(walk: "Walk", made: Call) -> Value:
     return Value(items=[engine, optimizer, loader, Value(kind="scheduler")], call=made)
 
 
-def unwrap(walk: "Walk", made: Call) -> Value:
+def unwrap(walk: Walker, made: Call) -> Value:
     model = made.argument(0, "model", "module") or Value()
     for one in model.any():
         if one.inner is not None:
@@ -104,7 +100,7 @@ def unwrap(walk: "Walk", made: Call) -> Value:
     return model
 
 
-EFFECTS: Mapping[str, Callable[["Walk", Call], Value | None]] = {
+EFFECTS: Mapping[str, Callable[[Walker, Call], Value | None]] = {
     DDP: wrap("ddp", "module"),
     FSDP: wrap("fsdp1", "module"),
     DATA_PARALLEL: wrap("dp", "module"),

@@ -4,21 +4,21 @@ import ast
 import builtins
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from paceline.check.lint import calls, comparisons, imports, iteration
-from paceline.check.lint.choices import either, one_of
-from paceline.check.lint.events import Call, Function, Guard, Loop, Scope, is_rank_number
-from paceline.check.lint.names import (
+from paceline.check.lint.facts import calls, comparisons, imports, iteration
+from paceline.check.lint.facts.choices import either, one_of
+from paceline.check.lint.facts.events import Call, Function, Guard, Loop, Scope, is_rank_number
+from paceline.check.lint.facts.names import (
     KNOWN_LIBRARIES,
     MAIN_NAMES,
     RANK_NAMES,
     canonical,
     kind_by_name,
 )
-from paceline.check.lint.source import text
-from paceline.check.lint.unknowns import environment, parameter
-from paceline.check.lint.values import (
+from paceline.check.lint.facts.source import text
+from paceline.check.lint.facts.unknowns import environment, parameter
+from paceline.check.lint.facts.values import (
     DATA,
     RANK,
     SHARD,
@@ -28,15 +28,12 @@ from paceline.check.lint.values import (
     all_taints,
     computed,
 )
-
-if TYPE_CHECKING:
-    from paceline.check.lint.walk import Walk
-
+from paceline.check.lint.facts.walker import Walker
 
 SHAPES = frozenset({"shape", "ndim", "dtype", "device", "is_cuda", "requires_grad", "grad_fn"})
 
 
-def evaluate(walk: "Walk", node: ast.AST | None) -> Value:
+def evaluate(walk: Walker, node: ast.AST | None) -> Value:
     """What an expression holds."""
     if node is None:
         return Value(const=None)
@@ -48,7 +45,7 @@ def evaluate(walk: "Walk", node: ast.AST | None) -> Value:
     return value
 
 
-def children(walk: "Walk", node: ast.AST) -> Value:
+def children(walk: Walker, node: ast.AST) -> Value:
     """An expression of which only its parts matter."""
     parts = tuple(evaluate(walk, one) for one in ast.iter_child_nodes(node) if is_value(one))
     return Value(node=node, sources=parts, taints=all_taints(parts))
@@ -58,11 +55,11 @@ def is_value(node: ast.AST) -> bool:
     return isinstance(node, ast.expr | ast.FormattedValue)
 
 
-def constant(walk: "Walk", node: ast.Constant) -> Value:
+def constant(walk: Walker, node: ast.Constant) -> Value:
     return Value(const=node.value, node=node)
 
 
-def name(walk: "Walk", node: ast.Name) -> Value:
+def name(walk: Walker, node: ast.Name) -> Value:
     found = walk.scope.find(node.id)
     if found is not None:
         return found if found.member is None else imports.member_of(walk, found)
@@ -75,7 +72,7 @@ def name(walk: "Walk", node: ast.Name) -> Value:
 BUILTINS = frozenset(dir(builtins))
 
 
-def evaluate_quietly(walk: "Walk", node: ast.AST) -> Value | None:
+def evaluate_quietly(walk: Walker, node: ast.AST) -> Value | None:
     """The receiver of a method whose callee did not keep it: a plain look-up, noting nothing."""
     if isinstance(node, ast.Name):
         return walk.scope.find(node.id)
@@ -85,11 +82,11 @@ def evaluate_quietly(walk: "Walk", node: ast.AST) -> Value | None:
     return None
 
 
-def attribute(walk: "Walk", node: ast.Attribute) -> Value:
+def attribute(walk: Walker, node: ast.Attribute) -> Value:
     return attribute_of(walk, evaluate(walk, node.value), node.attr, node)
 
 
-def attribute_of(walk: "Walk", base: Value, attr: str, node: ast.AST | None) -> Value:
+def attribute_of(walk: Walker, base: Value, attr: str, node: ast.AST | None) -> Value:
     """`base.attr`: what was assigned, a method, a part of a module, or an unknown of its own."""
     if attr in base.fields:
         return base.fields[attr]
@@ -161,7 +158,7 @@ def attribute_kind(base: Value, attr: str) -> str | None:
     return kind_by_name(attr)
 
 
-def own_attribute(walk: "Walk", base: Value, attr: str, node: ast.AST | None) -> Value | None:
+def own_attribute(walk: Walker, base: Value, attr: str, node: ast.AST | None) -> Value | None:
     """A method, property or class attribute of an instance of an own class, or of the class."""
     own_class = base.of_class or base.own_class
     if own_class is None:
@@ -178,7 +175,7 @@ def own_attribute(walk: "Walk", base: Value, attr: str, node: ast.AST | None) ->
     return found
 
 
-def subscript(walk: "Walk", node: ast.Subscript) -> Value:
+def subscript(walk: Walker, node: ast.Subscript) -> Value:
     base, index = evaluate(walk, node.value), evaluate(walk, node.slice)
     items = base.items or []
     if isinstance(index.const, int) and -len(items) <= index.const < len(items):
@@ -219,12 +216,12 @@ def holds_groups(base: Value) -> bool:
     return any(one.instance == "torch.distributed.new_group" for one in parts)
 
 
-def slice_(walk: "Walk", node: ast.Slice) -> Value:
+def slice_(walk: Walker, node: ast.Slice) -> Value:
     parts = tuple(evaluate(walk, one) for one in (node.lower, node.upper, node.step) if one)
     return Value(node=node, sources=parts, taints=all_taints(parts))
 
 
-def sequence(walk: "Walk", node: ast.Tuple | ast.List | ast.Set) -> Value:
+def sequence(walk: Walker, node: ast.Tuple | ast.List | ast.Set) -> Value:
     if any(isinstance(one, ast.Starred) for one in node.elts):
         parts = [evaluate(walk, one) for one in node.elts]
         return Value(node=node, sources=tuple(parts), taints=all_taints(parts))
@@ -236,7 +233,7 @@ def sequence(walk: "Walk", node: ast.Tuple | ast.List | ast.Set) -> Value:
     return Value(node=node, items=items, taints=all_taints(items), const=const)
 
 
-def dictionary(walk: "Walk", node: ast.Dict) -> Value:
+def dictionary(walk: Walker, node: ast.Dict) -> Value:
     entries: dict[str, Value] = {}
     others: list[Value] = []
     whole = True
@@ -261,7 +258,7 @@ def dictionary(walk: "Walk", node: ast.Dict) -> Value:
     return made
 
 
-def binary_operation(walk: "Walk", node: ast.BinOp) -> Value:
+def binary_operation(walk: Walker, node: ast.BinOp) -> Value:
     return binary(node, node.op, evaluate(walk, node.left), evaluate(walk, node.right))
 
 
@@ -284,7 +281,7 @@ def binary(node: ast.AST, op: ast.operator, left: Value, right: Value) -> Value:
     return made
 
 
-def conditional(walk: "Walk", node: ast.IfExp) -> Value:
+def conditional(walk: Walker, node: ast.IfExp) -> Value:
     test = evaluate(walk, node.test)
     if comparisons.is_settled(walk, node.test, test):
         return evaluate(walk, node.body if test.const else node.orelse)
@@ -301,7 +298,7 @@ def conditional(walk: "Walk", node: ast.IfExp) -> Value:
 
 
 def comprehension(
-    walk: "Walk", node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
+    walk: Walker, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
 ) -> Value:
     outer, walk.scope = walk.scope, Scope(outer=walk.scope)
     loops, mark = len(walk.loops), len(walk.guards)
@@ -330,17 +327,17 @@ def comprehension(
     return made
 
 
-def lambda_(walk: "Walk", node: ast.Lambda) -> Value:
+def lambda_(walk: Walker, node: ast.Lambda) -> Value:
     return Value(function=Function("lambda", node, walk.scope), node=node, label="lambda")
 
 
-def named(walk: "Walk", node: ast.NamedExpr) -> Value:
+def named(walk: Walker, node: ast.NamedExpr) -> Value:
     value = evaluate(walk, node.value)
     walk.assign(node.target, value, node)
     return value
 
 
-def yielded(walk: "Walk", node: ast.Yield | ast.YieldFrom) -> Value:
+def yielded(walk: Walker, node: ast.Yield | ast.YieldFrom) -> Value:
     value = evaluate(walk, node.value)
     if walk.returned:
         made = Value(kind="yielded", sources=(value,), taints=value.taints, node=node)
@@ -350,11 +347,11 @@ def yielded(walk: "Walk", node: ast.Yield | ast.YieldFrom) -> Value:
     return Value(node=node)
 
 
-def starred(walk: "Walk", node: ast.Starred) -> Value:
+def starred(walk: Walker, node: ast.Starred) -> Value:
     return evaluate(walk, node.value)
 
 
-HANDLERS: Mapping[type[ast.AST], Callable[["Walk", Any], Value]] = {
+HANDLERS: Mapping[type[ast.AST], Callable[[Walker, Any], Value]] = {
     ast.Constant: constant,
     ast.Name: name,
     ast.Attribute: attribute,

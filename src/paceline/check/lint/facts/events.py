@@ -5,10 +5,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from paceline.check.lint.choices import implies_alone
-from paceline.check.lint.names import RANK_CALLS, RANK_NAMES
-from paceline.check.lint.source import path_of
-from paceline.check.lint.values import DATA, DIVERGENT, FILES, RANK, SHARD, UNKNOWN, Value
+from paceline.check.lint.facts.choices import implies_alone
+from paceline.check.lint.facts.names import RANK_CALLS, RANK_NAMES
+from paceline.check.lint.facts.source import path_of
+from paceline.check.lint.facts.values import DATA, DIVERGENT, FILES, RANK, SHARD, UNKNOWN, Value
 
 
 @dataclass(eq=False, slots=True)

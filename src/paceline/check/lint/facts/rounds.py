@@ -2,26 +2,14 @@
 
 import ast
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from paceline.check.lint.choices import either
-from paceline.check.lint.events import Function
-from paceline.check.lint.values import DIVERGENT, Value
-
-if TYPE_CHECKING:
-    from paceline.check.lint.walk import Walk
+from paceline.check.lint.facts.choices import either
+from paceline.check.lint.facts.values import DIVERGENT, Value
+from paceline.check.lint.facts.walker import Trial, Walker
 
 
-@dataclass(slots=True)
-class Trial:
-    """What a walk through a loop's body, for its effects alone, has changed and puts back."""
-
-    runs: dict[Function, int] = field(default_factory=dict)
-    fields: dict[tuple[int, str], tuple[Value, Value | None]] = field(default_factory=dict)
-
-
-def carry(walk: "Walk", loop: ast.For | ast.AsyncFor | ast.While) -> None:
+def carry(walk: Walker, loop: ast.For | ast.AsyncFor | ast.While) -> None:
     """Have names and attributes hold what a round leaves for the next one, too.
 
     The body is walked for this alone: what happens in it is not noted. Only what may differ between

@@ -3,16 +3,14 @@
 import ast
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from paceline.check.lint.events import Guard, is_rank_number
-from paceline.check.lint.values import DATA, RANK, SHARD, UNKNOWN, Value, all_taints, computed
-
-if TYPE_CHECKING:
-    from paceline.check.lint.walk import Walk
+from paceline.check.lint.facts.events import Guard, is_rank_number
+from paceline.check.lint.facts.values import DATA, RANK, SHARD, UNKNOWN, Value, all_taints, computed
+from paceline.check.lint.facts.walker import Walker
 
 
-def boolean(walk: "Walk", node: ast.BoolOp) -> Value:
+def boolean(walk: Walker, node: ast.BoolOp) -> Value:
     sign = type(node.op).__name__
     parts: list[Value] = []
     mark = len(walk.guards)
@@ -66,7 +64,7 @@ def is_object(value: Value) -> bool:
 THINGS = frozenset({"model", "loader", "sampler", "dataset", "optimizer", "scheduler", "device"})
 
 
-def unary(walk: "Walk", node: ast.UnaryOp) -> Value:
+def unary(walk: Walker, node: ast.UnaryOp) -> Value:
     part = walk.value(node.operand)
     sign = type(node.op).__name__
     made = Value(node=node, sources=(part,), taints=part.taints, operation=(sign, part))
@@ -83,7 +81,7 @@ def unary(walk: "Walk", node: ast.UnaryOp) -> Value:
     return made
 
 
-def compare(walk: "Walk", node: ast.Compare) -> Value:
+def compare(walk: Walker, node: ast.Compare) -> Value:
     parts = [walk.value(node.left), *(walk.value(one) for one in node.comparators)]
     made = Value(node=node, sources=tuple(parts), taints=all_taints(parts))
     if len(parts) != 2:
@@ -136,12 +134,12 @@ def of_constants(sign: str, left: Value, right: Value) -> Any:
     return computed(sign, left.const, right.const)
 
 
-def is_settled(walk: "Walk", node: ast.expr, value: Value) -> bool:
+def is_settled(walk: Walker, node: ast.expr, value: Value) -> bool:
     """Whether a condition holds, or not, throughout the call that is being walked."""
     return isinstance(value.const, bool) and (value.settled or is_parameter(walk, node))
 
 
-def is_parameter(walk: "Walk", node: ast.expr) -> bool:
+def is_parameter(walk: Walker, node: ast.expr) -> bool:
     """Whether it is a parameter of the function, as its call passes it."""
     if not isinstance(node, ast.Name) or not walk.frames:
         return False
@@ -199,7 +197,7 @@ def rank_comparison(made: Value, sign: str, rank: Value, other: Value) -> None:
         made.main = False
 
 
-HANDLERS: Mapping[type[ast.AST], Callable[["Walk", Any], Value]] = {
+HANDLERS: Mapping[type[ast.AST], Callable[[Walker, Any], Value]] = {
     ast.BoolOp: boolean,
     ast.UnaryOp: unary,
     ast.Compare: compare,

@@ -3,7 +3,7 @@
 import ast
 from typing import TypeVar
 
-from paceline.check.lint.source import path_of
+from paceline.check.lint.facts.source import path_of
 
 
 def as_branches(node: ast.Match) -> list[ast.stmt]:

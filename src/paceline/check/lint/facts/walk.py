@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from paceline.check.lint import (
+from paceline.check.lint.facts import (
     comparisons,
     counters,
     expressions,
@@ -21,8 +21,8 @@ from paceline.check.lint import (
     matching,
     rounds,
 )
-from paceline.check.lint.choices import either
-from paceline.check.lint.events import (
+from paceline.check.lint.facts.choices import either
+from paceline.check.lint.facts.events import (
     Assign,
     Call,
     Class,
@@ -34,8 +34,10 @@ from paceline.check.lint.events import (
     Loop,
     Scope,
 )
-from paceline.check.lint.source import Source, is_main_test, path_of, text
-from paceline.check.lint.values import FAILURE, Value
+from paceline.check.lint.facts.files import Files
+from paceline.check.lint.facts.source import Source, is_main_test, path_of, text
+from paceline.check.lint.facts.values import FAILURE, Value
+from paceline.check.lint.facts.walker import Trial
 
 MAX_EVENTS = 60_000
 """A guess that keeps one file under a few seconds."""
@@ -44,7 +46,7 @@ MAX_EVENTS = 60_000
 class Walk:
     """One reading of one file. `run()` fills `events`."""
 
-    def __init__(self, source: Source, files: imports.Files) -> None:
+    def __init__(self, source: Source, files: Files) -> None:
         self.tree = source.tree
         self.files = files
         self.main_path = source.path
@@ -64,7 +66,7 @@ class Walk:
         self.returned: list[list[tuple[Value, Guard | None]]] = []
         self.global_names: list[set[str]] = []
         self.instances: dict[Class, Value] = {}
-        self.trial: rounds.Trial | None = None
+        self.trial: Trial | None = None
 
     def run(self) -> None:
         """The module as it stands, then every function and method that nothing called."""

@@ -2,17 +2,15 @@
 
 import ast
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from paceline.check.lint import follow
-from paceline.check.lint.events import Call
-from paceline.check.lint.values import Value
-
-if TYPE_CHECKING:
-    from paceline.check.lint.walk import Walk
+from paceline.check.lint.facts import follow
+from paceline.check.lint.facts.events import Call
+from paceline.check.lint.facts.values import Value
+from paceline.check.lint.facts.walker import Walker
 
 
-def call(walk: "Walk", node: ast.Call) -> Value:
+def call(walk: Walker, node: ast.Call) -> Value:
     """A call: noted, then followed into own functions, or given its known effect."""
     callee = walk.value(node.func)
     args: list[Value] = []
@@ -70,4 +68,4 @@ def is_bound_method(callee: Value) -> bool:
     return owner.instance is not None or owner.kind is not None
 
 
-HANDLERS: Mapping[type[ast.AST], Callable[["Walk", Any], Value]] = {ast.Call: call}
+HANDLERS: Mapping[type[ast.AST], Callable[[Walker, Any], Value]] = {ast.Call: call}

@@ -2,18 +2,15 @@
 
 import ast
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from paceline.check.lint import counters, effects
-from paceline.check.lint.choices import either, one_of
-from paceline.check.lint.events import Call, Class, Frame, Function, Guard, Scope
-from paceline.check.lint.names import MAIN_NAMES, RANK_NAMES, canonical, kind_of
-from paceline.check.lint.source import path_of, text
-from paceline.check.lint.unknowns import parameter
-from paceline.check.lint.values import RANK, UNKNOWN, UNSEEN, Value, all_taints
-
-if TYPE_CHECKING:
-    from paceline.check.lint.walk import Walk
+from paceline.check.lint.facts import counters, effects
+from paceline.check.lint.facts.choices import either, one_of
+from paceline.check.lint.facts.events import Call, Class, Frame, Function, Guard, Scope
+from paceline.check.lint.facts.names import MAIN_NAMES, RANK_NAMES, canonical, kind_of
+from paceline.check.lint.facts.source import path_of, text
+from paceline.check.lint.facts.unknowns import parameter
+from paceline.check.lint.facts.values import RANK, UNKNOWN, UNSEEN, Value, all_taints
+from paceline.check.lint.facts.walker import Walker
 
 MAX_DEPTH = 14
 """Own functions in own functions. A guess: scripts seen have at most 7."""
@@ -26,7 +23,7 @@ MAX_FOREIGN = 6_000
 without a bound, a program of a large package is read with most of the package."""
 
 
-def called(walk: "Walk", made: Call) -> Value:
+def called(walk: Walker, made: Call) -> Value:
     """What a call returns, after walking into what it calls."""
     results = []
     for one in made.callee.any():
@@ -62,7 +59,7 @@ def called_method(value: Value) -> Function | None:
     return found
 
 
-def call_partial(walk: "Walk", partial: Value, made: Call) -> Value:
+def call_partial(walk: Walker, partial: Value, made: Call) -> Value:
     """`functools.partial(f, a, b=c)(d)`."""
     stored: Call = partial.call
     target, *args = stored.args
@@ -83,7 +80,7 @@ def call_partial(walk: "Walk", partial: Value, made: Call) -> Value:
 
 
 def enter(
-    walk: "Walk",
+    walk: Walker,
     function: Function,
     args: list[Value],
     kwargs: Mapping[str, Value],
@@ -142,7 +139,7 @@ def joined(returns: list[tuple[Value, Guard | None]]) -> Value:
     return made
 
 
-def replace_decorated(walk: "Walk", function: Function) -> None:
+def replace_decorated(walk: Walker, function: Function) -> None:
     """Call the file's own decorators: what they give back stands for the function from here on."""
     held = Value(function=function, label=function.name)
     for one in reversed(function.decorators):
@@ -158,7 +155,7 @@ def replace_decorated(walk: "Walk", function: Function) -> None:
         held.function.is_decoration = True
 
 
-def decorate(walk: "Walk", function: Function) -> None:
+def decorate(walk: Walker, function: Function) -> None:
     """`@torch.no_grad()` is a `with` around the body; `@rank_zero_only` a condition."""
     for one in function.decorators:
         if one.function is not None:
@@ -173,7 +170,7 @@ def decorate(walk: "Walk", function: Function) -> None:
 
 
 def bind_parameters(
-    walk: "Walk", function: Function, scope: Scope, args: list[Value], kwargs: Mapping[str, Value]
+    walk: Walker, function: Function, scope: Scope, args: list[Value], kwargs: Mapping[str, Value]
 ) -> None:
     """Give parameters what the call passes; their defaults, or unknowns of their own, otherwise."""
     spec = function.node.args
@@ -215,7 +212,7 @@ def passed(name: str, value: Value) -> Value:
     return value
 
 
-def parameter_default(walk: "Walk", value: Value, given: Value) -> Value:
+def parameter_default(walk: Walker, value: Value, given: Value) -> Value:
     """A parameter that nobody passes: its default, sure only when the call is seen."""
     if walk.frames or walk.root == 0:
         if not isinstance(given.const, bool | int | float | str) or given.const is None:
@@ -231,7 +228,7 @@ def parameter_default(walk: "Walk", value: Value, given: Value) -> Value:
 
 
 def instantiate(
-    walk: "Walk",
+    walk: Walker,
     own_class: Class,
     args: list[Value],
     kwargs: Mapping[str, Value],
@@ -256,7 +253,7 @@ def instantiate(
 
 
 def dataclass_fields(
-    walk: "Walk", made: Value, args: list[Value], kwargs: Mapping[str, Value]
+    walk: Walker, made: Value, args: list[Value], kwargs: Mapping[str, Value]
 ) -> None:
     """Fields of a class without `__init__`, a dataclass: what is passed, else its defaults."""
     own_class = made.of_class
@@ -280,7 +277,7 @@ def dataclass_fields(
         enter(walk, after, [made], {}, None)
 
 
-def field_default(walk: "Walk", given: Value, *, sure: bool) -> Value:
+def field_default(walk: Walker, given: Value, *, sure: bool) -> Value:
     """What a dataclass's field is when nothing is passed for it: `field(default_factory=Config)`.
 
     Where something that was not seen may be passed, a literal is only the likely one.
