@@ -20,11 +20,12 @@ pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 import torch
 import transformers
+from tests.cli.test_other_checkpoints import here
 from tests.prepare.conftest import make_tokenizer
 from tests.runtime.exported import CONFIGS, write_base, write_run
 
 from paceline.cli.export import command
-from paceline.errors import JobError
+from paceline.errors import CheckpointError, JobError
 from paceline.render.serve import check_servable
 
 DECODER = "{decoder: {layers: 2, hidden: 32, heads: 4}}"
@@ -192,3 +193,27 @@ def test_s0_27_a_folder_of_peft_is_told_how_it_is_merged_first(tmp_path: Path):
 def test_s0_27_what_no_endpoint_can_answer_for_is_refused(config, names, why: str):
     (problem,) = check_servable(config, names, tokens_are_bytes=False, where="folder")
     assert why in problem.what
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("damage", ["cut off", "NaN", "another tokenizer"])
+def test_s0_27_no_endpoint_is_written_beside_damaged_weights(
+    tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("paceline.launch.inspect_external.ask", here)
+    folder = tmp_path / "model"
+    make_tokenizer(folder)
+    rows = 300 if damage == "another tokenizer" else 400
+    config = transformers.LlamaConfig(**CONFIGS["llama"] | {"vocab_size": rows})
+    model = transformers.LlamaForCausalLM(config)
+    if damage == "NaN":
+        model.lm_head.weight.data[0, 0] = float("nan")
+    model.save_pretrained(folder)
+    if damage == "cut off":
+        weights = folder / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-1000])
+    before = sorted(folder.iterdir())
+    with pytest.raises((CheckpointError, JobError)) as refused:
+        call(folder, "--for", "fastapi")
+    assert isinstance(refused.value, CheckpointError)
+    assert sorted(folder.iterdir()) == before

@@ -183,6 +183,56 @@ def test_s0_18_values_that_are_no_numbers_are_counted_by_tensor(folder):
     assert "model.norm.weight (2 NaN, 1 infinite of 8)" in problem["what"]
 
 
+@pytest.mark.parametrize("file", ["own.pt", "checkpoint-5/optimizer.pt"])
+@pytest.mark.parametrize("name", ["ema.a", "optimizer_state_dict.state.0.exp_avg", "shadow.1"])
+def test_s0_18_values_beside_the_weights_that_are_no_numbers_are_damage_by_name(
+    folder, tmp_path, file, name
+):
+    bad = torch.tensor([float("nan"), 1.0])
+    best = torch.tensor(float("inf"))  # of a loss that is not there yet
+    whole = {
+        "model": {"a": torch.ones(2)},
+        "ema": {"a": torch.ones(2)},
+        "optimizer_state_dict": {"state": {0: {"exp_avg": torch.ones(2)}}},
+        "shadow": [torch.ones(2), torch.ones(2)],
+        "callbacks": {"best": best},
+    }
+    path = tmp_path / file.partition("/")[0]
+    if path.suffix != ".pt":
+        folder.rename(path)
+        (path / "trainer_state.json").write_text("{}")
+        torch.save({"lr": 0.1}, path / "scheduler.pt")
+    torch.save(whole, tmp_path / file)
+    code, told = call("verify", path)
+    assert code == 0
+    assert "checked: every value of" in told
+    assert ("not checked: scheduler.pt" in told) == (not path.suffix)
+    *keys, last = name.split(".")
+    held = whole
+    for key in keys:
+        held = held[int(key) if key == "0" else key]
+    held[int(last) if last == "1" else last] = bad
+    torch.save(whole, tmp_path / file)
+    (problem,) = problems(path)
+    assert problem["code"] == "C016"
+    assert f"{name} (1 NaN, 0 infinite of 2)" in problem["what"]
+
+
+def test_s0_18_adams_state_in_the_universal_form_that_is_no_number_is_damage(made, tmp_path):
+    adam = other.moments(made[1])
+    other.zero(tmp_path / "ds", made[1], stage=2, ranks=2, adam=adam)
+    converted(tmp_path / "ds", tmp_path / "universal", "--to", "deepspeed")
+    assert (
+        "every value of 63 tensors of optimizer state" in call("verify", tmp_path / "universal")[1]
+    )
+    (file,) = tmp_path.glob("universal/*/zero/model.norm.weight/exp_avg_sq.pt")
+    found = torch.load(file)
+    found["param"][0] = float("nan")
+    torch.save(found, file)
+    (problem,) = problems(tmp_path / "universal")
+    assert "exp_avg_sq of model.norm.weight (1 NaN, 0 infinite of 8)" in problem["what"]
+
+
 def test_s0_18_tensors_of_other_shapes_than_config_json_has_are_listed(folder):
     def cut(tensors):
         del tensors["model.norm.weight"]
@@ -280,6 +330,21 @@ def test_s0_18_an_adapter_of_another_rank_than_its_config_says_is_a_problem(fold
     assert not problems(tmp_path / "lora")
 
 
+def test_s0_18_one_matrix_of_another_rank_is_one_problem(folder, tmp_path):
+    other.adapter(tmp_path / "lora", folder)
+    tensors = load_file(tmp_path / "lora/adapter_model.safetensors")
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    tensors[name] = torch.zeros(5, 8)
+    save_file(tensors, tmp_path / "lora/adapter_model.safetensors")
+    (problem,) = problems(tmp_path / "lora")
+    assert f"{name} (5, the config has 2)" in problem["what"]
+    config = tmp_path / "lora/adapter_config.json"
+    told = json.loads(config.read_text())
+    config.write_text(json.dumps(told | {"target_parameters": ["experts"]}))
+    (problem,) = problems(tmp_path / "lora")
+    assert f"{name} (5, its lora_B has 2)" in problem["what"]
+
+
 def test_s0_18_a_rank_that_is_no_number_is_a_problem(folder, tmp_path):
     other.adapter(tmp_path / "lora", folder)
     config = tmp_path / "lora/adapter_config.json"
@@ -300,6 +365,18 @@ def test_s0_18_a_matrix_of_lora_without_its_other_half_is_a_problem(folder, tmp_
         shutil.rmtree(folder)
     (problem,) = problems(tmp_path / "lora")
     assert "without their other half: base_model.model.model.layers.0" in problem["what"]
+
+
+@pytest.mark.parametrize("half", ["A", "B"])
+def test_s3_8_half_an_adapter_is_merged_into_nothing(folder, tmp_path, half):
+    other.adapter(tmp_path / "lora", folder)
+    file = tmp_path / "lora/adapter_model.safetensors"
+    tensors = load_file(file)
+    del tensors[f"base_model.model.model.layers.0.self_attn.q_proj.lora_{half}.weight"]
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError, match=r"M012.*q_proj\.lora_"):
+        call("convert", tmp_path / "lora", tmp_path / "out", "--to", "safetensors", "--merge")
+    assert not (tmp_path / "out").exists()
 
 
 def test_s0_18_an_adapter_that_lacks_a_layer_of_its_targets_is_a_problem(folder, tmp_path):

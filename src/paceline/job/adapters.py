@@ -1,7 +1,8 @@
 """The adapter that a job continues from (`train.adapter.start`): a folder as peft saves it."""
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -34,6 +35,20 @@ class StartAdapter:
 def alpha_of(spec: AdapterSpec) -> float:
     """The alpha that is asked for, or twice the rank."""
     return 2.0 * spec.rank if spec.alpha == "auto" else spec.alpha
+
+
+def without_pair(names: Collection[str]) -> list[str]:
+    """Matrices A of LoRA whose B is not among the names, and B without their A, by name.
+
+    >>> without_pair(["q.lora_A.weight", "q.lora_B.weight", "k.lora_B.weight"])
+    ['k.lora_B.weight']
+    """
+    return [
+        name
+        for name in sorted(names)
+        if (one := re.search(r"\.lora_(?:embedding_)?([AB])(?=\.|$)", name))
+        and f"{name[: one.start(1)]}{'BA'[one[1] == 'B']}{name[one.end(1) :]}" not in names
+    ]
 
 
 def start_files(job: Job) -> tuple[Path, ...]:

@@ -20,7 +20,9 @@ from paceline.job.data_rules import is_prepared
 from paceline.job.pretrained import Pretrained, find_pretrained, loads_weights
 from paceline.job.sources import find_tokenizer
 from paceline.launch.convert import convert, unfinished, verified_facts, with_known_config
+from paceline.launch.external_checkpoints import find_other
 from paceline.launch.helper import NoAnswer, ask
+from paceline.launch.inspect_external import look
 from paceline.prepare import find_prepared
 from paceline.prepare.turns import end_of_turn
 from paceline.profile.resolve import resolve_profile
@@ -180,20 +182,24 @@ def export(asked: Export, card: Callable[[Exported], str], *, check: bool = True
         )
         (folder / CARD).write_text(card(exported), encoding="utf-8")
         if asked.endpoint:
-            write_endpoint(folder, tokens_are_bytes=find_tokenizer(asked.job) is None)
+            write_endpoint(folder, tokens_are_bytes=find_tokenizer(asked.job) is None, verify=False)
         names = sorted(path.name for path in folder.iterdir())
     files = tuple(str(asked.out / name) for name in names)
     return replace(exported, converted=replace(done, files=files))
 
 
-def write_endpoint(folder: Path, *, tokens_are_bytes: bool = False) -> tuple[Path, ...]:
+def write_endpoint(
+    folder: Path, *, tokens_are_bytes: bool = False, verify: bool = True
+) -> tuple[Path, ...]:
     """Write a program that answers HTTP requests beside the weights of a Hugging Face folder.
 
     Args:
         folder: With config.json, weights in safetensors and a tokenizer.
         tokens_are_bytes: Whether the model was trained on bytes, without a tokenizer.
+        verify: Read the weights and the tokenizer first, as `checkpoint verify` does.
 
     Raises:
+        CheckpointError: They are damaged, or do not go together; nothing was written.
         JobError: `C012`, no endpoint can be made of the folder; `R002`, a file by the name of one
             of ours is there and is another, or the folder cannot be written.
     """
@@ -212,10 +218,15 @@ def write_endpoint(folder: Path, *, tokens_are_bytes: bool = False) -> tuple[Pat
     for name, text in files.items():
         if name in names and (folder / name).read_bytes() != text.encode():
             raise _unwritable(folder, f"it has another {name} already, which is not overwritten")
+    new = [folder / name for name in files if name not in names]
+    if verify and (found := find_other(folder)) and (wrong := look(found, scan=True).problems):
+        raise CheckpointError(*wrong)
     try:
-        for name, text in files.items():
-            (folder / name).write_text(text, encoding="utf-8")
+        for path in new:
+            path.write_text(files[path.name], encoding="utf-8")
     except OSError as error:
+        for path in new:
+            path.unlink(missing_ok=True)
         raise _unwritable(folder, error.strerror or str(error)) from None
     return tuple(folder / name for name in files)
 

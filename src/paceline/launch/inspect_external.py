@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import JobError, PacelineError, Problem
-from paceline.job.adapters import CONFIG
+from paceline.job.adapters import CONFIG, without_pair
 from paceline.job.hf_config import read_hf_config
 from paceline.job.packages import need_package
-from paceline.job.pretrained import folder_of, tokenizer_in, weight_files
+from paceline.job.pretrained import PICKLES, folder_of, tokenizer_in, weight_files
 from paceline.job.prompts import Prompt
 from paceline.job.safetensors import StoredTensor, stored_tensors
 from paceline.launch.convert import need_packages
@@ -23,7 +23,7 @@ from paceline.launch.external_checkpoints import COPY_AGAIN, damage_in, no_weigh
 from paceline.launch.helper import NoAnswer, ask
 from paceline.profile.fitting import listed
 from paceline.record.conversion import Form, HeldTensor, Look, Seen
-from paceline.record.external_checkpoints import ForeignCheckpoint
+from paceline.record.external_checkpoints import TORCH_FILES, ForeignCheckpoint
 from paceline.record.outputs import Generation
 
 _TRAIN_BYTES = 16
@@ -136,12 +136,26 @@ def _seen(found: ForeignCheckpoint, form: Form, path: Path, key: str | None, sca
         scan=scan,
         config=config,
         tokenizer=None if tokenizer is None else str(tokenizer),
+        optimizers=tuple(str(each) for each in _beside(found) if _is_optimizer(each)),
     )
     try:
         return ask("checkpoint.inspect_external", asked, Seen)
     except NoAnswer as error:
         what = f"{found.path.name} could not be read: the process {error}"
         return Seen(problems=(Problem(code="M012", what=what, where=str(path), fix=COPY_AGAIN),))
+
+
+def _beside(found: ForeignCheckpoint) -> list[Path]:
+    """Files of torch that Trainer and Accelerate write beside the weights."""
+    if found.kind not in ("trainer", "accelerate") or not found.path.is_dir():
+        return []
+    endings = (*TORCH_FILES, ".pkl")
+    files = sorted(each for each in found.path.iterdir() if each.suffix in endings)
+    return [each for each in files if not each.match(PICKLES)]
+
+
+def _is_optimizer(file: Path) -> bool:
+    return file.name.startswith("optimizer")
 
 
 def infer(
@@ -250,6 +264,8 @@ def _more_checks(found: ForeignCheckpoint, seen: Seen) -> Seen:
             checked += [] if wrong else [f"every matrix goes with one of {base}"]
     elif found.config is None and seen.config is None and not settings.exists():
         skipped.append("names and shapes: there is no config.json beside it")
+    if others := [each.name for each in _beside(found) if not _is_optimizer(each)]:
+        skipped.append(f"{listed(others)}: only the program that wrote them reads them")
     if tokenizer_in(_folder(found)) is None:
         skipped.append("the tokenizer: there is none beside it")
     return replace(
@@ -302,6 +318,7 @@ def _against_rank(found: ForeignCheckpoint, tensors: Sequence[HeldTensor]) -> It
     """
     config = found.config or {}
     if config.get("peft_type") != "LORA" or config.get("target_parameters"):
+        yield from _against_pair(found, tensors)
         return
     wrong = []
     for each in tensors:
@@ -322,6 +339,21 @@ def _against_rank(found: ForeignCheckpoint, tensors: Sequence[HeldTensor]) -> It
         yield Problem(code="M013", what=what + listed(wrong), where=str(found.path), fix=fix)
 
 
+def _against_pair(found: ForeignCheckpoint, tensors: Sequence[HeldTensor]) -> Iterator[Problem]:
+    """`M013`: a matrix A of another rank than its B."""
+    shapes = {each.name: each.shape for each in tensors if len(each.shape) == 2}
+    wrong = [
+        f"{name} ({shape[0]}, its lora_B has {other[1]})"
+        for name, shape in shapes.items()
+        if ".lora_A" in name
+        and (other := shapes.get(name.replace(".lora_A", ".lora_B")))
+        and other[1] != shape[0]
+    ]
+    if wrong:
+        what = f"{len(wrong)} matrices are of another rank than their other half: {listed(wrong)}"
+        yield Problem(code="M013", what=what, where=str(found.path), fix=COPY_AGAIN)
+
+
 def _rank_of(config: Mapping[str, Any], module: str) -> Any:
     for pattern, rank in (config.get("rank_pattern") or {}).items():
         with contextlib.suppress(re.error):
@@ -333,13 +365,7 @@ def _rank_of(config: Mapping[str, Any], module: str) -> Any:
 def _without_pair(found: ForeignCheckpoint, tensors: Sequence[HeldTensor]) -> Iterator[Problem]:
     """`M012`: matrices A of LoRA without their B, or B without A. peft leaves the other at random,
     or at zero."""
-    names = {each.name for each in tensors}
-    alone = [
-        name
-        for name in sorted(names)
-        if (one := re.search(r"\.lora_(?:embedding_)?([AB])(?=\.|$)", name))
-        and f"{name[: one.start(1)]}{'BA'[one[1] == 'B']}{name[one.end(1) :]}" not in names
-    ]
+    alone = without_pair({each.name for each in tensors})
     if alone:
         what = f"matrices of LoRA without their other half: {listed(alone)}"
         yield Problem(code="M012", what=what, where=str(found.path), fix=COPY_AGAIN)
@@ -391,7 +417,7 @@ def _against_base(
             wrong.append(f"{name} has no weight in the base")
         elif len(weight.shape) == 2:
             size = weight.shape[::-1] if config.get("fan_in_fan_out") else weight.shape
-            if (other[0], shape[1]) != size or other[1] != shape[0]:
+            if (other[0], shape[1]) != size:
                 wrong.append(
                     f"{linear} ({other[0]} x {shape[1]}, the base has {size[0]} x {size[1]})"
                 )

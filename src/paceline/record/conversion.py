@@ -121,6 +121,8 @@ class Look:
     """config.json beside it; of an adapter's base."""
 
     tokenizer: str | None = None
+    optimizers: tuple[str, ...] = ()
+    """Files of torch that have optimizer state alone; their values are read too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ Leaves out: where those weights come from.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from math import sqrt
 from pathlib import Path
@@ -13,7 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.errors import CheckpointError
+from paceline.job.adapters import without_pair
 from paceline.profile.adapter import TRANSPOSED
+from paceline.profile.fitting import listed
 from paceline.profile.hf_names import are_built_in, to_hf_name
 from paceline.record.conversion import AdapterFacts
 from paceline.runtime.strategy.adapter.linear import ADAPTER, LORA_A, LORA_B, MAGNITUDE
@@ -64,13 +67,28 @@ def peft_name(name: str) -> str:
     return f"base_model.model.{name}" + ("" if name.endswith(MAGNITUDE) else ".weight")
 
 
+def check_pairs(names: Collection[str], source: Path) -> None:
+    """See that each matrix of LoRA has its other half.
+
+    Raises:
+        CheckpointError: `M012`, some have not, by name.
+    """
+    if alone := without_pair(names):
+        raise CheckpointError.of(
+            code="M012",
+            what=f"{source.name} has matrices of LoRA without their other half: {listed(alone)}",
+            where=str(source),
+            fix="copy or download the files again, all of them",
+        )
+
+
 def merged(
     base: Mapping[str, Load], adapters: Mapping[str, Load], facts: AdapterFacts
 ) -> dict[str, Load]:
     """The weights with the adapters in them: summed in float32, rounded once to the weight's type.
 
     Raises:
-        KeyError: There is an adapter beside a weight that is not in the base.
+        CheckpointError: `M013`, there is an adapter beside a weight that is not in the base.
     """
     result = dict(base)
     for name, load in adapters.items():
@@ -79,6 +97,13 @@ def merged(
             matrices = load, adapters[f"{linear}.{LORA_B}"]
             magnitude = adapters.get(f"{linear}.{MAGNITUDE}")
             weight = f"{linear}.weight"
+            if weight not in base:
+                raise CheckpointError.of(
+                    code="M013",
+                    what=f"the adapter has {name}, and the base no {weight}",
+                    where=facts.base or facts.run,
+                    fix="give the base that it was trained beside",
+                )
             result[weight] = partial(_merge, base[weight], *matrices, magnitude, facts)
     return result
 

@@ -37,6 +37,7 @@ from paceline.runtime.checkpoint._files import Facts, WriteError
 from paceline.runtime.checkpoint.adapter_files import (
     adapter_files,
     adapters_of,
+    check_pairs,
     merged,
     peft_name,
 )
@@ -177,6 +178,7 @@ def _from_others(asked: Conversion) -> _State:
     config = asked.config if asked.config is not None else found.config
     values: dict[str, Load] = {name: each.load for name, each in found.entries.items()}
     if asked.source_form == "adapter":
+        check_pairs(values, Path(asked.source))
         if asked.merge:  # by the names of the base's modules
             prefix = peft_name("")[: -len(".weight")]
             names = {each: each.removeprefix(prefix).removesuffix(".weight") for each in values}

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from paceline.errors import CheckpointError, did_you_mean
 from paceline.record.external_checkpoints import FSDP_FOLDER, OPTIMIZER_FOLDER
-from paceline.runtime.checkpoint.pickles import read_pickle
+from paceline.runtime.checkpoint.pickles import Settings, read_pickle
 from paceline.runtime.checkpoint.state_files import StateFiles
 
 _WEIGHTS = ("model", "state_dict", "model_state_dict", "module", "weights", "params")
@@ -61,6 +61,10 @@ class Weights:
     unread: str = ""
     """Why the optimizer state that is there is not read; empty where it is, or there is none."""
 
+    others: Mapping[str, Entry] = field(default_factory=dict)
+    """Every other tensor that is there (an EMA, optimizer state of another form), by the keys that
+    lead to it."""
+
 
 def read_files(paths: Sequence[Path], key: str | None = None) -> Weights:
     """The weights in files of `torch.save`.
@@ -72,10 +76,28 @@ def read_files(paths: Sequence[Path], key: str | None = None) -> Weights:
         CheckpointError: `C015`, `M012`: one cannot be read; `C012`, none or several have weights.
     """
     groups: dict[str, dict[str, Entry]] = {}
+    others: dict[str, Entry] = {}
     for path in paths:
-        for group, tensors in _groups(read_pickle(path)):
+        found = read_pickle(path)
+        others |= tensors_in(found)
+        for group, tensors in _groups(found):
             groups.setdefault(group, {}).update(tensors)
-    return _chosen(groups, key, paths[0])
+    return _chosen(groups, key, paths[0], others)
+
+
+def tensors_in(found: Any, name: str = "") -> dict[str, Entry]:
+    """Every tensor in what a pickle holds, also in lists and settings, by the keys that lead to
+    it."""
+    if isinstance(found, Tensor):
+        return {name: entry(found)}
+    if isinstance(found, Settings):
+        found = vars(found)
+    if isinstance(found, list | tuple):
+        found = dict(enumerate(found))
+    held: dict[str, Entry] = {}
+    for key, value in found.items() if isinstance(found, Mapping) else ():
+        held |= tensors_in(value, f"{name}.{key}".lstrip("."))
+    return held
 
 
 def _groups(found: Any, name: str = "") -> Iterator[tuple[str, dict[str, Entry]]]:
@@ -99,7 +121,12 @@ def entry(tensor: Tensor) -> Entry:
     return Entry(tensor.dtype, tuple(tensor.shape), copy)
 
 
-def _chosen(groups: Mapping[str, dict[str, Entry]], key: str | None, path: Path) -> Weights:
+def _chosen(
+    groups: Mapping[str, dict[str, Entry]],
+    key: str | None,
+    path: Path,
+    others: Mapping[str, Entry],
+) -> Weights:
     about = {"code": "C012", "where": str(path)}
     names = [each for each in groups if not _OTHER.search(each)]
     if key is not None:
@@ -131,7 +158,19 @@ def _chosen(groups: Mapping[str, dict[str, Entry]], key: str | None, path: Path)
     if rest:
         outermost = dict.fromkeys(each.partition(".")[0] or "tensors outside" for each in rest)
         notes.append(f"the weights are under `{chosen}`; left out: {', '.join(outermost)}")
-    return Weights(entries=entries, notes=tuple(notes), optimizer=optimizer, unread=unread)
+    taken = {
+        f"{group}.{name}".lstrip(".")
+        for group, tensors in groups.items()
+        if group == chosen or (optimizer and group in state)
+        for name in tensors
+    }
+    return Weights(
+        entries=entries,
+        notes=tuple(notes),
+        optimizer=optimizer,
+        unread=unread,
+        others={name: each for name, each in others.items() if name not in taken},
+    )
 
 
 def optimizer_in(
@@ -184,7 +223,10 @@ def read_dcp(path: Path, key: str | None = None) -> Weights:
     beside = path.with_name(OPTIMIZER_FOLDER)
     if path.name == FSDP_FOLDER and (beside / ".metadata").is_file():
         groups |= _dcp_groups(beside)
-    return _chosen(groups, key, path)
+    others = {
+        f"{g}.{n}".lstrip("."): each for g, held in groups.items() for n, each in held.items()
+    }
+    return _chosen(groups, key, path, others)
 
 
 def _dcp_groups(path: Path) -> dict[str, dict[str, Entry]]:

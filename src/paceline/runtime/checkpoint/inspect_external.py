@@ -16,8 +16,9 @@ import msgspec
 from paceline.errors import PacelineError, Problem, reason_of
 from paceline.profile.fitting import listed
 from paceline.record.conversion import HeldTensor, Look, Seen
-from paceline.runtime.checkpoint.external import Entry, Weights
+from paceline.runtime.checkpoint.external import Entry, Weights, tensors_in
 from paceline.runtime.checkpoint.fit import check_fit
+from paceline.runtime.checkpoint.pickles import read_pickle
 from paceline.runtime.checkpoint.readers import read_weights
 from paceline.runtime.checkpoint.state_files import nonfinite_in
 
@@ -38,9 +39,13 @@ def look(asked: Look) -> Seen:
     config = asked.config or weights.config
     checked, skipped, problems = list[str](), list[str](), list[Problem]()
     if asked.scan:
-        problems += _scan(asked, weights.entries)
-        if not problems:
-            checked.append(f"every value of {len(weights.entries)} tensors is a number")
+        for kind, entries in _values(asked, weights, problems):
+            wrong = list(_scan(asked, entries))
+            problems += wrong
+            if entries and not wrong:
+                checked.append(f"every value of {len(entries)} tensors{kind} is a number")
+        if weights.unread and not weights.others:
+            skipped.append(f"optimizer state: {weights.unread}")
         if config is not None and asked.form != "adapter":
             shapes = {name: each.shape for name, each in weights.entries.items()}
             fit = check_fit(config, shapes, where=asked.path)
@@ -69,6 +74,34 @@ def _optimizer(weights: Weights) -> str:
         return f"there is one that `checkpoint convert` does not read: {weights.unread}"
     keys = dict.fromkeys(key for state in weights.optimizer.values() for key in state)
     return f"{', '.join(keys)} of {len(weights.optimizer)} parameters" if keys else ""
+
+
+def _values(
+    asked: Look, weights: Weights, problems: list[Problem]
+) -> Iterator[tuple[str, Mapping[str, Entry]]]:
+    """What there is to read, by what it is; files that cannot be read are problems."""
+    yield "", weights.entries
+    state = {
+        f"{key} of {owner}": each
+        for owner, keys in weights.optimizer.items()
+        for key, each in keys.items()
+    }
+    for file in asked.optimizers:
+        try:
+            held = tensors_in(read_pickle(Path(file)), Path(file).name)
+        except PacelineError as error:
+            problems += error.problems
+        else:
+            state |= _without_starts(held)
+    yield " of optimizer state", state
+    others = _without_starts(weights.others)
+    outermost = dict.fromkeys(name.partition(".")[0] for name in others)
+    yield f" under {', '.join(outermost)}", others
+
+
+def _without_starts(held: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Without single infinite numbers, which a best loss is before the first."""
+    return {n: each for n, each in held.items() if each.shape or not each.load().isinf()}
 
 
 def _scan(asked: Look, entries: Mapping[str, Entry]) -> Iterator[Problem]:

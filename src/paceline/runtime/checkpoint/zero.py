@@ -17,7 +17,14 @@ import torch
 from torch import Tensor
 
 from paceline.errors import CheckpointError
-from paceline.runtime.checkpoint.external import Entry, Weights, counted, entry, read_files
+from paceline.runtime.checkpoint.external import (
+    Entry,
+    Weights,
+    counted,
+    entry,
+    read_files,
+    tensors_in,
+)
 from paceline.runtime.checkpoint.pickles import read_pickle
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -49,10 +56,14 @@ def read_deepspeed(path: Path) -> Weights:
         )
     ranks = [read_pickle(each) for each in sorted(path.glob("*_optim_states.pt"), key=_natural)]
     adam: dict[str, dict[str, Entry]] = {}
+    others: dict[str, Entry] = {}
     unread = ""
     if is_universal:
         side = read_pickle(models[0]) if models and not split else {}
         entries, adam = _universal(path / "zero", side)
+        for file in sorted((path / "zero").glob("*/*.pt")):
+            if file.stem not in (*MOMENTS, "fp32", "step"):
+                others |= tensors_in(read_pickle(file), f"zero/{file.parent.name}/{file.stem}")
     elif own and (not ranks or not _FLAT_FIELDS & ranks[0]["optimizer_state_dict"].keys()):
         return read_files(own, "module")
     elif not ranks or not models:
@@ -82,8 +93,9 @@ def read_deepspeed(path: Path) -> Weights:
             entries[name] = entry(side["module"][name])
     shared = dict(side.get("shared_params") or {})
     entries |= {name: entries[other] for name, other in shared.items() if other in entries}
+    others |= tensors_in(side.get("module"), "module")
     note = "the weights are float32, as the optimizer keeps them"
-    return Weights(entries=entries, notes=(note,), optimizer=adam, unread=unread)
+    return Weights(entries=entries, notes=(note,), optimizer=adam, unread=unread, others=others)
 
 
 _FLAT_FIELDS = {"single_partition_of_fp32_groups", "fp32_flat_groups"}
