@@ -104,9 +104,27 @@ def test_what_is_certain_comes_before_its_likely_reason():
     )
     output = run("-", text=log).output
     text = " ".join(output.split())
-    assert text.startswith("cause cuda-oom (certain); reason: cuda-oom-fragmentation: OOM through")
+    assert text.startswith("cause CUDA out of memory (certain); likely reason: OOM through alloc")
     assert "has 10.81 GiB reserved and unused: more than was asked for" in text
     assert "\nalso" not in output
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "last"),
+    [
+        (["[rank0]: "], "only rank 0 writes in it: if there are other ranks, give their logs too"),
+        (["[rank0]: ", "[rank3]: "], "166 B, ranks up to 3"),
+        ([""], "74 B"),
+    ],
+)
+def test_a_log_of_one_rank_that_shows_no_certain_cause_asks_for_the_other_ranks_logs(
+    prefixes, last
+):
+    log = "".join(
+        f"{each}WorkNCCL(SeqNum=42, OpType=ALLREDUCE) Caught collective operation timeout\n"
+        for each in prefixes
+    )
+    assert " ".join(run("-", text=log).output.split()).endswith(last)
 
 
 @pytest.mark.parametrize("shown", ["cpu-oom", "slurm-job-pending", "cuda-oom"])
@@ -188,7 +206,7 @@ def test_a_loop_of_links_ends(tmp_path):
     (tmp_path / "rank-0.log").write_text(EXCEPTION)
     os.symlink(tmp_path, tmp_path / "again")
     result = run(tmp_path)
-    assert "1 log;" in result.output
+    assert "1 log," in result.output
 
 
 def test_bytes_that_are_no_utf8_packed_logs_and_utf16_are_read(tmp_path):

@@ -18,6 +18,7 @@ from paceline.check.diagnose.precedence import YIELDS
 from paceline.check.diagnose.unique import Events
 from paceline.check.finding import Evidence
 from paceline.report.table import text_width
+from paceline.units import counted
 
 _LEAST_QUOTED = 30
 """Characters of a quoted line that stand beside its place; with less room it goes below."""
@@ -99,7 +100,7 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
             f"{each.id}" + (f" ({_lines_of(each, diagnosis)})" if each.count > 1 else "")
             for each in diagnosis.consequences
         )
-        yield from _row("then", f"consequences: {told}", 2)
+        yield from _row("follows", f"consequences, not causes: {told}", 2)
     if diagnosis.causes and not diagnosis.has_failed:
         ended = "these logs show no error that ended the run"
         end = f"; {diagnosis.open_end}" if diagnosis.open_end else ""
@@ -137,9 +138,10 @@ _HOW_IT_ENDED = (
 def _first(diagnosis: Diagnosis) -> str:
     """The cause; behind what is certain, where it is the likely reason for that."""
     cause = diagnosis.causes[0]
-    named = f"{cause.failure.id}: {cause.title} ({cause.confidence})"
-    certain = "".join(f"{each.id} (certain); " for each in _explained(diagnosis))
-    return f"{certain}reason: {named}" if certain else named
+    certain = " and ".join(each.title for each in _explained(diagnosis))
+    if certain:
+        return f"{certain} (certain); {cause.confidence} reason: {cause.title}"
+    return f"{cause.failure.id}: {cause.title} ({cause.confidence})"
 
 
 def _explained(diagnosis: Diagnosis) -> list[Cause]:
@@ -234,10 +236,18 @@ def _lines_of(each: Consequence, diagnosis: Diagnosis) -> str:
 
 
 def _read(diagnosis: Diagnosis) -> str:
-    logs = f"{diagnosis.num_sources} log{'s' if diagnosis.num_sources != 1 else ''}"
-    parts = [logs, f"{diagnosis.num_lines:,} lines", units.format_bytes(diagnosis.num_bytes)]
-    if diagnosis.num_ranks:
-        parts.append(f"highest rank {diagnosis.num_ranks - 1}")
+    parts = [
+        counted(diagnosis.num_sources, "log"),
+        counted(diagnosis.num_lines, "line"),
+        units.format_bytes(diagnosis.num_bytes),
+    ]
+    if diagnosis.num_ranks and diagnosis.only_rank is None:
+        parts.append(f"ranks up to {diagnosis.num_ranks - 1}")
+    text = ", ".join(parts)
     if diagnosis.saturated:
-        parts.append(f"too frequent to count: {', '.join(diagnosis.saturated[:3])}")
-    return "; ".join(parts)
+        text += f"; too frequent to count: {', '.join(diagnosis.saturated[:3])}"
+    if diagnosis.only_rank is not None:
+        text += f"; only rank {diagnosis.only_rank} writes in it"
+        if not (diagnosis.causes and diagnosis.causes[0].confidence is Confidence.CERTAIN):
+            text += ": if there are other ranks, give their logs too"
+    return text

@@ -30,6 +30,7 @@ from paceline.check.diagnose.line import read_line
         ("2024-05-01T12:00:00.123456789Z stderr F bad thing", "bad thing", {}),
         ("[2024-05-01 12:00:00,1] [ERROR] [launch.py:3:main] bad", "bad", {"level": "E"}),
         ("[2024-05-01 12:00:00,1] [INFO] [axolotl.x:45] [PID:9] [RANK:3] ok", "ok", {"rank": 3}),
+        ('    "message": "MemoryError: std::bad_alloc",', 'MemoryError: std::bad_alloc",', {}),
         ("node1:1234:1300 [3] NCCL WARN bad", "NCCL WARN bad", {"host": "node1", "local_rank": 3}),
         (
             "Mar 21 02:07:08 node1 kernel: [12345.678901] NVRM: Xid (PCI:0000:3b:00): 13, x",

@@ -100,6 +100,11 @@ class Diagnosis:
     """Where no cause is known: failures whose words are like those of these lines. Unsure."""
 
     num_ranks: int | None = None
+    """The highest rank that writes in the logs, plus one."""
+
+    only_rank: int | None = None
+    """The rank that writes in the log, where there is one log and no other rank does."""
+
     num_bytes: int = 0
     num_lines: int = 0
     num_sources: int = 0

@@ -13,6 +13,7 @@ from paceline.catalog.load import read_shipped
 from paceline.check.diagnose.messages import spans
 from paceline.check.diagnose.precedence import Level
 from paceline.check.diagnose.seen import Seen, Watched
+from paceline.units import counted
 
 _NEAR = 6_000
 """Characters before the first failure that count as what the run was doing then. A guess: some
@@ -104,7 +105,7 @@ def _waits(at: Sequence[Watched]) -> str:
     who = f"rank{'s' * (len(ranks) > 1)} {spans(ranks)}" if ranks else "a rank"
     limit = next((f" {each.timeout_ms / 1000:.0f} s" for each in at if each.timeout_ms), "")
     told = sorted({each.op for each in at if each.op})
-    told += [f"{each.num_in} elements" for each in at if each.num_in is not None][:1]
+    told += [counted(each.num_in, "element") for each in at if each.num_in is not None][:1]
     return f"{who} waited{limit} in collective {at[0].seq}" + f" ({', '.join(told)})" * bool(told)
 
 

@@ -78,6 +78,7 @@ def judge(seen: Seen) -> Diagnosis:
         unknown=[] if found else unknown(seen),
         resembling=_resembling(seen, causes) if failed else [],
         num_ranks=max(seen.ranks) + 1 if seen.ranks else None,
+        only_rank=min(seen.ranks) if len(seen.ranks) == len(seen.sources) == 1 else None,
         num_bytes=sum(source.num_bytes for source in seen.sources),
         num_lines=sum(source.num_lines for source in seen.sources),
         num_sources=len(seen.sources),
