@@ -83,3 +83,12 @@ def test_plan_proves_its_first_layouts_and_lists_them_anew(job):
         "layout", "batch", "recompute", "simulated", "estimated", "proved", "estimate", "fits",
     ]  # fmt: skip
     assert len(rows) == 2
+
+
+def test_plan_for_another_engine_says_whose_code_was_proved(job):
+    megatron = ("--set", "engine=megatron", "--set", "layout.sharding=zero1")
+    asked = ("plan", job, *megatron, "--prove", "1")
+    done = paceline(*asked)
+    assert done.stdout.startswith("proved is Paceline's own runtime, not megatron"), done.stderr
+    (row,) = json.loads(paceline(*asked, "--json").stdout)
+    assert (row["engine"], row["proved"]) == ("megatron", "paceline")

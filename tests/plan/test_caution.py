@@ -63,6 +63,30 @@ def test_nodes_that_the_catalog_does_not_have_are_named_with_what_is_assumed_of_
         assert "cluster" not in cautions(*usual)
 
 
+PODS = ("engine=megatron", "cluster.accelerator=H100-SXM", "kubernetes.image=registry/train:1")
+
+
+@pytest.mark.parametrize("network", ["auto", "8x400Gb/s InfiniBand"])
+def test_pods_without_an_rdma_device_are_planned_over_tcp(network):
+    """The plan was of InfiniBand, and the objects had no device for it."""
+    asked = (*PODS, f"cluster.network={network}")
+    plan = plan_of(SMALL, *asked)
+    assert (plan.cluster.network_link, plan.cluster.network_bytes_per_s) == ("ethernet-100", 12.5e9)
+    what, fix = cautions(*asked)["network"]
+    assert ("not cluster.network" in what) == (network != "auto")
+    assert what.endswith("the rate of their network is not known, 100 Gb/s a node are assumed")
+    assert fix.startswith("set kubernetes.rdma_resource to")
+    with_device = plan_of(SMALL, *asked, "kubernetes.rdma_resource=rdma/hca")
+    assert with_device.cluster.network_link == "infiniband-ndr"
+    assert (with_device.estimate.step_s or 0) < (plan.estimate.step_s or 0)
+
+
+def test_a_declared_network_of_pods_without_rdma_is_theirs():
+    asked = (*PODS, "cluster.network=25GbE")
+    assert plan_of(SMALL, *asked).cluster.network_bytes_per_s == 25e9 / 8
+    assert "network" not in cautions(*asked)
+
+
 def test_host_memory_that_is_assumed_is_named_where_something_is_offloaded_and_can_be_set():
     offloads = ("cluster.nodes=1", "cluster.per_node=1", "cluster.accelerator=RTX-4090")
     large = JOB.replace("llama-3-8b", "llama-2-7b")

@@ -96,7 +96,8 @@ def command(
 
 
 def prove_candidates(job: Any, facts: Any, plan: Any, count: int, *, as_json: bool) -> None:
-    """Prove the first layouts of a plan and list them by what was proved: `plan --prove N`."""
+    """Prove the first layouts of a plan and list them by what was proved: `plan --prove N`. It is
+    always our own runtime (`proved`) that is proved, whatever the job's `engine`."""
     from paceline.errors import PacelineError
     from paceline.estimate import stage_memory
     from paceline.launch.prove import Prover
@@ -104,6 +105,7 @@ def prove_candidates(job: Any, facts: Any, plan: Any, count: int, *, as_json: bo
     from paceline.plan.plan import fastest_layouts
     from paceline.prove.compare import compare_with
     from paceline.prove.request import request_of
+    from paceline.report.proof_text import whose_code
     from paceline.report.table import format_table
     from paceline.units import format_bytes, format_seconds
 
@@ -111,7 +113,8 @@ def prove_candidates(job: Any, facts: Any, plan: Any, count: int, *, as_json: bo
     rows: list[tuple[tuple[bool, float], dict[str, Any]]] = []
     for number, (layout, price) in enumerate(fastest_layouts(job, facts, count), start=1):
         show(f"{number} of {count}: {layout.name}", err=True)
-        row: dict[str, Any] = {"layout": layout, "estimated_step_s": price.step_s}
+        row: dict[str, Any] = {"layout": layout, "engine": plan.engine, "proved": "paceline"}
+        row["estimated_step_s"] = price.step_s
         row["estimated_bytes"] = price.memory.allocated_bytes
         try:
             with Prover() as prover:
@@ -168,4 +171,6 @@ def prove_candidates(job: Any, facts: Any, plan: Any, count: int, *, as_json: bo
         "estimate",
         "fits",
     )
+    if plan.engine != "paceline":
+        show("\n".join(whose_code(plan.engine)))
     show(format_table([header, *table]))

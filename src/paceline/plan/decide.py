@@ -120,7 +120,9 @@ def _cluster_decisions(job: Job, cluster: Cluster) -> Iterator[Decision]:
         reason = f"usual for {cluster.accelerator}"
         if spec.rdma != "auto":
             reason = f"{cluster.network_link}, as cluster.rdma asks"
-        if spec.network != "auto":
+        if cluster.known["network_bytes_per_s"] == "estimated":
+            reason = "assumed: the pods' network is TCP, and its rate is not known"
+        elif spec.network != "auto":
             rdma = "with" if cluster.uses_rdma else "without"
             reason = f"as declared; latency is {cluster.network_link}'s, {rdma} RDMA" + (
                 ""

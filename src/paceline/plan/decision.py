@@ -82,6 +82,7 @@ class Caution:
         "gather",
         "cluster",
         "host memory",
+        "network",
         "efficiency",
         "sample length",
         "checkpoint",

@@ -44,10 +44,16 @@ def _headline(proof: Proof, engine: str) -> Iterator[str]:
     )
     yield _row("how", proof.fullest.how)
     if engine:
-        yield _row(
-            "engine", f"proved is Paceline's own runtime, not {engine}, which keeps other tensors;"
-        )
-        yield _row("", f"for this job {engine}'s estimate counts")
+        for label, line in zip(("engine", ""), whose_code(engine), strict=True):
+            yield _row(label, line)
+
+
+def whose_code(engine: str) -> tuple[str, str]:
+    """Two lines: which code a proof ran for a job of another engine."""
+    return (
+        f"proved is Paceline's own runtime, not {engine}, which keeps other tensors;",
+        f"for this job {engine}'s estimate counts",
+    )
 
 
 def _memory(proof: Proof, compared: Compared) -> Iterator[str]:

@@ -14,7 +14,7 @@ from paceline.catalog import (
 )
 from paceline.catalog.mig import RATES_WITHIN
 from paceline.errors import JobError
-from paceline.job import ClusterSpec, Job
+from paceline.job import ClusterSpec, Job, KubernetesSpec
 from paceline.topology.cards import (
     check_gpus_seen,
     check_one_kind,
@@ -61,12 +61,29 @@ def find_cluster(spec: ClusterSpec, job: Job, machine: Machine | None = None) ->
         JobError: The accelerator is unknown, the nodes differ, this machine has fewer than asked
             for or cannot show its GPUs, or the job's own catalog file is wrong.
     """
+    catalog = load_catalog(find_catalog_file(job.folder, spec.catalog))
+    cluster = _find(spec, job, machine, catalog)
+    if not (cluster.uses_rdma and lacks_rdma(job)):
+        return cluster
+    wired = [link for link in catalog.links.values() if link.kind == "tcp"]
+    usual = min(wired, key=lambda link: abs(link.bytes_per_s - (cluster.network_bytes_per_s or 0)))
+    estimated: dict[str, Known] = {"network_bytes_per_s": "estimated"}
+    return replace(cluster.over_network(usual), known={**cluster.known, **estimated})
+
+
+def lacks_rdma(job: Job) -> bool:
+    """Whether the job's nodes are pods that ask for no RDMA device: they talk over TCP, whatever
+    the cluster's NICs can do."""
+    pods, asks = job.spec.kubernetes, job.spec.cluster.rdma is True
+    return pods != KubernetesSpec() and pods.rdma_resource is None and not asks
+
+
+def _find(spec: ClusterSpec, job: Job, machine: Machine | None, catalog: Catalog) -> Cluster:
     declared = matrix_of(spec, job)
     links_of = with_links if machine is None and declared is None else (lambda seen: seen)
     machine = machine or find_local_machine()
     if declared is not None:
         machine = replace(machine, topology=declared)
-    catalog = load_catalog(find_catalog_file(job.folder, spec.catalog))
     if spec.accelerator == "auto":
         check_gpus_seen(machine, job.where("cluster.accelerator"), "set cluster.accelerator to cpu")
     here = spec.accelerator in ("auto", "cpu")
