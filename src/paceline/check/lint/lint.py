@@ -11,7 +11,6 @@ from typing import Any
 from paceline.check.finding import Finding, Severity, finding_data, in_reading_order
 from paceline.check.lint.across import (
     Start,
-    check_across,
     check_beside,
     context_for,
     names_file,
@@ -190,9 +189,6 @@ def lint_files(
         found = judged.over(path, config.kind, partial(check_config, config, own))
         if config.kind == "job" and not found:
             judged.findings += check_planned(path, config.document, planned(path))
-    if configs:
-        across = partial(check_across, configs, once, context)
-        judged.over(configs[0].path, "check_across", across)
     broken = set(judged.broken)
     root = commonprefix([f"{path.rpartition('/')[0]}/" for path in sources]).rpartition("/")[0]
     worst = _worst(_in_test(one, root) for one in judged.findings)
