@@ -114,6 +114,74 @@ def test_a_router_that_does_not_renorm_takes_the_softmax_first(tmp_path):
     assert words(model=model)["--moe-router-pre-softmax"] == "yes"
 
 
+DEEPSEEK = {"decoder": None, "preset": "deepseek-v3"}
+LARGE = {"nodes": 256}
+
+
+def test_deepseek_v3_is_written_with_latent_attention_its_router_and_dense_first_layers():
+    """Flags of Megatron-LM's own examples/megatron_fsdp/sbatch_mfsdp_deepseek_v3.sh."""
+    found = words(model=DEEPSEEK, cluster=LARGE, engine="megatron", train={"global_batch": 4096})
+    expected = {
+        "--multi-latent-attention": "yes",
+        "--moe-layer-freq": "([0]*3+[1]*58)",
+        "--ffn-hidden-size": "18432",
+        "--moe-ffn-hidden-size": "2048",
+        "--moe-shared-expert-intermediate-size": "2048",
+        "--num-experts": "256",
+        "--moe-router-topk": "8",
+        "--moe-router-score-function": "sigmoid",
+        "--moe-router-enable-expert-bias": "yes",
+        "--moe-router-topk-scaling-factor": "2.5",
+        "--moe-router-num-groups": "8",
+        "--moe-router-group-topk": "4",
+        "--q-lora-rank": "1536",
+        "--kv-lora-rank": "512",
+        "--qk-head-dim": "128",
+        "--qk-pos-emb-head-dim": "64",
+        "--v-head-dim": "128",
+        "--norm-epsilon": "1e-06",
+        "--rope-type": "rope",
+    }
+    assert {name: found.get(name) for name in expected} == expected
+    assert "--group-query-attention" not in found
+
+
+@pytest.mark.parametrize(
+    ("changes", "written"),
+    [
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 40, "mscale": 1, "mscale_all_dim": 1}},
+            {"--rope-type": "yarn", "--rotary-scaling-factor": "40", "--mscale-all-dim": "1"},
+        ),
+        ({"n_group": 1}, {"--moe-router-num-groups": None}),
+        ({"rope_scaling": {"type": "yarn", "factor": 2, "beta_fast": 16}}, "another YaRN"),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, "stretched as linear"),
+        ({"norm_topk_prob": False}, "experts that do not add up to 1"),
+    ],
+)
+def test_a_deepseek_of_ones_own_is_written_as_it_is_or_refused(tmp_path, changes, written):
+    config = dict(load_published_configs()["deepseek-v3"].config) | {"num_hidden_layers": 6}
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    model = {"decoder": None, "preset": None, "hf_config": str(tmp_path / "config.json")}
+    asked = {"model": model, "cluster": {"nodes": 32}, "engine": "megatron"}
+    if isinstance(written, str):
+        with pytest.raises(RenderError, match=written):
+            rendered("megatron", **llama(**asked))
+        return
+    found = words(**asked)
+    assert {name: found.get(name) for name in written} == written
+
+
+def test_bridge_has_a_provider_of_its_own_for_latent_attention():
+    asked = {"model": DEEPSEEK, "cluster": LARGE, "train": {"global_batch": 4096}}
+    found = rendered("megatron-bridge", **llama(**asked, engine="megatron-bridge"))
+    text = found.files["recipe.py"]
+    assert "models.mla_provider import MLAModelProvider" in text
+    assert "model=MLAModelProvider(" in text
+    assert "moe_layer_freq=([0]*3+[1]*58)," in text
+    assert "GPTModelProvider" not in text
+
+
 @pytest.mark.parametrize(
     ("layout", "engine", "oldest"),
     [

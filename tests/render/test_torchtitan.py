@@ -82,6 +82,31 @@ def test_experts_are_those_of_qwen3_and_have_their_ranks(check_golden):
     check_golden("torchtitan/experts", found)
 
 
+@pytest.mark.parametrize("size", ["20b", "120b"])
+def test_gpt_oss_is_the_one_of_torchtitans_registry(size):
+    changes = {"model": {"preset": f"gpt-oss-{size}"}, "cluster": {"nodes": 8}}
+    found = rendered("torchtitan", **titan(**changes, engine="torchtitan"))
+    text = found.files[f"{MODULE}.py"]
+    ast.parse(text)
+    assert "from torchtitan.models import gpt_oss as family\n" in text
+    registered = (
+        f'family.model_registry("{size}", moe_comm_backend="standard", attn_backend="flex")'
+    )
+    assert registered in text
+    assert "VOCABULARY = 201088\n" in text
+
+
+def test_a_gpt_oss_of_other_sizes_or_in_fp8_is_refused(tmp_path):
+    config = dict(load_published_configs()["gpt-oss-20b"].config)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 12}))
+    small = {"preset": None, "hf_config": str(tmp_path / "config.json")}
+    with pytest.raises(RenderError, match="of Qwen3's, and gpt-oss"):
+        rendered("torchtitan", **titan(model=small))
+    fp8 = {"model": {"preset": "gpt-oss-20b"}, "train": {"precision": "fp8"}}
+    with pytest.raises(RenderError, match=r"fix: .*train\.precision: bf16"):
+        rendered("torchtitan", **titan(**fp8, cluster={"nodes": 8}))
+
+
 def test_the_planner_proposes_expert_ranks_for_torchtitan():
     _, job = planned(**titan(model={"preset": "qwen3-30b-a3b"}))
     found = [layout for layout, _ in fastest_layouts(job, None, 2000) if layout.expert > 1]

@@ -43,6 +43,7 @@ from paceline.render.text import commented, header
 
 _SINCE = {
     "--pipeline-model-parallel-layout": "0.13",
+    "--rope-type": "0.14",
     "--use-megatron-fsdp": "0.14",  # --use-custom-fsdp before
 }
 """Flags that are newer than core_v0.12.0 -> the first core version that has them. All others that

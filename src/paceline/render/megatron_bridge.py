@@ -119,8 +119,10 @@ def _recipe(plan: Plan, job: Job) -> str:
     rates = {name: schedule.pop(name) for name in ("lr", "min_lr")}
     shards = plan.layout.sharding != "none" and plan.layout.data * plan.layout.context > 1
     offloads = plan.layout.offload != "none"
+    is_latent = plan.profile.blocks[0].kv_rank > 0
+    provider = "MLAModelProvider" if is_latent else "GPTModelProvider"
     parts = [
-        *_call("model", "GPTModelProvider", _model(plan, job)),
+        *_call("model", provider, _model(plan, job)),
         *_call("train", "TrainingConfig", batch_words(plan, job) | _evaluation(plan, job)),
         *_call(
             "optimizer",
@@ -179,6 +181,8 @@ def _recipe(plan: Plan, job: Job) -> str:
     ]
     data = None if job.spec.data.corpus == "mock" else prefixes_of(job)
     imports = _IMPORTS.replace("def config()", f"DATA = {data!r}\n\n\ndef config()")
+    if is_latent:
+        imports = imports.replace("gpt_provider import GPTModelP", "mla_provider import MLAModelP")
     if plan.attention != "auto":
         kernels = "from megatron.core.transformer.enums import AttnBackend\n"
         imports = imports.replace("\n\n\nDATA", f"\n{kernels}\n\nDATA")
@@ -211,6 +215,8 @@ def _model(plan: Plan, job: Job) -> Words:
     words = model_words(plan, job) | parallel_words(plan)
     gelu = learned_positions(plan.profile) > 0
     words["activation_func"] = _Code(f"torch.nn.functional.{'gelu' if gelu else 'silu'}")
+    if "moe_layer_freq" in words:
+        words["moe_layer_freq"] = _Code(words["moe_layer_freq"])
     if plan.attention != "auto":
         words["attention_backend"] = _Code(f"AttnBackend.{plan.attention}")
     if plan.layout.pipeline > 1:

@@ -11,6 +11,7 @@ from paceline.profile import DecoderShape, ModelProfile
 from paceline.render.device import accelerator_refusals
 from paceline.render.engine import ANY_MODEL, Gap
 from paceline.render.megatron_words import (
+    deepseek_differs,
     learned_positions,
     prefixes_of,
     tokenizer_of,
@@ -64,16 +65,17 @@ def model_gaps(
     profile: ModelProfile, decoder: DecoderShape | None, config: Mapping[str, Any]
 ) -> Iterator[Gap]:
     """A model that these words do not describe, whatever the layout."""
-    kinds = profile.blocks
-    reason = (
-        _foreign(profile, decoder, config) if len(kinds) == 1 else f"{len(kinds)} kinds of blocks"
-    )
+    kinds = len(profile.blocks)
+    if config.get("model_type") == "deepseek_v3":
+        reason = deepseek_differs(profile, config)
+    else:
+        reason = _foreign(profile, decoder, config) if kinds == 1 else f"{kinds} kinds of blocks"
     if reason:
         yield Gap(
             what=f"the model {profile.name}",
             where="model",
-            why="these files describe decoders like Llama (RMSNorm, rotary positions, gates) and "
-            f"like GPT-2; this one has {reason}",
+            why="these files describe decoders like Llama (RMSNorm, rotary positions, gates), "
+            f"GPT-2 and DeepSeek-V3; this one has {reason}",
             nearest=None,
             engines=ANY_MODEL,
             fix="start the recipe of the model's own family yourself, which Paceline does not plan",
@@ -160,7 +162,7 @@ def _training_gaps(plan: Plan, job: Job) -> Iterator[Gap]:
             why="the model's config.json has no rope_theta",
             nearest="10000, Megatron's default: set the model's own",
         )
-    if plan.profile.blocks[0].experts and router_coefficient(job):
+    if plan.profile.blocks[-1].experts and router_coefficient(job):
         yield Gap(
             what="the balancing loss as transformers defines it",
             where="train.router_loss",

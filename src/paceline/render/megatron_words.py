@@ -5,6 +5,7 @@ Source of the words: megatron-core 0.16.1, core/transformer/transformer_config.p
 core/model_parallel_config.py; Megatron-LM core_r0.16, megatron/training/arguments.py.
 """
 
+from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
@@ -15,7 +16,7 @@ from paceline.job.train_rules import decay_steps
 from paceline.parallel.stages import is_v_shaped, num_stages
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
-from paceline.profile import ModelProfile
+from paceline.profile import Block, ModelProfile
 from paceline.render.model import config_of, is_renormed, rotary_base, router_coefficient
 from paceline.render.shell import presence_lines
 
@@ -108,7 +109,7 @@ def model_words(plan: Plan, job: Job) -> Words:
         "ffn_hidden_size": block.ffn or block.expert_ffn,
         "num_attention_heads": block.heads,
         "num_query_groups": block.kv_heads,
-        "kv_channels": block.head_dim,
+        "kv_channels": block.value_dim if block.kv_rank else block.head_dim,
         "normalization": "LayerNorm" if is_gpt else "RMSNorm",
         "layernorm_epsilon": config_of(job).get("rms_norm_eps", 1e-5)
         if shape is None
@@ -116,27 +117,84 @@ def model_words(plan: Plan, job: Job) -> Words:
         "gated_linear_unit": not is_gpt,
         "add_bias_linear": is_gpt,
         "add_qkv_bias": shape is not None and shape.qkv_bias,
-        "qk_layernorm": block.query_key_norm,
+        "qk_layernorm": block.query_key_norm or block.kv_rank > 0,
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
     }
-    if block.experts:
+    routed = next((each for each in profile.blocks if each.experts), None)
+    if routed is not None:
         found |= {
-            "num_moe_experts": block.experts,
-            "moe_router_topk": block.experts_per_token,
-            "moe_ffn_hidden_size": block.expert_ffn,
+            "num_moe_experts": routed.experts,
+            "moe_router_topk": routed.experts_per_token,
+            "moe_ffn_hidden_size": routed.expert_ffn,
             "moe_token_dispatcher_type": "alltoall",
             **_router_words(job),
         }
-        if block.shared_ffn:
-            found["moe_shared_expert_intermediate_size"] = block.shared_ffn
+        if routed.shared_ffn:
+            found["moe_shared_expert_intermediate_size"] = routed.shared_ffn
+        if len(profile.blocks) > 1:
+            parts = (f"[{int(each.experts > 0)}]*{each.count}" for each in profile.blocks)
+            found["moe_layer_freq"] = f"({'+'.join(parts)})"
+    return found | (_latent_words(block, job) if block.kv_rank else {})
+
+
+def _latent_words(block: Block, job: Job) -> Words:
+    """Attention of DeepSeek-V3. What YaRN has besides is Megatron's default for it, and no flag of
+    core 0.16.1: `deepseek_differs` refuses other values."""
+    found: Words = {
+        "multi_latent_attention": True,
+        "kv_lora_rank": block.kv_rank,
+        "qk_head_dim": block.head_dim - block.rope_dim,
+        "qk_pos_emb_head_dim": block.rope_dim,
+        "v_head_dim": block.value_dim,
+        "rope_type": "rope",
+    }
+    if block.query_rank:
+        found["q_lora_rank"] = block.query_rank
+    if yarn := yarn_of(config_of(job)):
+        found |= {"rope_type": "yarn", "rotary_scaling_factor": float(yarn["factor"])}
+        found |= {name: float(yarn.get(name, 0)) for name in ("mscale", "mscale_all_dim")}
     return found
+
+
+def yarn_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """How a config.json stretches rotary positions; empty where it does not."""
+    stretched = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = stretched.get("rope_type", stretched.get("type", "default"))
+    return stretched if kind != "default" else {}
+
+
+def deepseek_differs(profile: ModelProfile, config: Mapping[str, Any]) -> str:
+    """What these words cannot say of a DeepSeek-V3; empty where they say all."""
+    yarn, usual = yarn_of(config), {"beta_fast": 32, "beta_slow": 1}
+    usual["original_max_position_embeddings"] = 4096
+    kind = yarn.get("rope_type", yarn.get("type", "yarn"))
+    checks = {
+        "other norms or biases": any(
+            block.vector_parameters != 2 * block.hidden + block.query_rank + block.kv_rank
+            for block in profile.blocks
+        ),
+        "weights of experts that do not add up to 1": not config["norm_topk_prob"],
+        f"rotary positions stretched as {kind}": kind != "yarn",
+        "another YaRN": any(yarn.get(name, value) != value for name, value in usual.items()),
+    }
+    return next((name for name, has in checks.items() if has), "")
 
 
 def _router_words(job: Job) -> Words:
     """Routed experts beyond their sizes. Megatron Core takes the softmax of the chosen experts
     alone, as Mixtral, unless it is told to take it before (transformer_config.py, 0.16.1)."""
+    config = config_of(job)
     found: Words = {"moe_router_pre_softmax": not is_renormed(job)}
+    if config.get("model_type") == "deepseek_v3":
+        found = {
+            "moe_router_score_function": "sigmoid",
+            "moe_router_enable_expert_bias": True,
+            "moe_router_topk_scaling_factor": float(config["routed_scaling_factor"]),
+        }
+        if config["n_group"] > 1:
+            found["moe_router_num_groups"] = config["n_group"]
+            found["moe_router_group_topk"] = config["topk_group"]
     if balance := router_coefficient(job):
         found |= {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": balance}
     return found

@@ -11,7 +11,21 @@ from paceline.profile import resolve_config
 def config_of(job: Job) -> Mapping[str, Any]:
     """The model's config.json; empty where it has none, and of published ones their sizes."""
     found = resolve_config(job)
-    return {} if found is None else found.config
+    if found is None:
+        return {}
+    config = found.config
+    return dict(_DEEPSEEK_V3 if config.get("model_type") == "deepseek_v3" else {}) | dict(config)
+
+
+_DEEPSEEK_V3: Mapping[str, Any] = {
+    "n_group": 8,
+    "topk_group": 4,
+    "routed_scaling_factor": 2.5,
+    "norm_topk_prob": True,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000,
+}
+"""What a config.json leaves to transformers: `DeepseekV3Config`."""
 
 
 def is_renormed(job: Job) -> bool:

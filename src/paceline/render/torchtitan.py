@@ -1,8 +1,8 @@
 """torchtitan: its job as a Python function of its config classes, and the script that starts it.
 
 Since 0.3 torchtitan has no TOML: `--module` and `--config` name a function that returns a
-`Trainer.Config`. Leaves out: models other than those of Llama's shape and Qwen3's, dense or with
-routed experts; its registry has more.
+`Trainer.Config`. Leaves out: models other than those of Llama's shape, Qwen3's, dense or with
+routed experts, and gpt-oss; its registry has more.
 """
 
 from json import dumps
@@ -22,10 +22,10 @@ from paceline.render.environment import (
     restart_words,
     torchrun_options,
 )
-from paceline.render.model import rotary_base
+from paceline.render.model import config_of, rotary_base
 from paceline.render.shell import presence_lines, script
 from paceline.render.text import commented, header
-from paceline.render.torchtitan_gaps import VERSION, is_torchtitan, titan_gaps
+from paceline.render.torchtitan_gaps import VERSION, is_torchtitan, registered, titan_gaps
 from paceline.render.torchtitan_gaps import model_gaps as model_gaps
 
 MODULE = "paceline_job"
@@ -100,7 +100,7 @@ def _config(plan: Plan, job: Job) -> str:
     per_rank = layout.micro_batch * (layout.accumulation if layout.pipeline > 1 else 1)
     lines = [
         commented(about).rstrip("\n"),
-        _IMPORTS.format(imports=_LLAMA if plan.decoder is not None else _QWEN),
+        _imports(plan, job),
         *_model(plan, job),
         "def adamw(pattern: str, weight_decay: float) -> ParamGroupConfig:",
         "    values = {",
@@ -176,14 +176,15 @@ from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersCon
 from torchtitan.components.optimizer.optimizer import ParamGroupConfig
 from torchtitan.config import CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
-from torchtitan.distributed.pipeline_parallel import pipeline_llm
-from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
-from torchtitan.models.common import Embedding, Linear
+{pipeline}from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
 {imports}from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.trainer import Trainer
 """
 
 
+_PIPELINE = "from torchtitan.distributed.pipeline_parallel import pipeline_llm\n"
+_PARTS = "from torchtitan.models.common import Embedding, Linear\n"
+_REGISTERED = "from torchtitan.models import gpt_oss as family\n"
 _LLAMA = """from torchtitan.models import llama3 as family
 from torchtitan.models.common import ComplexRoPE, RMSNorm
 from torchtitan.models.llama3.model import Llama3Model
@@ -197,8 +198,29 @@ from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 """
 
 
+def _imports(plan: Plan, job: Job) -> str:
+    """What the file needs of torchtitan; a model of its registry brings its own parts."""
+    if registered(config_of(job)):
+        return _IMPORTS.format(pipeline="", imports=_REGISTERED)
+    family = _LLAMA if plan.decoder is not None else _QWEN
+    return _IMPORTS.format(pipeline=_PIPELINE, imports=_PARTS + family)
+
+
 def _model(plan: Plan, job: Job) -> list[str]:
-    """Lines for a model of the plan's own sizes, put together as torchtitan's registry does it."""
+    """Lines for a model of torchtitan's registry, or one of the plan's own sizes, put together as
+    the registry does it."""
+    attention = "varlen" if plan.attention == "flash" else "flex"
+    if name := registered(config_of(job)):
+        asked = f'moe_comm_backend="standard", attn_backend="{attention}"'
+        return [
+            f"VOCABULARY = {plan.profile.head_outputs}",
+            "",
+            "",
+            "def model() -> ModelSpec:",
+            f'    return family.model_registry("{name}", {asked})',
+            "",
+            "",
+        ]
     profile, block, is_llama = plan.profile, plan.profile.blocks[0], plan.decoder is not None
     tied, name = profile.tied, "Llama3" if is_llama else "Qwen3"
     head = "_output_linear_init(width)" if is_llama else "_LINEAR_INIT"
@@ -232,7 +254,7 @@ def _model(plan: Plan, job: Job) -> list[str]:
         f"        n_kv_heads={block.kv_heads},",
         *(f"        {each}," for each in layers),
         "        rope=rope,",
-        f'        attn_backend="{"varlen" if plan.attention == "flash" else "flex"}",',
+        f'        attn_backend="{attention}",',
         "    )",
         f"    config = {name}Model.Config(",
         "        dim=width,",

@@ -44,17 +44,26 @@ def _refusals(plan: Plan, job: Job) -> Iterator[Gap]:
     )
     yield from model_gaps(plan.profile, plan.decoder, config_of(job))
     yield from precision_gaps(plan, _PRECISIONS)
+    if plan.precision == "fp8" and registered(config_of(job)):
+        yield Gap(
+            what=f"{plan.profile.name} in fp8",
+            where="train.precision",
+            why="torchtitan's float8 converters were not tried with gpt-oss's experts",
+            nearest=None,
+            fix="train.precision: bf16",
+        )
 
 
 def model_gaps(
     profile: ModelProfile, shape: DecoderShape | None, config: Mapping[str, Any]
 ) -> Iterator[Gap]:
     """A model that these files do not describe, whatever the layout."""
-    if not _is_qwen(profile, config) and (shape is None or shape.qkv_bias):
+    is_known = _is_qwen(profile, config) or registered(config)
+    if not is_known and (shape is None or shape.qkv_bias):
         yield Gap(
             what=f"the model {profile.name}",
             where="model",
-            why="these files describe models of Llama's shape, and of Qwen3's",
+            why="these files describe models of Llama's shape, of Qwen3's, and gpt-oss",
             nearest=None,
             engines=ANY_MODEL,
             fix="start the --module of the model's own family yourself, which Paceline does "
@@ -68,6 +77,31 @@ def model_gaps(
             nearest=None,
             engines=ANY_MODEL,
         )
+
+
+_GPT_OSS = {
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "vocab_size": 201_088,
+}
+"""What models/gpt_oss/__init__.py of 0.3.0 has in all its sizes but the one for tests, in the words
+of config.json."""
+
+_FLAVORS = {(24, 32): "20b", (36, 128): "120b"}
+"""Layers and experts -> the name of a size of gpt-oss."""
+
+
+def registered(config: Mapping[str, Any]) -> str:
+    """Name of a gpt-oss in torchtitan's registry; empty for every other model."""
+    sizes = config.get("num_hidden_layers", 0), config.get("num_local_experts", 0)
+    is_one = config.get("model_type") == "gpt_oss"
+    is_one = is_one and all(config.get(key) == value for key, value in _GPT_OSS.items())
+    return _FLAVORS.get(sizes, "") if is_one else ""
 
 
 def _is_qwen(profile: ModelProfile, config: Mapping[str, Any]) -> bool:
