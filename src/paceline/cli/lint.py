@@ -87,10 +87,10 @@ def command(
 
     PATH is a file or a folder. Read are Python programs (PyTorch, Accelerate, Trainer, Lightning,
     DeepSpeed), shell and batch scripts, Accelerate's YAML, DeepSpeed's JSON, Kubernetes manifests,
-    NeMo's YAML, environment files, Dockerfiles, and Paceline's job file
-    and plan: each by itself, and all of them together. A job for declared accelerators is
-    planned; nothing is run. In all of these and in notebooks, keys and passwords are found, unless
-    git ignores the file.
+    NeMo's YAML, environment files, Dockerfiles, and Paceline's job file and plan: each by itself,
+    and all of them together. A job is planned, unless it is for whatever machine runs it; nothing
+    is run. In all of these and in notebooks, keys and passwords are found, unless git ignores the
+    file.
 
     A comment `# paceline: ignore[id] reason` on the line answers a finding; `paceline explain ID`
     explains why it matters.
@@ -171,9 +171,11 @@ def command(
 
 
 def _say_unread(unread: "list[Unread]", linted: "Linted", sources: "Sources") -> None:
-    """To standard error: what could not be read, and named files that are of no known kind."""
+    """To standard error: what could not be read or planned, and named files of no known kind."""
     for each in unread:
         click.echo(f"{each} (not linted)", err=True)
+    for each in linted.not_planned:
+        click.echo(f"{each.path}: not planned: {each.what}; `paceline plan` judges it", err=True)
     said = {one.path for one in unread} | set(linted.kinds)
     for path in sources.named:
         if path not in said:

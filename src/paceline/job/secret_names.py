@@ -15,12 +15,28 @@ _SURE = re.compile(r"PASSWORD|(?<!NO)PASSWD|PASSPHRASE|APIKEY|SECRET$|^PWD$")
 _TOKEN = re.compile("(ACCESS|API|AUTH|BEARER|BOT|DEPLOY|GITHUB|GIT|HF|REFRESH|SESSION|USER)?TOKEN")
 """In one word of a name: a secret wherever it stands."""
 
-_ABOUT = {"FILE", "PATH", "DIR", "NAME", "NAMES", "ARN", "STDIN", "LENGTH", "SIZE", "TYPE", "REF"}
+_ABOUT = {
+    *("FILE", "PATH", "DIR", "NAME", "NAMES", "ARN", "STDIN", "LENGTH", "SIZE", "TYPE", "REF"),
+    *("HASH", "DIGEST", "SHA", "ID", "URL", "URI"),
+}
 """Last words of what says where a secret is, or how it is made: `HF_TOKEN_PATH`."""
 
 _ORDINARY_TOKENS = {
     *("PAD", "EOS", "BOS", "UNK", "MASK", "SEP", "CLS", "SPECIAL", "IMAGE", "AUDIO", "START"),
-    *("END", "STOP", "NEXT", "LAST", "FIRST", "PER", "MAX", "MIN", "NUM", "DECODER", "PREFIX"),
+    *(
+        "END",
+        "STOP",
+        "NEXT",
+        "SAMPLE",
+        "LAST",
+        "FIRST",
+        "PER",
+        "MAX",
+        "MIN",
+        "NUM",
+        "DECODER",
+        "PREFIX",
+    ),
 }
 """Before `token`: one of a text."""
 
@@ -123,8 +139,9 @@ class Named:
 
     @property
     def looks_made(self) -> bool:
-        """Whether a part of the value has letters and digits, is as long as passwords are, and has
-        more than a few different characters (`1x000000AA` is a key for trying out).
+        """Whether a part of the value has letters and digits that alternate, is as long as
+        passwords are, and has more than a few different characters (`1x000000AA` is a key for
+        trying out).
 
         Words (`token = "next"`), numbers, versions and names of several words
         (`x-aws-ec2-metadata-token`) are no secrets, whatever they are called; nor is a value that
@@ -136,9 +153,13 @@ class Named:
             and len(set(part)) > _SHORTEST // 2
             and re.search(r"\d", part)
             and re.search(r"[A-Za-z]", part)
+            and len(_KINDS.findall(part)) > _NUMBERED
             for part in re.split(r"[-./:]", plain)
         )
 
+
+_KINDS, _NUMBERED = re.compile("[a-z]+|[A-Z]+|[0-9]+|[^A-Za-z0-9]+"), 2
+"""Runs of one kind of character; a word with a number (`embedding2`) has two."""
 
 _SHORTEST = 8
 """Characters of a password: NIST SP 800-63B, 5.1.1.2."""
@@ -146,7 +167,13 @@ _SHORTEST = 8
 
 def says_what_it_is(value: str) -> bool:
     """Whether a value speaks of a secret: it names one, or stands for one (`weak_password`)."""
-    return re.search(r"(?i)pass|secret|token|key", value) is not None
+    return _SAYS.search(value) is not None
+
+
+_SAYS = re.compile(
+    r"(?i)pass|secret|token|key|test|demo|dummy|fake|example|sample|placeholder|changeme|12345|"
+    r"abcdef"
+)
 
 
 @lru_cache(maxsize=4096)  # files of one rendering, and those of one repository, share most lines

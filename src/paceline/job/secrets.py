@@ -111,6 +111,11 @@ def _is_issued(match: re.Match[str]) -> bool:
 _PLACE = re.compile(r"[xX*]{8}$|(?i:abcdefgh)|12345678")
 """In a place for a token: `hf_xxxxxxxx`, or letters and digits as one counts, `sk-abcdefgh`."""
 
+_THIS_MACHINE = re.compile(
+    r"@(localhost|127\.|0\.0\.0\.0|\[::1\]|[\w.-]*\bexample\b)", re.IGNORECASE
+)
+"""After a password in a URL: a server for trying out, or one that is none (RFC 2606)."""
+
 _NAMED_SO = re.compile("pass|secret|pwd|token|key|login|bearer|basic", re.IGNORECASE)
 """In every name that `find_under_name` takes for a secret's, and in every call that takes one."""
 
@@ -155,7 +160,8 @@ def find_in_lines(text: str, form: Form = "text") -> Iterator[Secret]:
         kind = next(forms, None)
         if kind is not None:
             in_url = "value" in _FORMS[kind].groupindex  # of anybody's own making
-            yield Secret(number, kind, "made" if in_url else "issued")
+            is_here = in_url and _THIS_MACHINE.search(line)
+            yield Secret(number, kind, "word" if is_here else "made" if in_url else "issued")
         elif len(line) <= _LONGEST_LINE and (
             named := find_in_text(line, form) or entries.get(number)
         ):

@@ -99,22 +99,26 @@ def check_reduction(job: Job, plan: Plan) -> Iterator[Problem]:
         yield problem
 
 
-def plan_of_file(path: Path) -> Plan | PacelineError | None:
+def plan_of_file(path: Path) -> Plan | PacelineError | str | None:
     """What `paceline plan` makes of a job file, or refuses; data are not looked at, and no code of
-    the job is run. None of a program that is only started, of a job for the machine that it is read
-    on, which says nothing of the one that it will run on, and of a model that only its own code can
-    count."""
+    the job is run. Of a job for CPUs the refusals alone: how fast this machine is, and how much
+    memory it has, says nothing of the next. A reason, where a job is not planned; None of a program
+    that is only started."""
     try:
         if load_script(path) is not None:
             return None
         job = load_job(path, count=uncounted)
-        if job.spec.cluster.accelerator in ("auto", "cpu") or job.spec.model.factory is not None:
-            return None
-        plan = plan_job(job)
+        spec = job.spec
+        if spec.cluster.accelerator == "auto":
+            return "cluster.accelerator auto is the machine that it runs on"
+        if spec.model.factory is not None:
+            return "only the code of model.factory can count its model"
+        is_cpu = spec.cluster.accelerator == "cpu"
+        plan = plan_job(job, must_fit=not is_cpu, advise=not is_cpu)
         check_planned(job, plan)
     except PacelineError as error:
         return error
-    return plan
+    return plan if not is_cpu else None
 
 
 _NOTED = ("R015", "H025", "J007")

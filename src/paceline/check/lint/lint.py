@@ -33,7 +33,7 @@ from paceline.check.lint.facts.source import (
 from paceline.check.lint.judged import Judged, Unread
 from paceline.check.lint.memory import Memory
 from paceline.check.lint.rules import RULES
-from paceline.check.lint.secrets import SECRET, check_secrets_in
+from paceline.check.lint.secrets import LOOKS_REAL, SECRET, check_secrets_in
 from paceline.check.lint.stated import context_from_launch
 from paceline.check.lint.suppress import apply_suppressions, suppressions_in
 
@@ -55,6 +55,9 @@ class Linted:
     without_parser: list[Unread]
     """Shell commands that were not read: what reads them is not installed."""
 
+    not_planned: list[Unread]
+    """Job files whose plan was not judged, and why."""
+
 
 def linted_data(
     linted: Linted, shown: Sequence[Finding], unread: Sequence[Unread]
@@ -68,6 +71,7 @@ def linted_data(
         "findings": [finding_data(each) for each in shown],
         "answered": [finding_data(each) for each in linted.answered],
         "unread": [{"path": each.path, "line": each.line, "what": each.what} for each in unread],
+        "not_planned": [{"path": each.path, "what": each.what} for each in linted.not_planned],
         "files": dict(linted.kinds),
     }
 
@@ -183,12 +187,16 @@ def lint_files(
     for one in judge_all(reading.judge, [path for path in programs if path not in kept_ones]):
         judged.take(one)
         memory.keep_program(one)
+    not_planned: list[Unread] = []
     for config in configs:
         path = config.path
         own = context_for(path, context, starts, configs)
         found = judged.over(path, config.kind, partial(check_config, config, own))
         if config.kind == "job" and not found:
-            judged.findings += check_planned(path, config.document, planned(path))
+            plan = planned(path)
+            judged.findings += check_planned(path, config.document, plan)
+            if isinstance(plan, str):
+                not_planned.append(Unread(path=path, line=None, what=plan))
     broken = set(judged.broken)
     root = commonprefix([f"{path.rpartition('/')[0]}/" for path in sources]).rpartition("/")[0]
     worst = _worst(_in_test(one, root) for one in judged.findings)
@@ -200,6 +208,7 @@ def lint_files(
         # Tests hold files that are broken on purpose.
         unread=[one for one in judged.unread if not is_test(one.path.removeprefix(root))],
         without_parser=judged.without_parser,
+        not_planned=not_planned,
         kinds={path: kinds[path] for path in sources if path in kinds and path not in broken},
     )
 
@@ -222,12 +231,14 @@ def _look(path: str, source: bytes) -> tuple[Judged, Config | None]:
 
 
 def _in_test(finding: Finding, root: str) -> Finding:
-    """A finding in a test, which calls things as training does not. A secret is one anywhere.
+    """A finding in a test, which calls things as training does not. A secret of an issuer's form is
+    one anywhere.
 
     Args:
         root: The folder of all files: what is in it was asked for, whatever it is called.
     """
-    if finding.id == SECRET or not is_test(finding.where.path.removeprefix(root)):
+    is_issued = finding.id == SECRET and LOOKS_REAL not in finding.what
+    if is_issued or not is_test(finding.where.path.removeprefix(root)):
         return finding
     return replace(finding, severity=Severity.INFO)
 
@@ -269,12 +280,14 @@ def is_python(path: str, source: bytes) -> bool:
 def _worst(findings: Iterable[Finding]) -> list[Finding]:
     """The worst finding for a failure and line.
 
-    JSON may stand in one line: there, each that says something else is kept.
+    JSON may stand in one line, and a line of a job file has several keys: there, each that says
+    something else is kept.
     """
     kept: dict[tuple[str, str, int | None, str], Finding] = {}
     levels = list(Severity)
     for one in findings:
-        what = one.what if one.where.path.endswith(".json") else ""
+        is_each = one.where.path.endswith(".json") or one.id == "job-file"
+        what = one.what if is_each else ""
         key = (one.where.path, one.id, one.where.line, what)
         if key not in kept or levels.index(one.severity) < levels.index(kept[key].severity):
             kept[key] = one

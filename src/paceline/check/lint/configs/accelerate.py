@@ -2,9 +2,9 @@
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from paceline.check.finding import Finding
+from paceline.check.finding import Finding, Severity
 from paceline.check.lint.configs.known_values import ACCELERATE, check_values
 from paceline.check.lint.configs.marked import Marked
 from paceline.check.lint.configs.say import INFO, WARNING, bf16_finding, found
@@ -34,6 +34,19 @@ _IN_THE_JSON = (
 stands beside a DeepSpeed file; mixed_precision, the other one, is in `launch_rules.py`."""
 
 FSDP = words_of("accelerate", "fsdp")
+
+_FSDP1 = {
+    "forward_prefetch": "is not read",
+    "backward_prefetch": "is set to None",
+    "use_orig_params": "is not read: FSDP2 always uses the original parameters",
+    "sync_module_states": "is not read: FSDP2 does not need it",
+}
+"""Keys of FSDP1 without one of FSDP2 in their place -> what becomes of them there:
+`FullyShardedDataParallelPlugin` of accelerate 1.15."""
+
+_RESHARDS = {"full_shard": "true", "hybrid_shard": "true", "1": "true", "4": "true"}
+"""Strategies that shard the weights too, by name and number: commands/to_fsdp2.py of accelerate
+1.15."""
 
 
 def is_accelerate(document: Marked) -> bool:
@@ -182,6 +195,9 @@ def _check_fsdp(path: str, config: Marked) -> Iterator[Finding]:
     if inside is None or (config.text("distributed_type") or "").upper() != "FSDP":
         return
     keys = {name.removeprefix("fsdp_"): value for name, value in inside.entries()}
+    version = keys.get("version")
+    if version is not None and version.number() == 2:
+        yield from _check_fsdp1_keys(path, keys)
     offload, wrap = keys.get("offload_params"), keys.get("auto_wrap_policy")
     if offload is not None and offload.true() and (wrap is None or wrap.text() == "NO_WRAP"):
         what = (
@@ -190,6 +206,24 @@ def _check_fsdp(path: str, config: Marked) -> Iterator[Finding]:
         )
         fix = "fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP"
         yield found("fsdp-cpu-offload-oom", path, (wrap or offload).line, what, fix)
+
+
+def _check_fsdp1_keys(path: str, keys: Mapping[str, Marked]) -> Iterator[Finding]:
+    """Keys of FSDP1 in a file that asks for FSDP2."""
+
+    def stray(name: str, what: str, fix: str, level: Severity) -> Finding:
+        what = f"fsdp_{name} is a key of FSDP1, and fsdp_version is 2: it {what}"
+        return found("config-unknown-key", path, keys[name], what, fix, level=level)
+
+    if (strategy := keys.get("sharding_strategy")) is not None:
+        fix = "take it out"
+        if "reshard_after_forward" not in keys:
+            reshards = _RESHARDS.get((strategy.text() or "").lower(), "false")
+            fix = f"fsdp_reshard_after_forward: {reshards}"
+        what = "is not read, fsdp_reshard_after_forward is"
+        yield stray("sharding_strategy", what, fix, WARNING)
+    for name in keys.keys() & _FSDP1:
+        yield stray(name, _FSDP1[name], "take it out", INFO)
 
 
 def _check_deepspeed(path: str, config: Marked) -> Iterator[Finding]:

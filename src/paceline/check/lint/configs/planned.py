@@ -21,8 +21,9 @@ from paceline.job.load import parse_job, parse_script
 from paceline.plan import Plan, plan_from_json
 from paceline.units import bytes_apart, counted
 
-Planned = Plan | PacelineError | None
-"""What a job is planned as, or the refusal; None where it was not planned."""
+Planned = Plan | PacelineError | str | None
+"""What a job is planned as, the refusal, or why it was not planned; None where nothing is to be
+planned, or the planner refuses nothing and its estimates are of another machine."""
 
 MOST_COMMUNICATION = 0.2
 """Share of a step that ranks may wait for each other without a word. A habit, no law: below 80 % of
@@ -68,7 +69,7 @@ def check_planned(path: str, document: Marked, planned: Planned) -> Iterator[Fin
     if isinstance(planned, PacelineError):
         for problem in planned.problems:
             yield problem_finding(path, problem)
-    elif planned is not None:
+    elif isinstance(planned, Plan):
         yield from _plan_findings(path, document, planned)
 
 
