@@ -16,6 +16,7 @@ from paceline.job import parse_job
 from paceline.launch.ready import check_runs_here
 from paceline.parallel import Layout
 from paceline.plan import infeasible, make_plan, plan_from_json, plan_job, plan_to_json
+from paceline.plan.case import case_of_plan
 from paceline.plan.host import check_building
 from paceline.plan.limits import limit_problem
 from paceline.plan.outlook import outlook
@@ -922,3 +923,35 @@ def test_s1_5_recompute_costs_flops_and_the_blocks_that_it_passes_over_are_said(
     assert ", full recompute\n" in format_plan(asked)
     some = plan_of(JOB, *fixed, "layout.recompute_every=4")
     assert ", full recompute every 4 blocks\n" in format_plan(some)
+
+
+BACKWARD = ("engine=torchtune", "train.optimizer_in_backward=true")
+
+
+def test_an_optimizer_that_steps_in_the_backward_pass_holds_no_gradients():
+    asked = (*BACKWARD, "train.clip_norm=null")
+    plan = plan_of(JOB, *asked)
+    assert plan.estimate.memory.parts["gradients"] == 0
+    assert plan.layout.accumulation == 1
+    usual = plan_of(JOB, BACKWARD[0], "layout.micro_batch=1")
+    assert usual.estimate.memory.parts["gradients"] > 0
+    assert usual.layout.accumulation > 1
+    assert case_of_plan(plan).engine.gradient_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (BACKWARD, "train.clip_norm is 1 and train.optimizer_in_backward true"),
+        ((*BACKWARD, "engine=deepspeed"), "deepspeed cannot be asked for it"),
+        ((BACKWARD[1],), "paceline cannot be asked for it"),
+        (
+            (*BACKWARD, "train.clip_norm=null", "train.adapter.kind=lora"),
+            "torchtune cannot be asked for it",
+        ),
+    ],
+)
+def test_an_optimizer_in_the_backward_pass_is_refused_where_the_recipe_ends_with_it(
+    changes, message
+):
+    assert message in refused_of(JOB, *changes).what

@@ -165,6 +165,7 @@ def as_asked(
     attention: str = "auto",
     fp8_recipe: str = "auto",
     async_tensor: bool = False,
+    optimizer_in_backward: bool = False,
     is_compiled: bool = False,
 ) -> Engine:
     """The engine as a job asks for it: `auto` is what it does itself.
@@ -175,6 +176,7 @@ def as_asked(
         attention: One of `choices.Attention`.
         fp8_recipe: One of `choices.Fp8Recipe`.
         async_tensor: Whether tensor parallelism's collectives hide behind its matrices.
+        optimizer_in_backward: Whether gradients are freed as they come.
         is_compiled: Whether torch.compile compiles the model.
     """
     facts: dict[str, Any] = {
@@ -186,6 +188,8 @@ def as_asked(
         facts["score_bytes"] = engine.unfused_bytes if attention == "unfused" else 0.0
         # Dropout of 0 keeps nothing: ATen dropout.cpp returns its input.
         facts["dropout_bytes"] = 0.0
+    if optimizer_in_backward:
+        facts["gradient_bytes"] = 0
     found = replace(engine, **facts, overlaps_tensor=engine.overlaps_tensor or async_tensor)
     return compiled(found) if is_compiled else found
 

@@ -150,6 +150,11 @@ class TrainSpec:
     """Hide tensor parallelism's gathers and scatters behind its matrices, piece by piece, where the
     engine can be asked for it (torchtitan)."""
 
+    optimizer_in_backward: bool = False
+    """Step the optimizer of each parameter in the backward pass as soon as its gradient is there,
+    and free the gradient, where the engine can be asked for it (torchtune): no gradients are held.
+    Takes one micro-batch a step and `clip_norm: null`."""
+
     attention: Literal["auto", Attention] = "auto"
     """Kernel of attention, where the engine has a choice: `flash` is FlashAttention 2, `fused`
     cuDNN's, `flex` PyTorch's FlexAttention, and `unfused` writes its scores to memory. `auto`

@@ -192,6 +192,9 @@ class Abilities:
     async_tensor: bool = False
     """Whether its files can ask for tensor parallelism hidden behind its matrices."""
 
+    optimizer_in_backward: bool = False
+    """Whether it can be asked to step the optimizer in the backward pass."""
+
     excluded: tuple[Excluded, ...] = ()
     """What it has each and not together."""
 

@@ -63,6 +63,9 @@ class Space:
     offloads: tuple[Offload, ...] = ("none",)
     """Where optimizer state may be, where the job leaves it open."""
 
+    accumulates: bool = True
+    """Whether a step may have several micro-batches."""
+
     backend: Backend | None = "nccl"
     """The cluster's collectives, for engines that are named instead; None names none."""
 
@@ -179,6 +182,8 @@ def _splits(space: Space, tensor: int, pipeline: int, group: int) -> list[np.nda
     accumulation = each_rank // micro_batch
     if pipeline > 1:
         keep &= accumulation >= pipeline
+    if not space.accumulates:
+        keep &= accumulation == 1
     return [each[keep] for each in (context, kind, expert, data, micro_batch, accumulation)]
 
 

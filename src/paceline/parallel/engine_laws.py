@@ -116,6 +116,7 @@ def _check_asked(job: Job, able: Abilities, backend: Backend) -> Iterator[Proble
         ("train.attention", "attentions", "a kernel"),
         ("train.fp8_recipe", "fp8_recipes", "this scaling"),
         ("train.async_tensor", "async_tensor", "it"),
+        ("train.optimizer_in_backward", "optimizer_in_backward", "it"),
         ("train.compile", "compiles", "it"),
         ("train.gradient_compression", "compressions", "it"),
     ):
@@ -136,6 +137,14 @@ def _check_asked(job: Job, able: Abilities, backend: Backend) -> Iterator[Proble
             where=job.where(field),
             fix=(f"set {field} to {own}" if own else f"leave {field} out")
             + (f", or name an engine that has it: {', '.join(others)}" if others else ""),
+        )
+    if train.optimizer_in_backward and able.optimizer_in_backward and train.clip_norm is not None:
+        yield Problem(
+            code="L012",
+            what=f"train.clip_norm is {train.clip_norm:g} and train.optimizer_in_backward true: "
+            "the optimizer steps before the norm of all gradients is known",
+            where=job.where("train.clip_norm"),
+            fix="set train.clip_norm to null, or leave train.optimizer_in_backward out",
         )
     for field, needed in (("fp8_recipe", ("fp8",)), ("states", ("bf16", "auto"))):
         wanted = getattr(train, field)

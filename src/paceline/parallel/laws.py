@@ -253,8 +253,8 @@ def check_chunks(job: Job, space: Space) -> Iterator[Problem]:
         blocks = f"{count} blocks / pipeline {pipeline}"
         yield Problem(
             code="L008",
-            what=f"pipeline {pipeline} x {chunks} chunks is {pipeline * chunks} stages, and the "
-            f"model has {count} blocks: a stage needs one at least"
+            what=f"pipeline {pipeline} x {chunks} virtual stages is {pipeline * chunks} stages, "
+            f"and the model has {count} blocks: a stage needs one at least"
             if is_too_many
             else f"layout.chunks {chunks} does not divide the {on_stage} blocks of a stage "
             f"({blocks})",

@@ -145,7 +145,7 @@ class Layout:
         'FSDP2 over 8 ranks'
         >>> Layout(data=4, sharding="zero1", micro_batch=1, accumulation=8, tensor=8, pipeline=4,
         ...     schedule="interleaved", chunks=5).name
-        'ZeRO-1 over 4 x tensor 8 x pipeline 4 (interleaved, 5 chunks)'
+        'ZeRO-1 over 4 x tensor 8 x pipeline 4 (interleaved, 5 virtual stages)'
         >>> Layout(data=2, sharding="zero1", micro_batch=1, accumulation=8, context=2).name
         'ZeRO-1 over 4 ranks (data 2 x context 2)'
         """
@@ -166,7 +166,7 @@ class Layout:
     def splits(self, full: str) -> list[str]:
         """What data-parallel ranks share, in words, then each other axis but context."""
         ways = {"none": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "full": full}
-        chunks = f", {self.chunks} chunks" if self.chunks > 1 else ""
+        chunks = f", {self.chunks} virtual stages" if self.chunks > 1 else ""
         axes = {
             f"tensor {self.tensor}": self.tensor,
             f"pipeline {self.pipeline} ({self.schedule}{chunks})": self.pipeline,

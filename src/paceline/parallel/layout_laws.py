@@ -98,8 +98,8 @@ def check_schedule(layout: Layout, num_blocks: int) -> Iterator[Problem]:
     if num_blocks < stages:
         yield Problem(
             code="L006",
-            what=f"pipeline {ranks} x {num_chunks(layout)} chunks is {stages} stages, and the "
-            f"model has {num_blocks} blocks: a stage needs one at least",
+            what=f"pipeline {ranks} x {num_chunks(layout)} virtual stages is {stages} stages, and "
+            f"the model has {num_blocks} blocks: a stage needs one at least",
             where="layout.pipeline",
             fix=f"set layout.pipeline to {max(num_blocks // num_chunks(layout), 1)} or less"
             + (", or layout.chunks to fewer" if chunks > 2 else ""),

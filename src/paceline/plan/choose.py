@@ -319,7 +319,7 @@ def reasons_of(choice: Choice) -> Iterator[tuple[str, str, str]]:
         if degree > 1:
             yield axis, str(degree), _why_axis(choice, axis)
     if layout.pipeline > 1:
-        chunks = f", {layout.chunks} chunks" if layout.chunks > 1 else ""
+        chunks = f", {layout.chunks} virtual stages" if layout.chunks > 1 else ""
         yield "schedule", f"{layout.schedule}{chunks}", _why_schedule(choice)
     yield "micro_batch", str(layout.micro_batch), _why_micro_batch(choice)
     if not choice.is_whole:

@@ -165,6 +165,7 @@ class Plan:
 
     fp8_recipe: str = "auto"
     async_tensor: bool = False
+    optimizer_in_backward: bool = False
 
     optimizer: str = "adamw"
     loss_chunk: int = 0

@@ -177,6 +177,7 @@ def _plan_on(asked: Asked) -> Plan:
         attention=job.spec.train.attention,
         fp8_recipe=job.spec.train.fp8_recipe,
         async_tensor=job.spec.train.async_tensor,
+        optimizer_in_backward=job.spec.train.optimizer_in_backward,
         optimizer=case.optimizer,
         loss_chunk=case.loss_chunk,
         measured_rates={name: dict(row) for name, row in asked.catalog.efficiencies.items()},

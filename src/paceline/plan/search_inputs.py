@@ -80,6 +80,7 @@ def space_of(job: Job, cluster: Cluster, profile: ModelProfile) -> Space:
         ranks_per_node=cluster.ranks_per_node,
         fixed=job.spec.layout,
         abilities=abilities,
+        accumulates=not job.spec.train.optimizer_in_backward,
     )
 
 
@@ -118,6 +119,7 @@ def case_of_asked(asked: Asked) -> Case:
         attention=spec.train.attention,
         fp8_recipe=spec.train.fp8_recipe,
         async_tensor=spec.train.async_tensor,
+        optimizer_in_backward=spec.train.optimizer_in_backward,
         is_compiled=spec.train.compile,
     )
     return case_of(

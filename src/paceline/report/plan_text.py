@@ -425,7 +425,7 @@ def _most_telling(rejected: Sequence[Rejected]) -> list[Rejected]:
 
 def _short(layout: Layout, chosen: Layout, full: str) -> str:
     """The ways to split, and whatever else is not as in the chosen layout."""
-    name = re.sub(r" ranks?\b| \([\w-]+(, \d+ chunks)?\)|data 1 x ", "", layout.named(full))
+    name = re.sub(r" ranks?\b| \([\w-]+(, \d+ virtual stages)?\)|data 1 x ", "", layout.named(full))
     return ", ".join([name, *differences(layout, chosen)])
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Made by Paceline 0.1.0 for the job tiny: rendering again overwrites it.
-# ZeRO-1 over 8 x tensor 2 x pipeline 2 (interleaved, 8 chunks) x expert 8 on 4 nodes x 8 H100-SXM.
+# ZeRO-1 over 8 x tensor 2 x pipeline 2 (interleaved, 8 virtual stages) x expert 8 on 4 nodes x 8 H100-SXM.
 # 2 a micro-batch x 4 accumulated x 8 data ranks = 64 samples a step.
 # Needs MEGATRON_PATH, a checkout of NVIDIA/Megatron-LM at core_v0.16.1, and the same folder
 # on every node: checkpoints/ is written here.
