@@ -1,7 +1,7 @@
 """How fast `paceline diagnose` reads, and in how much memory.
 
     python benchmarks/diagnose_speed.py [--gb 1] [--ranks 64] [--runs 3] [--json]
-    python benchmarks/diagnose_speed.py --gb 0.2 --mixed [--unique]
+    python benchmarks/diagnose_speed.py --gb 0.2 --mixed [--unique | --ahead]
     python benchmarks/diagnose_speed.py --gb 10 --file /tmp/big.log
 
 The log is made, not kept: progress lines of all ranks between each other, progress bars, warnings
@@ -14,12 +14,18 @@ short and with long numbers, bars, warnings, retries that hold the words of erro
 collectives with addresses, and paths with an id that never comes again. With --unique it is reduced
 to its kinds of line.
 
+With --ahead the log is read as the command reads it: blocks are searched ahead in other processes.
+What two cores give at most is then the log's bytes over the longer of two times: that of the
+reading process, and half of all processes' time. The rate by the clock is beside it; on a machine
+with other work it says little.
+
 With --file the log is written first, and then read by the command itself in a process of its own:
 its processor time and peak are those of everything, start of Python included. The file is removed.
 """
 
 import argparse
 import json
+import os
 import random
 import resource
 import subprocess
@@ -27,9 +33,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 from paceline.check.diagnose.diagnose import diagnose
 from paceline.check.diagnose.unique import unique_events
+from paceline.cli.diagnose import ALONE
+from paceline.launch.in_processes import MapAhead
 from paceline.record.log_files import Log
 
 _WARNING = (
@@ -153,10 +162,17 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--mixed", action="store_true")
     parser.add_argument("--unique", action="store_true")
+    parser.add_argument("--ahead", action="store_true")
     parser.add_argument("--file", type=Path, metavar="PATH")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     size = int(arguments.gb * 1e9)
+    if arguments.ahead:
+        _measure_ahead(
+            list((mixed_blocks if arguments.mixed else blocks)(size, arguments.ranks)),
+            arguments.runs,
+        )
+        return
     if arguments.file is not None:
         _measure_command(arguments.file, size, arguments.ranks)
         return
@@ -202,6 +218,36 @@ def _timed(pieces: Iterator[bytes], totals: list[float]) -> Iterator[bytes]:
             return
         totals[0] += len(piece)
         yield piece
+
+
+def _measure_ahead(pieces: list[bytes], runs: int) -> None:
+    """By turns one process, and as the command reads; from memory: nothing is made meanwhile."""
+    mb = sum(map(len, pieces)) / 1e6
+    alone, two, clock = [], [], []
+    for _ in range(runs):
+        started = time.process_time()
+        diagnose([Log(name="-", blocks=pieces)])
+        alone.append(mb / (time.process_time() - started))
+        started, began, before = time.process_time(), time.monotonic(), _children_s()
+        with MapAhead(ALONE) as map_ahead:
+            diagnose([Log(name="-", blocks=pieces)], map_ahead)
+            clock.append(mb / (time.monotonic() - began))
+        main_s, others_s = time.process_time() - started, _children_s() - before
+        two.append(mb / max(main_s, (main_s + others_s) / 2))
+    for name, rates in (
+        ("one process", alone),
+        ("two cores, at most", two),
+        ("by the clock", clock),
+    ):
+        print(
+            f"{name:<20}{median(rates):5.0f} MB/s ({min(rates):.0f} to {max(rates):.0f}, n {runs})"
+        )
+    print(f"{mb:.0f} MB; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+
+
+def _children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _measure_command(path: Path, size: int, ranks: int) -> None:

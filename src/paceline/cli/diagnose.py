@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from paceline.check.diagnose.conclusion import Diagnosis
     from paceline.record.log_files import Log
 
-_ALONE = 16
+ALONE = 16
 """Blocks of a log, of 1 MiB, that are read before other processes help. A guess: a fifth of a
 second, ten times what it takes to start them."""
 
@@ -85,7 +85,7 @@ def command(
     if is_unique:
         _print_unique(found, as_json)
         return 0
-    with MapAhead(_ALONE) as map_ahead:
+    with MapAhead(ALONE) as map_ahead:
         diagnosis = diagnose(found, map_ahead)
     check_read(diagnosis, logs)
     diagnosis = beside_script(diagnosis, script, logs, runs)

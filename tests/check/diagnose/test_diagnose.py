@@ -81,9 +81,9 @@ def test_every_line_is_found_that_a_pattern_matches_also_with_other_digits():
         matching = [each for each in (line, *variants) if all_patterns()[number].text.search(each)]
         block = "\n".join((*variants, line)).encode() + b"\n"
         hits = {
-            block[hit.start : hit.end].decode()
-            for hit in matcher.find(block)
-            if number in hit.numbers
+            block[start:end].decode()
+            for start, end, numbers, _ in matcher.find(block)
+            if number in numbers
         }
         missed += [each for each in matching if each not in hits]
     assert len({number for number, _ in examples}) > len(all_patterns()) // 2
@@ -101,7 +101,7 @@ def test_a_line_is_found_by_its_digits_among_a_thousand_that_differ_in_them_alon
     lines[700] = "700 id 0123456789abcdef: Error 137"
     block = "\n".join(lines).encode()
     hits = Matcher([number]).find(block)
-    assert [block[hit.start : hit.end].decode() for hit in hits] == [
+    assert [block[start:end].decode() for start, end, *_ in hits] == [
         line for line in lines if re.search(r"Error 1\d\d\b", line)
     ]
 

@@ -28,7 +28,7 @@ from paceline.check.diagnose.nccl import (
 from paceline.check.diagnose.own_run import is_events, read_own_run
 from paceline.check.diagnose.progress import open_end
 from paceline.check.diagnose.scan import MapAhead, Scan, one_by_one
-from paceline.check.diagnose.seen import ErrorLine, Found, Seen, Source
+from paceline.check.diagnose.seen import ErrorLine, Seen, Source
 from paceline.check.diagnose.stacks import (
     Stack,
     all_in_one,
@@ -132,63 +132,24 @@ def _conclude(seen: Seen, dumps: list[Dump], stacks: list[Stack]) -> None:
         seen.facts["dump"] = difference.what if difference is not None else last_calls(kept[0])
         dumps = [dump for dump in dumps if not dump.generation]
     if len(dumps) == 1:
-        told = last_calls(dumps[0])
         seen.facts["dump"] = "one rank's flight recorder alone; the other ranks' are needed too"
-        line = replace(_line(dumps[0].source, told), level="E", rank=dumps[0].rank)
-        seen.error_lines[f"dump {dumps[0].source}"] = ErrorLine(line=line)
+        _waits(seen, dumps[0].source, last_calls(dumps[0]), rank=dumps[0].rank)
     difference, odd = first_difference(dumps), compare(stacks)
-    if difference is not None and odd is not None and set(difference.ranks) == set(odd.odd):
-        difference = replace(
-            difference,
-            id=_nearer(difference.id, odd.id),
-            what=f"{difference.what}; it {odd.what}",
-            place=odd.place,
-        )
+    if difference is not None and odd is not None and set(difference.ranks) == set(odd.ranks):
+        name = _nearer(difference.id, odd.id)
+        what = f"{difference.what}; it {odd.what}"
+        certain = name == difference.id and difference.is_certain
+        difference = replace(difference, id=name, what=what, place=odd.place, is_certain=certain)
         odd = None
     ends = (ending(each.tail, source=each.name, rank=each.rank) for each in seen.sources)
     if odd is None and (calls := unlike_calls([each for each in ends if each is not None])):
         seen.facts["collectives"] = calls
-    if difference is not None:
-        line = _line(difference.source, difference.what)
-        seen.found.append(
-            Found(
-                id=difference.id,
-                what=difference.what,
-                line=line,
-                ranks=tuple(difference.ranks),
-                place=difference.place,
-                is_certain=difference.id == "collective-mismatch",
-            )
-        )
-    if odd is not None:
-        line = _line(odd.stack.source, odd.stack.told, odd.stack.line)
-        seen.found.append(
-            Found(
-                id=odd.id,
-                what=odd.what,
-                line=line,
-                ranks=tuple(odd.odd),
-                place=odd.place,
-                title=odd.title,
-            )
-        )
-    elif difference is None and (same := all_in_one(stacks)) is not None:
-        line = _line(same.stack.source, f"stands in {same.stack.told}", same.stack.line)
-        seen.found.append(
-            Found(
-                id=same.id,
-                what=same.what,
-                line=line,
-                place=same.place,
-                title=same.title,
-                check="does each rank bring as many elements? TORCH_DISTRIBUTED_DEBUG=DETAIL "
-                "compares them and names the ranks; if so, the network between them",
-            )
-        )
-    elif difference is None and (stack := next((each for each in stacks if each.waits), None)):
-        line = _line(stack.source, f"stands in {stack.told}", stack.line)
-        line = replace(line, level="E", rank=stack.rank)
-        seen.error_lines[f"stack {stack.source}"] = ErrorLine(line=line)
+    same = None if difference or odd else all_in_one(stacks)
+    seen.found += [each for each in (difference, odd, same) if each is not None]
+    waiting = next((each for each in stacks if each.waits), None)
+    if not (difference or odd or same) and waiting is not None:
+        text = f"stands in {waiting.told}"
+        _waits(seen, waiting.source, text, number=waiting.line, rank=waiting.rank)
     network = read_network(seen.nccl)
     if network is not None:
         seen.facts |= network_facts(network)
@@ -217,8 +178,10 @@ def _dump(log: Log, blocks: Iterator[bytes], seen: Seen) -> list[Dump]:
         return []
 
 
-def _line(source: str, text: str, number: int = 0) -> Line:
-    return Line(source=source, number=number, raw=text, message=text)
+def _waits(seen: Seen, source: str, text: str, *, number: int = 0, rank: int | None) -> None:
+    """Show where a rank waits, as a line of its dump or stack."""
+    line = Line(source=source, number=number, raw=text, message=text, level="E", rank=rank)
+    seen.error_lines[f"waits {source}"] = ErrorLine(line=line)
 
 
 def _peek(blocks: Iterable[bytes]) -> tuple[bytes, Iterator[bytes]]:

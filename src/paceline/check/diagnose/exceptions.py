@@ -36,14 +36,6 @@ def exceptions(seen: Seen, candidates: Sequence[Candidate]) -> list[Candidate]:
             own.append(raised)
     if not own:
         return []
-    names = {
-        (raised.during.line.number, raised.during.line.source) for raised in own if raised.during
-    }
-    names |= {
-        (raised.caused_by.line.number, raised.caused_by.line.source)
-        for raised in own
-        if raised.caused_by
-    }
     first = min(own, key=lambda each: _raised_when(each, seen))
     while True:  # what it says it came from is nearer; what it wrapped is told with it
         wrapper = next((each for each in own if each.during is first), None)

@@ -8,12 +8,42 @@ import io
 import json
 import pickle
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.check.diagnose.line import Line
+from paceline.check.diagnose.messages import spans
+from paceline.check.diagnose.seen import Found, Frame
+
 MAX_BYTES = 512 << 20
 """A dump that is read whole. The recorder keeps 2,000 entries by default, some MB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One collective of one rank."""
+
+    group: str
+    seq: int
+    """Its number among those of the group, from the recorder."""
+
+    name: str
+    sizes: str | None
+    """None where ranks may bring tensors of different size."""
+
+    dtypes: str
+    state: str
+    place: str | None
+    """The deepest frame in the reader's own code."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is over."""
+        return self.state == "completed"
+
+    def __str__(self) -> str:
+        return f"{self.seq} ({self.name}{f' at {self.place}' if self.place else ''})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,23 +52,10 @@ class Dump:
 
     source: str
     rank: int | None
-    entries: Sequence[Mapping[str, Any]]
+    calls: Sequence[Call]
     groups: Mapping[str, Mapping[str, Any]]
     generation: int = 0
     """The run's generation, in a dump that Paceline kept; 0 in any other."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """The first collective at which ranks differ."""
-
-    id: str
-    what: str
-    ranks: Sequence[int]
-    """Who differs, or is missing."""
-
-    place: str | None
-    source: str
 
 
 class _PlainData(pickle.Unpickler):
@@ -80,22 +97,53 @@ def read_dump(data: bytes, *, source: str, rank: int | None) -> Dump:
     return Dump(
         source=source,
         rank=rank,
-        entries=entries,
+        calls=tuple(_calls(entries)),
         groups=groups if isinstance(groups, dict) else {},
         generation=generation if isinstance(generation, int) else 0,
     )
 
 
-def first_difference(dumps: Sequence[Dump]) -> Difference | None:
-    """The first collective that ranks call differently, or that some have not called."""
-    ranked = {dump.rank if dump.rank is not None else at: dump for at, dump in enumerate(dumps)}
-    found = []
-    for group in sorted({_group(each) for dump in dumps for each in dump.entries}):
-        difference = _differs_in(group, ranked)
-        if difference is not None:
-            found.append(difference)
-    mismatch = [each for each in found if each.id == "collective-mismatch"]
-    return next(iter([*mismatch, *found]), None)
+def _calls(entries: Sequence[Mapping[str, Any]]) -> Iterator[Call]:
+    for each in entries:
+        seq, name = each.get("collective_seq_id"), str(each.get("profiling_name", ""))
+        if not isinstance(seq, int) or each.get("is_p2p"):
+            continue
+        group, state = each.get("process_group"), str(each.get("state"))
+        if isinstance(group, (list, tuple)) and group:
+            group = " ".join(str(part) for part in group if str(part) not in {"", "undefined"})
+        else:
+            group = str(each.get("pg_id", "0"))
+        yield Call(
+            group=group,
+            seq=seq,
+            name=_short(name),
+            sizes=None if _UNEVEN.search(name) else _short(each.get("input_sizes")),
+            dtypes=_short(each.get("input_dtypes")),
+            state="completed" if each.get("retired") is True else state,  # gloo's alone says so
+            place=_place(each.get("frames") or ()),
+        )
+
+
+_UNEVEN = re.compile("all_to_all|scatter|gather_v|coalesced|broadcast")
+"""Collectives to which ranks may bring tensors of different size."""
+
+
+def _place(frames: Sequence[Any]) -> str | None:
+    """The deepest frame in the reader's own code; frames come deepest first."""
+    known = (each for each in frames if isinstance(each, Mapping) and each.get("filename"))
+    found = (
+        Frame(
+            file=str(each["filename"]),
+            line=int(each.get("line") or 0),
+            function=str(each.get("name", "")),
+        )
+        for each in known
+    )
+    return next((str(frame) for frame in found if frame.is_users), None)
+
+
+def _short(value: object) -> str:
+    return re.sub(r"^(nccl|gloo|ucc|mpi|xccl):", "", str(value)).replace("torch.", "")[:80]
 
 
 def of_newest_generation(dumps: Sequence[Dump]) -> list[Dump]:
@@ -107,189 +155,98 @@ def of_newest_generation(dumps: Sequence[Dump]) -> list[Dump]:
 def last_calls(dump: Dump) -> str:
     """What one rank's dump shows alone: where it waits in each group, or what it called last."""
     told = []
-    for group in sorted({_group(each) for each in dump.entries}):
-        own = [
-            each
-            for each in dump.entries
-            if _group(each) == group and isinstance(each.get("collective_seq_id"), int)
-        ]
-        own.sort(key=lambda each: int(each["collective_seq_id"]))
-        if not own:
-            continue
-        pending = next((each for each in own if not _has_ended(each)), None)
-        shown = own[-1] if pending is None else pending
-        at = _place(shown)
-        call = (
-            f"{shown['collective_seq_id']} ({_short(shown.get('profiling_name'))}"
-            f"{f' at {at}' if at else ''})"
+    for group in sorted({call.group for call in dump.calls}):
+        own = sorted(
+            (each for each in dump.calls if each.group == group), key=lambda call: call.seq
         )
-        told.append(
-            f"group {group}: all ended, the last was collective {call}"
-            if pending is None
-            else f"group {group}: waits in collective {call}"
-        )
+        pending = next((each for each in own if not each.has_ended), None)
+        does = f"waits in collective {pending}"
+        if pending is None:
+            does = f"all ended, the last was collective {own[-1]}"
+        told.append(f"group {group}: {does}")
     whose = "it" if dump.rank is None else f"rank {dump.rank}"
     return f"{whose}: {'; '.join(told) or 'no collective, only sends between two ranks'}"
 
 
-def _differs_in(group: str, dumps: Mapping[int, Dump]) -> Difference | None:
-    calls: dict[int, dict[int, Mapping[str, Any]]] = {}
+def first_difference(dumps: Sequence[Dump]) -> Found | None:
+    """The first collective that ranks call differently, or that some have not called."""
+    ranked = {dump.rank if dump.rank is not None else at: dump for at, dump in enumerate(dumps)}
+    groups = sorted({call.group for dump in dumps for call in dump.calls})
+    found = [each for group in groups if (each := _differs_in(group, ranked)) is not None]
+    return min(found, key=lambda each: not each.is_certain, default=None)
+
+
+def _differs_in(group: str, dumps: Mapping[int, Dump]) -> Found | None:
+    calls: dict[int, dict[int, Call]] = {}
     for rank, dump in dumps.items():
-        if not _is_member(rank, dump, group):
-            continue
-        own = {
-            int(each["collective_seq_id"]): each
-            for each in dump.entries
-            if _group(each) == group
-            and not each.get("is_p2p")
-            and isinstance(each.get("collective_seq_id"), int)
-        }
-        if own:
+        own = {call.seq: call for call in dump.calls if call.group == group}
+        if own and _is_member(rank, dump, group):
             calls[rank] = own
     if len(calls) < 2:
         return None
+    sources = {rank: dump.source for rank, dump in dumps.items()}
     first = max(min(own) for own in calls.values())
-    last = {rank: max(own) for rank, own in calls.items()}
-    for seq in range(first, max(last.values()) + 1):
+    last = {rank: own[max(own)] for rank, own in calls.items()}
+    for seq in range(first, max(call.seq for call in last.values()) + 1):
         here = {rank: own[seq] for rank, own in calls.items() if seq in own}
-        absent = sorted(rank for rank in calls if last[rank] < seq)
-        if difference := _differ(group, seq, here, dumps):
+        if difference := _mismatch(group, here, sources):
             return difference
-        waiting = [rank for rank, each in here.items() if not _has_ended(each)]
-        if absent and here and waiting:
-            return _missing(group, seq, here, absent, calls, dumps)
+        absent = {rank: call for rank, call in last.items() if call.seq < seq}
+        if absent and any(not call.has_ended for call in here.values()):
+            return _missing(group, here, absent, sources)
     return None
-
-
-def _differ(
-    group: str, seq: int, here: Mapping[int, Mapping[str, Any]], dumps: Mapping[int, Dump]
-) -> Difference | None:
-    for name, key in (
-        ("operation", "profiling_name"),
-        ("input sizes", "input_sizes"),
-        ("type", "input_dtypes"),
-    ):
-        values: dict[str, list[int]] = {}
-        for rank, each in here.items():
-            if key == "input_sizes" and _may_differ(each):
-                continue
-            values.setdefault(_short(each.get(key)), []).append(rank)
-        if len(values) < 2:
-            continue
-        odd = min(values.values(), key=len)
-        told = "; ".join(f"rank {_list(ranks)} {value}" for value, ranks in values.items())
-        return Difference(
-            id="collective-mismatch",
-            what=f"group {group}, collective {seq}: ranks differ in {name}: {told}",
-            ranks=sorted(odd),
-            place=_place(here[odd[0]]),
-            source=dumps[odd[0]].source,
-        )
-    return None
-
-
-def _missing(
-    group: str,
-    seq: int,
-    here: Mapping[int, Mapping[str, Any]],
-    absent: Sequence[int],
-    calls: Mapping[int, Mapping[int, Mapping[str, Any]]],
-    dumps: Mapping[int, Dump],
-) -> Difference:
-    one = next(iter(here.values()))
-    if len(here) < len(absent):
-        return _alone(group, seq, here, absent, dumps)
-    before = calls[absent[0]][max(calls[absent[0]])]
-    at, was = _place(one), _place(before)
-    what = (
-        f"group {group}: rank {_list(absent)} never called collective {seq} "
-        f"({_short(one.get('profiling_name'))}{f' at {at}' if at else ''}), for which rank "
-        f"{_list(list(here))} waits; its last was {before.get('collective_seq_id')} "
-        f"({_short(before.get('profiling_name'))}{f' at {was}' if was else ''}, "
-        f"{'completed' if _has_ended(before) else before.get('state')})"
-    )
-    return Difference(
-        id="collective-watchdog-timeout",
-        what=what,
-        ranks=list(absent),
-        place=was,
-        source=dumps[absent[0]].source,
-    )
-
-
-def _alone(
-    group: str,
-    seq: int,
-    here: Mapping[int, Mapping[str, Any]],
-    absent: Sequence[int],
-    dumps: Mapping[int, Dump],
-) -> Difference:
-    """Fewer ranks call a collective than do not: they go on where the others have stopped."""
-    rank = next(iter(here))
-    at = _place(here[rank])
-    what = (
-        f"group {group}: only rank {_list(list(here))} called collective {seq} "
-        f"({_short(here[rank].get('profiling_name'))}{f' at {at}' if at else ''}); rank "
-        f"{_list(absent)} had ended or went on to something else"
-    )
-    return Difference(
-        id="uneven-inputs-hang",
-        what=what,
-        ranks=sorted(here),
-        place=at,
-        source=dumps[rank].source,
-    )
-
-
-def _has_ended(entry: Mapping[str, Any]) -> bool:
-    """Whether a collective is over; of gloo's only `retired` says so."""
-    return entry.get("state") == "completed" or entry.get("retired") is True
-
-
-def _may_differ(entry: Mapping[str, Any]) -> bool:
-    name = str(entry.get("profiling_name", ""))
-    return any(
-        each in name for each in ("all_to_all", "scatter", "gather_v", "coalesced", "broadcast")
-    )
-
-
-def _group(entry: Mapping[str, Any]) -> str:
-    group = entry.get("process_group")
-    if isinstance(group, (list, tuple)) and group:
-        return " ".join(str(each) for each in group if str(each) not in {"", "undefined"})
-    return str(entry.get("pg_id", "0"))
 
 
 def _is_member(rank: int, dump: Dump, group: str) -> bool:
     config = dump.groups.get(group.split(" ")[0])
     ranks = config.get("ranks") if isinstance(config, Mapping) else None
-    if not isinstance(ranks, str):
-        return True
-    members = [int(each) for each in ranks.strip("[] ").split(",") if each.strip().isdigit()]
+    members = [int(each) for each in re.findall(r"\d+", ranks)] if isinstance(ranks, str) else []
     return not members or rank in members
 
 
-def _place(entry: Mapping[str, Any]) -> str | None:
-    """The deepest frame in the reader's own code; frames come deepest first."""
-    from paceline.check.diagnose.seen import Frame
-
-    for each in entry.get("frames") or ():
-        if isinstance(each, Mapping) and each.get("filename"):
-            frame = Frame(
-                file=str(each["filename"]),
-                line=int(each.get("line") or 0),
-                function=str(each.get("name", "")),
-            )
-            if frame.is_users:
-                return str(frame)
+def _mismatch(group: str, here: Mapping[int, Call], sources: Mapping[int, str]) -> Found | None:
+    """Ranks that call another operation at one number, or bring other tensors to it."""
+    for name, key in (("operation", "name"), ("input sizes", "sizes"), ("type", "dtypes")):
+        values: dict[str, list[int]] = {}
+        for rank, call in here.items():
+            if (value := getattr(call, key)) is not None:
+                values.setdefault(value, []).append(rank)
+        if len(values) < 2:
+            continue
+        odd = min(values.values(), key=len)
+        told = "; ".join(f"rank {spans(ranks)} {value}" for value, ranks in values.items())
+        what = f"group {group}, collective {here[odd[0]].seq}: ranks differ in {name}: {told}"
+        return _found("collective-mismatch", what, {rank: here[rank] for rank in odd}, sources)
     return None
 
 
-def _short(value: object) -> str:
-    return re.sub(r"^(nccl|gloo|ucc|mpi|xccl):", "", str(value)).replace("torch.", "")[:80]
+def _missing(
+    group: str, here: Mapping[int, Call], absent: Mapping[int, Call], sources: Mapping[int, str]
+) -> Found:
+    """Ranks that never called what others wait in; or those others, where they are fewer."""
+    call, ranks, others = next(iter(here.values())), spans(list(here)), spans(list(absent))
+    if len(here) < len(absent):
+        what = (
+            f"group {group}: only rank {ranks} called collective {call}; rank {others} had ended "
+            "or went on to something else"
+        )
+        return _found("uneven-inputs-hang", what, here, sources)
+    before = absent[min(absent)]
+    how = f", {'completed' if before.has_ended else before.state})"
+    what = (
+        f"group {group}: rank {others} never called collective {call}, for which rank {ranks} "
+        f"waits; its last was {str(before)[:-1]}{how}"
+    )
+    return _found("collective-watchdog-timeout", what, absent, sources)
 
 
-def _list(ranks: Sequence[int]) -> str:
-    from paceline.check.diagnose.messages import spans
-
-    return spans(sorted(ranks))
+def _found(name: str, what: str, odd: Mapping[int, Call], sources: Mapping[int, str]) -> Found:
+    first = min(odd)
+    return Found(
+        id=name,
+        what=what,
+        line=Line(source=sources[first], number=0, raw=what, message=what),
+        ranks=tuple(sorted(odd)),
+        place=odd[first].place,
+        is_certain=name == "collective-mismatch",
+    )

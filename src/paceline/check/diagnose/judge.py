@@ -135,9 +135,9 @@ def _resembling(seen: Seen, causes: Sequence[Candidate]) -> list[Resemblance]:
     lines = [line for line in lines if (line.source, line.number) not in ends]
     names = {each.id for each in causes}
     return [
-        Resemblance(id=each.id, evidence=evidence(each.line), covered=each.covered)
-        for each in look_alikes(lines, most=MAX_SHOWN + len(names))
-        if each.id not in names
+        Resemblance(id=name, evidence=evidence(line), covered=covered)
+        for name, line, covered in look_alikes(lines, most=MAX_SHOWN + len(names))
+        if name not in names
     ][: max(0, MAX_SHOWN - len(names))]
 
 

@@ -1,15 +1,15 @@
 """Finds the lines of a block that patterns match, looking at each kind of line once.
 
 Logs repeat themselves: with every digit read as 0, some hundred kinds of line are most of a log. A
-new kind is searched for words that the patterns need (all words in one pass of numpy), then for
-those patterns with their digits left open. A line of a kind that none of them can match is known
-by its kind alone.
+new kind is searched for words that the patterns need (by a few letters of each), then for those
+patterns with their digits left open. A line of a kind that none of them can match is known by its
+kind alone.
 """
 
 import re
 import re._parser as parser  # type: ignore[import-not-found]
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import compress
@@ -18,15 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.check.diagnose.patterns import Kind, all_patterns
-
-_GRAM = 4
-"""Bytes of a word that are looked up in the table: as many as a 32-bit number holds."""
-
-_TABLE_BITS = 18
-"""2^18 flags of one byte stay in a core's cache, and 600 words are sparse in them."""
-
-_SPREAD = np.uint32(0x9E3779B1)
-"""2^32 over the golden ratio: Fibonacci hashing, Knuth, The Art of Computer Programming 3, 6.4."""
 
 _KEEP_BYTES = 16 << 20
 """Bytes of kinds that are remembered. A guess: a hundred thousand kinds of usual lines."""
@@ -57,14 +48,9 @@ _TOKENS = re.compile(
 )
 
 
-class Hit(NamedTuple):
-    """A line of a block, without its line end, and the numbers of the patterns that match it."""
-
-    start: int
-    end: int
-    numbers: Sequence[int]
-    benign: Sequence[int]
-    """Patterns of lines that are no errors, which may match it."""
+Hit = tuple[int, int, Sequence[int], Sequence[int]]
+"""Start and end of a line in its block, without its line end; the numbers of the patterns that
+match it, and of those of harmless lines that may. A plain tuple, which pickles fast."""
 
 
 class _Kind(NamedTuple):
@@ -91,7 +77,6 @@ class Matcher:
         patterns = all_patterns()
         self._benign = {at for at, each in enumerate(patterns) if each.kind is Kind.BENIGN}
         self._numbers = set(numbers) | self._benign
-        self._words, self._numbers_of = _words()
         self._likely: dict[frozenset[str], Sequence[int]] = {}
         self._kinds: dict[bytes, _Kind | tuple[()]] = {}
         self._forms: dict[bytes, _Kind | tuple[()]] = {}
@@ -124,7 +109,7 @@ class Matcher:
                 matching = [each for each in kind.open if _exact(each).search(text)]
                 numbers = [*numbers, *matching]
             if numbers:
-                hits.append(Hit(start, end, numbers, kind.benign))
+                hits.append((start, end, numbers, kind.benign))
         return hits
 
     def forget(self, numbers: Iterable[int]) -> None:
@@ -162,32 +147,24 @@ class Matcher:
 
     def _judge(self, forms: Sequence[bytes]) -> None:
         self._forms.update(dict.fromkeys(forms, _NOTHING))
-        joined = b"\n".join(forms).lower()
-        found = self._words.find(joined)
-        ends = np.flatnonzero(np.frombuffer(joined, np.uint8) == 10)
-        lines = np.searchsorted(ends, [at for at, _ in found]).tolist()
-        words_of: dict[int, set[str]] = {}
-        for line, (_, word) in zip(lines, found, strict=True):
-            words_of.setdefault(line, set()).add(word)
-        for line, words in words_of.items():
-            text = _readable(forms[line])
+        for line, words in _likely_words(b"\n".join(forms).lower()).items():
+            form, text = forms[line], _readable(forms[line])
             small = text.lower()
             matching = [
                 number
-                for number in self._with_words(frozenset(words))
+                for number in self._with_words(frozenset(word for word in words if word in small))
                 if need_of(number).holds(small) and _open(number).search(text)
             ]
-            sure = [each for each in matching if _open(each) is _exact(each)]
-            sure = [each for each in sure if each not in self._benign]
             benign = [each for each in matching if each in self._benign]
+            sure = [n for n in matching if _open(n) is _exact(n) and n not in self._benign]
             still = [each for each in matching if each not in {*sure, *benign}]
+            kind = _Kind(sure, still, benign, [_shown(each, text) for each in sure])
             if sure or still:
-                shown = [_shown(each, text) for each in sure]
-                self._forms[forms[line]] = _Kind(sure, still, benign, shown)
+                self._forms[form] = kind
 
     def _with_words(self, words: frozenset[str]) -> Sequence[int]:
         if words not in self._likely:
-            numbers = {number for word in words for number in self._numbers_of[word]}
+            numbers = {number for word in words for number in _numbers_of_words()[word]}
             self._likely[words] = sorted(numbers & self._numbers)
         return self._likely[words]
 
@@ -224,13 +201,40 @@ def _open(number: int) -> re.Pattern[str]:
 
 
 @cache
-def _words() -> "tuple[_Words, dict[str, set[int]]]":
+def _numbers_of_words() -> Mapping[str, set[int]]:
     """The words that patterns need, and of which each is."""
     numbers_of: dict[str, set[int]] = {}
     for number in range(len(all_patterns())):
         for word in need_of(number).rarest():
             numbers_of.setdefault(word, set()).add(number)
-    return _Words(numbers_of), numbers_of
+    return numbers_of
+
+
+@cache
+def _words_with_grams() -> Mapping[bytes, Sequence[str]]:
+    """Four letters of each word, those that fewest words have -> the words."""
+    words = {word: word.encode() for word in _numbers_of_words()}
+    grams = {
+        word: [text[at : at + 4] for at in range(len(text) - 3)] for word, text in words.items()
+    }
+    counts = Counter(gram for each in grams.values() for gram in each)
+    found: dict[bytes, list[str]] = {}
+    for word, each in grams.items():
+        found.setdefault(min(each, key=lambda gram: counts[gram]), []).append(word)
+    return found
+
+
+def _likely_words(text: bytes) -> Mapping[int, set[str]]:
+    """Number of a line -> words of which it has four letters; all places at once, as numbers."""
+    words_with, found = _words_with_grams(), dict[int, set[str]]()
+    wanted = np.frombuffer(b"".join(words_with), "<u4")
+    ends = np.flatnonzero(np.frombuffer(text, np.uint8) == 10)
+    for shift in range(min(4, max(0, len(text) - 3))):
+        letters = np.frombuffer(text, "<u4", count=(len(text) - shift) // 4, offset=shift)
+        places = np.flatnonzero(np.isin(letters, wanted)) * 4 + shift
+        for at, line in zip(places.tolist(), np.searchsorted(ends, places).tolist(), strict=True):
+            found.setdefault(line, set()).update(words_with[text[at : at + 4]])
+    return found
 
 
 def with_zeros(text: bytes) -> bytes:
@@ -298,46 +302,6 @@ def _opened(token: str) -> str:
     return "." if token.startswith("[^") else rf"{token[:-1]}\d]"
 
 
-class _Words:
-    """Where words stand in a text: a table of four bytes of each, looked up at every place."""
-
-    def __init__(self, words: Iterable[str]) -> None:
-        texts = {word.encode(): word for word in sorted(words)}
-        grams = Counter(text[at : at + _GRAM] for text in texts for at in _places(text))
-        self._flags = np.zeros(1 << _TABLE_BITS, np.bool_)
-        self._of: dict[int, list[tuple[bytes, int, str]]] = {}
-        for text, word in texts.items():
-            at = min(_places(text), key=lambda at: grams[text[at : at + _GRAM]])
-            [key] = _keys(text[at : at + _GRAM], 0).tolist()
-            self._flags[key] = True
-            self._of.setdefault(key, []).append((text, at, word))
-
-    def find(self, text: bytes) -> list[tuple[int, str]]:
-        """(offset within the word, word), in no order."""
-        found = []
-        for shift in range(min(_GRAM, len(_places(text)))):
-            keys = _keys(text, shift)
-            marked = np.flatnonzero(self._flags[keys])
-            for at, key in zip(
-                (marked * _GRAM + shift).tolist(), keys[marked].tolist(), strict=True
-            ):
-                for spelled, before, word in self._of[key]:
-                    if at >= before and text.startswith(spelled, at - before):
-                        found.append((at, word))
-        return found
-
-
-def _places(text: bytes) -> range:
-    return range(len(text) - _GRAM + 1)
-
-
-def _keys(text: bytes, shift: int) -> "np.ndarray[Any, np.dtype[np.uint32]]":
-    """The table's places of every fourth four bytes, from an offset on."""
-    count = (len(text) - shift) // _GRAM
-    numbers = np.frombuffer(text, "<u4", count=count, offset=shift)
-    return numbers * _SPREAD >> np.uint32(32 - _TABLE_BITS)
-
-
 @dataclass(frozen=True, slots=True)
 class Need:
     """Words that a line must hold for a pattern to match it."""
@@ -371,8 +335,8 @@ def need_of(number: int) -> Need:
     """
     pattern = all_patterns()[number].text
     need = _need(parser.parse(pattern.pattern, pattern.flags & ~re.UNICODE))
-    if min(map(len, need.rarest()), default=0) < _GRAM:
-        raise ValueError(f"no text of {_GRAM} letters is needed by {pattern.pattern}")
+    if min(map(len, need.rarest()), default=0) < 4:
+        raise ValueError(f"no text of four letters is needed by {pattern.pattern}")
     return need
 
 

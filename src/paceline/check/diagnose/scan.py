@@ -105,7 +105,7 @@ class Scan:
         for (block, gone), hits in self._map_ahead(self._find, self._items(blocks, source)):
             if late := self._gone - gone:
                 kept = ((*hit[:2], [n for n in hit[2] if n not in late], hit[3]) for hit in hits)
-                hits = [Hit(*hit) for hit in kept if hit[2]]
+                hits = [hit for hit in kept if hit[2]]
             reading.block(block, hits)
             self._leave_out_the_frequent()
         reading.end()

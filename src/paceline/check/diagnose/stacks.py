@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paceline.catalog.load import read_shipped
-from paceline.check.diagnose.seen import Frame
+from paceline.check.diagnose.line import Line
+from paceline.check.diagnose.seen import Found, Frame
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,6 +65,10 @@ class Stack:
         """The collective that it is in, and where in the reader's code."""
         return f"in {self.call}, {self.place}" if self.call else f"at {self.place}"
 
+    def as_line(self, text: str) -> Line:
+        """A line of its source that says where it stands."""
+        return Line(source=self.source, number=self.line, raw=text, message=text)
+
     @property
     def doing(self) -> str:
         """The functions of its frames, deepest first, for what it is busy with."""
@@ -83,19 +88,6 @@ _IN_PACKAGES = re.compile(r"^.*/(?:site|dist)-packages/")
 def _is_pythons(file: str) -> bool:
     """Whether a file is Python's own, as py-spy shortens it: `selectors.py`, `queue.py`."""
     return file.split("/")[0].removesuffix(".py") in sys.stdlib_module_names
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """Who stands where."""
-
-    id: str
-    what: str
-    odd: Sequence[int]
-    place: str
-    stack: Stack
-    title: str | None = None
-    """In place of the failure's, where that says what stacks cannot show."""
 
 
 _PROCESS = re.compile(r"^Process (?P<pid>\d+): (?P<command>.*)")
@@ -224,7 +216,7 @@ def ending(text: str, *, source: str, rank: int | None) -> Stack | None:
     return stack if frames else None
 
 
-def all_in_one(stacks: Sequence[Stack]) -> Comparison | None:
+def all_in_one(stacks: Sequence[Stack]) -> Found | None:
     """The collective in which every rank stands, all in the same one: what they bring to it may be
     of different size, for which gloo waits without a word; None where that cannot be."""
     first = next(iter(stacks), None)
@@ -232,14 +224,15 @@ def all_in_one(stacks: Sequence[Stack]) -> Comparison | None:
         return None
     if len(stacks) < 2 or any(each.stood != first.stood for each in stacks):
         return None
-    return Comparison(
+    return Found(
         id="gloo-size-mismatch",
         what=f"{'both' if len(stacks) == 2 else f'all {len(stacks)}'} ranks stand {first.stood}, "
         "and it does not end",
-        odd=(),
+        line=first.as_line(f"stands in {first.told}"),
         place=first.place,
-        stack=first,
         title="All ranks are in one collective: sizes may differ",
+        check="does each rank bring as many elements? TORCH_DISTRIBUTED_DEBUG=DETAIL compares them "
+        "and names the ranks; if so, the network between them",
     )
 
 
@@ -263,7 +256,7 @@ _MOST_RANKS = 4
 """Ranks whose places are shown. A guess."""
 
 
-def compare(stacks: Sequence[Stack]) -> Comparison | None:
+def compare(stacks: Sequence[Stack]) -> Found | None:
     """Which rank stands elsewhere; None where all stand alike or there is only one."""
     if len(stacks) < 2:
         return None
@@ -283,11 +276,11 @@ def compare(stacks: Sequence[Stack]) -> Comparison | None:
         "rank-divergent-decision",
     )
     others = f"{len(rest)} others" if len(rest) > 1 else f"rank {rest[0]}"
-    return Comparison(
+    return Found(
         id=name,
         what=f"stands {stack.stood}; {others} {by_rank[rest[0]].stood}",
-        odd=odd,
+        line=stack.as_line(stack.told),
+        ranks=tuple(odd),
         place=stack.place,
-        stack=stack,
         title=_TITLES.get(name),
     )
