@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from tests import at_once, command, ranks
+from tests import at_once, ranks
+from tests.warm import warm
 
 from paceline.report.table import COLUMNS
 
@@ -21,16 +22,16 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Four files are tested at a time: ranks with several threads each would wait for one another's.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Programs that import torch are forks of one that has (tests/warm/warm.py). The first process of a
-# session owns that one: those that it distributes files to share it.
-if sys.platform == "linux" and not {"PACELINE_TESTS_SESSION", "PACELINE_TESTS_COLD"} & {
-    *os.environ
-}:
+# Commands and programs that import torch are forks of processes that have imported what they need
+# (tests/warm/warm.py). The first process of a session owns those: the ones it distributes files to
+# share them.
+if "PACELINE_TESTS_SESSION" not in os.environ:
     _session = tempfile.mkdtemp(prefix="paceline-warm-")
     atexit.register(shutil.rmtree, _session, ignore_errors=True)
-    _paths = (str(Path(__file__).parent / "warm"), os.environ.get("PYTHONPATH"))
     os.environ["PACELINE_TESTS_SESSION"] = f"{_session}:{os.getpid()}"
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, _paths))
+    if sys.platform == "linux" and "PACELINE_TESTS_COLD" not in os.environ:
+        _paths = (str(Path(__file__).parent / "warm"), os.environ.get("PYTHONPATH"))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, _paths))
 
 # Sentences of screens are looked for whole; how they are wrapped is in tests/cli/test_screens.py.
 os.environ["COLUMNS"] = "200"
@@ -71,7 +72,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if session.config.getoption("--at-once") and not session.config.option.collectonly:
         # Forks share them. They import what they need on another core than the tests are read on.
         ranks.start_server()
-        command.start_server()
+        warm.begin(warm.COMMAND)
 
 
 @pytest.hookimpl(tryfirst=True)

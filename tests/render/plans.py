@@ -1,5 +1,7 @@
 """Plans of many layouts for the tests of engines."""
 
+import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,13 @@ JOB: dict[str, Any] = {
 
 def planned(**changes: Any) -> tuple[Plan, Job]:
     """The plan of the job above with sections changed: `planned(layout={"sharding": "full"})`."""
-    job = job_of(**changes)
+    return _planned(json.dumps(changes))
+
+
+@cache
+def _planned(changes: str) -> tuple[Plan, Job]:
+    """Once for each job that a process plans: tests of several engines render the same."""
+    job = job_of(**json.loads(changes))
     return plan_job(job), job
 
 

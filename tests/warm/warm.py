@@ -1,33 +1,42 @@
-"""Programs that import torch, as forks of a process that has: two seconds of a core less for each.
+"""Programs as forks of a process that has imported what they import: two seconds of a core less for
+each that imports torch, half a second less for each command.
 
-A whole run starts several, and most of what they take is this import. One process for all of a
-session's tests imports it. The interpreter that was started stands in for the fork: it hands over
-its arguments, environment, folder and open files, passes signals on, and ends as the fork ends. If
-it dies the fork is killed.
+One process for all of a session's tests imports torch, another what the command imports, and
+neither a fork nor what it forks takes apart at its end what was imported (a quarter of a second).
+The interpreter that is started for a program with torch stands in for the fork: it hands over its
+arguments, environment, folder and open files, passes signals on, and ends as the fork ends. If it
+dies the fork is killed. `tests/command.py` asks for commands, and starts no interpreter.
 
-`./test --ranks`, as in CI, does without: there every program is started as people start it. What
-differs: the fork has a process id, a group and a session of its own, and the hashes of strings of
-all others.
+`./test --ranks`, as in CI, does without the first: there every program that imports torch is
+started as people start it. What differs: the fork has a process id, a group and a session of its
+own, and the hashes of strings of all others.
 """
 
+import atexit
 import contextlib
 import fcntl
 import hashlib
 import importlib
 import json
 import os
+import pkgutil
 import runpy
 import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
 _MAX_BYTES = 1 << 20
 """Of a request: an environment and some words."""
+
+_STARTS_S = 300.0
+"""It takes three seconds, and others are at work."""
 
 _READ_AT_START = ("KMP_", "LANG", "LC_", "LD_", "MKL_", "OMP_", "PYTHON", "PYTORCH", "TORCH")
 _READ_LATER = ("PYTHONPATH", "PYTHONUNBUFFERED", "TORCH_FR_", "TORCH_NCCL_")
@@ -39,10 +48,16 @@ _PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, sign
 _FROM = 200
 """Number from which on files are kept until their own numbers are free."""
 
-_IMPORTED = (
+_OF_PROGRAMS = (
     *("paceline.control.agent", "paceline.prove.prove", "paceline.runtime.language_model"),
     "paceline.runtime.worker",
 )
+_OF_COMMANDS = (
+    *("paceline.control.controller", "paceline.launch.places", "paceline.launch.preflight"),
+    *("paceline.launch.local", "paceline.plan", "paceline.render", "paceline.record.run"),
+)
+COMMAND = "command"
+"""Key of the warm process of commands, which has no torch."""
 
 
 def is_as_usual() -> bool:
@@ -69,23 +84,19 @@ def _session() -> list[str]:
 
 def stand_in() -> None:
     """For the program that this interpreter was to run. Returns where torch cannot be imported."""
-    line = _warm_process()
+    line = line_to(_key())
     if line is None:
         return
     files = [each for each in range(_FROM) if _is_inherited(each)]
-    request = {
-        "words": sys.orig_argv[2:],
-        "environment": dict(os.environ),
-        "path": [os.getcwd(), *sys.path],
-        "folder": os.getcwd(),
-        "files": files,
-        "ignored": [n for n in _PASSED_ON if signal.getsignal(n) == signal.SIG_IGN],
-        "parent": os.getppid(),
-    }
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MAX_BYTES)
-    for number in set(_PASSED_ON) - set(request["ignored"]):
+    ignored = [n for n in _PASSED_ON if signal.getsignal(n) == signal.SIG_IGN]
+    for number in set(_PASSED_ON) - set(ignored):
         signal.signal(number, lambda number, frame: line.send(str(number).encode()) and None)
-    socket.send_fds(line, [json.dumps(request).encode()], files)
+    ask(
+        *(line, sys.orig_argv[2:], dict(zip(files, files, strict=True))),
+        path=[os.getcwd(), *sys.path],
+        ignored=ignored,
+        parent=os.getppid(),
+    )
     for each in files:
         os.close(each)
     status = int(line.recv(64) or 1)
@@ -95,6 +106,39 @@ def stand_in() -> None:
     os._exit(status)
 
 
+def ask(
+    line: socket.socket,
+    words: Iterable[str],
+    files: dict[int, int],
+    *,
+    folder: str | None = None,
+    environment: dict[str, str] | None = None,
+    path: list[str] | None = None,
+    ignored: Iterable[int] = (),
+    parent: int | None = None,
+) -> None:
+    """Ask a warm process for the fork that runs a module, or the command, with its arguments.
+
+    Its exit code comes over the line, which takes numbers of signals before. The fork is killed
+    when the line is closed.
+
+    Args:
+        files: Open files, by the number that each has there.
+        path: `sys.path`; without it the folder before the warm process's own.
+    """
+    request = {
+        "words": list(words),
+        "environment": environment or dict(os.environ),
+        "path": path,
+        "folder": folder or os.getcwd(),
+        "files": list(files),
+        "ignored": list(ignored),
+        "parent": parent or os.getpid(),
+    }
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MAX_BYTES)
+    socket.send_fds(line, [json.dumps(request).encode()], list(files.values()))
+
+
 def _is_inherited(number: int) -> bool:
     try:
         return os.get_inheritable(number)
@@ -102,9 +146,8 @@ def _is_inherited(number: int) -> bool:
         return False
 
 
-def _warm_process() -> socket.socket | None:
-    """A line to that of this environment; the first who asks starts it."""
-    session, owner = _session()
+def _key() -> str:
+    """That of the warm process that started as this interpreter did."""
     at_start = sorted(
         item
         for item in os.environ.items()
@@ -112,13 +155,16 @@ def _warm_process() -> socket.socket | None:
         and not item[0].startswith(_READ_LATER)
         and item[1] != "OFF"
     )
-    key = hashlib.sha256(repr((sys.executable, at_start)).encode()).hexdigest()[:16]
-    place = Path(session, key)
-    if not place.exists():
-        with place.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not place.exists():
-                _start(place, owner)
+    return hashlib.sha256(repr((sys.executable, at_start)).encode()).hexdigest()[:16]
+
+
+def line_to(key: str) -> socket.socket | None:
+    """A line to the warm process of a key; the first who asks starts it."""
+    place = begin(key)
+    end = time.monotonic() + _STARTS_S
+    while not place.exists():
+        assert time.monotonic() < end, f"no warm process: {place.with_suffix('.log').read_text()}"
+        time.sleep(0.01)
     if not place.is_socket():
         return None
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -126,8 +172,15 @@ def _warm_process() -> socket.socket | None:
     return line
 
 
-def _start(place: Path, owner: str) -> None:
-    with place.with_suffix(".log").open("ab") as log:
+def begin(key: str) -> Path:
+    """Start the warm process of a key, unless another has.
+
+    Returns:
+        Where it will listen, or a file where it could not import what it needs.
+    """
+    session, owner = _session()
+    place = Path(session, key)
+    with contextlib.suppress(FileExistsError), place.with_suffix(".log").open("xb") as log:
         process = subprocess.Popen(
             [sys.executable, __file__, str(place), owner],
             stdin=subprocess.DEVNULL,
@@ -136,25 +189,17 @@ def _start(place: Path, owner: str) -> None:
             env=os.environ | {"PYTHONUNBUFFERED": "1"},  # as agents have it
             start_new_session=True,
         )
-    while not place.exists():
-        if process.poll() is not None:
-            place.touch()
-        time.sleep(0.01)
+        process.returncode = 0  # nobody waits for it: it ends with the session
+    return place
 
 
 def _serve(place: str, owner: int) -> None:
     """Until the session's first process has ended. Returns in each program's process."""
-    import gc
-
-    gc.disable()
-    for name in _IMPORTED:
-        importlib.import_module(name)
-    from paceline.runtime._torch_private import load_compiler
-
-    load_compiler()
-    gc.enable()
-    gc.collect()
-    gc.freeze()
+    try:
+        _import(is_of_commands=Path(place).name == COMMAND)
+    except ImportError:
+        Path(place).touch()
+        raise
     session = os.pidfd_open(owner)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listening.bind(f"{place}.new")
@@ -176,6 +221,27 @@ def _serve(place: str, owner: int) -> None:
             _begin(line)
             return
         line.close()
+
+
+def _import(*, is_of_commands: bool) -> None:
+    import gc
+
+    gc.disable()
+    if is_of_commands:
+        import paceline.cli
+
+        verbs = pkgutil.iter_modules(paceline.cli.__path__, "paceline.cli.")
+        for name in (*(verb.name for verb in verbs), *_OF_COMMANDS):
+            importlib.import_module(name)
+    else:
+        for name in _OF_PROGRAMS:
+            importlib.import_module(name)
+        from paceline.runtime._torch_private import load_compiler
+
+        load_compiler()
+    gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 def _begin(line: socket.socket) -> None:
@@ -225,7 +291,7 @@ def _become(request: dict, files: list[int]) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    sys.path[:] = request["path"]
+    sys.path[:] = request["path"] or [request["folder"], *sys.path[1:]]
     sys.argv = request["words"]
     _name_parent(request["parent"])
 
@@ -241,11 +307,34 @@ def _name_parent(pid: int) -> None:
     os.register_at_fork(after_in_child=restore)
 
 
+def _run() -> NoReturn:
+    """The program, and its end as the interpreter's, but for taking apart what was imported."""
+    code: object = 0
+    try:
+        if sys.argv[0] == "paceline":
+            from paceline.cli import main
+
+            main()
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        code = end.code or 0
+        if not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
+    except Exception:  # noqa: BLE001 - the edge of the process
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 0xFF)
+
+
 if __name__ == "__main__":
     _serve(sys.argv[1], int(sys.argv[2]))
-    import numpy
-
-    numpy.random.seed()  # as a new process is; `random` does it by itself
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()  # as a new process is; `random` does it by itself
     if not hasattr(sys.modules.get(sys.argv[0]), "__path__"):
         sys.modules.pop(sys.argv[0], None)  # it is run again, as __main__
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    _run()

@@ -55,7 +55,7 @@ def to_json(value: Any) -> str:
     return json.dumps(value, indent=2) + "\n"
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
     """Text of several lines as a block that people can read; no anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:

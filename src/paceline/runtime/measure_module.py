@@ -11,6 +11,11 @@ the FLOPs. A forward pass that looks at values, or takes other inputs than token
 `example_inputs(batch)`, cannot be run so; the facts then say why.
 """
 
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # imports leave no garbage: 3.3 s of a core with it, 2.0 s without (measured)
+
 import copy
 import json
 import sys
@@ -265,6 +270,8 @@ def _on_meta(factory: Callable[[], Any]) -> nn.Module:
 
 
 def main() -> None:
+    gc.enable()
+    gc.freeze()  # what was imported is looked through by no collection, at the end neither
     folder, name, *rest = sys.argv[1:]
     factory = import_named(Path(folder), name)
     model = _on_meta(factory)
