@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 
 from paceline.check.diagnose.conclusion import Diagnosis
 from paceline.check.diagnose.findings import cause
@@ -190,17 +191,12 @@ def _peek(blocks: Iterable[bytes]) -> tuple[bytes, Iterator[bytes]]:
         start = next(pieces, b"")
     except (OSError, EOFError, zlib.error) as error:
         return b"", _raising(error)
-    return start, _again(start, pieces)
+    return start, chain([start], pieces)
 
 
 def _raising(error: Exception) -> Iterator[bytes]:
     yield from ()
     raise error
-
-
-def _again(start: bytes, pieces: Iterator[bytes]) -> Iterator[bytes]:
-    yield start
-    yield from pieces
 
 
 def _whole(blocks: Iterator[bytes], limit: int) -> bytes:

@@ -95,30 +95,32 @@ def read_line(raw: str, *, source: str, number: int) -> Line:
     """
     raw = _ANSI.sub("", raw.rstrip("\r\n"))[:MAX_LINE] if "\x1b" in raw else raw.rstrip("\r\n")
     raw = raw[:MAX_LINE]
-    rest, seen, writer = raw, _Seen(), ""
+    rest, writer = raw, ""
+    seen: dict[str, str] = {}
     for _ in range(8):
         match = _ANY_FORM.match(rest)
         if match is None or match.lastgroup is None:
             break
         form = int(match.lastgroup.removeprefix("form_"))
-        writer += seen.take({name: match[group] or "" for name, group in _GROUPS[form].items()})
+        said = {name: match[group] for name, group in _GROUPS[form].items() if match[group]}
+        writer += _take(seen, said)
         rest = rest[match.end() :]
-    is_named = seen.rank is None and any(word in raw for word in ("Rank ", "[rank", "[RANK"))
+    is_named = "rank" not in seen and any(word in raw for word in ("Rank ", "[rank", "[RANK"))
     if is_named and (named := _ANYWHERE.search(raw)):
-        seen.rank = int(next(group for group in named.groups() if group))
-    if seen.host is None and "IP: " in raw and (node := _RAY_NODE.search(raw)):
-        seen.host = node["host"]
+        seen["rank"] = next(group for group in named.groups() if group)
+    if "host" not in seen and "IP: " in raw and (node := _RAY_NODE.search(raw)):
+        seen["host"] = node["host"]
     return Line(
         source=source,
         number=number,
         raw=raw,
         message=rest,
-        rank=seen.rank,
-        local_rank=seen.local,
-        host=seen.host,
-        pid=seen.pid,
-        time_s=seen.time_s,
-        level=seen.level,
+        rank=int(seen["rank"]) if "rank" in seen else None,
+        local_rank=int(seen["local"]) if "local" in seen else None,
+        host=seen.get("host"),
+        pid=int(seen["pid"]) if "pid" in seen else None,
+        time_s=_seconds(seen) if "h" in seen else None,
+        level=seen.get("level"),
         writer=writer,
     )
 
@@ -134,45 +136,24 @@ def with_rank(line: Line, rank: int | None, host: str | None = None) -> Line:
     )
 
 
-class _Seen:
-    """What the prefixes of one line have said so far: the first word counts."""
-
-    def __init__(self) -> None:
-        self.rank: int | None = None
-        self.local: int | None = None
-        self.host: str | None = None
-        self.pid: int | None = None
-        self.time_s: float | None = None
-        self.level: str | None = None
-
-    def take(self, said: Mapping[str, str]) -> str:
-        """Note what a prefix says; what of it tells writers apart."""
-        who = ""
-        if said.get("rank") and self.rank is None:
-            self.rank = int(said["rank"])
-            who = f"rank{self.rank} "
-        if said.get("local") and self.local is None:
-            self.local = int(said["local"])
-            who += f"local{self.local} "
-        if said.get("host") and self.host is None:
-            self.host = said["host"]
-            who += f"{self.host} "
-            if _PODS.search(self.host) and self.rank is None:
-                self.rank = 0
-        if said.get("pid") and self.pid is None:
-            self.pid = int(said["pid"])
-            if said.get("actor"):
-                who += f"pid{self.pid} "
-        if said.get("h") and self.time_s is None:
-            self.time_s = _seconds(said)
-        level = said.get("glog") or _LEVELS.get(said.get("level") or "")
-        if level and self.level is None:
-            self.level = level
-        return who
+def _take(seen: dict[str, str], said: Mapping[str, str]) -> str:
+    """Note what a prefix says that none before it has; what of it tells writers apart."""
+    who = ""
+    for name, word in (("rank", "rank"), ("local", "local"), ("host", ""), ("pid", "pid")):
+        if name in said and name not in seen:
+            seen[name] = said[name]
+            who += f"{word}{said[name]} " if name != "pid" or "actor" in said else ""
+    if "host" in said and _PODS.search(seen["host"]):
+        seen.setdefault("rank", "0")
+    if "h" in said and "h" not in seen:
+        seen |= {name: said[name] for name in ("mon", "mo", "d", "h", "m", "s") if name in said}
+    if level := said.get("glog") or _LEVELS.get(said.get("level", "")):
+        seen.setdefault("level", level)
+    return who
 
 
-def _seconds(said: Mapping[str, str]) -> float:
-    month = _MONTHS.get(said.get("mon") or "", 0) or int(said.get("mo") or 0)
-    day = int(said.get("d") or 0)
-    clock = int(said["h"] or 0) * 3600 + int(said["m"] or 0) * 60
-    return (month * 31 + day) * 86400.0 + clock + float((said["s"] or "0").replace(",", "."))
+def _seconds(clock: Mapping[str, str]) -> float:
+    month = _MONTHS.get(clock.get("mon", ""), 0) or int(clock.get("mo", 0))
+    days = month * 31 + int(clock.get("d", 0))
+    minutes = int(clock["h"]) * 60 + int(clock["m"])
+    return days * 86400.0 + minutes * 60 + float(clock["s"].replace(",", "."))

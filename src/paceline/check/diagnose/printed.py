@@ -67,18 +67,17 @@ def weakly_printed(seen: Seen) -> Iterator[Candidate]:
         lines = [line for each in seen.sightings_of(name, weak=True) for line, _ in each.lines()]
         lines = [line for line in lines if not benign().search(line.raw)]
         hangs = failures[name].category == "hang" or failures[name].effect is Effect.HANG
-        if lines and not hangs and level_of(failures[name]) < Level.FOLLOWS:
+        level = level_of(failures[name])
+        if level >= Level.FOLLOWS:
+            level = Level.MAY_FOLLOW
+        elif hangs:
+            continue
+        else:
+            level = Level.POSSIBLE if level < Level.QUIET else Level.FITS
+        if lines:
             yield Candidate(
                 id=name,
-                level=Level.POSSIBLE if level_of(failures[name]) < Level.QUIET else Level.FITS,
-                confidence=Confidence.POSSIBLE,
-                lines=lines,
-                what=say(name, lines[0], {}, ranks_of(lines)),
-            )
-        elif lines and level_of(failures[name]) >= Level.FOLLOWS:
-            yield Candidate(
-                id=name,
-                level=Level.MAY_FOLLOW,
+                level=level,
                 confidence=Confidence.POSSIBLE,
                 lines=lines,
                 what=say(name, lines[0], {}, ranks_of(lines)),

@@ -91,13 +91,16 @@ def _is_pythons(file: str) -> bool:
 
 
 _PROCESS = re.compile(r"^Process (?P<pid>\d+): (?P<command>.*)")
-_PYSPY_THREAD = re.compile(r'^Thread (?:0x[0-9A-Fa-f]+|\d+) \([^)]*\)(?:: "(?P<name>[^"]*)")?')
 _PYSPY_FRAME = re.compile(
     r"^ +(?P<function>[\w<>.]+(?: \([^)]*\))?) \((?P<file>[^():]+):(?P<line>\d+)\)$"
 )
-_FAULT_THREAD = re.compile(r"^(?P<current>Current t|T)hread 0x[0-9a-f]+ .*most recent call first")
 _FAULT_FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
-_GDB_THREAD = re.compile(r"^Thread (?P<number>\d+) \(")
+_THREAD = re.compile(
+    r"^(?:(?P<fault>(?:Current t|T)hread 0x[0-9a-f]+ .*most recent call first)"
+    r'|Thread (?:0x[0-9A-Fa-f]+|\d+) \([^)]*\): "(?P<name>[^"]*)"|Thread (?P<number>\w+) \()'
+)
+"""The first line of a thread, of faulthandler, py-spy and gdb."""
+
 _GDB_FRAME = re.compile(
     r"^#\d+ +(?:0x[0-9a-f]+ in )?(?P<function>[\w:~<>, ]+?) ?\(.*?\)"
     r"(?: at (?P<file>\S+):(?P<line>\d+))?"
@@ -107,73 +110,52 @@ _RANK = re.compile(
 )
 
 
+_OF_RANK = re.compile(r"^[=#*-]* ?(?:rank|RANK)[ =:_-]*\d+")
+
+
 def has_stacks(start: str) -> bool:
     """Whether a text that begins so is a dump of stacks."""
     lines = start.splitlines()[:400]
-    heads = sum(
-        bool(_PROCESS.match(line) or _FAULT_THREAD.match(line) or _GDB_THREAD.match(line))
-        for line in lines
-    )
-    frames = sum(
-        bool(_PYSPY_FRAME.match(line) or _FAULT_FRAME.match(line) or _GDB_FRAME.match(line))
-        for line in lines
-    )
+    heads = sum(bool(_PROCESS.match(line) or _THREAD.match(line)) for line in lines)
+    frames = sum(_frame(line) is not None for line in lines)
     told = sum(bool(line.strip()) for line in lines)
     return heads > 0 and frames >= 2 and 5 * (heads + frames) >= 2 * told
 
 
 def read_stacks(text: str, *, source: str, rank: int | None) -> Iterator[Stack]:
     """The main thread of each process in a text."""
-    current: Stack | None = None
-    is_main = False
-    own_rank = rank
-    pid: int | None = None
+    own_rank, pid = rank, None
+    threads: list[tuple[re.Match[str], Stack]] = []
     for number, raw in enumerate(text.splitlines(), start=1):
-        if process := _PROCESS.match(raw):
-            if current is not None and current.frames:
-                yield current
-            current, is_main = None, False
-            pid = int(process["pid"])
-            own_rank = rank if rank is not None else _rank_in(raw)
-            continue
-        if re.match(r"^[=#*-]* ?(?:rank|RANK)[ =:_-]*\d+", raw):
-            if current is not None and current.frames:
-                yield current
-            current, is_main, own_rank = None, False, _rank_in(raw)
-            continue
-        thread = _PYSPY_THREAD.match(raw)
-        fault = _FAULT_THREAD.match(raw)
-        gdb = _GDB_THREAD.match(raw)
-        if fault or thread or gdb:
-            main = (
-                (fault is not None and (fault["current"] == "Current t" or current is None))
-                or (thread is not None and thread["name"] == "MainThread")
-                or (gdb is not None and gdb["number"] == "1")
-            )
-            if main and (fault is None or current is None or not current.frames):
-                if current is not None and current.frames and not fault:
-                    yield current
-                current = Stack(source=source, line=number, rank=own_rank, pid=pid)
-                is_main = True
-            elif fault and current is not None:
-                current = Stack(source=source, line=number, rank=own_rank, pid=pid)  # main is last
-                is_main = True
-            else:
-                is_main = False
-            continue
-        if current is None or not is_main:
-            continue
-        frame = _PYSPY_FRAME.match(raw) or _FAULT_FRAME.match(raw) or _GDB_FRAME.match(raw)
-        if frame and len(current.frames) < 200:
-            current.frames.append(
-                Frame(
-                    file=frame["file"] or "?",
-                    line=int(frame["line"] or 0),
-                    function=frame["function"].strip(),
-                )
-            )
-    if current is not None and current.frames:
-        yield current
+        process = _PROCESS.match(raw)
+        if process or _OF_RANK.match(raw):
+            yield from _main_ones(threads)
+            threads = []
+            own_rank = _rank_in(raw) if rank is None or process is None else rank
+            pid = int(process["pid"]) if process else pid
+        elif head := _THREAD.match(raw):
+            stack = Stack(source=source, line=number, rank=own_rank, pid=pid)
+            threads.append((head, stack))
+        elif threads and (frame := _frame(raw)) and len(threads[-1][1].frames) < 200:
+            threads[-1][1].frames.append(frame)
+    yield from _main_ones(threads)
+
+
+def _main_ones(threads: Sequence[tuple[re.Match[str], Stack]]) -> Iterator[Stack]:
+    """py-spy names the main thread, for gdb it is the first, and faulthandler dumps it last."""
+    last_fault = next((head for head, _ in reversed(threads) if head["fault"]), None)
+    for head, stack in threads:
+        is_main = head["name"] == "MainThread" or head["number"] == "1" or head is last_fault
+        if is_main and stack.frames:
+            yield stack
+
+
+def _frame(raw: str) -> Frame | None:
+    found = _PYSPY_FRAME.match(raw) or _FAULT_FRAME.match(raw) or _GDB_FRAME.match(raw)
+    if found is None:
+        return None
+    file, line, function = found["file"] or "?", int(found["line"] or 0), found["function"].strip()
+    return Frame(file=file, line=line, function=function)
 
 
 def _rank_in(text: str) -> int | None:
