@@ -3,6 +3,7 @@
     python benchmarks/lint_recall.py --clone FOLDER | sh   # once: the repositories, bare
     python benchmarks/lint_recall.py FOLDER                # the open half
     python benchmarks/lint_recall.py FOLDER --away         # the half that is put away
+    python benchmarks/lint_recall.py FOLDER --sample 2     # faults that were taken later
     python benchmarks/lint_recall.py FOLDER --list         # what each fault gave
 
 data/lint_faults.csv has a fixing commit of a public repository a row, and what was wrong in one
@@ -53,6 +54,8 @@ class Fault:
     """`file`: by itself; `imports`: with files beside it; `purpose`: with how it is run."""
 
     fault: str
+    sample: str = "1"
+    """`2`: taken later, from other repositories."""
 
     @property
     def half(self) -> str:
@@ -85,6 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path, help="repositories, each in owner+name")
     parser.add_argument("--away", action="store_true", help="the half that is put away")
+    parser.add_argument("--sample", choices=("1", "2"), default="1")
     parser.add_argument("--list", action="store_true", help="print what each fault gave")
     parser.add_argument("--clone", action="store_true", help="print the commands that fetch them")
     parser.add_argument("--jobs", type=int, default=2)
@@ -101,7 +105,7 @@ def main() -> None:
         outcomes = list(
             pool.map(
                 lambda one: measure(one, options.folder, named),
-                [one for one in faults if one.half == half],
+                [one for one in faults if (one.half, one.sample) == (half, options.sample)],
             )
         )
     if options.list:

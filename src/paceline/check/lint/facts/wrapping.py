@@ -93,11 +93,11 @@ def deepspeed_engine(walk: Walker, made: Call) -> Value:
 
 
 def unwrap(walk: Walker, made: Call) -> Value:
+    """What is unwrapped is a model, whatever made it."""
     model = made.argument(0, "model", "module") or Value()
-    for one in model.any():
-        if one.inner is not None:
-            return one.inner
-    return model
+    plain = next((one.inner for one in model.any() if one.inner is not None), model)
+    plain.kind = plain.kind or "model"
+    return plain
 
 
 EFFECTS: Mapping[str, Callable[[Walker, Call], Value | None]] = {

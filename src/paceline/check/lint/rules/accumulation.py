@@ -54,6 +54,29 @@ def check_no_sync_missing(program: Program, context: Context) -> Iterator[Findin
             yield program.finding("no-sync-missing", backward, what, fix, seen=(guard,))
 
 
+def check_engine_steps(program: Program, context: Context) -> Iterator[Finding]:
+    """DeepSpeed's engine steps in some micro-batches alone: it counts them itself."""
+    if program.has_call(method="set_gradient_accumulation_boundary"):
+        return
+    for step, guard in step_guards(program):
+        model = step.receiver
+        if model is None or not model.wrapped_by("deepspeed"):
+            continue
+        for backward in program.backwards:
+            is_of_engine = backward.receiver is not None and backward.receiver is model
+            if is_of_engine and all(one.test is not guard.test for one in backward.guards):
+                what = (
+                    f"the engine steps once in several backward passes ({guard.spot}), of which "
+                    "each ends an accumulation for DeepSpeed: ZeRO-2 keeps the last one's "
+                    "gradients alone"
+                )
+                fix = "step() after every backward, and gradient_accumulation_steps in the file"
+                yield program.finding(
+                    "engine-step-skipped", step, what, fix, seen=(guard, backward)
+                )
+                return
+
+
 def step_after(program: Program, backward: Call) -> Call | None:
     """The optimizer step that comes next in a loop: of two models, each has its own.
 
@@ -108,4 +131,4 @@ def manages_sync(program: Program) -> bool:
     return any(one.attribute == "require_backward_grad_sync" for one in program.assigns)
 
 
-RULES = (check_no_sync_missing, check_loss_not_divided)
+RULES = (check_no_sync_missing, check_engine_steps, check_loss_not_divided)

@@ -59,7 +59,7 @@ def joint_kind(program: Program, call: Call) -> str | None:
 
 
 def find_joint_kind(program: Program, call: Call) -> str | None:
-    if call.name in COLLECTIVES | {DDP, FSDP}:
+    if call.name in COLLECTIVES | {DDP, FSDP} or wraps_in_accelerate(call):
         return None if of_a_part(call) else "collective"
     if call.name in SAVES:
         return None if of_a_part(call) or whole_model(call) else "save"
@@ -76,6 +76,13 @@ def find_joint_kind(program: Program, call: Call) -> str | None:
         return "save"
     metrics = ((one.instance or "").startswith("torchmetrics.") for one in receiver.any())
     return "collective" if call.is_method("compute") and any(metrics) else None
+
+
+def wraps_in_accelerate(call: Call) -> bool:
+    """`accelerator.prepare(model)`: DDP and FSDP compare the model's parameters over the ranks."""
+    given = call.args if call.name == "accelerate.Accelerator.prepare" else call.args[:1]
+    named = call.name in {"accelerate.Accelerator.prepare", "accelerate.Accelerator.prepare_model"}
+    return named and any(one.has_kind("model") for one in given)
 
 
 def sharded_by_then(call: Call, model: Value) -> bool:

@@ -211,6 +211,40 @@ def may_set(call: Call, sampler: Value) -> bool:
     return any(one.instance is None and one.call is None for one in options)
 
 
+def check_sampler_replaced(program: Program, context: Context) -> Iterator[Finding]:
+    """A DistributedSampler that nothing is given before its name gets another sampler."""
+    made = [one for one in program.assigns if is_distributed(one.value) and one.owner is None]
+    used = {id(one) for call in program.all_calls for one in given_to(call)} if made else set()
+    for first in made:
+        if id(first.value) in used:
+            continue
+        for second in program.assigns:
+            if (
+                second.order > first.order
+                and second.target == first.target
+                and second.frames == first.frames
+                and set(second.guards) <= set(first.guards)
+                and second.value.has_kind("sampler")
+                and not is_distributed(second.value)
+            ):
+                what = (
+                    f"{first.target} was a DistributedSampler ({first.spot}) that no loader was "
+                    "given: with this one every rank goes through the whole data set"
+                )
+                fix = "take this line out, or make the plain sampler where there is one rank alone"
+                yield program.finding("sampler-replaced", second, what, fix, seen=(first,))
+                break
+
+
+def is_distributed(value: Value) -> bool:
+    return any(one.instance == DISTRIBUTED_SAMPLER for one in value.any())
+
+
+def given_to(call: Call) -> Iterator[Value]:
+    for given in (*call.args, *call.kwargs.values()):
+        yield from (given, *given.any())
+
+
 def check_sampler_missing(program: Program, context: Context) -> Iterator[Finding]:
     """Every rank trains on the whole data set, in its own or even the same order."""
     if program.framework in PREPARES or not program.wraps:
@@ -342,4 +376,10 @@ def check_pinned_copies(program: Program, context: Context) -> Iterator[Finding]
                 yield program.finding("no-pin-memory", call, what, fix, seen=(copy,))
 
 
-RULES = (check_sampler_and_shuffle, check_set_epoch, check_sampler_missing, check_pinned_copies)
+RULES = (
+    check_sampler_and_shuffle,
+    check_set_epoch,
+    check_sampler_replaced,
+    check_sampler_missing,
+    check_pinned_copies,
+)

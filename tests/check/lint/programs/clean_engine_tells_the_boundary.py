@@ -1,0 +1,15 @@
+import deepspeed
+import torch
+
+ACCUMULATION = 4
+
+net = torch.nn.Linear(8, 8)
+model, optimizer, loader, _ = deepspeed.initialize(
+    model=net, training_data=torch.load("data.pt", weights_only=True), config="ds.json"
+)
+for step, batch in enumerate(loader):
+    last = (step + 1) % ACCUMULATION == 0
+    model.set_gradient_accumulation_boundary(last)
+    model.backward(model(batch).mean())
+    if last:
+        model.step()
