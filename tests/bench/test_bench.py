@@ -48,7 +48,7 @@ def test_a_bench_times_each_number_of_ranks_and_writes_a_page(folder, monkeypatc
     found = json.loads(done.stdout)
     one, two = found["rows"]
     assert (one["num_ranks"], two["num_ranks"]) == (1, 2)
-    assert two["layout"] == "DDP over 1 x tensor 2"
+    assert two["layout"] == "tensor 2"
     assert one["notes"] == ["layout.tensor 1, not 2"]
     assert set(two["phases_s"]) == set(PHASES)
     spent = sum(two["phases_s"].values())

@@ -683,7 +683,10 @@ def test_a_level_hides_what_is_below_it_and_an_id_can_be_left_out(folder):
     (folder / "run.sh").write_text("export NCCL_SOKET_IFNAME=eth0\ntorchrun train.py\n")
     assert "nccl-env-deprecated" in lint("run.sh", "--severity", "warning", expect=0).stdout
     assert "nccl-env-deprecated" not in lint("run.sh", "--severity", "error", expect=0).stdout
-    assert "(1 hidden; --severity info shows all)" in lint("run.sh", "--severity", "error").stdout
+    assert (
+        "1 warning hidden (--severity info shows all)"
+        in lint("run.sh", "--severity", "error").stdout
+    )
     assert (
         "nccl-env-deprecated"
         not in lint("run.sh", "--ignore", "nccl-env-deprecated", expect=0).stdout
@@ -868,7 +871,7 @@ def test_s3_2_a_plan_is_judged_by_what_it_warned_of_and_what_contradicts_in_it(f
     (folder / "plan.json").write_text(text)
     found = by_id("plan.json")
     assert set(found) == {"plan-caution"}
-    assert "one all-gather of" in found["plan-caution"]["what"]
+    assert "at once for embedding" in found["plan-caution"]["what"]
     assert found["plan-caution"]["where"]["line"] > 1
     (folder / "plan.json").write_text(text.replace('"data": 8', '"data": 4', 1))
     found = by_id("plan.json")["plan-file"]

@@ -77,7 +77,7 @@ TRIES: dict[str, Try] = {
     "S1-2": slow("cpu", r"train\.bucket, on 2 ranks, measured.*64KiB.*25MiB.*verdict"),
     "S1-3": Try("cpu", r"rate +0\.008, by the linear rule.*square root +0\.002828"),
     "S1-4": Try(
-        "gpus", r"gather: one all-gather of 1\.96 GiB \(embedding.*32 x\s+decoder 416 MiB.*fix"
+        "gpus", r"gather: 1\.96 GiB at once\s+for\s+embedding.*416 MiB\s+for\s+decoder.*fix"
     ),
     "S1-5": Try("gpus", r"recompute [\d.]+ m?s.*HFU"),
     "S1-6": Try("gpus", r"parallelize, over 8 tensor ranks.*colwise"),

@@ -101,7 +101,7 @@ def test_a_machine_that_cannot_run_the_plan_has_no_cost():
         needs=TWO_NODES,
     )
     assert [cost.instance for cost in costs] == ["p5.48xlarge"]
-    assert cannot_run(small, TWO_NODES) == "128 GiB of host memory, the run needs 164 GiB a node"
+    assert cannot_run(small, TWO_NODES) == "128 GiB of host memory, a node needs 164 GiB"
     assert cannot_run(no_rdma, TWO_NODES) == "no RDMA between nodes, which the plan needs"
     assert "400 Gb/s a node, the run counts on 3200 Gb/s" in str(cannot_run(slow, TWO_NODES))
 

@@ -88,7 +88,13 @@ def test_a_missing_field_says_what_it_is_for():
     problem = only(GOOD.replace("  global_batch: 8\n", ""))
     assert problem.code == "J005"
     assert problem.what == "`train.global_batch` is missing"
-    assert "Samples in one optimizer step" in problem.fix
+    assert problem.fix.startswith("add it (samples in one optimizer step, over all ranks")
+    assert problem.fix.endswith("): write a whole number above 0")
+
+
+def test_a_required_key_that_is_misspelled_is_one_error():
+    problem = only(GOOD.replace("global_batch: 8", "global_bach: 8"))
+    assert (problem.code, problem.fix) == ("J004", "did you mean `global_batch`?")
 
 
 @pytest.mark.parametrize(

@@ -261,7 +261,8 @@ def test_what_only_megatron_reads_is_refused_by_our_own_runtime(tmp_path):
     words = ("--on", "slurm", "--dry-run")
     done = run(tmp_path, *words, engine="paceline", data=mock, model=small)
     assert (
-        "J007: data.corpus mock: Paceline's own runtime cannot generate mock samples" in done.stderr
+        "J007: Paceline's own runtime cannot generate mock samples (data.corpus mock)"
+        in done.stderr
     )
     assert "J007: engine_path is read for the engine megatron alone" in done.stderr
 

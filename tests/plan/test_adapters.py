@@ -133,7 +133,7 @@ def test_a_rank_with_frozen_blocks_alone_is_refused_on_every_rank():
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("layout", ["TP 2", "TP 4"])
 def test_a_rank_would_refuse_it_as_well(layout: str):
-    """By the sizes of the model, where a program of one's own has planned nothing."""
+    """By the sizes of the model, where your own program has planned nothing."""
     job = asked("thin", layout, "qlora")
     planned = plan_job(asked("thin", layout, "lora"))
     with fake_rank(planned.layout, 0), torch.device("meta"):

@@ -62,10 +62,10 @@ def test_adamw_of_8_bits_is_offered_on_this_machine_where_nothing_fits():
 @pytest.mark.parametrize(
     ("layout", "name"),
     [
-        ({"sharding": "zero1"}, "ZeRO-1 over 4 ranks (data 2 x context 2)"),
-        ({"sharding": "full", "tensor": 2}, "FSDP2 over 4 (data 2 x context 2) x tensor 2"),
-        ({"sharding": "none"}, "DDP over 4 ranks (data 2 x context 2)"),
+        ({"sharding": "zero1"}, "data 2 x context 2 (ring), ZeRO-1"),
+        ({"sharding": "full", "tensor": 2}, "data 2 x context 2 (ring) x tensor 2, FSDP2"),
+        ({"sharding": "none"}, "data 2 x context 2 (ring), DDP"),
     ],
 )
-def test_a_layouts_name_gives_the_ranks_that_share_the_state(layout, name):
+def test_a_layouts_name_gives_the_axes_and_then_what_is_shared(layout, name):
     assert Layout(data=2, micro_batch=1, accumulation=1, context=2, **layout).name == name

@@ -70,7 +70,7 @@ def test_a_fixed_interval_that_loses_much_is_a_warning_with_what_another_saves(
 def test_a_tenth_of_the_steps_stays_where_it_costs_next_to_nothing():
     plan = plan_of(JOB, "train.steps=1000")
     assert plan.checkpoint_every == 100
-    assert decided(plan)["checkpoint.every"].startswith("100 steps: a tenth of 1000 steps")
+    assert decided(plan)["checkpoint.every"].startswith("100 steps: a tenth of the run")
 
 
 def test_a_better_interval_is_named_where_the_printed_goodput_differs():

@@ -1,11 +1,14 @@
-"""The problems Paceline itself reports (`codes.md`, a section for each code such as `J003`), and
-what people ask before they choose (`topics.md`)."""
+"""The problems Paceline itself reports (`codes.md`, a section for each code such as `J003`), what
+people ask before they choose (`topics.md`), and the guides of docs/guides."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
+
+GUIDE = "a guide"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +17,7 @@ class Code:
 
     code: str
     about: str
-    """What its letter looks at, such as `the job file`; of a topic, `how to choose`."""
+    """What its letter looks at, such as `the job file`; of a topic, `how to choose`; `GUIDE`."""
 
     text: str
     """Markdown: the fault in its first sentence, why it is refused, and the fix."""
@@ -61,3 +64,15 @@ def load_codes() -> Mapping[str, Code]:
         elif heading.startswith("## "):
             about = heading.partition(":")[2].strip()
     return found
+
+
+@cache
+def load_guides() -> Mapping[str, Code]:
+    """Every guide by its name. A wheel has them beside the modules, a clone in docs/guides."""
+    package = Path(str(files("paceline")))
+    folders = (package / "guides", package.parents[1] / "docs" / "guides")
+    pages = [page for folder in folders for page in sorted(folder.glob("*.md"))]
+    return {
+        page.stem: Code(code=page.stem, about=GUIDE, text=page.read_text(encoding="utf-8"))
+        for page in pages
+    }

@@ -1,4 +1,4 @@
-"""What a code of ours means: a finding, a symptom, a harmless line, a refusal, or a topic.
+"""What a code of ours means: a finding, a symptom, a harmless line, a refusal, a topic, a guide.
 
 Leaves out how it is printed (`cli/explain.py`).
 """
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from paceline.catalog.code import Code, load_codes
+from paceline.catalog.code import Code, load_codes, load_guides
 from paceline.catalog.failure import (
     BenignLine,
     Failure,
@@ -35,6 +35,7 @@ def explain(name: str) -> tuple[Entry, ...]:
         JobError: `T020`, nothing is; with what is written alike.
     """
     code = load_codes().get(name.upper()) or load_codes().get(name.lower())
+    code = code or load_guides().get(name.lower())
     if code is not None:
         return (code,)
     harmless = tuple(line for line in load_benign_lines() if line.id == name.upper())
@@ -51,7 +52,7 @@ def explain(name: str) -> tuple[Entry, ...]:
     raise JobError.of(
         code="T020",
         what=what,
-        where="CODE",
+        where=f"paceline explain {name}",
         fix=f"did you mean {' or '.join(near)}?" if near else "`paceline explain --list` has all",
     )
 
@@ -78,6 +79,7 @@ def titles() -> Mapping[str, str]:
     for symptom in load_symptoms().values():
         known.setdefault(symptom.id, f"symptom: {symptom.title}")
     known |= {line.id: f"harmless: {line.why}" for line in load_benign_lines()}
+    known |= {name: guide.text.partition("\n")[0] for name, guide in load_guides().items()}
     return known | {
         code.code: textwrap.shorten(code.title, 90, placeholder=" ...")
         for code in load_codes().values()

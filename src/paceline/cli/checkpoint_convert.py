@@ -126,7 +126,7 @@ def convert(
         raise JobError.of(
             code="C011",
             what=f"there is nothing at {path}",
-            where="PATH",
+            where=path,
             fix="give a run, a checkpoint, or a file or folder of weights",
         )
     found_form, source, optimizer_elsewhere = find_source(

@@ -50,13 +50,13 @@ def copies_at(url: str) -> "tuple[Remote, list[Copy]]":
     from paceline.errors import JobError
     from paceline.record.remote import Remote
 
-    remote = Remote(url, where="PATH")
+    remote = Remote(url, where=url)
     copies = remote.copies()
     if not copies:
         raise JobError.of(
             code="C011",
             what=f"there is no copy of a checkpoint at {url}",
-            where="PATH",
+            where=url,
             fix="give checkpoint.copy_to with the run's name behind it: s3://bucket/jobs/RUN",
         )
     return remote, copies

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from paceline.catalog.code import load_guides
 from paceline.cli.options import json_option
 from paceline.cli.screen import show
 from paceline.report.table import format_table, text_width, wrapped
@@ -28,7 +29,7 @@ def command(names: tuple[str, ...], list_all: bool, as_json: bool) -> None:
     CODE is the id of a finding of `lint`, `diagnose` or `preflight` (set-epoch-missing), a
     published name (missing-set-epoch), a symptom with its likely causes (collective-timeout), a
     harmless line (BEN-05), a refusal's code (J003), or a topic to choose by (golden-rules,
-    memory-by-size, ddp-or-fsdp, fsdp-or-deepspeed, anti-patterns).
+    memory-by-size, ddp-or-fsdp, fsdp-or-deepspeed, anti-patterns), or a guide (models, planning).
 
     \b
     Examples:
@@ -64,11 +65,13 @@ def _list(as_json: bool) -> None:
 
 
 def _lines(entry: "Entry") -> Iterator[str]:
-    from paceline.catalog.code import Code
+    from paceline.catalog.code import GUIDE, Code
     from paceline.catalog.failure import BenignLine
     from paceline.catalog.symptom import Symptom
 
-    if isinstance(entry, Code):
+    if isinstance(entry, Code) and entry.about == GUIDE:
+        yield from _with_guides(entry.text).splitlines()
+    elif isinstance(entry, Code):
         yield from _fill(f"{entry.code}: {entry.title}", indent="")
         yield from _plain(entry.rest) if entry.rest else ()
     elif isinstance(entry, BenignLine):
@@ -132,14 +135,25 @@ def _fill(text: str, indent: str = "") -> list[str]:
 
 
 def _with_guides(text: str) -> str:
-    """Pages by name: an installed Paceline has no folder of them.
+    """Guides by the command that prints them: an installed Paceline has no folder of pages.
 
     >>> _with_guides("see docs/guides/data.md#classes")
-    'see guide: data'
+    'see `paceline explain data`'
+    >>> _with_guides("[plans](planning.md) and [time](../concepts/estimates.md)")
+    'plans (`paceline explain planning`) and time (page concepts/estimates of the documentation)'
     """
+    text = re.sub(r"\[([^]]+)\]\(([^)]+\.md(?:#[\w-]+)?)\)", r"\1 (\2)", text)
+    text = re.sub(r"(?<![\w/.-])([a-z-]+\.md)", r"docs/guides/\1", text)  # of one guide in another
     return re.sub(
-        r"(?<![\w/])(?:\.\./|docs/)+(?:[a-z]+/)*([a-z-]+)\.md(?:#[\w-]+)?", r"guide: \1", text
+        r"(?<![\w/])(?:\.\./|docs/)+((?:[a-z]+/)*)([a-z-]+)\.md(?:#[\w-]+)?", _of_page, text
     )
+
+
+def _of_page(found: re.Match[str]) -> str:
+    folder, name = found.groups()
+    if name in load_guides():
+        return f"`paceline explain {name}`"
+    return f"page {folder}{name} of the documentation"
 
 
 def _plain(markdown: str) -> Iterator[str]:

@@ -187,7 +187,7 @@ def job_for(found: Found, template: str) -> str:
         sections["cluster"] = (
             "cluster:\n"
             f"  accelerator: auto             # {len(found.gpus)} x {found.gpus[0]}, found here\n"
-            "  # nodes: 2                    # more machines like this one (guide: places)"
+            "  # nodes: 2                    # more machines: paceline explain places"
         )
     return "\n\n".join(sections.values())
 
@@ -256,4 +256,5 @@ def found_lines(found: Found, folder: Path) -> Iterator[str]:
     elif found.models or found.data is not None:
         yield "machine     no GPU: two ranks on its CPUs"
     if not (found.models or found.data or found.scripts):
-        yield f"found       no model, data or training script in {folder}: a small example job"
+        place = "this folder" if folder == Path() else folder
+        yield f"found       no model, data or script in {place}; the job is a small example"

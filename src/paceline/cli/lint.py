@@ -268,7 +268,7 @@ def _print(
     from paceline.check.lint.fix import fix_files
     from paceline.check.lint.lint import linted_data
     from paceline.check.lint.sarif import sarif
-    from paceline.record.sanitize import plain
+    from paceline.cli.screen import show
     from paceline.report.lint_text import finding_lines, summary_line
 
     if as_sarif:
@@ -278,10 +278,9 @@ def _print(
         click.echo(json.dumps(linted_data(linted, shown, unread), indent=2))
         return
     for one in shown:
-        click.echo("\n".join(map(plain, finding_lines(one, texts))))
-        click.echo()
+        show("\n".join(finding_lines(one, texts)) + "\n")
     num_fixed = sum(len(each.findings) for each in fix_files(shown, whole))
-    click.echo(summary_line(linted, shown, num_fixed=num_fixed))
+    show(summary_line(linted, shown, num_fixed=num_fixed))
 
 
 def _whole(texts: Mapping[str, str], sources: "Sources") -> dict[str, str]:

@@ -55,6 +55,7 @@ def command(
     if job_file is None:
         raise click.UsageError("Name the job file: paceline render job.yaml --for " + engine)
     from paceline.cli.job_input import read_plannable
+    from paceline.cli.screen import say
     from paceline.launch.plannable import check_planned, planned
     from paceline.render.example import needs_own_program
 
@@ -63,7 +64,7 @@ def command(
     rendered = render_job(engine, plan, _with_hosts(job, plan.cluster.ranks_per_node))
     notes = check_planned(job, plan) if renderer_of(plan.engine) == engine else []
     for note in notes:
-        click.echo(f"note: {note}", err=True)
+        say(f"note: {note}")
     if out is not None:
         _write(rendered.files, out, force=force)
     if as_json:
@@ -101,9 +102,11 @@ def command(
 
 def say_left_out(gap: "Gap") -> None:
     """Print what files leave out, what they have instead and the fix, on standard error."""
-    click.echo(f"left out: {gap.what}: {gap.why}\n  instead: {gap.nearest}", err=True)
+    from paceline.cli.screen import say
+
+    say(f"left out: {gap.what}: {gap.why}\n  instead: {gap.nearest}")
     if gap.fix:
-        click.echo(f"  fix: {gap.fix}", err=True)
+        say(f"  fix: {gap.fix}")
 
 
 def _with_hosts(job: "Job", ranks_per_node: int) -> "Job":

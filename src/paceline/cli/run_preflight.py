@@ -38,7 +38,7 @@ class Looking:
             raise click.UsageError(
                 f"--preflight and --allow do nothing with --on {place}: its machines are not there "
                 "before the job is, and run the program of its files. Put `paceline preflight JOB` "
-                "where they set themselves up (guide: preflight)."
+                "where they set themselves up (`paceline explain preflight`)."
             )
 
     @property

@@ -130,7 +130,7 @@ def cannot_run(price: Price, needs: Needs) -> str | None:
         there, needed = bytes_apart(host, needs.host_memory_bytes)
         parts = [f"{name} {format_bytes(size)}" for name, size in needs.host_parts.items() if size]
         told = f" ({', '.join(parts)})" if parts else ""
-        return f"{there} of host memory, the run needs {needed} a node{told}"
+        return f"{there} of host memory, a node needs {needed}{told}"
     fabric = _provider(price).fabrics.get(price.instance)
     if needs.num_nodes <= nodes or fabric is None:
         return None
@@ -153,7 +153,7 @@ def why_none(provider: str, prices: Iterable[Price], needs: Needs) -> str | None
         return None
     largest = max(rows, key=lambda row: (row.num_accelerators, row.host_memory_bytes or 0))
     why = cannot_run(largest, needs)
-    return None if why is None else f"the largest with a price, {largest.instance}, has {why}"
+    return None if why is None else f"its largest machine ({largest.instance}) has {why}"
 
 
 def unknown_of(price: Price, needs: Needs) -> tuple[str, ...]:

@@ -164,7 +164,7 @@ class JobSpec:
     """Software that runs the steps; it decides what is kept in memory and what is hidden. One that
     the catalog knows, with a version or without: `torchtitan 0.2.2`, `megatron core_v0.16.1`.
     `paceline run` runs `paceline`, and starts `accelerate`, `deepspeed`, `megatron`,
-    `megatron-bridge` and `torchtitan` (guide: places)."""
+    `megatron-bridge` and `torchtitan` (`paceline explain places`)."""
 
     engine_version: Annotated[str, BeforeValidator(version_text)] = ""
     """The engine's version, in quotes, where it is not written behind its name. Left out, the plan

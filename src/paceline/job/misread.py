@@ -48,7 +48,20 @@ def _problems_in(
         if path in found and field_path:  # the other side of a union: keep the more telling one
             continue
         found[path] = problem
+    for path in [*found]:
+        if found[path].code == "J005" and _is_misspelled(path, found):
+            del found[path]
     return sorted(found.values(), key=lambda p: _line_of(p.where))
+
+
+def _is_misspelled(missing: Place, found: Mapping[Place, Problem]) -> bool:
+    """Whether an unknown key of the same section is taken for the missing one: one error tells."""
+    return any(
+        problem.code == "J004"
+        and path[:-1] == missing[:-1]
+        and problem.fix == did_you_mean(str(path[-1]), [str(missing[-1])])
+        for path, problem in found.items()
+    )
 
 
 def _line_of(where: str) -> int:
@@ -102,7 +115,7 @@ def _problem(detail: Any, path: Place, where: str, root: Any) -> Problem:
             code="J005",
             what=f"`{dotted(path)}` is missing",
             where=where,
-            fix=f"add it: {_help_of(path, root) or 'it has no default'}",
+            fix=_how_to_add(path, root),
         )
     message = detail["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
@@ -130,6 +143,13 @@ def _problem(detail: Any, path: Place, where: str, root: Any) -> Problem:
         where=where,
         fix=fix,
     )
+
+
+def _how_to_add(path: Place, root: Any) -> str:
+    """What a missing key holds, and how to write it."""
+    meaning = (_help_of(path, root) or "it has no default").removesuffix(".")
+    write = _wanted_at(path, root)
+    return f"add it ({meaning[:1].lower()}{meaning[1:]})" + (f": {write}" if write else "")
 
 
 def _wanted_at(path: Place, root: Any) -> str | None:

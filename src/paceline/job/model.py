@@ -49,7 +49,7 @@ class ModelSpec:
     hf_config: str | None = None
     """Path to a Hugging Face `config.json`, or a published model by name. Thirty families are
     planned for; the built-in trainer runs those that predict the next token
-    (guide: models)."""
+    (`paceline explain models`)."""
 
     size: Count | None = None
     """Parameters alone, such as `7B`: a Llama-like decoder between published ones."""

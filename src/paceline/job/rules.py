@@ -52,7 +52,7 @@ def check_rules(job: "Job") -> Iterator[Problem]:
             code="J007",
             what=f"the built-in trainer does not know how to train {spec.model.factory}",
             where=job.where("model.factory"),
-            fix="add program: your_module:train (guide: own-code), or use model.decoder",
+            fix="add program: your_module:train (paceline explain own-code), or use model.decoder",
         )
     decoder = spec.model.decoder
     if spec.program is None and decoder is not None and decoder.vocab < 256:

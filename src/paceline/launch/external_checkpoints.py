@@ -32,7 +32,7 @@ def find_other(path: Path) -> ForeignCheckpoint | None:
         raise JobError.of(
             code="C011",
             what=f"{error.filename or path} cannot be read: {error.strerror}",
-            where="PATH",
+            where=str(path),
             fix="give a path that you may read, or change its permissions",
         ) from None
 
@@ -71,9 +71,9 @@ def stored_in(found: ForeignCheckpoint) -> Mapping[str, StoredTensor]:
     form, path = found.source
     file = path / WEIGHTS if form == "adapter" else path
     if form == "safetensors" and path.is_dir():
-        return stored_tensors(weight_files(path, "PATH"), where="PATH")
+        return stored_tensors(weight_files(path, str(path)), where=str(path))
     is_one = file.is_file() and file.suffix == ".safetensors"
-    return stored_tensors((file,), where="PATH") if is_one else {}
+    return stored_tensors((file,), where=str(path)) if is_one else {}
 
 
 def _index_against(

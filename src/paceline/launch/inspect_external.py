@@ -399,7 +399,7 @@ def _against_base(
     """`M013`: matrices of an adapter that no weight of the base goes with."""
     config = found.config or {}
     try:
-        stored = stored_tensors(weight_files(base, "PATH"), where="PATH")
+        stored = stored_tensors(weight_files(base, str(base)), where=str(base))
     except PacelineError as error:
         yield from error.problems
         return

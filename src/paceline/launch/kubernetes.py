@@ -34,7 +34,7 @@ _BY_API = "It is created object by object through the API, all or nothing; kubec
 _NOTE = (
     "The pods run the program of these files: a lost one is started again by the cluster, from the "
     "newest checkpoint. Records and drills are of Paceline's own agents, which are not there; "
-    "Paceline does not check the nodes before the start (guide: preflight)."
+    "Paceline does not check the nodes before the start (`paceline explain preflight`)."
 )
 
 _KINDS = {"trainjob": "TrainJob", "pytorchjob": "PyTorchJob", "rayjob": "RayJob"}

@@ -59,10 +59,9 @@ def check_ours(job: Job) -> Iterator[Problem]:
     if job.spec.data.corpus == "mock":
         yield Problem(
             code="J007",
-            what="data.corpus mock: Paceline's own runtime cannot generate mock samples",
+            what="Paceline's own runtime cannot generate mock samples (data.corpus mock)",
             where=job.where("data.corpus"),
-            fix="give data.path, your own files, before the run; a plan for a declared cluster "
-            "needs no data",
+            fix="set data.path to your own files before the run; this plan needs no data",
         )
     if job.spec.engine_path is not None:
         yield Problem(
@@ -127,11 +126,11 @@ another engine's does."""
 
 
 def check_planned(job: Job, plan: Plan) -> list[Problem]:
-    """What `paceline run` refuses of a plan at every place, and a program of your own, or a line
+    """What `paceline run` refuses of a plan at every place, and your own program, or a line
     more or less in the job, would do.
 
     Raises:
-        RenderError: `H002`, the engine's files cannot be written, with a program of your own too.
+        RenderError: `H002`, the engine's files cannot be written, with your own program too.
         JobError: A path in the job cannot be written into the files.
     """
     if plan.engine == "paceline":

@@ -87,7 +87,7 @@ def check_place(script: Script, place: str) -> Iterator[Problem]:
             yield Problem(
                 code="W009",
                 what="ssh is not installed",
-                where="PATH",
+                where="$PATH",
                 fix="install OpenSSH's client on this machine",
             )
         if len(hosts) < nodes:

@@ -261,7 +261,7 @@ def _need(tool: str) -> None:
         raise RunError.of(
             code="W009",
             what=f"{tool} is not installed",
-            where="PATH",
+            where="$PATH",
             fix="run this on a machine of that place, such as its login node",
         )
 

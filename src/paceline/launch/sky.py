@@ -38,7 +38,7 @@ _ASK_S = 300.0
 _NOTE = (
     "The machines run the program of these files: a rank is started again by torchrun, from its "
     "newest checkpoint. Records and drills are of Paceline's own agents, which are not there; "
-    "Paceline does not check the machines before the start (guide: preflight)."
+    "Paceline does not check the machines before the start (`paceline explain preflight`)."
 )
 
 _WORDS: dict[State, str] = {
@@ -58,7 +58,7 @@ def check(job: Job | Script, plan: Plan | None) -> Iterator[Problem]:
         yield Problem(
             code="W009",
             what="sky is not installed",
-            where="PATH",
+            where="$PATH",
             fix=f"{install_line('sky')} and your cloud's part, such as 'skypilot[aws]', here "
             "or in an environment of its own; or see what would be submitted with --dry-run",
         )

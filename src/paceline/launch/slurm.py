@@ -54,7 +54,7 @@ def check(job: Job | Script, plan: Plan | None) -> Iterator[Problem]:
             yield Problem(
                 code="W009",
                 what=f"{command} is not installed",
-                where="PATH",
+                where="$PATH",
                 fix="run this on a login node of the cluster, or see what would be submitted "
                 "with --dry-run",
             )
@@ -272,7 +272,7 @@ def _ask(*command: str, folder: str | None = None) -> "subprocess.CompletedProce
         raise RunError.of(
             code="W009",
             what=f"{command[0]} is not installed",
-            where="PATH",
+            where="$PATH",
             fix="run this on a login node of the cluster",
         ) from None
     except subprocess.TimeoutExpired:

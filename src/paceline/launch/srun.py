@@ -85,7 +85,7 @@ def check(job: Job | Script, plan: Plan | None) -> Iterator[Problem]:
             yield Problem(
                 code="W009",
                 what=f"{command} is not installed",
-                where="PATH",
+                where="$PATH",
                 fix="load Slurm's module in slurm.setup, or ask for it",
             )
             return

@@ -86,7 +86,7 @@ def check(job: Job | Script, plan: Plan | None) -> Iterator[Problem]:
         yield Problem(
             code="W009",
             what="ssh is not installed",
-            where="PATH",
+            where="$PATH",
             fix="install OpenSSH's client on this machine",
         )
     try:

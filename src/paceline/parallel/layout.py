@@ -139,15 +139,17 @@ class Layout:
 
     @property
     def name(self) -> str:
-        """A short name for people.
+        """A short name for people: the axes, then what the data-parallel ranks share.
 
         >>> Layout(data=8, sharding="full", micro_batch=1, accumulation=1).name
         'FSDP2 over 8 ranks'
         >>> Layout(data=4, sharding="zero1", micro_batch=1, accumulation=8, tensor=8, pipeline=4,
         ...     schedule="interleaved", chunks=5).name
-        'ZeRO-1 over 4 x tensor 8 x pipeline 4 (interleaved, 5 virtual stages)'
+        'data 4 x tensor 8 x pipeline 4 (interleaved, 5 virtual stages), ZeRO-1'
         >>> Layout(data=2, sharding="zero1", micro_batch=1, accumulation=8, context=2).name
-        'ZeRO-1 over 4 ranks (data 2 x context 2)'
+        'data 2 x context 2 (ring), ZeRO-1'
+        >>> Layout(data=1, sharding="none", micro_batch=1, accumulation=8, tensor=2).name
+        'tensor 2'
         """
         return self.named("FSDP2")
 
@@ -157,20 +159,23 @@ class Layout:
         >>> Layout(data=8, sharding="full", micro_batch=1, accumulation=1).named("ZeRO-3")
         'ZeRO-3 over 8 ranks'
         """
-        group = self.data * self.context
-        way, *axes = self.splits(full)
-        parts = f" (data {self.data} x context {self.context})" if self.context > 1 else ""
-        ranks = "" if axes else f" rank{'s' if group > 1 else ''}"
-        return " x ".join([f"{way} over {group}{ranks}{parts}", *axes])
-
-    def splits(self, full: str) -> list[str]:
-        """What data-parallel ranks share, in words, then each other axis but context."""
-        ways = {"none": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "full": full}
-        chunks = f", {self.chunks} virtual stages" if self.chunks > 1 else ""
+        virtual = f", {self.chunks} virtual stages" if self.chunks > 1 else ""
         axes = {
+            f"data {self.data}": self.data,
+            f"context {self.context} ({self.context_kind})": self.context,
             f"tensor {self.tensor}": self.tensor,
-            f"pipeline {self.pipeline} ({self.schedule}{chunks})": self.pipeline,
-            f"expert {self.expert}": self.expert,
+            f"pipeline {self.pipeline} ({self.schedule}{virtual})": self.pipeline,
         }
-        way = ways.get(self.sharding, f"{self.shard_degree}-way HSDP")
-        return [way, *(axis for axis, degree in axes.items() if degree > 1)]
+        split = [axis for axis, degree in axes.items() if degree > 1]
+        is_shared = self.data * self.context > 1 or self.keeps_shards
+        parts = [" x ".join(split), *([self.way(full)] if is_shared else ())]
+        if self.num_ranks == self.data:
+            ranks = "1 rank" if self.data == 1 else f"{self.data} ranks"
+            parts = [f"{self.way(full)} over {ranks}" if is_shared else ranks]
+        experts = [f"expert {self.expert}"] if self.expert > 1 else []
+        return ", ".join([*filter(None, parts), *experts])
+
+    def way(self, full: str) -> str:
+        """What data-parallel ranks share, in words, with the engine's word for full sharding."""
+        ways = {"none": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "full": full}
+        return ways.get(self.sharding, f"HSDP (shard {self.shard_degree})")

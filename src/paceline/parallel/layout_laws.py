@@ -1,7 +1,7 @@
 """What a layout that is chosen must obey, given the sizes of what it splits.
 
 The runtime reads the sizes off a model and asks here before it changes anything, so that a layout
-from wherever (a plan, a test, a program of one's own) is refused with the numbers that clash.
+from wherever (a plan, a test, your own program) is refused with the numbers that clash.
 `laws` asks the same of a job whose layout is still open, and proposes what would work.
 
 Leaves out: what depends on modules and not on sizes, as whether a class can be split (`L020`).

@@ -267,8 +267,8 @@ def _train_s(size: Size, accelerator: Accelerator) -> tuple[float, list[str]]:
             else ""
         )
         if size.mfu is not None
-        else f"MFU {mfu:.0%}, assumed: {ASSUMED_MFU:.0%} of the peak computes"
-        + (", a quarter of that repeats" if again > 1 else "")
+        else f"MFU {mfu:.0%}, assumed"
+        + (f": {ASSUMED_MFU:.0%} of the peak computes, a quarter of that repeats" * (again > 1))
         + " (Llama 3 405B: 38 to 43 %, arXiv:2407.21783)"
     )
     return model_flops / (peak * mfu), [
@@ -331,7 +331,7 @@ def _assumed(restart_s: float) -> list[str]:
         f"assumed: one failure every {hours:,.0f} accelerator-hours",
         f"assumed: {format_seconds(restart_s)} to restart",
         f"assumed: a spot instance lasts {format_seconds(DEFAULT_SPOT_MTBF_S)} on average",
-        "assumed: on spot, the checkpoint interval that costs least",
+        "on spot, checkpoints are as far apart as costs least, whatever the job sets",
     ]
 
 

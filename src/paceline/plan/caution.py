@@ -21,7 +21,7 @@ from paceline.parallel.abilities import check_accelerator, check_has_files
 from paceline.parallel.table import table_of
 from paceline.plan.choose import choose
 from paceline.plan.decision import Caution, Unit
-from paceline.plan.host import ASSUMED_HOST, host_limit_bytes, host_limit_source
+from paceline.plan.host import host_limit_bytes, is_host_assumed
 from paceline.plan.search import estimates_of, search
 from paceline.profile import ModelProfile, last_position, resolve_config
 from paceline.profile.block import dense_parameters, expert_parameters
@@ -146,7 +146,7 @@ def _newer_patch(case: Case) -> Iterator[Caution]:
 
 
 def _beyond_positions(job: Job, case: Case) -> Iterator[Caution]:
-    """Samples that another engine, or a program of one's own, has no positions for: `check_model`
+    """Samples that another engine, or your own program, has no positions for: `check_model`
     says it of our own runtime."""
     asked = resolve_config(job)
     last = None if asked is None else last_position(asked.config)
@@ -198,7 +198,7 @@ def assumed_shape(
             f"{known.num_per_node}; it is assumed that {' and that '.join(taken)}",
             fix="; ".join(fixes),
         )
-    if layout.offload == "cpu" and host_limit_source(cluster, "cpu") == ASSUMED_HOST:
+    if layout.offload == "cpu" and is_host_assumed(cluster, "cpu"):
         yield Caution(
             about="host memory",
             what=f"a node is assumed to have {format_bytes(host_limit_bytes(cluster, 'cpu'))} for "
@@ -417,7 +417,8 @@ def _large_units(
     largest, _, name = max(parts, default=(0, 0, ""))
     if largest <= most:
         return
-    listed = "; ".join(f"{count} x {part} {format_bytes(size)}" for size, count, part in parts)
+    others = [f"{format_bytes(size)} for {part}" for size, _, part in parts if part != name]
+    beside = f"; all others: {', '.join(others)}" if others else ""
     other = None
     if job.spec.layout.sharding != "auto":
         other = _planned(job, space, case, limit_bytes, sharding="auto", shard="auto")
@@ -429,21 +430,23 @@ def _large_units(
             fixes.append(
                 "expert ranks split the experts: engine: megatron"
                 if not space.abilities.expert
-                else f"layout.expert {layout.expert * 2} halves the experts (steps may be slower)"
+                else f"set layout.expert to {layout.expert * 2}, which halves the experts (steps "
+                "may be slower)"
             )
         elif space.num_ranks % (layout.tensor * 2):
             fixes.append("take accelerators with more memory: one rank cannot split a unit")
         elif space.abilities.tensor:
             fixes.append(
-                f"layout.tensor {layout.tensor * 2} halves every all-gather (steps may be slower)"
+                f"set layout.tensor to {layout.tensor * 2}, which halves every all-gather (steps "
+                "may be slower)"
             )
         else:
             fixes.append("an engine with tensor ranks (engine: megatron) splits each unit")
         fix = "; or ".join(fixes)
     yield Caution(
         about="gather",
-        what=f"one all-gather of {format_bytes(largest)} ({name}) takes more than "
-        f"{MOST_OF_MEMORY:.0%} of a rank's memory; all that are gathered: {listed}",
+        what=f"{format_bytes(largest)} at once for {name}, more than {MOST_OF_MEMORY:.0%} of a "
+        f"rank's memory{beside}",
         fix=fix,
     )
 
@@ -451,7 +454,7 @@ def _large_units(
 _EXPERTS = "the experts of"
 
 _WRAP_ENDS = (
-    "in your own script, call fully_shard on the embedding and on the output matrix, each alone"
+    "call fully_shard on the embedding and on the output matrix separately, in your own script"
 )
 
 

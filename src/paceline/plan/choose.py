@@ -263,7 +263,7 @@ def _pace(price: Estimate, chosen: Estimate) -> tuple[float, str]:
         return share, _slower(share)
     late = (price.step_high_s or price.step_s) / (chosen.step_high_s or chosen.step_s) - 1
     worst = _slower(late).removesuffix(" faster")
-    return share, f"{_slower(share)} ({worst} in the slow case)"
+    return share, f"{_slower(share)} ({worst} at the slow end of the range)"
 
 
 def _slower(share: float) -> str:
@@ -297,17 +297,17 @@ def _terms_that_differ(price: Estimate, chosen: Estimate) -> str:
 def _why_too_large(price: Estimate, limit: int) -> str:
     needed = price.memory.known_bytes
     needs, allowed = bytes_apart(needed, limit)
-    return f"{TOO_LARGE}needs {needs}, {format_bytes(needed - limit)} over the {allowed} allowed"
+    return f"{TOO_LARGE}needs {needs} of {allowed}, {format_bytes(needed - limit)} too much"
 
 
 def too_much(needed_bytes: float, limit_bytes: float) -> str:
     """A need in bytes beside the limit that it exceeds.
 
     >>> too_much(2**33, 2**32)
-    'needs 8 GiB, a rank may use 4 GiB'
+    'needs 8 GiB, more than the 4 GiB that a rank may use'
     """
     needs, most = bytes_apart(needed_bytes, limit_bytes)
-    return f"needs {needs}, a rank may use {most}"
+    return f"needs {needs}, more than the {most} that a rank may use"
 
 
 def reasons_of(choice: Choice) -> Iterator[tuple[str, str, str]]:
@@ -431,12 +431,12 @@ def _why_sharding_alone(choice: Choice) -> str:
     over = [k for k in simpler if priced[k].memory.known_bytes > limit]
     if simpler and len(over) == len(simpler):
         kind = simpler[-1]
-        name = replace(layout, sharding=kind).splits(choice.case.engine.full_sharding)[0]
+        name = replace(layout, sharding=kind).way(choice.case.engine.full_sharding)
         needs = too_much(priced[kind].memory.known_bytes, limit)
         ways = (f"{axis} {getattr(layout, axis)}" for axis in _AXES if getattr(layout, axis) > 1)
         beside = f"with {' x '.join(ways)}"
         if beside == "with ":
-            beside = f"without {', '.join(_AXES[:-1])} or {_AXES[-1]} ranks"
+            beside = "with data ranks alone"
         return f"the least sharding that fits {beside}: {name} {needs}"
     return _against_best(choice, [p for p in choice.fitting if p[0].sharding != layout.sharding])
 
@@ -496,11 +496,11 @@ def _why_schedule(choice: Choice) -> str:
     whole = choice.estimate.step_s
     if idle is None or not whole:
         return "times are unknown"
-    told = f"pipeline bubble and p2p take {idle / whole:.1%} of the step"
+    takes = f"pipeline bubble and p2p take {idle / whole:.1%} of the step"
     if layout.schedule == "1f1b":
-        return told
+        return takes
     plain = price_one(replace(layout, schedule="1f1b", chunks=1), choice.case)
-    return f"{told}; with 1f1b {plain.terms['pipeline'] / (plain.step_s or 1):.1%}"
+    return f"{takes}; with 1f1b {plain.terms['pipeline'] / (plain.step_s or 1):.1%}"
 
 
 def _why_recompute(choice: Choice) -> str:
@@ -517,7 +517,7 @@ def _why_recompute(choice: Choice) -> str:
         index = tried.index(too_large[-1])
         needs = too_much(too_large[-1].memory.known_bytes, choice.limit_bytes)
         kind = leaner[index]
-        return f"{'without it a rank' if kind == 'none' else f'with {kind} it'} {needs}"
+        return f"{'without' if kind == 'none' else f'with {kind}'} recompute the layout {needs}"
     return "it makes room for what saves more time elsewhere"
 
 
@@ -530,8 +530,11 @@ def _why_micro_batch(choice: Choice) -> str:
         over = [index for index, size in enumerate(sizes) if size > limit]
         if over and over[0] == 0:
             needs = too_much(float(sizes[0]), limit)
-            kept = f" with recompute {_recompute_of(layout)}"
-            return f"the largest that fits{kept}: {larger[0].micro_batch} {needs}"
+            every = f" every {layout.recompute_every} blocks" if layout.recompute_every > 1 else ""
+            kept = f"with {layout.recompute} recompute{every}"
+            if layout.recompute == "none":
+                kept = "without recompute"
+            return f"the largest that fits {kept}; micro-batch {larger[0].micro_batch} {needs}"
     if choice.estimate.memory.parts["activations"] is None:
         return "a rank's whole share at once; whether it fits is unknown for your own model"
     if layout.accumulation == 1:

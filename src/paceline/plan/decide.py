@@ -225,8 +225,8 @@ def _why_reduced(choice: Choice) -> str:
     late = price_one(replace(layout, reduce_every_micro_batch=False), choice.case).memory
     fits = late.known_bytes <= choice.limit_bytes
     more = format_bytes(late.known_bytes - estimate.memory.known_bytes)
-    whole = f"needs {more} more" if fits else "does not fit"
-    return f"reduced after each micro-batch: holding them whole {whole}"
+    whole = f"would need {more} more" if fits else "do not fit"
+    return f"reduced after each micro-batch: whole gradients {whole}"
 
 
 def _asked_of_all_reduce(job: Job, name: str, value: str) -> str | None:
@@ -257,13 +257,13 @@ def _interval_decisions(spec: JobSpec) -> Iterator[Decision]:
         yield Decision(
             field="checkpoint.every",
             value=f"{checkpoint} steps",
-            reason=f"a tenth of {spec.train.steps} steps, {_MAX_CHECKPOINT_EVERY} at most",
+            reason=f"a tenth of the run, {_MAX_CHECKPOINT_EVERY} steps at most",
         )
     if spec.evaluate.every == "auto":
         yield Decision(
             field="evaluate.every",
             value=f"{evaluate} steps",
-            reason=f"a tenth of {spec.train.steps} steps",
+            reason="a tenth of the run",
         )
 
 
@@ -297,7 +297,7 @@ _READ_BY_TRAINER = (
 
 
 def _left_to_program(job: Job) -> Iterator[Decision]:
-    """What was given and a program of the person's own uses, or nobody does."""
+    """What was given and your own program uses, or nobody does."""
     program = job.spec.program
     if program is None or job.spec.engine != "paceline":
         return

@@ -20,7 +20,7 @@ from paceline.parallel import Layout, Layouts, table_of
 from paceline.parallel.table import code_of
 from paceline.profile import ModuleFacts
 from paceline.topology import Cluster
-from paceline.units import bytes_apart, counted
+from paceline.units import bytes_apart, counted, format_bytes
 
 _FLOAT32_BYTES = 4
 
@@ -34,9 +34,6 @@ _NODE_BYTES, _NODE_DISK_BYTES, _NODE_RANKS = 2 * 2**40, int(8 * 3.84e12), 8
 NVMe. Assumed of every node that is not looked at, in proportion to its accelerators."""
 
 
-ASSUMED_HOST = "assumed, as in a DGX H100"
-
-
 def host_limit_bytes(cluster: Cluster, offload: str) -> int:
     """Bytes a node has for offloaded state: measured or declared, else assumed."""
     if offload == "cpu" and cluster.host_bytes is not None:
@@ -47,8 +44,17 @@ def host_limit_bytes(cluster: Cluster, offload: str) -> int:
 
 def host_limit_source(cluster: Cluster, offload: str) -> str:
     """How that is known."""
-    is_known = offload == "cpu" and cluster.host_bytes is not None
-    return cluster.known.get("host_bytes", "measured") if is_known else ASSUMED_HOST
+    if not is_host_assumed(cluster, offload):
+        return cluster.known.get("host_bytes", "measured")
+    each = f"{_NODE_DISK_BYTES / _NODE_RANKS / 1e12:.3g} TB"
+    if offload == "cpu":
+        each = format_bytes(_NODE_BYTES / _NODE_RANKS)
+    return f"assumed: {each} for each accelerator"
+
+
+def is_host_assumed(cluster: Cluster, offload: str) -> bool:
+    """Whether a node's memory, or its disk, was neither measured nor declared."""
+    return offload != "cpu" or cluster.host_bytes is None
 
 
 def check_building(facts: ModuleFacts, job: Job, cluster: Cluster) -> Iterator[Problem]:

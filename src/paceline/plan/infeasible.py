@@ -18,9 +18,9 @@ from paceline.job import Job, LayoutSpec, PlanSpec
 from paceline.parallel import Space, grids
 from paceline.parallel.layout import Layout
 from paceline.plan.host import (
-    ASSUMED_HOST,
     host_limit_bytes,
     host_limit_source,
+    is_host_assumed,
     over_host_bytes,
 )
 from paceline.plan.search import Found, estimates_of, fastest, grid_bytes
@@ -135,7 +135,7 @@ def _host_too_small(job: Job, case: Case, needed_bytes: float) -> Problem:
         asked, beside = "cpu", " of memory, for gradients and buffers,"
     needs, has = bytes_apart(needed_bytes, host_limit_bytes(case.cluster, asked))
     place = "on disk" if offload == "nvme" else "in the host's memory"
-    is_assumed = asked == "cpu" and host_limit_source(case.cluster, asked) == ASSUMED_HOST
+    is_assumed = asked == "cpu" and is_host_assumed(case.cluster, asked)
     return Problem(
         code="P004",
         what=f"no layout fits with the optimizer {place}: a node needs at least "
@@ -296,9 +296,9 @@ def _more_ranks(asked: _Asked) -> Iterator[str]:
             larger = find_cluster(spec, asked.job)
         space = replace(asked.open_space, num_ranks=larger.num_ranks)
         case = asked.case.again(cluster=larger)
-        way = f"set cluster.nodes to {nodes}, which is {larger.num_ranks} ranks"
+        way = f"set cluster.nodes to {nodes} ({larger.num_ranks} ranks)"
         if asked.fitting(replace(space, offloads=("none",)), case) is not None:
-            yield way
+            yield f"{way}: it fits without offload" if is_slow else way
             return
         if not is_slow and (best := fastest(space, case, limit_bytes=asked.limit_bytes, count=1)):
             ((layout, price),) = best

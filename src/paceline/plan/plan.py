@@ -243,17 +243,21 @@ def _fitting_engines(asked: Asked) -> Iterator[str]:
     found = [plan for name in _ENGINES if name != spec.engine for plan in _plans_on(asked, name)]
     if found:
         best = min(found, key=lambda plan: plan.estimate.step_high_s or inf)
-        where = {"none": "", "cpu": " with the host's memory", "nvme": " with a disk"}
+        where = {
+            "none": "",
+            "cpu": ", offloaded to the host's memory,",
+            "nvme": ", offloaded to disk,",
+        }
         needs_path = best.layout.offload == "nvme" and spec.layout.offload_path is None
         path = " and layout.offload_path to a folder on each node's own disk" if needs_path else ""
         takes = (
-            "in unknown time"
+            "step time unknown"
             if best.estimate.step_s is None
-            else (f"in {format_seconds(best.estimate.step_s)} a step")
+            else f"{format_seconds(best.estimate.step_s)} a step, estimated"
         )
         yield (
             f"set engine to {best.engine}{path}: {best.layout_name}"
-            f"{where[best.layout.offload]} fits, {takes}, estimated"
+            f"{where[best.layout.offload]} fits ({takes})"
         )
 
 

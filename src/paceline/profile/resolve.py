@@ -132,7 +132,7 @@ def needs_transformers(job: Job) -> bool:
 def check_runnable(job: Job) -> Iterator[Problem]:
     """What keeps the built-in trainer from training this model as the job asks for it.
 
-    A program of the person's own builds and trains what it likes.
+    Your own program builds and trains what it likes.
     """
     yield from check_model(job)
     yield from check_asked(job)

@@ -232,8 +232,8 @@ def _extended(depths: list[Depth], blocks: tuple[int, ...], period: int) -> tupl
         return " + ".join(map(str, blocks))
 
     return step, (
-        f"traced with {shown(small.blocks)}, {shown(larger.blocks)} and {shown(check.blocks)} "
-        f"blocks; the first two predict the third, then extended to {shown(blocks)}"
+        f"traced with {shown(small.blocks)} and {shown(larger.blocks)} blocks, checked with "
+        f"{shown(check.blocks)}, extrapolated to {shown(blocks)}"
     )
 
 

@@ -42,7 +42,7 @@ class StepMetrics:
     overflow; None with other precisions."""
 
     tokens_per_s: float | None = None
-    """Over all ranks, in this step, save and evaluation left out. For a program of your own that
+    """Over all ranks, in this step, save and evaluation left out. For your own program that
     does not count tokens, samples per second."""
 
     step_s: float | None = None

@@ -60,7 +60,7 @@ class RunInfo:
 
     data_fingerprint: str | None = None
     """Fingerprint of the text trained on, see `Corpus`, or the hash of prepared data's
-    `index.json`; None for a program of your own."""
+    `index.json`; None for your own program."""
 
     data_padding: float | None = None
     """Share of a batch that is padding, where the data were prepared."""

@@ -279,7 +279,7 @@ def _nearly(plan: Plan, way: Way) -> Iterator[Gap]:
 
 
 def _of_own_program(plan: Plan, way: Way) -> Iterator[Gap]:
-    """What the example program does by `train.json`, and a program of one's own has to do."""
+    """What the example program does by `train.json`, and your own program has to do."""
     layout = plan.layout
     if way == "FSDP":
         why = (

@@ -43,7 +43,7 @@ class Gap:
 
 
 ANY_MODEL = ("accelerate", "deepspeed")
-"""Engines whose files start a program of your own with any model: what to take where an engine's
+"""Engines whose files start your own program with any model: what to take where an engine's
 files describe models of some families alone."""
 
 

@@ -136,7 +136,7 @@ def meeting_lines(plan: Plan, *, has_name: bool = True) -> list[str]:
 def _threads(plan: Plan) -> Variable:
     cores = plan.cluster.cores_per_rank
     if cores is None or plan.cluster.num_nodes > 1:  # it is this machine's, shared by all nodes
-        why = "cores of a rank are unknown, and one thread never contends: raise it to cores / rank"
+        why = "one thread, as the cores are unknown: set it to a node's cores / ranks"
         return Variable(name="OMP_NUM_THREADS", value="1", reason=why)
     threads = max(1, int(cores))
     why = f"cores for each rank: {cores:g}; more threads than that wait for each other"
@@ -155,12 +155,12 @@ def _records() -> list[Variable]:
         Variable(
             name="TORCH_NCCL_DUMP_ON_TIMEOUT",
             value="1",
-            reason="a collective that times out leaves every rank's last ones for torchfrtrace",
+            reason="at a time-out every rank dumps its last collectives, for torchfrtrace",
         ),
         Variable(
             name="TORCH_FR_BUFFER_SIZE",
             value=str(RECORDED_COLLECTIVES),
-            reason="how many of them are recorded",
+            reason="how many collectives a rank keeps for that",
         ),
     ]
 
@@ -171,7 +171,7 @@ def _segments(plan: Plan) -> list[Variable]:
     varies = layout.sharding in ("zero2", "full", "hybrid") or layout.pipeline > 1
     if not varies or plan.cluster.accelerator.startswith("MI"):
         return []
-    why = "gathered blocks come and go: segments that grow leave no holes (torch 2.9 and newer)"
+    why = "less fragmentation where blocks of many sizes are gathered (torch 2.9 and newer)"
     return [
         Variable(name="PYTORCH_ALLOC_CONF", value="expandable_segments:True", reason=why),
     ]
@@ -180,7 +180,7 @@ def _segments(plan: Plan) -> list[Variable]:
 _NEW_STORE = Variable(
     name="TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
     value="1",
-    reason="a restart meets in a new store: in the old one are addresses of ranks that ended",
+    reason="a restart uses a new store: the old one has addresses of ranks that ended",
 )
 """Seen with torch 2.13: torchrun keeps its store over restarts, without a prefix for each
 (torch/distributed/rendezvous.py, `_create_c10d_store`), and a rank that comes 10 s before another

@@ -36,7 +36,7 @@ from paceline.render.text import to_json
 SETTINGS = "train.json"
 PLAIN = "lm_plain.py"
 _OWN_PROGRAM = "TRAIN_SCRIPT"
-"""Named in what comes nearest wherever only a program of the person's own does it."""
+"""Named in what comes nearest wherever only your own program does it."""
 
 Builder = Literal["transformers", "own"]
 """What builds an example program's model: transformers, any that predicts the next token; or the
@@ -213,7 +213,7 @@ def example_gaps(plan: Plan, job: Job, builds: Builder = "transformers") -> list
     """What the job asks of its training and no example program does, in any engine: all but the
     last are in `train.json`, and `lm_plain.check` ends the program where it reads them."""
     train, spec = job.spec.train, job.spec
-    own = "train.py ends before its first step: set TRAIN_SCRIPT to your own, on the same ranks"
+    own = "train.py stops before its first step; set TRAIN_SCRIPT to your own script"
     found: list[Gap] = []
 
     def lack(what: str, why: str, where: str, fix: str = "", nearest: str = own) -> None:
@@ -273,7 +273,7 @@ def runs_example(plan: Plan, job: Job) -> bool:
 
 
 def needs_own_program(gap: Gap) -> bool:
-    """Whether only a program of the person's own does it."""
+    """Whether only your own program does it."""
     return _OWN_PROGRAM in (gap.nearest or "")
 
 
@@ -283,7 +283,7 @@ def without_own_program(gaps: Iterable[Gap], fix: str = "") -> list[Gap]:
 
     Args:
         gaps: Of an engine that starts either.
-        fix: Said beside each refusal's own: how a program of one's own is named there.
+        fix: Said beside each refusal's own: how your own program is named there.
     """
     return [
         replace(gap, nearest=None, fix=", or ".join(filter(None, (gap.fix, fix))))

@@ -13,12 +13,15 @@ from paceline.units import format_bytes, format_seconds
 _COLUMNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("COMPUTE", ("training",)),
     ("IDLE", ("idle",)),
-    ("SAVES", ("saving",)),
+    ("CKPT", ("saving",)),
     ("FAILURES", ("lost", "restart")),
     ("STORAGE", ("storage",)),
     ("EGRESS", ("egress",)),
 )
 """Column -> the terms of a cost that it adds up."""
+
+_KEPT = 5
+"""Columns from the start that a narrow terminal still has: up to COMPUTE."""
 
 
 def format_bill(bill: Bill) -> str:
@@ -31,8 +34,11 @@ def _lines(bill: Bill) -> Iterator[str]:
     yield from _labelled("cost", _answer(bill))
     yield ""
     if bill.costs:
-        yield format_table([*_table(bill.costs)])
-        yield "Dollars, except HOURS. TOTAL is the sum of the columns after HOURS; - is unknown."
+        yield format_table([*_table(bill.costs)], keep=_KEPT)
+        note = (
+            "Dollars, except HOURS. TOTAL adds up the columns after HOURS; CKPT is time spent on "
+        )
+        yield from wrapped("", f"{note}saving checkpoints; - is unknown.")
         yield ""
         yield format_table([*_machines(bill.costs)])
         yield "FILES: paceline render JOB --for NAME writes the files that start the run there."
@@ -72,7 +78,7 @@ def _answer(bill: Bill) -> str:
             if any(cost.usd < other.usd for other in best if other.way == cost.way)
         ]
         lead = f"from {_priced(best)}"
-        return f"{lead}; cheaper, but partly unknown (?): {_priced(less)}" if less else lead
+        return f"{lead}; cheaper, with open questions (?): {_priced(less)}" if less else lead
     lacking = sorted({each for cost in best for each in cost.unknown_facts})
     return (
         f"unknown: no machine with a price is known to run this as planned; {_priced(best)}, if "
@@ -142,7 +148,7 @@ def _remarks(bill: Bill) -> Iterator[tuple[str, str]]:
     keeping = bill.keeping
     if keeping.stored_bytes or keeping.sent_bytes:
         stored, sent = format_bytes(keeping.stored_bytes), format_bytes(keeping.sent_bytes)
-        yield "storage", f"{stored} on object storage for the whole run; {sent} sent out once"
+        yield "storage", f"{stored} of object storage for the whole run; {sent} downloaded once"
     unknown = list(_unknown(bill.costs))
     yield from unknown
     if bill.spot_unpriced:
@@ -167,7 +173,7 @@ def _remarks(bill: Bill) -> Iterator[tuple[str, str]]:
         )
     for provider, why in bill.refused:
         yield "cannot run", f"{provider}: {why}"
-    text = "CPUs and memory with a price of their own, block storage, requests, taxes, support"
+    text = "CPUs and memory billed separately, block storage, requests, taxes, support"
     yield "not counted", f"{text}, discounts"
 
 
@@ -181,7 +187,7 @@ def _unknown(costs: Iterable[RunCost]) -> Iterator[tuple[str, str]]:
             else:
                 of_machine.setdefault(text, set()).add(cost.provider)
     for text, providers in sorted(of_machine.items()):
-        yield "unknown (?)", f"{text}: {', '.join(sorted(providers))}"
+        yield "unknown (?)", f"{text}, at {', '.join(sorted(providers))}"
     lacking: dict[str, list[str]] = {}
     for what in ("storage", "traffic out"):
         names = sorted(each.split("'s price")[0] for each in prices if each.endswith(what))

@@ -6,9 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.lint import Linted
 from paceline.job.secrets import find_secret
+from paceline.report.table import COLUMNS
+from paceline.units import counted
 
 _WIDTH = 110
-"""Letters of a source line that are shown."""
+"""Letters of a source line that are shown at most."""
+
+_MARGIN = 10
+"""Letters before a source line: its number and the bar."""
 
 
 def finding_lines(finding: Finding, texts: Mapping[str, str]) -> Iterator[str]:
@@ -30,8 +35,9 @@ def _shown(source: str, line: int, column: int | None) -> Iterator[str]:
     indent = len(source) - len(source.lstrip())
     text = source.replace("\t", " ").rstrip()
     start = column - 1 if column is not None and column <= len(text) else indent
-    first = max(0, start - _WIDTH // 2) if len(text) > _WIDTH else 0
-    yield f"  {line:>5} | {text[first : first + _WIDTH]}"
+    width = min(_WIDTH, COLUMNS.get() - _MARGIN)
+    first = max(0, start - width // 2) if len(text) > width else 0
+    yield f"  {line:>5} | {text[first : first + width]}"
     yield f"  {'':>5} | {' ' * (start - first)}^"
 
 
@@ -42,24 +48,26 @@ def _line(texts: Mapping[str, str], path: str, line: int | None) -> str | None:
     return lines[line - 1] if line <= len(lines) else None
 
 
+_NAMES = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "hint"}
+
+
+def _counts(of: Mapping[Severity, int]) -> str:
+    return ", ".join(counted(of[one], name) for one, name in _NAMES.items() if one in of)
+
+
 def summary_line(linted: Linted, shown: Sequence[Finding], *, num_fixed: int) -> str:
     """How many of each, in how many files, and what can be done with one option."""
-    counts = Counter(one.severity for one in linted.findings)
+    counts = Counter(one.severity for one in shown)
+    hidden = Counter(one.severity for one in linted.findings) - counts
     number = len({*linted.kinds, *(one.where.path for one in linted.findings)})
     files = f"{number} file{'s' if number != 1 else ''}"
     if not linted.findings:
         text = f"{files}: nothing found"
     else:
-        names = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "hint"}
-        said = [
-            f"{counts[one]} {name}{'s' if counts[one] != 1 else ''}"
-            for one, name in names.items()
-            if counts[one]
-        ]
-        text = f"{files}: {', '.join(said)}"
-    hidden = len(linted.findings) - len(shown)
-    if hidden:
-        text += f" ({hidden} hidden; --severity info shows all)"
+        parts = [_counts(counts)] if counts else []
+        if hidden:
+            parts.append(f"{_counts(hidden)} hidden (--severity info shows all)")
+        text = f"{files}: {'; '.join(parts)}"
     if linted.answered:
         text += f"; {len(linted.answered)} suppressed by comments"
     if num_fixed:

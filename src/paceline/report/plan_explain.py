@@ -8,7 +8,7 @@ from paceline.estimate.estimate import state_bytes
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
 from paceline.plan.choose import SIMPLER
-from paceline.report.plan_text import format_amount, machines_of, of_machine, virtual_stages
+from paceline.report.plan_text import PART_NAMES, format_amount, machines_of, of_machine
 from paceline.report.table import wrapped
 from paceline.units import format_bytes, format_count, format_seconds
 
@@ -41,8 +41,7 @@ _TERMS: Mapping[str, str] = {
     "data": "reducing gradients and gathering parameters, without what overlaps",
     "optimizer": "reading and writing its state once, at memory bandwidth",
     "fixed": "the same in every step",
-    "stragglers": "waiting for slower ranks: a share of the step for each doubling of NVLink "
-    "domains",
+    "stragglers": "waiting for slower ranks: more each time the NVLink domains double",
 }
 
 
@@ -56,14 +55,14 @@ _RATES: Mapping[tuple[str, str], tuple[str, str, float]] = {
     ("", "gather_overlap"): ("of full sharding's collectives can overlap", "%", 100),
     ("", "tensor_overlap"): ("of tensor collectives overlap", "%", 100),
     ("", "pipeline_overlap"): ("of p2p between stages overlaps", "%", 100),
-    ("", "straggler"): ("of the step for each doubling of NVLink domains", "%", 100),
+    ("", "straggler"): ("of the step each time the NVLink domains double", "%", 100),
 }
 """Where a rate is kept and its name -> what it is of, its unit, and units in one of the stored."""
 
 
 def explain_plan(plan: Plan) -> str:
     """Every part of memory, every term of the step, and the rates they are worked out from."""
-    parts = (_memory, _units, _parallelize, _time, _money, _rates, _simpler)
+    parts = (_memory, _units, _parallelize, _time, _money, _rates, _ties)
     return "\n".join(line for part in parts for line in part(plan))
 
 
@@ -74,16 +73,21 @@ def _memory(plan: Plan) -> Iterator[str]:
     yield ""
     yield "memory of the fullest rank"
     for name, size in plan.estimate.memory.parts.items():
+        if size == 0:
+            continue
         shown = "unknown" if size is None else format_bytes(size)
-        yield from wrapped(f"  {name:<13}{shown:>9}  ", _PARTS.get(name, ""))
+        yield from wrapped(f"  {PART_NAMES.get(name, name):<13}{shown:>9}  ", _PARTS.get(name, ""))
     yield from wrapped(
         "  with         ",
-        f"{format_count(profile.num_parameters)} parameters, {profile.num_blocks} blocks / "
-        f"pipeline {layout.pipeline}, tensor {layout.tensor}, shard {layout.shard_degree}; "
-        f"{case.engine.name}: {held.weight:g} bytes a weight, {held.gradient:g} a "
-        f"gradient, {held.master:g} of master copy, {held.moments:g} of "
-        f"{plan.optimizer}; micro-batch {layout.micro_batch} x {profile.seq_len or '?'} tokens / "
-        f"context {layout.context}; recompute {layout.recompute}",
+        f"{format_count(profile.num_parameters)} parameters, {profile.num_blocks} blocks; pipeline "
+        f"{layout.pipeline}, tensor {layout.tensor}, shard {layout.shard_degree}, context "
+        f"{layout.context}; micro-batch {layout.micro_batch} of {profile.seq_len or '?'} tokens; "
+        f"recompute {layout.recompute}",
+    )
+    yield from wrapped(
+        "  bytes        ",
+        f"a parameter, by {case.engine.name}: weight {held.weight:g}, gradient {held.gradient:g}, "
+        f"master copy {held.master:g}, {plan.optimizer} {held.moments:g}",
     )
 
 
@@ -92,7 +96,7 @@ def _units(plan: Plan) -> Iterator[str]:
     if not plan.units:
         return
     yield ""
-    yield "units, each gathered as a whole"
+    yield "units that are all-gathered, each at once"
     for unit in plan.units:
         apart = f"; its experts {format_bytes(unit.apart_bytes)} more" if unit.apart_bytes else ""
         yield f"  {unit.count:>4} x {format_bytes(unit.num_bytes):>9}  {unit.name}{apart}"
@@ -116,20 +120,26 @@ def _time(plan: Plan) -> Iterator[str]:
     yield ""
     yield f"time of a step: {format_seconds(price.step_s)}"
     for name, seconds in price.terms.items():
+        if seconds == 0:
+            continue
         shown, share = TERM_NAMES.get(name, name), seconds / price.step_s
         head = f"  {shown:<19}{format_seconds(seconds):>9}  {share:>6.1%}  "
         yield from wrapped(head, _TERMS.get(name, ""))
     yield from wrapped(
         "  with         ",
         f"{layout.accumulation} micro-batches of {layout.micro_batch} on each of {layout.data} "
-        f"data ranks, {plan.precision}, {layout.schedule}{virtual_stages(layout)}",
+        f"data ranks, {plan.precision}, {plan.layout_name}",
     )
     if price.mfu is not None and price.hfu is not None:
+        passes = useful_passes(plan.profile)
+        frozen = ", as some weights are frozen" if passes < 3 else ""
+        repeats = f"HFU {price.hfu:.1%} also counts what is recomputed"
+        if price.hfu <= price.mfu * 1.001 and price.terms.get("recompute"):
+            repeats = "HFU is the same: recompute repeats elementwise operations only"
         yield from wrapped(
             "  MFU          ",
-            f"{price.mfu:.1%}: {useful_passes(plan.profile):.3g} x forward FLOPs (causal attention "
-            "halved, nothing recomputed) / (peak x ranks x seconds); "
-            f"HFU {price.hfu:.1%} also counts recomputation",
+            f"{price.mfu:.1%}: {passes:.3g} x forward FLOPs{frozen} (causal attention halved, "
+            f"recompute not counted), divided by peak x ranks x seconds; {repeats}",
         )
 
 
@@ -138,7 +148,7 @@ def _money(plan: Plan) -> Iterator[str]:
     if not plan.costs:
         return
     yield ""
-    yield "cost of the whole run, each provider's best machines for it (all: paceline cost)"
+    yield "cost of a whole run, each provider's best machines for it (all: paceline cost)"
     for cost in plan.costs:
         kept = cost.terms.get("storage", 0.0) + cost.terms.get("egress", 0.0)
         yield from wrapped(
@@ -163,7 +173,7 @@ def _rates(plan: Plan) -> Iterator[str]:
         yield f"  {float(value) * scale:>6.3g} {unit:<9}{what}"
 
 
-def _simpler(plan: Plan) -> Iterator[str]:
+def _ties(plan: Plan) -> Iterator[str]:
     yield ""
-    text = "layouts within plan.simpler_margin of the fastest count as equal; the simplest wins: "
-    yield from wrapped("ties  ", text + "; ".join(SIMPLER))
+    text = "of layouts within plan.simpler_margin of the fastest the simplest wins, compared in "
+    yield from wrapped("ties  ", f"{text}this order: {'; '.join(SIMPLER)}")

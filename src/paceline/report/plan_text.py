@@ -1,13 +1,13 @@
 """A plan as one readable screen of plain text."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from paceline.catalog.price import price_day
 from paceline.choices.recomputes import WHOLE_BLOCKS
-from paceline.estimate import TERM_NAMES, useful_passes
+from paceline.estimate import TERM_NAMES
 from paceline.estimate.cost import RunCost
+from paceline.estimate.estimate import state_bytes
 from paceline.estimate.recovery import StateTier
 from paceline.parallel import Layout
 from paceline.plan import Decision, Plan, Rejected
@@ -26,6 +26,9 @@ from paceline.units import (
 )
 
 _BAR_WIDTH = 30
+PART_NAMES = {"checkpoint": "while saving"}
+"""Part of memory -> how a screen calls it, where the plan's file has another word."""
+
 _MOST_STAGES = 16
 """Stages whose blocks fit on one line."""
 
@@ -99,10 +102,16 @@ def _headline(plan: Plan) -> Iterator[str]:
     yield _row(
         "model",
         f"{format_count(profile.num_parameters)} parameters "
-        f"({profile.num_parameters:,}), {_blocks(profile.num_blocks)}, {plan.precision}"
+        f"({profile.num_parameters:,}), {_blocks(profile.num_blocks)}, {_precision(plan)}"
         + ("" if plan.optimizer == "adamw" else f", {plan.optimizer}")
         + ("" if plan.engine == "paceline" else f", on {plan.engine_name}"),
     )
+
+
+def _precision(plan: Plan) -> str:
+    """What is computed in, and the weights' own precision where it is another."""
+    is_mixed = plan.precision != "fp32" and state_bytes(plan.layout, case_of_plan(plan)).weight == 4
+    return f"{plan.precision} with fp32 weights" if is_mixed else plan.precision
 
 
 def _links(cluster: Cluster) -> str:
@@ -185,11 +194,11 @@ def _memory(plan: Plan) -> Iterator[str]:
     largest = max(part or 0 for part in memory.parts.values())
     for name, size in memory.parts.items():
         if size is None:
-            yield f"  {name:<14}{'unknown':>10}"
+            yield f"  {PART_NAMES.get(name, name):<14}{'unknown':>10}"
             continue
         if size:
             bar = "#" * max(1, round(_BAR_WIDTH * size / largest))
-            yield f"  {name:<14}{format_bytes(size):>10}  {bar}"
+            yield f"  {PART_NAMES.get(name, name):<14}{format_bytes(size):>10}  {bar}"
     yield (
         f"  {'may be used':<14}{limit:>10}  "
         f"{1 - plan.head_room:.0%} of {format_bytes(cluster.usable_bytes)} a rank ({source})"
@@ -260,14 +269,9 @@ def _utilisation(plan: Plan) -> Iterator[str]:
     hfu = f", HFU {price.hfu:.1%}" if price.hfu and price.hfu > price.mfu * 1.001 else ""
     yield _row(
         "",
-        f"MFU {price.mfu:.1%}{hfu} of {format_flops_per_s(peak)} a rank (peak "
-        f"{cluster.known.get('peak_flops_per_s', 'cited')}; {_useful(plan)})",
+        f"MFU {price.mfu:.1%}{hfu} of a peak of {format_flops_per_s(peak)} a rank "
+        f"({cluster.known.get('peak_flops_per_s', 'cited')})",
     )
-
-
-def _useful(plan: Plan) -> str:
-    passes = useful_passes(plan.profile)
-    return f"{passes:.3g} x forward FLOPs" + (", frozen weights" if passes < 3 else "")
 
 
 def _money(plan: Plan) -> Iterator[str]:
@@ -356,7 +360,7 @@ def tier_text(tier: StateTier) -> str:
     covers = (
         ""
         if tier.name == "checkpoint"
-        else f"for {tier.covered:.1%} of failures, the others resume from the checkpoint; "
+        else f"enough for {tier.covered:.1%} of failures (the others resume from the checkpoint), "
     )
     each = (
         f"{covers}{'each' if covers else 'a failure'} costs {format_seconds(tier.recover_s)} and "
@@ -409,8 +413,7 @@ def _others(plan: Plan) -> Iterator[str]:
         yield from wrapped(" " * 6, each.reason.removeprefix(TOO_LARGE))
     hidden = len(plan.rejected) - _NUM_OTHERS
     if hidden > 0:
-        more = "" if is_whole else "; --all N lists the N fastest that fit"
-        yield f"  and {hidden} more with --json{more}"
+        yield f"  {hidden} more: --json" if is_whole else "  more: --all N prints the N fastest"
 
 
 def _most_telling(rejected: Sequence[Rejected]) -> list[Rejected]:
@@ -424,9 +427,8 @@ def _most_telling(rejected: Sequence[Rejected]) -> list[Rejected]:
 
 
 def _short(layout: Layout, chosen: Layout, full: str) -> str:
-    """The ways to split, and whatever else is not as in the chosen layout."""
-    name = re.sub(r" ranks?\b| \([\w-]+(, \d+ virtual stages)?\)|data 1 x ", "", layout.named(full))
-    return ", ".join([name, *differences(layout, chosen)])
+    """The name, and whatever else is not as in the chosen layout."""
+    return ", ".join([layout.named(full), *differences(layout, chosen)])
 
 
 def full_name(layout: Layout, full: str) -> str:
@@ -434,7 +436,7 @@ def full_name(layout: Layout, full: str) -> str:
 
     >>> ring = Layout(data=2, sharding="zero1", micro_batch=1, accumulation=8, context=2)
     >>> full_name(ring, "FSDP2")
-    'ZeRO-1 over 4 ranks (data 2 x context 2), ring'
+    'data 2 x context 2 (ring), ZeRO-1'
 
     Args:
         full: The engine's word for full sharding.
@@ -443,31 +445,20 @@ def full_name(layout: Layout, full: str) -> str:
         layout,
         reduce_every_micro_batch=False,
         recompute_every=1,
-        context_kind="ulysses" if layout.context_kind == "ring" else "ring",
         offload="none",
         offload_parameters=False,
     )
     return ", ".join([layout.named(full), *differences(layout, plain)])
 
 
-def virtual_stages(layout: Layout) -> str:
-    """How many stages a rank holds, where they are several."""
-    return f" with {layout.chunks} virtual stages" if layout.chunks > 1 else ""
-
-
 def differences(layout: Layout, chosen: Layout) -> Iterator[str]:
     """How a layout is split and run in another way than the chosen one, in words."""
     if layout.reduce_every_micro_batch and not chosen.reduce_every_micro_batch:
         yield "reduces each micro-batch"
-    order = (layout.schedule, layout.chunks)
-    if layout.pipeline > 1 and order != (chosen.schedule, chosen.chunks):
-        yield layout.schedule + virtual_stages(layout)
     again = (layout.recompute, layout.recompute_every)
     if again != (chosen.recompute, chosen.recompute_every):
         every = f" every {layout.recompute_every}" if layout.recompute_every > 1 else ""
         yield f"{'no' if layout.recompute == 'none' else layout.recompute} recompute{every}"
-    if layout.context > 1 and layout.context_kind != chosen.context_kind:
-        yield layout.context_kind
     moved = (layout.offload, layout.offload_parameters)
     if moved != (chosen.offload, chosen.offload_parameters):
         what = layout.offloaded

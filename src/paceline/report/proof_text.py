@@ -67,20 +67,19 @@ def _memory(proof: Proof, compared: Compared) -> Iterator[str]:
     )
     moment = stage.moment
     batch = f" of micro-batch {moment.micro_batch}" if moment.micro_batch else ""
-    yield _row(
-        "", f"the peak is in the {moment.phase}{batch}, {moment.module or 'the whole model'}"
-    )
+    module = f", in {moment.module}" if moment.module else ""
+    yield _row("", f"at the peak: {moment.phase}{batch}{module}")
     yield f"  {'':<16}{'proved':>12}{'estimated':>12}"
     for part in compared.parts:
         estimated = "?" if part.estimated_bytes is None else format_bytes(part.estimated_bytes)
         if part.proved_bytes or part.estimated_bytes:
             yield f"  {part.part:<16}{format_bytes(part.proved_bytes):>12}{estimated:>12}"
-    yield f"  {'reserve':<16}{'':>12}{format_bytes(compared.reserve_bytes):>12}"
+    yield f"  {'slack, overhead':<16}{'':>12}{format_bytes(compared.reserve_bytes):>12}"
     needed = compared.proved_bytes + compared.reserve_bytes
     verdict = "fits in" if compared.fits else "DOES NOT FIT in"
     verdict = f"our own runtime {verdict}" if compared.engine else verdict
     yield (
-        f"  {'with reserve':<16}{format_bytes(needed):>12}  {verdict} the "
+        f"  {'in all':<16}{format_bytes(needed):>12}  {verdict} the "
         f"{format_bytes(compared.limit_bytes)} that a rank may use"
     )
 
@@ -146,7 +145,7 @@ def _time(proof: Proof, compared: Compared) -> Iterator[str]:
     stage = proof.fullest
     total = sum(stage.flops.values())
     unit, scale = ("TFLOP", 1e12) if total >= 1e11 else ("GFLOP", 1e9)
-    phases = ", ".join(f"{name} {count / scale:.1f}" for name, count in stage.flops.items())
+    phases = ", ".join(f"{name} {count / scale:,.1f}" for name, count in stage.flops.items())
     yield _row(unit, f"{total / scale:,.1f} a step on rank {stage.rank}: {phases}")
 
 

@@ -29,7 +29,7 @@ class RunView:
 
     global_batch: int | None = None
     is_program: bool = False
-    """Whether a program of your own trains."""
+    """Whether your own program trains."""
 
     plan: Plan | None = None
     events: Sequence[log.AnyEvent] = ()

@@ -245,7 +245,7 @@ def _cannot_run(because: str, *, has_example: bool) -> str:
         )
     return (
         f"the model could not be run on example token ids ({because}); if it takes another input, "
-        "give it a method example_inputs(batch) that returns one (guide: models)"
+        "give it a method example_inputs(batch) that returns one (`paceline explain models`)"
     )
 
 

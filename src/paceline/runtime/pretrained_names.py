@@ -275,5 +275,5 @@ def _unknown_way(target: str, converter: Any, where: str) -> Problem:
         "slice by slice",
         where=where,
         fix="save it again with a transformers that stores it as it is in memory, or build the "
-        "model in a factory of your own (guide: own-code)",
+        "model in a factory of your own (`paceline explain own-code`)",
     )

@@ -188,7 +188,7 @@ def test_s1_10_variables_in_the_log_that_are_better_unset_are_named_with_the_rea
     told = "node1:11:11 [0] NCCL INFO {} set by environment to {}.\n"
     text += told.format("NCCL_ALGO", "Ring") + told.format("NCCL_SOCKET_IFNAME", "eth0")
     unset = diagnose_text(text).facts["unset"]
-    assert unset.startswith("NCCL_ALGO=Ring: for debugging")
+    assert unset.startswith("NCCL_ALGO=Ring: a debugging setting")
     assert "IFNAME" not in unset
 
 

@@ -91,7 +91,7 @@ class Drilled:
     max_restarts: int
     left_behind: Sequence[str]
     digest_of_samples: Mapping[int, str] | None
-    """Step -> the hash of the sample ids it must have; None for a program of one's own."""
+    """Step -> the hash of the sample ids it must have; None for your own program."""
 
 
 def judge(run: Drilled, reference: Reference) -> Verdict:

@@ -117,7 +117,7 @@ def small_layout(planned: Layout, ranks: int | None = None) -> _Small:
 
     >>> planned = Layout(data=8, sharding="full", micro_batch=1, accumulation=4, tensor=8)
     >>> small_layout(planned).layout.name
-    'FSDP2 over 2 x tensor 2'
+    'data 2 x tensor 2, FSDP2'
     """
     most = ranks or MOST_RANKS
     degrees = {"tensor": 1, "pipeline": 1, "context": 1, "data": 1}

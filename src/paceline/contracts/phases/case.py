@@ -58,7 +58,7 @@ class Case:
         if self.plan.engine == "paceline" and self.job.spec.program is None:
             return "`paceline run`"
         return (
-            "`paceline run`; a program of your own, or of another engine, keeps its own samples, "
+            "`paceline run`; your own program, or of another engine, keeps its own samples, "
             "checkpoints and metrics, and should be set up like this"
         )
 

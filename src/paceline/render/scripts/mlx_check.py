@@ -170,7 +170,7 @@ def check_run(log: str, *, ranks: int) -> Iterator[str]:
         elif ended[rank]:
             yield f"rank {rank} ended with exit code {ended[rank]}"
     ends = [json.loads(each) for each in re.findall(r'\{[^{}]*"sha256"[^{}]*\}', log)]
-    if not ends:  # a program of your own
+    if not ends:  # your own program
         return
     if sorted(end["rank"] for end in ends) != list(range(ranks)):
         yield f"{len(ends)} of {ranks} ranks gave a hash"

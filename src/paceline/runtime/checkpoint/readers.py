@@ -60,8 +60,8 @@ def read_safetensors(path: Path) -> Weights:
     Raises:
         JobError: `M012`, a file is missing or damaged.
     """
-    paths = (path,) if path.is_file() else weight_files(path, where="PATH")
-    stored = stored_tensors(paths, where="PATH")
+    paths = (path,) if path.is_file() else weight_files(path, where=str(path))
+    stored = stored_tensors(paths, where=str(path))
     return Weights(entries={name: _stored(each) for name, each in stored.items()})
 
 
@@ -83,7 +83,7 @@ def _read_torch(path: Path, key: str | None) -> Weights:
         raise CheckpointError.of(
             code="C012",
             what=f"{path} has no {PICKLES}",
-            where="PATH",
+            where=str(path),
             fix="give the file itself, or a folder as Hugging Face has it",
         )
     return read_files(paths, key)

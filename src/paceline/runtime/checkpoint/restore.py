@@ -159,7 +159,7 @@ def _begin(path: Path, job_digest: str | None) -> Manifest | Problem:
         what=f"{path.name} is of another job: its digest is {manifest.job_digest}, this job's "
         f"is {job_digest}",
         where=str(path),
-        fix="take it away; to begin with its weights, load them in a program of your own",
+        fix="take it away; to begin with its weights, load them in your own program",
     )
 
 

@@ -298,9 +298,9 @@ class Safekeeping:
         self.guard.every = interval(dearest_s, shortest_s)
         if self._here.place.generation == 1:
             text = (
-                f"all ranks' parameters and optimizer state are compared every "
-                f"{counted(self.guard.every, 'step')}: {dearest_s * 1e3:.2f} ms of a step's "
-                f"{shortest_s * 1e3:.3g} ms"
+                "ranks compare parameters and optimizer state every "
+                f"{counted(self.guard.every, 'step')}, to notice one that diverges: "
+                f"{dearest_s * 1e3:.2f} ms beside a step's {shortest_s * 1e3:.3g} ms"
             )
             self._here.report(log.Noted(text=text))
 

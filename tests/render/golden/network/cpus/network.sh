@@ -5,4 +5,4 @@
 # gloo sends over TCP
 #
 # Use it with: . ./network.sh
-export OMP_NUM_THREADS=1  # cores of a rank are unknown, and one thread never contends: raise it to cores / rank
+export OMP_NUM_THREADS=1  # one thread, as the cores are unknown: set it to a node's cores / ranks

@@ -12,8 +12,8 @@
 # ranks do more micro-batches. Your own TRAIN_SCRIPT must do that as well.
 set -euo pipefail
 cd "$(dirname "$0")"
-export OMP_NUM_THREADS=1  # cores of a rank are unknown, and one thread never contends: raise it to cores / rank
-export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # a restart meets in a new store: in the old one are addresses of ranks that ended
+export OMP_NUM_THREADS=1  # one thread, as the cores are unknown: set it to a node's cores / ranks
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # a restart uses a new store: the old one has addresses of ranks that ended
 : "${HEAD_ADDRESS:?set it to the address of the first node, the same on every node}"
 : "${HEAD_PORT:=29500}"
 : "${RUN_ID:?set it to one name for the run, the same on every node}"

@@ -12,24 +12,24 @@
 # ranks do more micro-batches. Your own TRAIN_SCRIPT must do that as well.
 set -euo pipefail
 cd "$(dirname "$0")"
-export OMP_NUM_THREADS=1  # cores of a rank are unknown, and one thread never contends: raise it to cores / rank
-export TORCH_NCCL_DUMP_ON_TIMEOUT=1  # a collective that times out leaves every rank's last ones for torchfrtrace
-export TORCH_FR_BUFFER_SIZE=2000  # how many of them are recorded
-export PYTORCH_ALLOC_CONF=expandable_segments:True  # gathered blocks come and go: segments that grow leave no holes (torch 2.9 and newer)
-export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # a restart meets in a new store: in the old one are addresses of ranks that ended
-unset NCCL_ALGO  # for debugging: NCCL chooses by size, and since 2.24 a wrong word ends the run
-unset NCCL_PROTO  # for debugging: LL128 forced where the hardware lacks it corrupts data
-unset NCCL_NTHREADS  # only 64, 128, 256 and 512 are values; unset, NCCL chooses by the GPU
-unset NCCL_BUFFSIZE  # 4 MiB is the default; 8 takes twice the memory on every channel
+export OMP_NUM_THREADS=1  # one thread, as the cores are unknown: set it to a node's cores / ranks
+export TORCH_NCCL_DUMP_ON_TIMEOUT=1  # at a time-out every rank dumps its last collectives, for torchfrtrace
+export TORCH_FR_BUFFER_SIZE=2000  # how many collectives a rank keeps for that
+export PYTORCH_ALLOC_CONF=expandable_segments:True  # less fragmentation where blocks of many sizes are gathered (torch 2.9 and newer)
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # a restart uses a new store: the old one has addresses of ranks that ended
+unset NCCL_ALGO  # a debugging setting: NCCL chooses by message size, and since 2.24 a misspelled value ends the run
+unset NCCL_PROTO  # a debugging setting: LL128 corrupts data on hardware that lacks it
+unset NCCL_NTHREADS  # only 64, 128, 256 and 512 are valid; unset, NCCL chooses by the GPU
+unset NCCL_BUFFSIZE  # the default is 4 MiB; 8 MiB takes twice the memory on every channel
 unset NCCL_MIN_NCHANNELS  # replaced by NCCL_MIN_CTAS in 2.17; more channels take multiprocessors from compute
-unset NCCL_P2P_LEVEL  # a number is the old form and 5 is SYS, across sockets; unset, NCCL measures
+unset NCCL_P2P_LEVEL  # numbers are the old form, and 5 means SYS (across sockets); unset, NCCL chooses by the topology
 unset NCCL_P2P_DISABLE  # 1 sends between GPUs of a node through the host's memory
 unset NCCL_SHM_DISABLE  # 1 sends between GPUs of a node over the network where they lack P2P
-unset NCCL_NET_GDR_LEVEL  # a number is the old form and 5 is SYS, which can be slower; unset is automatic
+unset NCCL_NET_GDR_LEVEL  # numbers are the old form, and 5 means SYS, which can be slower; unset, NCCL chooses
 unset NCCL_IB_GDR_LEVEL  # the name of NCCL_NET_GDR_LEVEL before 2.4
-unset TORCH_NCCL_BLOCKING_WAIT  # 1 holds the host at every collective, and nothing overlaps
+unset TORCH_NCCL_BLOCKING_WAIT  # 1 blocks the host at every collective, so nothing overlaps
 unset TORCH_NCCL_ASYNC_ERROR_HANDLING  # 3 is the default; with 1 the flight recorder cannot dump, with 0 a hang never ends
-unset NCCL_ASYNC_ERROR_HANDLING  # the same by its name before torch 2.2
+unset NCCL_ASYNC_ERROR_HANDLING  # the name of TORCH_NCCL_ASYNC_ERROR_HANDLING before torch 2.2
 unset NCCL_IB_DISABLE  # 0 is the default, and 1 falls back to TCP on a network that has RDMA
 unset NCCL_NET_GDR_READ  # NCCL sets it by the topology: 0 copies what is sent through the host
 : "${HEAD_ADDRESS:?set it to the address of the first node, the same on every node}"
