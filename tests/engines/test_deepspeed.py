@@ -251,7 +251,6 @@ def test_s3_8_deepspeed_loads_a_universal_checkpoint_and_its_own_comes_back(pyth
 
     from paceline.record.conversion import Conversion
     from paceline.runtime.checkpoint import export
-    from paceline.runtime.checkpoint._files import Facts
     from paceline.runtime.checkpoint.state_files import write_state
 
     python = python_with("deepspeed")
@@ -268,7 +267,7 @@ def test_s3_8_deepspeed_loads_a_universal_checkpoint_and_its_own_comes_back(pyth
         values[f"optimizer/{name}/exp_avg"] = torch.randn(shape)
         values[f"optimizer/{name}/exp_avg_sq"] = torch.rand(shape)
         values[f"optimizer/{name}/step"] = torch.tensor(7.0)
-    source = write_state(tmp_path, {n: (lambda v=v: v) for n, v in values.items()}, Facts(step=7))
+    source = write_state(tmp_path, {n: (lambda v=v: v) for n, v in values.items()}, 7)
     made = Conversion(
         source=str(source),
         out=str(tmp_path / "zero"),

@@ -23,7 +23,6 @@ from paceline.launch.export import export, plan_export
 from paceline.launch.outputs import lacks_outputs, make_outputs
 from paceline.launch.ready import check_can_run
 from paceline.record.outputs import Generation, read_outputs
-from paceline.runtime.checkpoint._files import Facts
 from paceline.runtime.checkpoint.state_files import write_state
 from paceline.runtime.generate import _Tokenizer
 
@@ -143,7 +142,7 @@ def chosen(tmp_path, monkeypatch):
     text = run.job_file.read_text()
     run.job_file.write_text(text.replace("outputs_every: null\n", "outputs_every: 10\n"))
     for step in (10, 40, 45):
-        write_state(run.checkpoints, {}, Facts(step=step))
+        write_state(run.checkpoints, {}, step)
     run.metrics_file.write_bytes(msgspec.json.encode(made.line(45, 9.0)) + b"\n")
     run.events_file.write_bytes(
         b"".join(

@@ -12,7 +12,6 @@ from paceline.job import parse_job
 from paceline.plan import plan_job
 from paceline.prepare import find_data
 from paceline.record.run import RunFolder, create_run
-from paceline.runtime.checkpoint._files import Facts
 from paceline.runtime.checkpoint.state_files import write_state
 from paceline.runtime.models import make_model
 from paceline.runtime.state import Stored, model_state
@@ -70,7 +69,7 @@ def write_run(folder: Path, model: str, *, adapter: bool = False, step: int = 20
         assert isinstance(stored, Stored)
         ((_, tensor),) = stored.pieces
         values[name] = partial(_same, tensor.detach() + torch.randn_like(tensor) * 0.1)
-    write_state(run.checkpoints, values, Facts(step=step))
+    write_state(run.checkpoints, values, step)
     return run
 
 

@@ -20,7 +20,6 @@ from paceline.profile import check_runnable, resolve_decoder
 from paceline.profile.hf_names import from_hf_name
 from paceline.record.conversion import AdapterFacts, Conversion
 from paceline.runtime.checkpoint import export
-from paceline.runtime.checkpoint._files import Facts
 from paceline.runtime.checkpoint.adapter_files import adapter_files, adapters_of, merged
 from paceline.runtime.checkpoint.state_files import write_state
 from paceline.runtime.initial.blueprint import Blueprint
@@ -114,7 +113,7 @@ def test_a_checkpoint_of_adapters_is_converted_merged_or_for_peft(tmp_path: Path
     values[f"{MODEL}frozen"] = partial(str, "what they were trained beside")
     facts = replace(facts_of("llama"), weights=(str(tmp_path / "base" / "model.safetensors"),))
     asked = Conversion(
-        source=str(write_state(tmp_path / "ours", values, Facts(step=1))),
+        source=str(write_state(tmp_path / "ours", values, 1)),
         out=str(tmp_path / "peft"),
         source_form="paceline",
         form="safetensors",

@@ -20,7 +20,6 @@ from paceline.profile.hf_names import hf_config_of
 from paceline.record.checkpoints import verify_checkpoint
 from paceline.record.conversion import Conversion
 from paceline.runtime.checkpoint import Checkpointer, export
-from paceline.runtime.checkpoint._files import Facts
 from paceline.runtime.checkpoint.state_files import StateFiles, digest_of, write_state
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.digest import state_digest
@@ -230,7 +229,7 @@ def test_weights_of_another_size_than_config_json_says_are_refused(tmp_path):
 
 def test_a_run_of_adapters_is_named_where_deepspeed_needs_a_whole_model(tmp_path):
     values = {"model/a.lora_A": partial(torch.ones, 2, 3), FROZEN_STATE: "digest".upper}
-    source = write_state(tmp_path, values, Facts(step=2))
+    source = write_state(tmp_path, values, 2)
     with pytest.raises(CheckpointError, match=r"C012.*run of adapters(.|\n)*safetensors --merge"):
         export.convert(asked(source, tmp_path / "zero", "deepspeed"))
     assert export.convert(asked(source, tmp_path / "kept", "dcp")).tensors == 2

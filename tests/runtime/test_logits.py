@@ -18,7 +18,6 @@ from paceline.record.conversion import Comparison, Conversion, LogitsCheck
 from paceline.record.find_checkpoints import checkpoint_of_run
 from paceline.record.run import RunFolder
 from paceline.runtime.checkpoint import export, logits
-from paceline.runtime.checkpoint._files import Facts
 from paceline.runtime.checkpoint.state_files import StateFiles, write_state
 from paceline.runtime.state import FROZEN_STATE
 
@@ -95,7 +94,7 @@ def test_adapters_are_not_merged_into_other_weights_than_the_run_drew(tmp_path: 
     run = write_run(tmp_path, "{decoder: {layers: 2, hidden: 32, heads: 4}}", adapter=True)
     files = StateFiles(checkpoint_of_run(run.path))
     values = {name: partial(files.value, name) for name in files.names}
-    write_state(run.checkpoints, {**values, FROZEN_STATE: "other".upper}, Facts(step=21))
+    write_state(run.checkpoints, {**values, FROZEN_STATE: "other".upper}, 21)
     with pytest.raises(RunError, match=r"R065: .*other frozen weights \(OTHER\)"):
         exported(run, tmp_path / "out", merge=True)
 

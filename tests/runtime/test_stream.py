@@ -7,7 +7,6 @@ import torch
 from paceline.errors import RunError
 from paceline.parallel.layout import Layout
 from paceline.runtime.batches import Batches
-from paceline.runtime.checkpoint._files import Facts
 from paceline.runtime.checkpoint.state_files import write_state
 from paceline.runtime.sampling import DataRank
 from paceline.runtime.stream import Stream
@@ -74,7 +73,7 @@ class Scene:
         write_state(
             self.folder,
             {name: lambda v=value: v for name, value in states.items()},
-            Facts(step=step),
+            step,
         )
 
 

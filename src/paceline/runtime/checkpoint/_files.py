@@ -14,7 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Literal, TypedDict
 
@@ -80,23 +80,6 @@ class KnownFacts(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What a manifest says besides its files."""
-
-    step: int
-    layout: str = ""
-    mesh: Mapping[str, int] = field(default_factory=dict)
-    seed: int | None = None
-    samples: int | None = None
-    job_digest: str | None = None
-    held_out_loss: float | None = None
-    state_digest: str | None = None
-    loss_scaler: Mapping[str, float] | None = None
-    batches: BatchChanges = ()
-    best: Best | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CopyPolicy:
     """Copies in another storage."""
 
@@ -110,21 +93,21 @@ class WriteTask:
     """One save, as every rank's writer is told it."""
 
     folder: Path
-    facts: Facts
+    manifest: Manifest
+    """As it will be, without its files."""
+
     attempt: str
     rank: int
-    world_size: int
     num_bytes: int
     """Disk that all ranks' files take together."""
 
-    versions: str
     keep: Mapping[str, int | None]
     copy_to: CopyPolicy | None = None
     """Where the committed checkpoint is copied to."""
 
     @property
     def final(self) -> Path:
-        return self.folder / checkpoints.checkpoint_name(self.facts.step)
+        return self.folder / checkpoints.checkpoint_name(self.manifest.step)
 
     @property
     def tmp(self) -> Path:
@@ -207,7 +190,7 @@ def wait_for_parts(task: WriteTask, check_wanted: Callable[[], None]) -> None:
     Args:
         check_wanted: Called between two looks; raises when the save is abandoned.
     """
-    missing = list(range(task.world_size))
+    missing = list(range(task.manifest.world_size))
     while True:
         missing = [rank for rank in missing if not (task.tmp / f"part-{rank}").exists()]
         if not missing:
@@ -230,7 +213,7 @@ def seal(task: WriteTask, metadata: bytes) -> int:
         WriteError: It could not be committed.
     """
     with telling(task):
-        paths = [task.tmp / f"part-{rank}" for rank in range(task.world_size)]
+        paths = [task.tmp / f"part-{rank}" for rank in range(task.manifest.world_size)]
         parts = [msgspec.json.decode(path.read_bytes(), type=_PartFile) for path in paths]
         _write_synced(task.tmp / ".metadata", metadata)
         tensors = join_tables(part.tensors for part in parts)
@@ -238,7 +221,7 @@ def seal(task: WriteTask, metadata: bytes) -> int:
         files = {name: record for part in parts for name, record in part.files.items()}
         for name in (".metadata", TENSORS):
             files[name] = checkpoints.hash_file(task.tmp / name)
-        manifest = _manifest(task, files)
+        manifest = replace(task.manifest, files=files, created=checkpoints.utc_now())
         for path in paths:
             path.unlink()
         checkpoints.commit(task.tmp, task.final, manifest)
@@ -356,27 +339,6 @@ def _mapped(path: Path, size: int) -> Iterator[memoryview]:
         memoryview(content) as view,
     ):
         yield view
-
-
-def _manifest(task: WriteTask, files: Mapping[str, FileRecord]) -> Manifest:
-    facts = task.facts
-    return Manifest(
-        step=facts.step,
-        world_size=task.world_size,
-        files=files,
-        layout=facts.layout,
-        mesh=facts.mesh,
-        seed=facts.seed,
-        samples=facts.samples,
-        written_by=task.versions,
-        job_digest=facts.job_digest,
-        held_out_loss=facts.held_out_loss,
-        state_digest=facts.state_digest,
-        loss_scaler=facts.loss_scaler,
-        batches=facts.batches,
-        best=facts.best,
-        created=checkpoints.utc_now(),
-    )
 
 
 def _write_synced(path: Path, content: bytes) -> None:

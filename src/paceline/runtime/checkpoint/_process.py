@@ -47,7 +47,7 @@ class Pending:
 
     def __init__(self, number: int, task: WriteTask, on_phase: OnPhase | None) -> None:
         self.number = number
-        self.step = task.facts.step
+        self.step = task.manifest.step
         self.is_copied = task.rank == 0 and task.copy_to is not None
         self.on_phase = on_phase
         self.ended: Ended | None = None

@@ -10,10 +10,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from paceline import __version__
+from paceline.record.checkpoints import Manifest
 from paceline.runtime.checkpoint._all_ranks import Group, gather
-from paceline.runtime.checkpoint._files import Record, data_file
+from paceline.runtime.checkpoint._files import KnownFacts, Record, data_file
 from paceline.runtime.checkpoint._frames import frame_of, table_of_contents
 from paceline.runtime.state import Box, Stored, boxes_of
+
+
+def manifest_of(step: int, world_size: int, facts: KnownFacts) -> Manifest:
+    """What a save by so many ranks will say of itself, without its files."""
+    written_by = f"paceline {__version__}, torch {torch.__version__}"
+    return Manifest(step=step, world_size=world_size, files={}, written_by=written_by, **facts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline import __version__
 from paceline.job import CheckpointSpec
 from paceline.record.events import CheckpointCopied, CheckpointCopyFailed
 from paceline.runtime.checkpoint._all_ranks import Group, gather
-from paceline.runtime.checkpoint._files import CopyPolicy, Facts, KnownFacts, WriteTask
+from paceline.runtime.checkpoint._files import CopyPolicy, KnownFacts, WriteTask
 from paceline.runtime.checkpoint._process import OnPhase, Pending, writer_process
-from paceline.runtime.checkpoint._save_plan import SavePlan, SavePlanner
+from paceline.runtime.checkpoint._save_plan import SavePlan, SavePlanner, manifest_of
 from paceline.runtime.checkpoint.restore import Restored, restore_newest
 from paceline.runtime.checkpoint.write import (
     PartOutcome,
@@ -104,7 +103,7 @@ class Checkpointer:
         start = time.perf_counter()
         self._finish_writing()
         plan = self._plan(step, model, optimizer)
-        task = self._task(Facts(step=step, **facts), plan)
+        task = self._task(step, plan, facts)
         num_bytes = write_together(task, plan, group=self.group, on_phase=on_phase)
         seconds = time.perf_counter() - start
         return Saved(
@@ -136,7 +135,7 @@ class Checkpointer:
         start = time.perf_counter()
         self._finish_writing()
         plan = self._plan(step, model, optimizer)
-        task = self._task(Facts(step=step, **facts), plan)
+        task = self._task(step, plan, facts)
         pending = writer_process().submit(task, plan, on_phase)
         stall_s = time.perf_counter() - start
         self._writing = _Writing(task=task, pending=pending, start=start, stall_s=stall_s)
@@ -159,7 +158,7 @@ class Checkpointer:
         if writing is None:
             return None
         writer_process().abandon()
-        return SaveFailed(writing.task.facts.step, "abandoned, as a rank was lost", self.folder)
+        return SaveFailed(writing.task.manifest.step, "abandoned, as a rank was lost", self.folder)
 
     def poll(self) -> Outcome | None:
         """How a started save went, once it is through on every rank; None until then, or without.
@@ -214,16 +213,14 @@ class Checkpointer:
         state = {**named_state(model, optimizer), **self._others(step)}
         return self._planner.plan_save(state, self.group)
 
-    def _task(self, facts: Facts, plan: SavePlan) -> WriteTask:
+    def _task(self, step: int, plan: SavePlan, facts: KnownFacts) -> WriteTask:
         policy = self.policy
         return WriteTask(
             folder=self.folder,
-            facts=facts,
+            manifest=manifest_of(step, dist.get_world_size(self.group), facts),
             attempt=plan.attempt,
             rank=dist.get_rank(self.group),
-            world_size=dist.get_world_size(self.group),
             num_bytes=plan.num_bytes,
-            versions=f"paceline {__version__}, torch {torch.__version__}",
             keep={
                 "keep_last": policy.keep_last,
                 "keep_every": policy.keep_every,
@@ -281,7 +278,7 @@ class Checkpointer:
         self._untold.append(
             Saved(
                 path=task.final,
-                step=task.facts.step,
+                step=task.manifest.step,
                 num_bytes=parts[0].num_bytes,
                 stall_s=writing.stall_s,
                 write_s=parts[0].seconds,

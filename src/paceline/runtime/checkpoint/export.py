@@ -33,7 +33,7 @@ from paceline.profile.runnable import is_built_in
 from paceline.record.conversion import AdapterFacts, Conversion, Converted
 from paceline.record.log_files import natural
 from paceline.record.run import RunFolder
-from paceline.runtime.checkpoint._files import Facts, WriteError
+from paceline.runtime.checkpoint._files import WriteError
 from paceline.runtime.checkpoint.adapter_files import (
     adapter_files,
     adapters_of,
@@ -283,10 +283,9 @@ def _renamed(values: Mapping[str, Load], rename: Callable[[str], str | None]) ->
 
 
 def _to_ours(asked: Conversion, state: _State) -> Converted:
-    facts = Facts(step=asked.step, **asked.facts)
     out = Path(asked.out)
     out.mkdir(parents=True, exist_ok=True)
-    path = write_state(out, state.values, facts, ranks=asked.ranks)
+    path = write_state(out, state.values, asked.step, ranks=asked.ranks, **asked.facts)
     written = StateFiles(path)
     after = {name: partial(written.value, name) for name in written.names}
     files = sorted(path.iterdir())

@@ -8,15 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from paceline import __version__
 from paceline.runtime.checkpoint._files import (
-    Facts,
+    KnownFacts,
     Record,
     WriteTask,
     data_file,
@@ -25,7 +24,7 @@ from paceline.runtime.checkpoint._files import (
     write_part,
 )
 from paceline.runtime.checkpoint._frames import frame_of, table_of_contents
-from paceline.runtime.checkpoint._save_plan import encode
+from paceline.runtime.checkpoint._save_plan import encode, manifest_of
 from paceline.runtime.checkpoint.pickles import read_table
 from paceline.runtime.digest import line_of, seal_of
 from paceline.runtime.state import DATA, OPTIMIZER
@@ -123,7 +122,14 @@ def _line(value: Any) -> str:
     return line_of(value) if isinstance(value, Tensor) else repr(value)
 
 
-def write_state(folder: Path, values: Mapping[str, Load], facts: Facts, *, ranks: int = 1) -> Path:
+def write_state(
+    folder: Path,
+    values: Mapping[str, Load],
+    step: int,
+    *,
+    ranks: int = 1,
+    **facts: Unpack[KnownFacts],
+) -> Path:
     """Write a state as a checkpoint of so many files, each with about the same bytes.
 
     Returns:
@@ -141,12 +147,10 @@ def write_state(folder: Path, values: Mapping[str, Load], facts: Facts, *, ranks
     for rank, hand in enumerate(hands):
         task = WriteTask(
             folder=folder,
-            facts=facts,
+            manifest=manifest_of(step, ranks, facts),
             attempt="c0",
             rank=rank,
-            world_size=ranks,
             num_bytes=sum(record.length for record in records.values()),
-            versions=f"paceline {__version__}, torch {torch.__version__}",
             keep={"keep_last": 1 << 30, "keep_every": None, "keep_best": 0},
         )
         mine = [records[name] for name in hand]

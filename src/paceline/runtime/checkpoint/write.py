@@ -80,7 +80,7 @@ def failure_of(task: WriteTask, parts: Sequence[PartOutcome]) -> SaveFailed | No
         return None
     rank, first = next(((r, part) for r, part in failed if part.is_space), failed[0])
     told = first.reason if len(parts) == 1 else f"{first.reason} (rank {rank})"
-    return SaveFailed(task.facts.step, str(told), task.folder, is_space=first.is_space)
+    return SaveFailed(task.manifest.step, str(told), task.folder, is_space=first.is_space)
 
 
 def write_together(

@@ -18,16 +18,22 @@ import argparse
 import contextlib
 import mmap
 import os
+import queue
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from paceline.control.parent import die_with_parent
+from paceline.errors import PacelineError
+from paceline.record.checkpoints import list_checkpoints
 from paceline.record.events import CheckpointCopied, CheckpointCopyFailed
-from paceline.runtime.checkpoint._copier import Copier
+from paceline.record.remote import Remote
 from paceline.runtime.checkpoint._files import (
     Abandoned,
+    CopyPolicy,
     WriteError,
     publish_part,
     remove_unfinished,
@@ -35,6 +41,7 @@ from paceline.runtime.checkpoint._files import (
     wait_for_parts,
     write_part,
 )
+from paceline.runtime.checkpoint._reason import plain_reason
 from paceline.runtime.checkpoint._shared_memory import map_memory
 from paceline.runtime.checkpoint._writer_messages import WANTED, Ended, GoOn, Memory, Phase, Write
 
@@ -51,7 +58,7 @@ class Writer:
         self._wanted = wanted
         self._memory: mmap.mmap | None = None
         self._overtaken: Write | None = None
-        self._copier = Copier(self._send)
+        self._copier = _Copier(self._send)
         self._sending = threading.Lock()
 
     def serve(self) -> None:
@@ -97,7 +104,7 @@ class Writer:
             wait_for_parts(task, lambda: self._check_wanted(asked))
             num_bytes = seal(task, asked.metadata)
             if task.copy_to is not None:
-                self._copier.copy(task.folder, task.copy_to, task.facts.step)
+                self._copier.copy(task.folder, task.copy_to, task.manifest.step)
             return Ended(asked.number, num_bytes=num_bytes)
         except WriteError as failed:
             ended = Ended(asked.number, reason=failed.reason, is_space=failed.is_space)
@@ -129,6 +136,47 @@ class Writer:
     def _check_wanted(self, asked: Write) -> None:
         if WANTED.unpack_from(self._wanted)[0] != asked.number:
             raise Abandoned
+
+
+class _Copier:
+    """Copies to another storage what a folder has and the storage has not, one folder after the
+    other, by a thread of this process."""
+
+    def __init__(self, tell: Callable[[CheckpointCopied | CheckpointCopyFailed], None]) -> None:
+        self._tell = tell
+        self._asked: queue.SimpleQueue[tuple[Path, CopyPolicy, int]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._remote: Remote | None = None
+
+    def copy(self, folder: Path, policy: CopyPolicy, step: int) -> None:
+        """Have the newest checkpoints of a folder copied; `tell` hears of every one, and of what
+        became of this step at the end."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="paceline-copy", daemon=True)
+            self._thread.start()
+        self._asked.put((folder, policy, step))
+
+    def _run(self) -> None:
+        while True:
+            folder, policy, step = self._asked.get()
+            try:
+                self._bring_up_to_date(folder, policy, step)
+            except Exception as error:  # noqa: BLE001 - every storage has its own
+                told = error.problems[0].what if isinstance(error, PacelineError) else None
+                with contextlib.suppress(OSError):  # the worker is gone
+                    self._tell(CheckpointCopyFailed(step=step, reason=told or plain_reason(error)))
+
+    def _bring_up_to_date(self, folder: Path, policy: CopyPolicy, step: int) -> None:
+        """An earlier step that failed is tried again here, before this one."""
+        if self._remote is None or self._remote.url != policy.url.rstrip("/"):
+            self._remote = Remote(policy.url)
+        there = {copy.name for copy in self._remote.copies() if copy.manifest is not None}
+        here = [e for e in list_checkpoints(folder) if e.is_complete][: policy.keep]
+        for entry in sorted(here, key=lambda entry: entry.step):
+            if entry.step > step or (entry.path.name in there and entry.step != step):
+                continue
+            self._tell(self._remote.upload(entry.path, policy.compress))
+        self._remote.prune(policy.keep)
 
 
 def main() -> None:

@@ -127,12 +127,7 @@ def attention(
     query_BNSD: Tensor,
     key_BKSD: Tensor,
     value_BKSD: Tensor,
-    *,
-    is_causal: bool = True,
-    scale: float | None = None,
-    dropout: float = 0.0,
-    window: int | None = None,
-    softcap: float | None = None,
+    **scores: Unpack[Scores],
 ) -> Tensor:
     """Attention for a person's own module: torch's own, and over all ranks of a sample when its
     tokens are split.
@@ -141,26 +136,12 @@ def attention(
         query_BNSD: samples x query heads x tokens x width.
         key_BKSD: As the query; fewer heads, each shared by N / K query heads, are not repeated.
         value_BKSD: As the key.
-        is_causal: Whether a token sees only itself and earlier ones.
-        scale: Of the scores; 1 / sqrt(D) when None.
-        dropout: Share of the attention weights that is dropped; 0 outside training. Not in a ring.
-        window: How many tokens a token sees, itself included, or all. Not in a ring.
-        softcap: Scores are kept below this by a tangens hyperbolicus, or as they are. Not in a
-            ring.
+        scores: As `Scores` has them; no dropout, window or softcap in a ring.
     """
     if ACTIVE:
         ACTIVE[-1].was_asked = True
     attend: Callable[..., Tensor] = ACTIVE[-1].attend if ACTIVE else whole_attention
-    return attend(
-        query_BNSD,
-        key_BKSD,
-        value_BKSD,
-        is_causal=is_causal,
-        scale=scale,
-        dropout=dropout,
-        window=window,
-        softcap=softcap,
-    )
+    return attend(query_BNSD, key_BKSD, value_BKSD, **scores)
 
 
 def positions(num_tokens: int, device: torch.device | None = None) -> Tensor:
