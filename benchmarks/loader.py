@@ -101,7 +101,7 @@ def write_text(folder: Path) -> None:
     import numpy as np
 
     from paceline.prepare.index import ENDS, PACK_DOCUMENTS, PACK_STARTS, TOKENS
-    from paceline.prepare.pack import pack_documents
+    from paceline.prepare.join import pack_documents
 
     paths = sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py"))
     texts = [text for path in paths if len(text := path.read_bytes()) > 1]

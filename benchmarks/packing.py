@@ -25,7 +25,7 @@ from torch import Tensor
 
 from paceline.choices import Precision
 from paceline.parallel.layout import Layout
-from paceline.prepare.pack import pack_documents
+from paceline.prepare.join import pack_documents
 from paceline.profile import DecoderShape
 from paceline.runtime import strategy
 from paceline.runtime.decoder import Decoder

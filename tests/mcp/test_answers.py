@@ -11,7 +11,7 @@ from paceline.cli import explain, plan, status
 from paceline.errors import JobError
 from paceline.mcp import bounds
 from paceline.mcp.answers import Answers
-from paceline.mcp.control import Control
+from paceline.mcp.server import Control
 from paceline.record.sanitize import MOST_CHARACTERS
 
 

@@ -1,11 +1,9 @@
 """`recovery.state` in a plan: chosen, shown, refused where it cannot be."""
 
-import json
-
 import pytest
 from tests.plan.scene import JOB, TINY, plan_of
 
-from paceline.errors import JobError, PlanError
+from paceline.errors import PlanError
 from paceline.plan import plan_from_json, plan_to_json
 from paceline.report.plan_text import format_plan
 
@@ -71,25 +69,6 @@ def test_copies_that_stay_on_their_own_node_take_half_the_memory_and_outlive_pro
     alone = plan_of(JOB, "recovery.state=memory", "recovery.snapshot_peers=false").state
     assert alone is not None
     assert alone.chosen == "memory"
-
-
-def test_a_shadow_which_was_taken_out_is_refused_with_what_there_is_instead():
-    with pytest.raises(JobError, match=r"shadow.*taken out") as refused:
-        plan_of(JOB, "recovery.state=shadow")
-    (problem,) = refused.value.problems
-    assert "choose memory or checkpoint, or auto" in problem.fix
-    assert "hybrid" in problem.fix
-
-
-def test_a_plan_of_an_older_version_with_a_shadow_can_still_be_read():
-    plan = plan_of(JOB, *LARGE, "layout.sharding=full")
-    assert plan.state is not None
-    written = json.loads(plan_to_json(plan))
-    written["state"]["chosen"] = written["state"]["tiers"][1]["name"] = "shadow"
-    old = plan_from_json(json.dumps(written).encode())
-    assert old.state is not None
-    assert old.state.tier(old.state.chosen).useful == plan.state.tier("memory").useful
-    assert "recovery    from shadow" in format_plan(old)
 
 
 def test_checkpoints_that_the_job_fixes_are_priced_as_they_are():

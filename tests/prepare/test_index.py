@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from paceline.errors import JobError
 from paceline.prepare import Index, SourceIndex, fingerprint, open_index
 from paceline.prepare.index import data_type, write_index
-from paceline.prepare.pack import pack_documents
+from paceline.prepare.join import pack_documents
 
 
 def an_index(**changes) -> Index:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from paceline.errors import JobError
 from paceline.job import parse_job
-from paceline.runtime.bigram import bigram_loss
 from paceline.runtime.data import TextData, load_text
+from paceline.runtime.language_model import bigram_loss
 
 JOB = """
 model: {decoder: {layers: 1, hidden: 8, heads: 1}}
@@ -100,5 +100,5 @@ def test_the_bigram_loss_is_that_of_counting_by_hand(train, held_out):
 def test_pairs_across_chunks_are_counted(monkeypatch):
     text = as_array(bytes(range(7)) * 9)
     whole = bigram_loss(text, text)
-    monkeypatch.setattr("paceline.runtime.bigram._CHUNK", 5)
+    monkeypatch.setattr("paceline.runtime.language_model._CHUNK", 5)
     assert bigram_loss(text, text) == whole

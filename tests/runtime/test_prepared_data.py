@@ -8,7 +8,7 @@ from tests.prepare.conftest import write_documents
 
 from paceline.errors import JobError
 from paceline.prepare.index import Index, SourceIndex, write_index
-from paceline.prepare.pack import pack_documents
+from paceline.prepare.join import pack_documents
 from paceline.runtime.data import load_prepared
 from paceline.runtime.sampling import Mixture
 from paceline.runtime.strategy import IGNORED

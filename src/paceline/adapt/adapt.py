@@ -43,7 +43,6 @@ def adapt(source: str, to: Target, *, name: str = "train.py") -> Adapted:
 
     Args:
         source: The text of a Python script. Line ends are `\\n`.
-        to: The form that is asked for.
         name: Of the file that it becomes, for what is said of how to start it.
 
     Returns:

@@ -15,8 +15,6 @@ def start_command(to: Target, name: str, ranks: int | str = _RANKS) -> str:
     """What starts the adapted script, for a shell, in the script's folder.
 
     Args:
-        to: Its form.
-        name: Of its file.
         ranks: Processes; `N` in a comment.
     """
     script = shlex.quote(name)

@@ -133,7 +133,6 @@ def scanned_data(scanned: Scanned, unread: Sequence[Unread]) -> dict[str, Any]:
     """What `paceline scan --json` prints.
 
     Args:
-        scanned: The files.
         unread: What could not be read, also of files that were never handed over.
     """
     return {

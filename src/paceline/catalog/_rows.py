@@ -151,7 +151,6 @@ def keys_of(kind: type[Any], *, without: Iterable[str]) -> dict[str, Key]:
     required.
 
     Args:
-        kind: The dataclass.
         without: Fields that are not read from a row.
     """
     hints = get_type_hints(kind, include_extras=True)
@@ -217,11 +216,7 @@ def make_row(kind: type[_T], row: Mapping[str, Any], *, where: str, file: str, *
     """A shipped row as its dataclass.
 
     Args:
-        kind: The dataclass.
         row: What the row holds: the fields that are not given.
-        where: The row for messages.
-        file: The file for messages.
-        given: Fields that are not in the row.
 
     Raises:
         ValueError: Everything that is wrong with the row.
@@ -291,9 +286,7 @@ def read_row(
 
     Args:
         keys: What a row of this table may hold.
-        row: What it holds.
         where: The row for messages, such as `links.fast`.
-        file: The file for messages.
         optional: Keys that this one row may lack, though others must have them.
     """
     hint = (
@@ -353,9 +346,7 @@ def no_such(code: str, kind: str, name: str, known: Mapping[str, str], where: st
     """A name that is not there, with the nearest ones.
 
     Args:
-        code: Of the problem.
         kind: What was looked for, such as `accelerator`.
-        name: What was given.
         known: Every spelling that is accepted -> the name it stands for.
         where: Place for the message.
     """

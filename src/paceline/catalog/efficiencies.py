@@ -128,7 +128,6 @@ def with_measured(
     for an accelerator that is `like` another.
 
     Args:
-        base: What is shipped.
         rows: Tables by accelerator.
         accelerator: Whose table is taken. Those of others would change `[attention]` and `[step]`
             for it too.

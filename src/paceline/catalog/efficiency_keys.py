@@ -24,7 +24,6 @@ def check_efficiencies(
     Args:
         rows: Tables `[efficiencies.NAME]` by name.
         accelerators: Those that a table may be of, and their slices.
-        file: For messages.
     """
     shipped = load_efficiencies()
     names = (*shipped.attention, *shipped.step, *MEASURED_LINKS)

@@ -171,7 +171,6 @@ def as_asked(
     """The engine as a job asks for it: `auto` is what it does itself.
 
     Args:
-        engine: Of the catalog.
         states: `auto`, or `bf16` for parameters, gradients and moments.
         attention: One of `choices.Attention`.
         fp8_recipe: One of `choices.Fp8Recipe`.
@@ -204,7 +203,6 @@ def find_engine(name: str, version: str = "", *, year: int | None = None) -> Eng
     """The engine of a release.
 
     Args:
-        name: Of the catalog.
         version: The release, of a publication also one whose facts no job can ask for; empty is
             the newest that is known.
         year: Of a run whose version is not stated.

@@ -172,7 +172,6 @@ def read_rows(
 
     Args:
         file: In the catalog's folder.
-        kind: The dataclass.
         key: The field that has the row's name; None where there is none.
         named: Turns the row's name into the field's type.
 

@@ -24,7 +24,6 @@ def write_measured(
     Args:
         path: The catalog file.
         name: Accelerator in the catalog.
-        row: The table.
         comments: Lines above it: who, when, how well it fits.
         force: Whether a table of that name that was written by hand is replaced.
 

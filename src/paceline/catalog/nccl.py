@@ -100,8 +100,6 @@ def wrong_value(
     """What NCCL makes of a value, where it is not what was meant; None where nothing is wrong.
 
     Args:
-        name: The variable.
-        value: As it is set.
         devices: Names of the RDMA devices there are, for `NCCL_IB_HCA`; None: not known.
 
     >>> wrong_value("NCCL_BUFFSIZE", "8M").what

@@ -104,9 +104,7 @@ def read_prices(
     """The rows of a table with the columns of `PRICE_COLUMNS`, as the catalog's `prices.csv`.
 
     Args:
-        text: The table.
         file: Its name, for messages.
-        accelerators: Those that a row may be of.
         day: Reads the day of a price; one that has not come is refused.
 
     Raises:

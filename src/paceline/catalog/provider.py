@@ -111,7 +111,6 @@ def read_rents(
     Args:
         row: `storage` and `egress`, as in `providers.toml`.
         where: The row for messages, such as `providers.mylab`.
-        file: The file for messages.
         day: Reads the day of a price; one that has not come is refused.
     """
     found, problems = r.read_row(

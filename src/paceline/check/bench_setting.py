@@ -52,8 +52,6 @@ def judge_settings(
     """The fastest of some values of one field.
 
     Args:
-        field: The setting.
-        values: What it was set to.
         measured: For each value, on as many ranks.
         again: The same in another order: a machine that became slower meanwhile made the value that
             came last look slow, and the two rounds then disagree.

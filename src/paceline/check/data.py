@@ -89,7 +89,6 @@ def judge_data(
     """What is wrong, errors first.
 
     Args:
-        survey: Of the data.
         limits: Check -> share of the rows that may have it, instead of its own.
         labels: Classes that the job names; empty: any.
         seq_len: Tokens of a sample.

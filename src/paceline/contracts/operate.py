@@ -155,10 +155,10 @@ class HealthCheck:
     fix: str
     """The command that repairs it, or shows what is wrong."""
 
-    layer: str
+    layer: str = "Hardware Layer"
     """Layer of the check, one of the eight in `check/preflight/layers.py`."""
 
-    when: Literal["before the start", "every minute"]
+    when: Literal["before the start", "every minute"] = "before the start"
 
 
 def health_checks(plan: Plan) -> tuple[HealthCheck, ...]:
@@ -172,8 +172,6 @@ def health_checks(plan: Plan) -> tuple[HealthCheck, ...]:
                 command="nvidia-smi --query-gpu=index --format=csv,noheader | grep -c '^[0-9]'",
                 expect=str(cluster.ranks_per_node),
                 fix="sudo dmesg | grep -i -e xid -e 'fallen off'",
-                layer="Hardware Layer",
-                when="before the start",
             ),
             HealthCheck(
                 name="memory errors",
@@ -192,8 +190,6 @@ def health_checks(plan: Plan) -> tuple[HealthCheck, ...]:
                     command="cat /sys/class/infiniband/*/ports/*/state | sort -u",
                     expect="4: ACTIVE",
                     fix="ibstat",
-                    layer="Hardware Layer",
-                    when="before the start",
                 )
             )
     if cluster.backend == "mlx":
@@ -203,8 +199,6 @@ def health_checks(plan: Plan) -> tuple[HealthCheck, ...]:
                 command='python3 -c "import mlx.core as mx; print(mx.metal.is_available())"',
                 expect="True",
                 fix="python3 -m pip install mlx",
-                layer="Hardware Layer",
-                when="before the start",
             )
         )
         needed = plan.estimate.memory.known_bytes
@@ -215,8 +209,6 @@ def health_checks(plan: Plan) -> tuple[HealthCheck, ...]:
                 "print(int(mx.device_info()['max_recommended_working_set_size']))\"",
                 expect=f"at least {needed}",
                 fix=f"sudo sysctl iogpu.wired_limit_mb={-(-needed // 2**20)}",
-                layer="Hardware Layer",
-                when="before the start",
             )
         )
         if cluster.uses_rdma:
@@ -226,8 +218,6 @@ def health_checks(plan: Plan) -> tuple[HealthCheck, ...]:
                     command="ibv_devices | grep -c rdma_",
                     expect="at least 1",
                     fix="rdma_ctl enable",
-                    layer="Hardware Layer",
-                    when="before the start",
                 )
             )
     else:
@@ -238,7 +228,6 @@ def health_checks(plan: Plan) -> tuple[HealthCheck, ...]:
                 expect="at least 1073741824",
                 fix="sudo mount -o remount,size=16g /dev/shm",
                 layer="Health Check",
-                when="before the start",
             )
         )
     found.append(
@@ -248,7 +237,6 @@ def health_checks(plan: Plan) -> tuple[HealthCheck, ...]:
             expect=f"at least {3 * plan.estimate.num_checkpoint_bytes}",
             fix="mkdir -p runs && du -sh runs/*",
             layer="Checkpoint Layer",
-            when="before the start",
         )
     )
     return tuple(found)

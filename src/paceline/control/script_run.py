@@ -253,7 +253,16 @@ def decide(state: State, event: Happening, clock: Clock) -> list[Action]:
 def _decide(state: State, event: Happening, clock: Clock) -> list[Action]:
     match event:
         case Begin():
-            return [Record(_run_started(state)), *_start(state, clock)]
+            setup = state.setup
+            started = log.RunStarted(
+                num_ranks=setup.num_ranks,
+                num_nodes=1,
+                num_steps=0,
+                resumed=setup.resumed,
+                layout=setup.name,
+                versions=setup.versions,
+            )
+            return [Record(started), *_start(state, clock)]
         case Started(rank, pid):
             state.alive[rank] = pid
             return [Record(log.WorkerStarted(rank=rank, node=0, pid=pid))]
@@ -457,20 +466,6 @@ def _over(state: State, outcome: Outcome, reason: str | None) -> list[Action]:
         peak_bytes=[],
     )
     return [Signal(signal.SIGKILL), Record(end)]
-
-
-def _run_started(
-    state: State,
-) -> log.RunStarted:
-    setup = state.setup
-    return log.RunStarted(
-        num_ranks=setup.num_ranks,
-        num_nodes=1,
-        num_steps=0,
-        resumed=setup.resumed,
-        layout=setup.name,
-        versions=setup.versions,
-    )
 
 
 def _lost(

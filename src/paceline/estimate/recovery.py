@@ -18,9 +18,7 @@ from paceline.estimate.goodput import best_interval_s, goodput, job_mtbf_s
 from paceline.parallel import Layout
 from paceline.units import bytes_apart, format_bytes
 
-Tier = Literal["replica", "shadow", "memory", "checkpoint"]
-"""`shadow` (a neighbour that followed a shard's updates) was taken out: only plans that an older
-version wrote name it."""
+Tier = Literal["replica", "memory", "checkpoint"]
 
 _SIMPLEST: tuple[Tier, ...] = ("replica", "checkpoint", "memory")
 """What costs nothing first: it is taken where another gains less than `_LEAST_GAIN`."""

@@ -227,7 +227,6 @@ def check_alerts(alerts: AlertsSpec, where: Where, *, of_script: bool = False) -
     """`J016` for rules that contradict themselves, and names that lead nowhere.
 
     Args:
-        alerts: The rules.
         where: Place of a key -> where that is, for people.
         of_script: Whether they are of a program that does not use Paceline's runtime.
     """

@@ -52,7 +52,6 @@ def load_job(
     """The job in a YAML file, with `key.key=value` overrides applied over it.
 
     Args:
-        path: The job file.
         overrides: Dotted assignments such as `train.global_batch=64`; values are YAML.
         count: Counts the samples of a job with `train.epochs`; without it, that is an error.
 
@@ -163,7 +162,6 @@ def load_alerts(path: Path, *, of_script: bool) -> tuple[AlertsSpec, Where]:
     what names the place of a key in it.
 
     Args:
-        path: The file.
         of_script: Whether they are for a program that does not use Paceline's runtime.
 
     Raises:

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from typing import Annotated, Any, TypeVar, cast, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 
 from paceline.errors import JobError, Problem, did_you_mean
 from paceline.job.section import section_in
-from paceline.job.wanted import wanted
 from paceline.job.yaml_text import Place, dotted, where_in
 
 _T = TypeVar("_T")
@@ -19,7 +19,6 @@ def read_as(kind: type[_T], values: dict[str, Any], lines: Mapping[Place, int], 
 
     Args:
         kind: A dataclass that is a `section`, or another that pydantic reads.
-        values: What was given.
         lines: Of each key, as far as they are known.
         source: Names the file.
 
@@ -88,12 +87,6 @@ def _file_path(loc: tuple[Any, ...], values: Any) -> tuple[Place, bool]:
     return tuple(path), False
 
 
-_REMOVED = {
-    ("recovery.state", "shadow"): "choose memory or checkpoint, or auto for what the plan expects "
-    "most of; with layout.sharding hybrid each shard has a live copy, and a failure costs no step",
-}
-"""Field and value of an older version -> what to write instead."""
-
 _TYPES = {
     "int": "a whole number",
     "float": "a number",
@@ -125,9 +118,6 @@ def _problem(detail: Any, path: Place, where: str, root: Any) -> Problem:
         message = f"not {_TYPES[of]}"
     if kind in ("dataclass_type", "dataclass_exact_type", "dict_type"):
         message = "this is a section with keys of its own"
-    if isinstance(value, str) and (instead := _REMOVED.get((dotted(path), value))):
-        what = f"`{dotted(path)}` is {value!r}, which was taken out"
-        return Problem(code="J006", what=what, where=where, fix=instead)
     shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."
     fix = _wanted_at(path, root) or _help_of(path, root) or "see `paceline schema`"
     if kind == "string_type" and isinstance(value, bool):
@@ -221,3 +211,76 @@ def _help_of(path: Place, root: Any) -> str | None:
         return None
     info = cast(Any, section).__pydantic_fields__.get(path[-1])
     return " ".join(info.description.split()) if info is not None and info.description else None
+
+
+_BOUNDS = (("gt", "above"), ("ge", "of at least"), ("lt", "below"), ("le", "of at most"))
+_PLAIN = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    NoneType: "null",
+}
+
+
+def wanted(annotation: Any) -> str | None:
+    """How to write a value of this type, as a sentence's end; None when there is no short way.
+
+    >>> wanted(Annotated[int, "anything"] | Literal["auto"])
+    "write a whole number, or 'auto'"
+    >>> wanted(Literal["fp32", "bf16"])
+    "choose one of 'fp32', 'bf16'"
+    """
+    section = section_in(annotation)
+    if section is not None:
+        return f"write keys below it: {', '.join(field.name for field in fields(section))}"
+    members = _members(annotation)
+    if all(get_origin(member) is Literal for member in members):
+        choices = [repr(choice) for member in members for choice in get_args(member)]
+        return f"choose one of {', '.join(choices)}" if len(choices) > 1 else f"write {choices[0]}"
+    words = [word for member in members for word in _words(member)]
+    return f"write {', or '.join(words)}" if words else None
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+
+
+def _words(member: Any) -> Iterator[str]:
+    origin = get_origin(member)
+    if origin is Literal:
+        yield from (repr(choice) for choice in get_args(member))
+    elif origin is Annotated:
+        base, *extras = get_args(member)
+        yield _bounded(base, extras)
+    elif origin is list:
+        (item,) = get_args(member)
+        inner = ", or ".join(_words(item))
+        yield f"a list of {inner}" if inner else "a list"
+    elif origin is tuple:
+        words = [word for part in get_args(member) for word in _words(part)]
+        yield f"a list of {len(words)}: {', '.join(words)}"
+    elif member in _PLAIN:
+        yield _PLAIN[member]
+
+
+def _bounded(base: Any, extras: list[Any]) -> str:
+    text = ", or ".join(word for member in _members(base) for word in _words(member)) or "a value"
+    limits: dict[str, Any] = {}
+    for extra in extras:
+        example = next(iter(_examples(extra)), None)
+        if example is not None:
+            text = f"{'text' if base is str else 'a number or text'} such as {example!r}"
+        for limit in getattr(extra, "metadata", None) or [extra]:
+            for name, _ in _BOUNDS:
+                if getattr(limit, name, None) is not None:
+                    limits[name] = getattr(limit, name)
+            if getattr(limit, "pattern", None):
+                text = f"text that matches {limit.pattern}"
+    bounds = [f"{words} {limits[name]:g}" for name, words in _BOUNDS if name in limits]
+    return " ".join([text, " and ".join(bounds)]).strip()
+
+
+def _examples(extra: Any) -> list[Any]:
+    schema = getattr(extra, "json_schema", None)
+    return schema.get("examples", []) if isinstance(schema, dict) else []

@@ -26,7 +26,6 @@ def check_package(
     Args:
         package: As it is imported.
         need: What needs it, to be followed by "which is not installed".
-        where: Shown with it.
         fix: Left out, how pip installs it.
     """
     if importlib.util.find_spec(package) is None:
@@ -55,7 +54,6 @@ def import_package(package: str, need: str, *, where: str, extra: str = "data") 
     Args:
         package: As it is imported.
         need: What needs it, to be followed by "which is not installed".
-        where: Shown with it.
         extra: In pyproject.toml.
 
     Raises:

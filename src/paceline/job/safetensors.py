@@ -40,7 +40,6 @@ def stored_tensors(paths: Sequence[Path], *, where: str) -> dict[str, StoredTens
     """Every tensor of some files by name.
 
     Args:
-        paths: The files.
         where: Their place in the job, for messages.
 
     Raises:

@@ -101,7 +101,6 @@ def check_training(spec: JobSpec, where: Callable[[str], str]) -> Iterator[Probl
     """`J007` for what is given and would not be used.
 
     Args:
-        spec: What is asked.
         where: The place of a setting in the job file.
     """
     asked = settings_asked(spec)

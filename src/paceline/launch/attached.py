@@ -295,7 +295,7 @@ def _setup(
     layout, arithmetic, train = plan.layout.name, _arithmetic(plan), job.spec.train
     tolerance = rounding_bound(plan.layout.global_batch, UNIT_ROUNDOFF[plan.precision])
     changes = []
-    if difference := history.difference(layout, arithmetic):
+    if difference := history.difference(arithmetic):
         changes.append(
             ExactnessChanged(exactness="numeric", reason=difference, tolerance=tolerance)
         )

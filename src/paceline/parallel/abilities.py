@@ -280,7 +280,6 @@ def check_has_files(
     `run` refuse it, `plan` warns.
 
     Args:
-        engine: Of the catalog.
         version: Its release; empty is the one that is planned.
         cluster: Where the engine that is named has to train, too.
         takes: Whether an engine takes the job, asked before one is named; left out, the nearest is.

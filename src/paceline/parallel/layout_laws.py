@@ -31,7 +31,6 @@ def check_shared(layout: Layout, name: str, count: int, has: str) -> Iterator[Pr
     """Every tensor rank has as many heads, columns or experts of a module as every other.
 
     Args:
-        layout: As chosen.
         name: The module's.
         count: How many the ranks share.
         has: What the module has, with the number.
@@ -155,7 +154,6 @@ def check_sample(
         heads: Query heads of the whole model; None is not checked.
         kv_heads: Key and value heads of the whole model; None is not checked. Ulysses repeats them
             where the ranks do not divide them, so they need only divide the query heads.
-        layout: As chosen.
     """
     context, is_ring = layout.context, layout.context_kind == "ring"
     if context == 1:
@@ -260,9 +258,7 @@ def check_compression(
     """Where gradients can be compressed on their way.
 
     Args:
-        layout: As chosen.
         kind: `none`, `bf16`, `fp16` or `powersgd`.
-        precision: As the job has it.
         is_plain: Whether every rank holds whole matrices.
     """
     if kind == "none":

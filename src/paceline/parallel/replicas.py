@@ -44,7 +44,6 @@ def neighbour_of(layout: Layout, nodes: Sequence[int], rank: int) -> int | None:
     one copy. Of the nodes that will do, the nearest: fewer switches are crossed.
 
     Args:
-        layout: As chosen.
         nodes: By rank, the node that it is on: ranks of a node need not follow each other, as one
             may have been replaced elsewhere.
         rank: Whose copy it is.

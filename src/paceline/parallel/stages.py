@@ -142,7 +142,6 @@ def blocks_of_slowest(
     so many fewer, as `num_layers_in_last_pipeline_stage` can say, that its head makes it no slower.
 
     Args:
-        num_blocks: Of the model.
         pipeline: Stages, times chunks where those are not next to each other.
         extra: Time of the head in blocks.
         is_balanced: Whether stages may be uneven.

@@ -433,7 +433,7 @@ class Recovered(Event, frozen=True, kw_only=True, tag=True):
 
     source: str
     """Where the state came from, of all ranks the last resort: `own` (nothing was lost), `replica`,
-    `memory`, `checkpoint` or `initial`; `shadow` in runs of older versions."""
+    `memory`, `checkpoint` or `initial`."""
 
     in_place: bool
     """Whether processes lived on with their state; otherwise all of them are new."""

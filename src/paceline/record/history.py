@@ -69,7 +69,6 @@ class History:
         self._closed_s = 0.0
         self._num_starts = self._num_trainings = self._counted_restarts = self._num_refits = 0
         self._attempts: set[int] = set()
-        self._planned = ""
         self._arithmetic: Mapping[str, Any] = {}
         self._promise: Promise = "bitwise"
 
@@ -105,9 +104,9 @@ class History:
     def _start(self, event: Event) -> None:
         if self._began_at is not None:  # the part before it ended without a word
             self._closed_s += max(0.0, self.seen_at - self._began_at)
-        if self.difference(event.layout, event.arithmetic) is not None:
+        if self.difference(event.arithmetic) is not None:
             self._promise_no_more_than("numeric")
-        self._planned, self._arithmetic = event.layout, event.arithmetic
+        self._arithmetic = event.arithmetic
         self.started_at = self.started_at or event.at
         self._began_at, self.outcome, self.reason, self.state_digest = event.at, None, None, None
         self._num_starts += 1
@@ -146,11 +145,10 @@ class History:
         open_s = 0.0 if self._began_at is None else max(0.0, seen_at - self._began_at)
         return self._closed_s + open_s
 
-    def difference(self, layout: str, arithmetic: Mapping[str, Any]) -> str | None:
+    def difference(self, arithmetic: Mapping[str, Any]) -> str | None:
         """What a part of the run that starts so adds up in another order than the part before.
 
         Args:
-            layout: Its layout's name: all that records of older versions have.
             arithmetic: As `RunStarted` has it.
 
         Returns:
@@ -159,9 +157,6 @@ class History:
         before = self._arithmetic
         if self.started_at is None:
             return None
-        if not before or not arithmetic:
-            same = layout == self._planned
-            return None if same else f"the layout was {self._planned} and is {layout}"
         differs = [
             f"{name} was {before.get(name)} and is {arithmetic.get(name)}"
             for name in dict.fromkeys((*before, *arithmetic))

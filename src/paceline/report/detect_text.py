@@ -22,7 +22,6 @@ def format_hosts(
     Args:
         found: Host -> what it has.
         silent: Host -> why it did not answer.
-        unlike: What differs.
         shared: Host -> whether it sees this machine's folder of runs; None where that is unknown.
     """
     rows = [("HOST", "ACCELERATORS", "DRIVER", "CORES", "MEMORY")]

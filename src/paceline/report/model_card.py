@@ -35,8 +35,6 @@ def model_card(
     """The card's text, in Markdown.
 
     Args:
-        exported: What was written.
-        record: The run's.
         info: As `run.json` has it: what it trained on and started from.
         data: What it trained on; None where that is not there any more.
         pretrained: The weights that it started from.

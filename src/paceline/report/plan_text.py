@@ -328,7 +328,7 @@ def _state(plan: Plan) -> Iterator[str]:
     often = f"; a failure is expected every {format_seconds(state.mtbf_s)}"
     yield from wrapped(
         _row("recovery", ""),
-        f"from {RECOVERS_FROM.get(state.chosen, state.chosen)} ({asked})"
+        f"from {RECOVERS_FROM[state.chosen]} ({asked})"
         + (often if plan.goodput is None or plan.wall_s is None else ""),
     )
     for tier in sorted(state.tiers, key=lambda each: each.name != state.chosen):
@@ -341,7 +341,7 @@ RECOVERS_FROM = {
     "memory": "a copy in memory",
     "checkpoint": "the checkpoint",
 }
-"""Tier -> where a lost rank's state comes from; a run of an older Paceline may name another."""
+"""Tier -> where a lost rank's state comes from."""
 
 
 def tier_text(tier: StateTier) -> str:

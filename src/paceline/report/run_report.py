@@ -106,8 +106,6 @@ def report_of(record: RunRecord, row: RunRow, bench: Bench | None = None) -> Run
     """The report of a run as it stands.
 
     Args:
-        record: All of its record.
-        row: Its row in the list of runs.
         bench: The scaling of its job, where that was measured.
     """
     ends = [event for event in record.events if isinstance(event, log.RunFinished)]

@@ -37,7 +37,6 @@ def list_lines(
     """A line for each run, under a head with the names of the fields.
 
     Args:
-        rows: The runs.
         columns: Fields and settings.
         get: Value of a field or setting of a run.
         width: Leave out columns, from the last, that do not fit into so many characters; None is

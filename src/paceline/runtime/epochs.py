@@ -408,8 +408,7 @@ def _resume(training: Training, path: Path) -> None:
             training.scheduler.load_state_dict(state["scheduler"])
         scaler, saved = training.trainer.scaler, state["scaler"]
         if scaler is not None and saved:  # empty where fp16 was not asked for
-            # Older checkpoints are of torch's scaler, whose number of good steps has this name.
-            scaler.load_state_dict({"num_good": saved.get("_growth_tracker"), **saved})
+            scaler.load_state_dict(saved)
     except (RuntimeError, KeyError, ValueError, TypeError, AttributeError) as error:
         why = " ".join(str(error).split())[:300]
         raise Wrong(f"{path} is of another model or optimizer: {why}") from None

@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.control.slots import Phase
+from paceline.errors import RunError
+from paceline.parallel.layout import Layout
 from paceline.runtime import strategy, vote
 from paceline.runtime.devices import is_accelerator
 from paceline.runtime.feed import Source, only_ids
-from paceline.runtime.misuse import check_complete, check_takes_a_loop
 from paceline.runtime.phase_clock import PartTimes, own_seconds
 from paceline.runtime.recovery.verdict import Verdict
 from paceline.runtime.sampling import Ids, Mixture
@@ -400,3 +401,44 @@ class Step:
         now = time.perf_counter()
         self.seconds += now - self._mark
         self._mark = now
+
+
+def check_complete(
+    number: int, *, is_finished: bool, num_backward: int, num_asked: int, where: str
+) -> None:
+    """
+    Raises:
+        RunError: `R024`, a step is applied twice, or before all its micro-batches were computed.
+    """
+    if is_finished:
+        what = f"step {number} was applied twice"
+    elif num_backward != num_asked:
+        what = f"step {number}: step.backward was called {num_backward} times for "
+        what += f"{num_asked} micro-batch{'es' if num_asked > 1 else ''}"
+    else:
+        return
+    raise RunError.of(
+        code="R024",
+        what=what,
+        where=where,
+        fix="in every step, go through all of step.micro_batches, call step.backward once "
+        "for each, then step.apply once",
+    )
+
+
+def check_takes_a_loop(layout: Layout, where: str) -> None:
+    """
+    Raises:
+        RunError: `R024`, ranks share a sample or the blocks, which a loop cannot train.
+    """
+    if layout.pipeline == 1 and layout.context == 1:
+        return
+    axis = "pipeline" if layout.pipeline > 1 else "context"
+    raise RunError.of(
+        code="R024",
+        what=f"layout.{axis} is {getattr(layout, axis)}, and the program goes through "
+        "the step's micro-batches itself",
+        where=where,
+        fix="call step.train(samples, num_samples, loss_of=...), or step.train_on(loader, "
+        f"loss_of=...), which work in every layout, or set layout.{axis} to 1",
+    )

@@ -119,7 +119,6 @@ def make_case(
     Args:
         job: Whose plan it is; its batch grows with the nodes.
         failures: Their rate decides the tier of state.
-        num_nodes: To plan for.
         job_nodes: That the job's batch is for.
         num_spares: Nodes besides; None is a hundredth.
         step_s: Seconds of a step, measured; None is the planner's estimate.

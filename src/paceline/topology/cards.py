@@ -23,7 +23,6 @@ def memory_of_gpus(
     Args:
         gpus: As their tool reports them.
         known: The catalog's row of them.
-        host_bytes: Memory of the machine.
     """
     if not gpus:
         return None
@@ -69,7 +68,6 @@ def check_gpus_seen(machine: Machine, where: str, on_cpus: str) -> None:
     """Refuse to take CPUs on a machine whose GPUs cannot be seen.
 
     Args:
-        machine: This one.
         where: The place that leaves the accelerator open.
         on_cpus: What to do there to have CPUs.
 

@@ -91,12 +91,8 @@ def find_levels(
     one rank has none, and 16 nodes of 4 GB200 have no network level.
 
     Args:
-        accelerator: Of every rank.
         links: The catalog's.
-        num_nodes: Nodes of the cluster.
-        ranks_per_node: Ranks on each.
         network_node_bytes_per_s: Of a node and direction, all its NICs together.
-        network_known: How that is known.
         network_kind: Which, where it was declared; `rdma` is any with it.
         in_node: Those inside a node, where the machine showed them; the catalog's when left out.
     """

@@ -51,7 +51,6 @@ def levels_of_node(
 
     Args:
         topology: The matrix, without GPUs that are hidden.
-        accelerator: Of every rank.
         catalog: For the rows of links.
         num_ranks: GPUs that are used, the first ones.
         ranks_per_node: Of them on each node; several nodes of one machine divide them.

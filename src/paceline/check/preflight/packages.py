@@ -65,9 +65,7 @@ def check_requirements(
     """One line for each requirement that is not met, and one for what was met.
 
     Args:
-        node: Its name.
         asked: What the files ask for.
-        lacks: What of it is not there.
         fix: The command that installs one requirement; its words are put behind.
     """
     for where, why in asked.troubles:

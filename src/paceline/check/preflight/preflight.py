@@ -69,7 +69,6 @@ def judge(
 
     Args:
         gathered: What the nodes said.
-        need: Of the job.
         note: Text that was left in the run's folder for them to read; None where nothing was.
         allowed: Names of checks, or ids of failures, whose fail is a warning here.
     """

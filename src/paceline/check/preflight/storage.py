@@ -26,9 +26,6 @@ def check_storage(node: str, facts: NodeFacts, need: Need, *, note: str | None) 
     """The folders that were asked about; the first one is the run's.
 
     Args:
-        node: Its name.
-        facts: What it said.
-        need: Of the job.
         note: Text that was left in the run's folder; None where nothing was.
     """
     for number, folder in enumerate(facts.folders):

@@ -109,7 +109,6 @@ def make_phases(
     """The phases of a job's plan with their gates and files.
 
     Args:
-        job: What is asked.
         replan: The planner: `partial(plan_job, facts=facts)`. It is asked again for changed jobs
             where nothing fits.
         goals: Budget and deadline; left out, the job's own.

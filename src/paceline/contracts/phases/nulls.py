@@ -9,7 +9,6 @@ def with_null_reasons(output: dict[str, Any], reasons: Mapping[str, str]) -> dic
     """The output, and in `nullReasons` a reason for each of these fields that is null.
 
     Args:
-        output: Of a phase.
         reasons: Dotted name of a field -> why it may be null.
 
     >>> with_null_reasons({"a": {"b": None}, "c": 1}, {"a.b": "not given", "c": "not known"})

@@ -90,7 +90,6 @@ def requirements_of_refused(
 
     Args:
         job: That was refused.
-        replan: The planner.
         available_bytes: Memory of an accelerator that there is.
         needed_bytes: Of a rank, as the planner's refusal says.
 

@@ -68,7 +68,6 @@ def load_contract(path: Path | str, overrides: Sequence[str] = ()) -> Contract |
     """The contract in a JSON file; None when the file is not a contract, so that it is a job file.
 
     Args:
-        path: The file.
         overrides: `key.key=value` over the job that comes of it, as for a job file.
 
     Raises:

@@ -67,9 +67,7 @@ class Translation:
         problem.
 
         Args:
-            name: Of the section.
             known: Its keys, and of which of `_KINDS` each is.
-            required: Whether it must be there.
         """
         value = self.contract.value.get(name)
         if value is None:

@@ -128,7 +128,6 @@ def run_skill(name: str, text: str, *, source: str, folder: Path) -> dict[str, A
     Args:
         name: One of `SKILLS`.
         text: The request, one JSON object.
-        source: Where it is from, for messages.
         folder: Where its relative paths start.
 
     Raises:

@@ -19,7 +19,6 @@ def format_contract(
 
     Args:
         plan: As `plan_job` made it.
-        job: Of which it is the plan.
         kind: `002`, the engineer's output; or `004`, the coordinator's training plan, for CUDA or
             for MLX by the cluster's accelerator.
         view: The run that the plan leads to, where prices or assumptions of one's own went in.

@@ -229,7 +229,6 @@ def _share_of_rest(places: Sequence[Place], flags: Sequence[bytes], rank: int) -
     others, what each reads anyway counted.
 
     Args:
-        places: All of them.
         flags: By rank, 1 for each place that it reads whole.
         rank: Whose share.
 

@@ -53,7 +53,6 @@ def start(asked: Start, over: threading.Event) -> Started:
     """The processes of one node, each with a log of its own; the last words of one that fails.
 
     Args:
-        asked: What to start.
         over: Set when nobody waits for it any more.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-preflight-") as name:

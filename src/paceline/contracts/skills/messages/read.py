@@ -17,7 +17,6 @@ def read_request(kind: type[Any], text: str, *, source: str) -> Any:
     Args:
         kind: The skill's `Request`.
         text: One JSON object.
-        source: Where it is from, for messages.
 
     Raises:
         JobError: Every problem at once: `H030`, it is no JSON object; `J004` to `J006`, a key.
