@@ -84,7 +84,6 @@ def test_a_run_in_one_layout_on_cpus_is_bitwise(tmp_path):
 @pytest.mark.parametrize(
     "events",
     [
-        [started(), finished(), started(AT + 9, layout="FSDP over 2 ranks")],
         [
             started(arithmetic={"layout.micro_batch": 4}),
             started(arithmetic={"layout.micro_batch": 2}),
@@ -92,7 +91,7 @@ def test_a_run_in_one_layout_on_cpus_is_bitwise(tmp_path):
         [started(), {"event": "ExactnessChanged", "at": AT, "exactness": "numeric"}],
         [started(), finished(exactness="numeric")],
     ],
-    ids=["resumed in another layout", "resumed otherwise", "shrank", "says so at its end"],
+    ids=["resumed otherwise", "shrank", "says so at its end"],
 )
 def test_a_run_whose_layout_changed_is_numeric(tmp_path, events):
     assert read_row(make_run(tmp_path / "a", events=events)).exactness == "numeric"
