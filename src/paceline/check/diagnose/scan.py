@@ -221,15 +221,17 @@ class _Reading:
             source.head += _text(block[: keep - len(source.head)])
         self._ends = np.frombuffer(block, np.uint8) == _LINE_FEED
         self._numbered = 0
-        position = 0
+        position, is_walking = 0, self._is_walking  # asked for only where it may change
         for start, end, numbers, benign in hits:
-            if self._is_walking:
+            if is_walking:
                 self._walk(block, position, start)
-            if self._is_wanted(numbers):
+                is_walking = self._is_walking
+            if self._is_wanted(numbers) or is_walking:
                 self._count_to(start)
                 self._line(block[start:end], numbers, benign, (block, start))
-            position = min(end + 1, len(block))
-        if self._is_walking:
+                is_walking = self._is_walking
+            position = end + 1
+        if is_walking:
             self._walk(block, position, len(block))
         self._count_to(len(block))
         if self._failed_at is not None and self._after_size < keep:
@@ -275,7 +277,7 @@ class _Reading:
         for number in numbers:
             counts[number] += 1
             is_rare = is_rare or counts[number] <= SPARSE
-        return is_rare or not counts[min(numbers)] % 16 or self._is_walking
+        return is_rare or not counts[min(numbers)] % 16
 
     def _line(
         self, raw: bytes, numbers: Sequence[int], benign: Sequence[int], where: tuple[bytes, int]

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
-from math import log
+from math import fsum, log
 
 from paceline.catalog.failure import Effect, Failure, load_failures
 from paceline.check.diagnose.line import Line
@@ -73,9 +73,9 @@ def _likeness(text: str, *, quiet: bool) -> dict[str, tuple[float, float]]:
     words, documents = words_of(text), _documents(quiet)
     holds = _num_documents(quiet)
     weights = {word: log(1 + (len(documents) + 0.5) / (holds[word] + 0.5)) for word in words}
-    whole, found = sum(weights.values()), {}
+    whole, found = fsum(weights.values()), {}
     for name, known in documents.items():
-        weight = sum(weights[word] for word in words & known)
+        weight = fsum(weights[word] for word in words & known)
         if len(words & known) >= _LEAST_WORDS and weight >= _LEAST_COVERED * whole:
             found[name] = (weight, weight / whole)
     return found
