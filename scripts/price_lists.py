@@ -146,6 +146,8 @@ def _skypilot_row(
     spelled, instance, spot = line["AcceleratorName"], line["InstanceType"], line.get("SpotPrice")
     if count < 1 or count != int(count) or price <= 0:  # no accelerator, a part of one, no offer
         return None
+    if not instance:  # GCP's cards without their host, which has a price of its own
+        return None
     total = re.search(r"'TotalGpuMemoryInMiB': (\d+)", line.get("GpuInfo") or "")
     gib = round(int(total[1]) / 1024, 1) if total else None
     name, note = name_of(provider, spelled, instance, gib, known)

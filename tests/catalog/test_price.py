@@ -63,6 +63,16 @@ def test_an_a100_is_told_apart_by_memory_and_form():
     assert by_instance["NC24ads_A100_v4"] == "A100-80-PCIe"
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "instance"),
+    [("A100-80", "a2-ultragpu-8g"), ("H100-SXM", "a3-megagpu-8g"), ("H200", "a3-ultragpu-8g")],
+)
+def test_gcp_has_machines_of_eight_cards(accelerator, instance):
+    (row,) = [row for row in find_prices(accelerator) if row.instance == instance]
+    assert (row.provider, row.num_accelerators, row.as_of) == ("gcp", 8, "by 2026-11-28")
+    assert row.spot_per_hour_usd < row.per_hour_usd
+
+
 def test_a_part_of_a_card_is_no_price_of_a_card():
     (row,) = [row for row in load_prices() if row.instance == "NV6ads_A10_v5"]
     assert row.accelerator is None

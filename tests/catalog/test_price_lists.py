@@ -38,6 +38,10 @@ def test_the_lowest_price_of_all_regions_is_taken_with_its_machine(tmp_path):
     assert price.as_of == "2026-11-01"
 
 
+def test_cards_without_their_host_are_no_machine(tmp_path):
+    assert skypilot(tmp_path, f",H200,8.0,,,36.6,us-east5,{INFO},") == []
+
+
 def test_a_list_of_another_form_names_the_column_that_is_missing(tmp_path):
     (tmp_path / "lambda").mkdir()
     (tmp_path / "lambda" / "vms.csv").write_text("InstanceType,AcceleratorCount,Price\na,1,2\n")

@@ -87,7 +87,7 @@ def test_s0_15_tokens_a_second_show_their_mfu_and_are_held_against_the_peak():
 def test_the_answer_stands_before_its_basis():
     top = "\n".join(format_bill(bill()).splitlines()[:5])
     assert "29,479 accelerator-hours" in " ".join(top.split())
-    assert "\ncost        from $71,991 spot at azure" in top
+    assert "\ncost        from $67,577 spot at gcp" in top
     assert "; cheaper, with open questions (?): $" in " ".join(top.split())
 
 
