@@ -12,7 +12,8 @@ from paceline.estimate.estimate import price_one
 from paceline.job import PlanSpec
 from paceline.parallel import Layout, table_of
 from paceline.plan.case import case_of_plan
-from paceline.plan.choose import SIMPLER, _against_best, _terms_that_differ, order_of
+from paceline.plan.choose import SIMPLER, order_of
+from paceline.plan.reasons import _against_best, _terms_that_differ
 from paceline.plan.search import Priced
 from paceline.report.plan_explain import explain_plan
 

@@ -115,7 +115,7 @@ def cannot_run(price: Price, needs: Needs) -> str | None:
     ...               num_accelerators=8, per_hour_usd=20.0, spot_per_hour_usd=None,
     ...               as_of="2026-01-01", source="a list", host_memory_bytes=128 * 2**30)
     >>> cannot_run(price, Needs(accelerators_per_node=8, host_memory_bytes=164 * 2**30))
-    '128 GiB of host memory, the run needs 164 GiB a node'
+    '128 GiB of host memory, a node needs 164 GiB'
     """
     alone = _provider(price).one_machine
     if needs.num_nodes > 1 and alone is not None:

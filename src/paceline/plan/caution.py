@@ -1,7 +1,7 @@
 """What a plan does not refuse and a person should know: cautions, and the units that full sharding
 gathers.
 
-Leaves out: what is refused (`infeasible.py`), and what was chosen and why (`choose.py`).
+Leaves out: what is refused (`infeasible.py`), what was chosen (`choose.py`) and why (`reasons.py`).
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Choose one of the priced layouts, and say why each other one lost.
+"""Choose one of the priced layouts.
 
 The fastest layout that fits is the one whose slow end of the range is lowest. A simpler one within
 the margin is taken instead (`SIMPLER`); one that fills the memory (`TIGHT`) only where nothing that
@@ -6,30 +6,19 @@ leaves room is faster. Of equally simple ones the fastest wins, and of equally f
 micro-batch.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from paceline.choices.pipeline_schedules import SCHEDULE_FACTS
-from paceline.estimate import TERM_NAMES, Case, Estimate, price, price_one
-from paceline.parallel import Layout, Layouts, abilities_of, table_of
-from paceline.parallel.degrees import divisors
-from paceline.parallel.table import RECOMPUTES, SHARDINGS, code_of
-from paceline.plan.decision import Rejected
-from paceline.plan.host import (
-    host_bytes_of_one,
-    host_limit_bytes,
-    host_limit_source,
-    memory_beside_disk_of_one,
-)
+from paceline.estimate import Case, Estimate, price_one
+from paceline.parallel import Layout, Layouts
+from paceline.parallel.table import code_of
 from paceline.plan.search import Found, Priced, estimates_of
-from paceline.units import bytes_apart, format_bytes, format_seconds
 
 NUM_RUNNERS_UP = 8
-_NUM_TOO_LARGE = 3
-_SAME = 0.005
+SAME = 0.005
 """Times closer than this are called equal."""
 
 SIMPLER = (
@@ -47,13 +36,8 @@ TIGHT = 0.9
 """Share of what a rank may use from which on a layout fills the memory: of the published peaks a
 quarter took a tenth more than was estimated (docs/concepts/estimates.md)."""
 
-TOO_LARGE = "does not fit: "
-"""How the reason of a layout begins that needs more memory than there is."""
-
-_AXES = ("tensor", "pipeline", "context", "expert")
-
-_LEAST_TERM = 0.01
-"""A term that differs by less than this share of the step is not named."""
+AXES = ("tensor", "pipeline", "context", "expert")
+"""Ways to split besides data parallelism."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +87,7 @@ def order_of(priced: Priced, latest_s: float, limit_bytes: float) -> Any:
     """Row numbers, best first: those within the margin by simplicity, then the others by time. One
     that fills the memory, and is slower than one which leaves room, is among the others."""
     t, size = priced.layouts, len(priced)
-    axes = sum((getattr(t, name) > 1) * 1 for name in _AXES)
+    axes = sum((getattr(t, name) > 1) * 1 for name in AXES)
     places = np.zeros(len(SCHEDULE_FACTS), dtype=int)
     for place, word in enumerate(SCHEDULE_FACTS):
         places[code_of("schedule", word)] = place
@@ -112,7 +96,7 @@ def order_of(priced: Priced, latest_s: float, limit_bytes: float) -> Any:
     is_late = priced.step_s > np.where(is_tight, roomy_s, latest_s)
     # Time in steps of half a percent, so that equally fast layouts are equal.
     fastest = max(float(priced.step_s.min()), 1e-12)
-    coarse = np.floor(np.log(np.maximum(priced.step_s, 1e-12) / fastest) / _SAME + 1e-6)
+    coarse = np.floor(np.log(np.maximum(priced.step_s, 1e-12) / fastest) / SAME + 1e-6)
     keys = (
         t.accumulation,
         coarse,
@@ -156,7 +140,7 @@ def _telling(best: Priced) -> Layouts:
     order = np.argsort(best.step_s, kind="stable")
     t = best.layouts
     key = np.asarray(t.sharding) * 1
-    for name in _AXES:
+    for name in AXES:
         key = 2 * key + (getattr(t, name) > 1)
     _, firsts = np.unique(key[order], return_index=True)
     rows = np.unique(np.concatenate([np.arange(min(2 * NUM_RUNNERS_UP, len(order))), firsts]))
@@ -170,391 +154,3 @@ def _simplest(priced: Priced, most: int = 20) -> Layouts:
 def way_of(layout: Layout) -> tuple[object, ...]:
     """What makes two layouts different ways to split, and not neighbours."""
     return (layout.tensor, layout.pipeline, layout.context, layout.expert, layout.sharding)
-
-
-def rejected_of(choice: Choice) -> tuple[Rejected, ...]:
-    """The others with why each lost: all of a small space, a diverse few of a large one. Those that
-    fit come first, by step time."""
-    fitting = list(choice.fitting)
-    too_large = list(choice.too_large)
-    if not choice.is_whole:
-        fitting = diverse(fitting, choice.layout, NUM_RUNNERS_UP)
-        first: dict[str, tuple[Layout, Estimate]] = {}
-        for pair in too_large:
-            first.setdefault(pair[0].sharding, pair)
-        too_large = list(first.values())[:_NUM_TOO_LARGE]
-    fitting.sort(key=lambda pair: pair[1].step_s or 0.0)
-    return (
-        *(
-            Rejected(layout=layout, estimate=price, reason=why_lost(layout, price, choice))
-            for layout, price in fitting
-        ),
-        *(
-            Rejected(
-                layout=layout, estimate=price, reason=_why_too_large(price, choice.limit_bytes)
-            )
-            for layout, price in too_large
-        ),
-    )
-
-
-def diverse(
-    priced: Sequence[tuple[Layout, Estimate]], chosen: Layout, most: int
-) -> list[tuple[Layout, Estimate]]:
-    """The best of each kind of splitting first, then the best of the rest."""
-
-    def kind(layout: Layout) -> tuple[object, ...]:
-        return (
-            *(getattr(layout, axis) > 1 for axis in _AXES),
-            layout.sharding in ("full", "hybrid"),
-        )
-
-    def seconds(pair: tuple[Layout, Estimate]) -> float:
-        return pair[1].step_high_s or 0.0
-
-    ordered = sorted(priced, key=seconds)
-    seen = {kind(chosen)}
-    firsts: list[tuple[Layout, Estimate]] = []
-    for pair in ordered:
-        if kind(pair[0]) not in seen:
-            seen.add(kind(pair[0]))
-            firsts.append(pair)
-    # Half of the list is for other kinds, half for the best whatever their kind.
-    taken = firsts[: most // 2]
-    for pair in ordered + firsts:
-        if len(taken) < most and pair not in taken:
-            taken.append(pair)
-    return taken
-
-
-def why_lost(other: Layout, price: Estimate, choice: Choice) -> str:
-    """Why a layout that fits lost against the chosen one, by the terms that differ."""
-    layout, chosen = choice.layout, choice.estimate
-    share, pace = _pace(price, chosen)
-    if share > choice.margin or (share > _SAME and way_of(other) != way_of(layout)):
-        return f"{pace}: {_terms_that_differ(price, chosen)}"
-    if way_of(other) != way_of(layout):
-        is_later = (price.step_high_s or 0.0) > (chosen.step_high_s or 0.0) * (1 + _SAME)
-        return pace if is_later else f"{pace}; the chosen one {_merit(choice, other, price)}"
-    if other.reduce_every_micro_batch != layout.reduce_every_micro_batch:
-        return f"{pace}; reduces gradients {other.accumulation} times a step, not once"
-    if other.micro_batch == layout.micro_batch:
-        return pace if share >= -_SAME else f"{pace}, within the margin of the chosen one"
-    return f"{pace}; micro-batches of {other.micro_batch}, not {layout.micro_batch}"
-
-
-def _merit(choice: Choice, other: Layout, price: Estimate) -> str:
-    """Why the chosen layout won against a faster one within the margin."""
-    two = table_of([choice.layout, other])
-    alike = Priced(layouts=two, step_s=np.ones(2), memory_bytes=np.zeros(2))
-    if order_of(alike, np.inf, np.inf)[0] == 0:
-        return "is simpler"
-    needs, allowed = bytes_apart(price.memory.known_bytes, choice.limit_bytes)
-    return f"leaves room in memory, where this one needs {needs} of the {allowed} allowed"
-
-
-def _pace(price: Estimate, chosen: Estimate) -> tuple[float, str]:
-    """By what share a layout is slower than the chosen one, and in words: a faster one with the
-    slow end of its range, which the choice goes by."""
-    if not price.step_s or not chosen.step_s:
-        return 0.0, "time unknown"
-    share = price.step_s / chosen.step_s - 1
-    if share >= -_SAME:
-        return share, _slower(share)
-    late = (price.step_high_s or price.step_s) / (chosen.step_high_s or chosen.step_s) - 1
-    worst = _slower(late).removesuffix(" faster")
-    return share, f"{_slower(share)} ({worst} at the slow end of the range)"
-
-
-def _slower(share: float) -> str:
-    if abs(share) < _SAME:
-        return "as fast"
-    digits = 0 if share > 0.05 else 1
-    return f"{abs(share):.{digits}%} {'slower' if share > 0 else 'faster'}"
-
-
-def _terms_that_differ(price: Estimate, chosen: Estimate) -> str:
-    """The two terms that cost most more, then the two that save most."""
-    assert price.step_s is not None
-    assert chosen.step_s is not None
-    more = {
-        name: seconds - chosen.terms.get(name, 0.0)
-        for name, seconds in price.terms.items()
-        if abs(seconds - chosen.terms.get(name, 0.0)) > _LEAST_TERM * chosen.step_s
-    }
-    order = sorted(more, key=lambda name: -more[name])
-    worst = [name for name in order if more[name] > 0][:2]
-    if not worst:
-        more_s = price.step_s - chosen.step_s
-        return f"{format_seconds(abs(more_s))} a step {'more' if more_s > 0 else 'less'}"
-    return ", ".join(
-        f"{TERM_NAMES.get(name, name)} {'+' if more[name] > 0 else '-'}"
-        f"{format_seconds(abs(more[name]))}"
-        for name in (*worst, *[name for name in order[::-1] if more[name] < 0][:2])
-    )
-
-
-def _why_too_large(price: Estimate, limit: int) -> str:
-    needed = price.memory.known_bytes
-    needs, allowed = bytes_apart(needed, limit)
-    return f"{TOO_LARGE}needs {needs} of {allowed}, {format_bytes(needed - limit)} too much"
-
-
-def too_much(needed_bytes: float, limit_bytes: float) -> str:
-    """A need in bytes beside the limit that it exceeds.
-
-    >>> too_much(2**33, 2**32)
-    'needs 8 GiB, more than the 4 GiB that a rank may use'
-    """
-    needs, most = bytes_apart(needed_bytes, limit_bytes)
-    return f"needs {needs}, more than the {most} that a rank may use"
-
-
-def reasons_of(choice: Choice) -> Iterator[tuple[str, str, str]]:
-    """Field, value and reason of every way to split that was open."""
-    layout = choice.layout
-    yield "sharding", layout.sharding, _why_sharding(choice)
-    for axis in _AXES:
-        degree = getattr(layout, axis)
-        if degree > 1:
-            yield axis, str(degree), _why_axis(choice, axis)
-    if layout.pipeline > 1:
-        chunks = f", {layout.chunks} virtual stages" if layout.chunks > 1 else ""
-        yield "schedule", f"{layout.schedule}{chunks}", _why_schedule(choice)
-    yield "micro_batch", str(layout.micro_batch), _why_micro_batch(choice)
-    if not choice.is_whole:
-        yield "recompute", _recompute_of(layout), _why_recompute(choice)
-    if layout.offload != "none":
-        moved = ", with the parameters" if layout.offload_parameters else ""
-        yield "offload", layout.offload + moved, _why_offload(choice)
-
-
-def _recompute_of(layout: Layout) -> str:
-    every = f", every {layout.recompute_every} blocks" if layout.recompute_every > 1 else ""
-    return f"{layout.recompute}{every}"
-
-
-def _why_offload(choice: Choice) -> str:
-    layout, case, alone = choice.layout, choice.case, choice.fastest_alone
-    limit = format_bytes(host_limit_bytes(case.cluster, layout.offload))
-    source = host_limit_source(case.cluster, layout.offload)
-    why = "no layout fits on the accelerators alone"
-    if alone is not None and (its_s := price_one(alone, case).step_s):
-        why = f"the fastest without it, {case.named(alone)}, takes {format_seconds(its_s)} a step"
-    needed = format_bytes(host_bytes_of_one(layout, case))
-    beside = memory_beside_disk_of_one(layout, case)
-    memory = f", and {format_bytes(beside)} in its memory" if beside else ""
-    return f"{why}; a node holds {needed} of {limit} ({source}){memory}"
-
-
-def _why_sharding(choice: Choice) -> str:
-    if not choice.is_whole:
-        return _why_sharding_alone(choice)
-    layout, chosen = choice.layout, choice.estimate
-    degrees = way_of(layout)[:-1]
-    fitting = [p for p in choice.fitting if p[0].sharding != layout.sharding]
-    same = [p for p in fitting if way_of(p[0])[:-1] == degrees]
-    too_large = [
-        p
-        for p in choice.too_large
-        if p[0].sharding != layout.sharding and way_of(p[0])[:-1] == degrees
-    ]
-    if layout.data * layout.context == 1:
-        return _why_shards_alone(layout)
-    if not fitting and not too_large:
-        return "fixed by the job"
-    if not same:
-        if not too_large:
-            return "the only sharding that is possible with these degrees"
-        other, price = too_large[0]
-        needed = format_bytes(price.memory.known_bytes)
-        return f"{choice.case.named(other)} needs at least {needed} a rank"
-    if chosen.step_s is None:
-        return "the simplest layout that fits; step times are unknown"
-    other, price = min(same, key=lambda pair: pair[1].step_s or 0.0)
-    share, pace = _pace(price, chosen)
-    if share < -_SAME:
-        return _despite(choice, other, price, pace)
-    if share > _SAME:
-        return f"fits; {choice.case.named(other)} is estimated {pace}"
-    return f"fits, is as fast as {choice.case.named(other)}, and is simpler"
-
-
-def _despite(choice: Choice, other: Layout, price: Estimate, pace: str) -> str:
-    """Why another layout lost, though it is faster."""
-    merit, named = _merit(choice, other, price), choice.case.named(other)
-    if merit == "is simpler":
-        return f"simpler than {named}, which is {pace}"
-    return f"{named} is {pace}; the chosen one {merit}"
-
-
-_COPIED = {
-    "zero1": "once a step, and gradients go back once",
-    "zero2": "once a step, and gradients go back after each micro-batch",
-    "full": "block by block, before each pass",
-}
-"""How offloaded parameters reach the accelerator: `runtime/strategy/data/shard.py`."""
-
-
-def _why_shards_alone(layout: Layout) -> str:
-    """Reason for the sharding of a layout in which no two ranks hold the same part of the model."""
-    if layout.keeps_shards and layout.offload_parameters:
-        return f"parameters are copied from the host {_COPIED[layout.sharding]}"
-    if layout.num_ranks == 1:
-        return "one rank has nothing to share"
-    return "no sharding: data and context are 1, so no two ranks hold the same part"
-
-
-def _why_sharding_alone(choice: Choice) -> str:
-    """Against the same layout with simpler things shared, which does not fit, or against the best
-    layout of each other sharding."""
-    layout, limit = choice.layout, choice.limit_bytes
-    if layout.data * layout.context == 1:
-        return _why_shards_alone(layout)
-    able = abilities_of(choice.case.engine.name)
-    kinds = [k for k in SHARDINGS if k in able.shardings and k not in ("hybrid", layout.sharding)]
-    if layout.pipeline > 1:
-        kinds = [kind for kind in kinds if kind in able.pipeline_shardings]
-    priced = {
-        kind: price_one(
-            replace(
-                layout,
-                sharding=kind,
-                shard=None,
-                reduce_every_micro_batch=layout.accumulation > 1 and kind == "full",
-            ),
-            choice.case,
-        )
-        for kind in kinds
-    }
-    simpler = [k for k in kinds if SHARDINGS.index(k) < SHARDINGS.index(layout.sharding)]
-    over = [k for k in simpler if priced[k].memory.known_bytes > limit]
-    if simpler and len(over) == len(simpler):
-        kind = simpler[-1]
-        name = replace(layout, sharding=kind).way(choice.case.engine.full_sharding)
-        needs = too_much(priced[kind].memory.known_bytes, limit)
-        ways = (f"{axis} {getattr(layout, axis)}" for axis in _AXES if getattr(layout, axis) > 1)
-        beside = f"with {' x '.join(ways)}"
-        if beside == "with ":
-            beside = "with data ranks alone"
-        return f"the least sharding that fits {beside}: {name} {needs}"
-    return _against_best(choice, [p for p in choice.fitting if p[0].sharding != layout.sharding])
-
-
-def _against_best(choice: Choice, others: Sequence[tuple[Layout, Estimate]]) -> str:
-    """Compare with the best layout among the shardings that fit, but the chosen one's."""
-    chosen_s = choice.estimate.step_s
-    timed = [pair for pair in others if pair[1].step_s is not None]
-    if not timed or not chosen_s:
-        return "the only way to share that fits" if not others else "times are unknown"
-    other, price = min(timed, key=lambda pair: pair[1].step_s or 0.0)
-    share, pace = _pace(price, choice.estimate)
-    named = choice.case.named(other)
-    if abs(share) < _SAME:
-        return f"fits; {named} is as fast{_leaner(choice, price)}"
-    if share < 0:
-        return _despite(choice, other, price, pace)
-    return f"fits; {named} is estimated {pace}"
-
-
-def _leaner(choice: Choice, price: Estimate) -> str:
-    """Which of two equally fast layouts needs less memory."""
-    mine, its = choice.estimate.memory.known_bytes, price.memory.known_bytes
-    if mine < its * (1 - _SAME):
-        return f" and needs {' instead of '.join(bytes_apart(its, mine))}"
-    return ""
-
-
-def _why_axis(choice: Choice, axis: str) -> str:
-    """Against the best layout that does not split this way."""
-    without = [pair for pair in choice.fitting if getattr(pair[0], axis) == 1]
-    chosen_s = choice.estimate.step_s
-    if not without:
-        return f"no layout with {axis} 1 fits in {format_bytes(choice.limit_bytes)}"
-    layout, price = min(without, key=lambda pair: pair[1].step_s or 0.0)
-    if chosen_s is None or price.step_s is None:
-        return "times are unknown"
-    share, pace = _pace(price, choice.estimate)
-    best = f"the best layout with {axis} 1, {choice.case.named(layout)}"
-    if abs(share) < _SAME:
-        leaner = _leaner(choice, price)
-        if leaner:
-            return f"{best}, is as fast{leaner}"
-        if _num_axes(choice.layout) <= _num_axes(layout):
-            return f"as fast as {best}, and no more kinds of parallelism"
-        return f"within half a percent of {best}"
-    return f"{best}, is {pace}"
-
-
-def _num_axes(layout: Layout) -> int:
-    return sum(getattr(layout, axis) > 1 for axis in _AXES)
-
-
-def _why_schedule(choice: Choice) -> str:
-    layout = choice.layout
-    idle = choice.estimate.terms.get("pipeline")
-    whole = choice.estimate.step_s
-    if idle is None or not whole:
-        return "times are unknown"
-    takes = f"pipeline bubble and p2p take {idle / whole:.1%} of the step"
-    if layout.schedule == "1f1b":
-        return takes
-    plain = price_one(replace(layout, schedule="1f1b", chunks=1), choice.case)
-    return f"{takes}; with 1f1b {plain.terms['pipeline'] / (plain.step_s or 1):.1%}"
-
-
-def _why_recompute(choice: Choice) -> str:
-    layout = choice.layout
-    if layout.recompute == "none":
-        return "all activations fit"
-    leaner = RECOMPUTES[: RECOMPUTES.index(layout.recompute)]
-    tried = [
-        price_one(replace(layout, recompute=kind, recompute_every=1), choice.case)
-        for kind in leaner
-    ]
-    too_large = [each for each in tried if each.memory.known_bytes > choice.limit_bytes]
-    if too_large:
-        index = tried.index(too_large[-1])
-        needs = too_much(too_large[-1].memory.known_bytes, choice.limit_bytes)
-        kind = leaner[index]
-        return f"{'without' if kind == 'none' else f'with {kind}'} recompute the layout {needs}"
-    return "it makes room for what saves more time elsewhere"
-
-
-def _why_micro_batch(choice: Choice) -> str:
-    layout, limit = choice.layout, choice.limit_bytes
-    larger = _larger_micro_batches(layout)
-    if larger:
-        prices = price(table_of(larger), choice.case)
-        sizes = np.broadcast_to(prices.memory_bytes, len(larger))
-        over = [index for index, size in enumerate(sizes) if size > limit]
-        if over and over[0] == 0:
-            needs = too_much(float(sizes[0]), limit)
-            every = f" every {layout.recompute_every} blocks" if layout.recompute_every > 1 else ""
-            kept = f"with {layout.recompute} recompute{every}"
-            if layout.recompute == "none":
-                kept = "without recompute"
-            return f"the largest that fits {kept}; micro-batch {larger[0].micro_batch} {needs}"
-    if choice.estimate.memory.parts["activations"] is None:
-        return "a rank's whole share at once; whether it fits is unknown for your own model"
-    if layout.accumulation == 1:
-        return "a rank's whole share fits at once"
-    if layout.pipeline > 1:
-        return f"{layout.accumulation} of them keep the {layout.pipeline} stages busy"
-    return "fewest gathers and reductions for its memory"
-
-
-def _larger_micro_batches(layout: Layout) -> list[Layout]:
-    """Variants of a layout with fewer and larger micro-batches, the next larger first."""
-    samples = layout.micro_batch * layout.accumulation
-    sizes = [n for n in divisors(samples)[::-1] if n > layout.micro_batch]
-    return [
-        replace(
-            layout,
-            micro_batch=size,
-            accumulation=samples // size,
-            reduce_every_micro_batch=layout.reduce_every_micro_batch and size < samples,
-        )
-        for size in sizes
-        if samples // size >= layout.pipeline or layout.pipeline == 1
-    ]

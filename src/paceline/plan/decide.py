@@ -11,10 +11,11 @@ from paceline.job.fault_grammar import parse_fault
 from paceline.parallel.abilities import abilities_of
 from paceline.parallel.degrees import asks_for_pipeline, with_implied
 from paceline.parallel.engine_laws import asked_of_all_reduce
-from paceline.plan.choose import Choice, reasons_of
+from paceline.plan.choose import Choice
 from paceline.plan.decision import Decision
 from paceline.plan.loss import router_loss_of
 from paceline.plan.lost_node import after_a_lost_node
+from paceline.plan.reasons import reasons_of
 from paceline.profile import DecoderShape, ModelProfile, left_out_of
 from paceline.topology import Cluster
 from paceline.units import format_bytes

@@ -8,7 +8,7 @@ from paceline.job import JobSpec
 from paceline.parallel import Layout
 from paceline.parallel.shrink import shrunk
 from paceline.plan.advice import scale_learning_rate
-from paceline.plan.choose import too_much
+from paceline.plan.reasons import too_much
 from paceline.topology import Cluster
 
 

@@ -26,7 +26,7 @@ from paceline.plan.caution import (
     cautions_of,
     units_of,
 )
-from paceline.plan.choose import choose, rejected_of
+from paceline.plan.choose import choose
 from paceline.plan.decide import decide_intervals, decisions_of, length_of
 from paceline.plan.decision import Decision, Plan, Point
 from paceline.plan.host import check_building, host_bytes_of_one
@@ -36,6 +36,7 @@ from paceline.plan.limits import limit_not_kept, limits_of
 from paceline.plan.loss import check_loss_chunk, check_router_loss, router_loss_of
 from paceline.plan.outlook import Outlook, needs_of, outlook
 from paceline.plan.parallelize import parallelize_plan
+from paceline.plan.reasons import rejected_of
 from paceline.plan.recover import check_state, plan_state
 from paceline.plan.search import Found, fastest, search
 from paceline.plan.search_inputs import (

@@ -12,8 +12,8 @@ from paceline.estimate.recovery import StateTier
 from paceline.parallel import Layout
 from paceline.plan import Decision, Plan, Rejected
 from paceline.plan.case import case_of_plan
-from paceline.plan.choose import TOO_LARGE
 from paceline.plan.host import host_limit_bytes, host_limit_source, memory_beside_disk_of_one
+from paceline.plan.reasons import TOO_LARGE
 from paceline.report.table import wrapped
 from paceline.topology import Cluster, Level
 from paceline.units import (
