@@ -27,8 +27,7 @@ _RUN = {"run": "TEXT NOT NULL REFERENCES runs (run)"}
 _NUMBER, _TEXT, _STEP = "DOUBLE PRECISION", "TEXT NOT NULL", "BIGINT NOT NULL"
 
 
-def _name(field: str) -> str:
-    return "git_commit" if field == "commit" else field  # a word of SQL in sqlite
+_NAMES = {"commit": "git_commit"}  # a word of SQL in sqlite
 
 
 def _column(kind: Any) -> str:
@@ -38,7 +37,7 @@ def _column(kind: Any) -> str:
 
 TABLES: Mapping[str, tuple[Mapping[str, str], str]] = {
     "runs": (
-        {_name(field.name): _column(field.type) for field in fields(RunRow)},
+        {_NAMES.get(field.name, field.name): _column(field.type) for field in fields(RunRow)},
         "run",
     ),
     "run_settings": (_RUN | {"name": _TEXT, "value": "TEXT"}, "run, name"),

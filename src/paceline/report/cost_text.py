@@ -109,16 +109,12 @@ def _table(costs: Sequence[RunCost]) -> Iterator[tuple[str, ...]]:
     yield ("PROVIDER", "PRICING", "TOTAL", "HOURS", *(head for head, _ in columns))
     for cost in costs:
         yield (
-            cost.provider + _mark(cost),
+            cost.provider + ("" if cost.runs_as_planned else "?"),
             cost.way,
             format_amount(cost.usd),
             f"{cost.hours:,.0f}" if cost.hours >= 100 else f"{cost.hours:.3g}",
             *(_amount(cost, terms) for _, terms in columns),
         )
-
-
-def _mark(cost: RunCost) -> str:
-    return "" if cost.runs_as_planned else "?"
 
 
 def _amount(cost: RunCost, terms: tuple[str, ...]) -> str:

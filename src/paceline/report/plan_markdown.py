@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from paceline.catalog.price import price_day
 from paceline.estimate import TERM_NAMES
-from paceline.parallel import Layout
 from paceline.plan import Plan
 from paceline.report.plan_text import format_amount
 from paceline.units import bytes_apart, format_bytes, format_count, format_seconds
@@ -66,16 +65,13 @@ def _others(plan: Plan) -> Iterator[str]:
     yield "| --- | --- | ---: | ---: | --- |"
     for each in plan.rejected:
         seconds = each.estimate.step_s
+        layout = each.layout
         yield (
-            f"| {plan.named(each.layout)} | {_batch(each.layout)} | "
+            f"| {plan.named(layout)} | {layout.micro_batch} x {layout.accumulation} | "
             f"{'unknown' if seconds is None else format_seconds(seconds)} | "
             f"{format_bytes(each.estimate.memory.known_bytes)} | {each.reason} |"
         )
     yield ""
-
-
-def _batch(layout: Layout) -> str:
-    return f"{layout.micro_batch} x {layout.accumulation}"
 
 
 def _decisions(plan: Plan) -> Iterator[str]:

@@ -102,7 +102,7 @@ def _headline(plan: Plan) -> Iterator[str]:
     yield _row(
         "model",
         f"{format_count(profile.num_parameters)} parameters "
-        f"({profile.num_parameters:,}), {_blocks(profile.num_blocks)}, {_precision(plan)}"
+        f"({profile.num_parameters:,}), {counted(profile.num_blocks, 'block')}, {_precision(plan)}"
         + ("" if plan.optimizer == "adamw" else f", {plan.optimizer}")
         + ("" if plan.engine == "paceline" else f", on {plan.engine_name}"),
     )
@@ -163,10 +163,6 @@ def _offloaded(plan: Plan) -> str:
     place = "on disk" if plan.layout.offload == "nvme" else "in host memory"
     what = plan.layout.offloaded
     return f" + {what} {place}, {format_bytes(plan.host_bytes)} a node"
-
-
-def _blocks(num_blocks: int) -> str:
-    return f"{num_blocks} block{'' if num_blocks == 1 else 's'}"
 
 
 def _batch_equation(plan: Plan) -> str:

@@ -6,6 +6,7 @@ from paceline.check.preflight.bandwidth import NodeRate
 from paceline.check.preflight.names import fold_names
 from paceline.check.preflight.preflight import Preflight
 from paceline.check.preflight.result import Status
+from paceline.report.table import format_table
 from paceline.units import counted, format_flops_per_s
 
 _GROUPS = {
@@ -51,13 +52,14 @@ _MOST_ROWS = 24
 def format_preflight(verdict: Preflight, *, shows_all: bool = False) -> Iterator[str]:
     """Lines for a terminal."""
     rows = [("node", *_GROUPS, "verdict")]
-    bad, warned = set(verdict.bad_nodes), _nodes_with(verdict, Status.WARNING)
+    bad = set(verdict.bad_nodes)
+    warned = {each.node for each in verdict.results if each.status is Status.WARNING}
     quiet = [node for node in verdict.nodes if node not in bad and node not in warned]
     folds = len(verdict.nodes) > _MOST_ROWS and len(quiet) > 1
     rows += [_row(verdict, node) for node in verdict.nodes if not folds or node not in quiet]
     if folds:
         rows.append((fold_names(quiet), *("ok" for _ in _GROUPS), "pass"))
-    yield from _table(rows)
+    yield from format_table(rows).splitlines()
     if len(verdict.rates) > 1:
         yield ""
         yield from _rates(verdict.rates)
@@ -81,7 +83,7 @@ def _rates(rates: Sequence[NodeRate]) -> Iterator[str]:
     for each in sorted(rates, key=lambda each: each.share)[:_MOST_ROWS]:
         rate = format_flops_per_s(each.flops_per_s) if each.flops_per_s else f"none: {each.why_not}"
         rows.append((each.node, str(each.num_devices), rate, f"{each.share:.1%}", f"{equal:.1%}"))
-    yield from _table(rows)
+    yield from format_table(rows).splitlines()
     if slowest.flops_per_s:
         yield (
             f"A synchronous step gives every rank the same share and waits for {slowest.node}: "
@@ -137,14 +139,3 @@ def _everything(verdict: Preflight) -> Iterator[str]:
         for each in verdict.results:
             if each.node == node:
                 yield f"  {each.status.value:<8} {each.name:<18} {each.evidence}"
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield "  ".join(cells).rstrip()
-
-
-def _nodes_with(verdict: Preflight, status: Status) -> set[str]:
-    return {each.node for each in verdict.results if each.status is status}

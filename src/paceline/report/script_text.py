@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from paceline.check.script_profile import limits_of, verdict_of
 from paceline.record.script_profile import Part, ScriptProfile
+from paceline.report.table import format_table
 from paceline.units import counted, format_bytes, format_seconds
 
 Row = tuple[str, str, str, str, str]
@@ -41,11 +42,7 @@ def advice_lines(profile: ScriptProfile) -> Iterator[str]:
 
 def profile_lines(profile: ScriptProfile) -> Iterator[str]:
     """Lines of a profile for a terminal, with aligned columns, and the advice after them."""
-    rows = list(profile_rows(profile))
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    for row in rows:
-        first, *rest = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield "  ".join([first, *rest]).rstrip()
+    yield from format_table(list(profile_rows(profile))).splitlines()
     yield from advice_lines(profile)
 
 

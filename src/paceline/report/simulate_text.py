@@ -66,7 +66,12 @@ def _case(case: Case, question: Question, results: Sequence[Result]) -> Iterator
     rates = sorted({each.rate for each in results})
     rows = [("goodput", *(f"failures x {rate:g}" for rate in rates))]
     for system in dict.fromkeys(each.system for each in results):
-        cells = [_cell(each) for rate in rates for each in results if _is(each, system, rate)]
+        cells = [
+            _cell(each)
+            for rate in rates
+            for each in results
+            if (each.system, each.rate) == (system, rate)
+        ]
         rows.append((system, *cells))
     yield format_table(rows)
     for each in results:
@@ -79,10 +84,6 @@ def _case(case: Case, question: Question, results: Sequence[Result]) -> Iterator
             f"{each.system} at failures x {each.rate:g} gave up {each.given_up:.1f} times in a "
             "run, and waited for a person",
         )
-
-
-def _is(result: Result, system: str, rate: float) -> bool:
-    return result.system == system and result.rate == rate
 
 
 def _cell(result: Result) -> str:

@@ -72,7 +72,7 @@ def requirements_of(plan: Plan, job: Job) -> Requirements:
         ranks=max(1, ceil(state / max(1, usable - fixed))),
         memory_bytes=memory.known_bytes,
         network_bytes_per_s=_least_network(plan),
-        storage_bytes=_storage(plan, job),
+        storage_bytes=most_kept(job.spec) * plan.estimate.num_checkpoint_bytes,
         basis=(
             f"ranks: {format_bytes(state)} of state fully sharded, activations left out; memory: "
             f"{plan.layout_name}'s fullest rank; network: exposed communication at "
@@ -170,10 +170,6 @@ def _least_network(plan: Plan) -> float | None:
         return rate
     allowed = rest * _EXPOSED_SHARE / (1 - _EXPOSED_SHARE)
     return rate * min(1.0, exposed / allowed) if allowed else rate
-
-
-def _storage(plan: Plan, job: Job) -> int:
-    return most_kept(job.spec) * plan.estimate.num_checkpoint_bytes
 
 
 def savings(plan: Plan, job: Job, available_bytes: int) -> list[Saving]:

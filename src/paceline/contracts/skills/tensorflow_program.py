@@ -32,7 +32,7 @@ def main(told: Path) -> None:
     x, y = _samples(given["trainPath"])
     held_out = None if given["valPath"] is None else _samples(given["valPath"])
     with strategy.scope():
-        model = _compiled(asked, _is_classes(y))
+        model = _compiled(asked, bool(np.issubdtype(y.dtype, np.integer)))
     history = model.fit(
         x,
         y,
@@ -76,10 +76,6 @@ def _samples(path: str) -> tuple[np.ndarray, np.ndarray]:
     rows = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2)
     y = rows[:, -1]
     return rows[:, :-1].astype(np.float32), y.astype(np.int64) if (y % 1 == 0).all() else y
-
-
-def _is_classes(y: np.ndarray) -> bool:
-    return bool(np.issubdtype(y.dtype, np.integer))
 
 
 def _compiled(asked: dict[str, Any], is_classes: bool) -> keras.Model:

@@ -48,7 +48,9 @@ class Event:
 
 def communication_of(profile: Any, num_steps: int) -> Communication | None:
     """Seconds a step, from a profile with the two marks; None when it lacks them."""
-    return communication_in([_event(each) for each in _raw(profile)], num_steps)
+    return communication_in(
+        [_event(each) for each in profile.profiler.kineto_results.events()], num_steps
+    )
 
 
 def communication_in(events: Sequence[Event], num_steps: int) -> Communication | None:
@@ -165,10 +167,6 @@ def length(spans: Iterable[Span]) -> float:
 def _clipped(spans: Iterable[Span], window: Span) -> list[Span]:
     low, high = window
     return [(max(start, low), min(end, high)) for start, end in spans if end > low and start < high]
-
-
-def _raw(profile: Any) -> Any:
-    return profile.profiler.kineto_results.events()
 
 
 def _event(raw: Any) -> Event:

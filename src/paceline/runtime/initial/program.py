@@ -337,11 +337,9 @@ def _whole(shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int,
 
 def _has_one_tensor(operation: Operation) -> bool:
     others = tree_leaves((operation.args[1:], operation.kwargs))
-    return not any(isinstance(each, View | Tensor) and _is_large(each) for each in others)
-
-
-def _is_large(value: View | Tensor) -> bool:
-    return isinstance(value, View) or value.dim() > 0
+    return not any(
+        isinstance(each, View) or (isinstance(each, Tensor) and each.dim() > 0) for each in others
+    )
 
 
 def _digest(tensor: Tensor) -> str:

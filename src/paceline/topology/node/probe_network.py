@@ -34,7 +34,7 @@ _PLUGINS = (
 def find_interfaces() -> tuple[Interface, ...]:
     """Network interfaces with their IPv4 and IPv6 addresses."""
     if sys.platform != "linux":
-        return _from_ifconfig()
+        return read_ifconfig(run_tool(["ifconfig"], [])) if which("ifconfig") else ()
     six = _addresses_6()
     found = []
     for _, name in socket.if_nameindex():
@@ -149,10 +149,6 @@ def _addresses_6() -> dict[str, tuple[str, ...]]:
             address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(cells[0]))
             found[cells[5]] = (*found.get(cells[5], ()), address)
     return found
-
-
-def _from_ifconfig() -> tuple[Interface, ...]:
-    return read_ifconfig(run_tool(["ifconfig"], [])) if which("ifconfig") else ()
 
 
 def read_ifconfig(text: str) -> tuple[Interface, ...]:
