@@ -106,6 +106,21 @@ def test_a_line_is_found_by_its_digits_among_a_thousand_that_differ_in_them_alon
     ]
 
 
+@pytest.mark.parametrize(
+    ("line", "is_wanted"),
+    [
+        (
+            "NCCL INFO AllReduce: opCount 1f count 64 op 0 root 0 comm 0x7f12ab0012cd [nranks=8]",
+            False,
+        ),
+        ("NCCL INFO comm 0x7f12ab0012cd rank 3 nranks 8 cudaDev 3 busId 3b000", True),
+    ],
+)
+def test_nccls_lines_are_read_for_ranks_and_not_for_each_collective(line, is_wanted):
+    readers = [at for at, each in enumerate(all_patterns()) if each.name == "nccl-info"]
+    assert bool(Matcher(readers).find(f"node1:12:13 [3] {line}\n".encode())) is is_wanted
+
+
 def test_a_fatal_line_behind_many_usual_errors_is_shown():
     text = "retry: error 5\n" * 30_000 + "frobnicator: fatal: cannot open gate 7\n"
     assert any("gate 7" in each.text for each in diagnose_text(text).unknown)
