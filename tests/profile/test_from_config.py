@@ -8,7 +8,7 @@ import pytest
 
 from paceline.catalog.configs import load_published_configs
 from paceline.errors import JobError, Problem
-from paceline.profile import Block, block_flops, profile_config, saved_bytes
+from paceline.profile import Block, block_flops, from_config, profile_config, saved_bytes
 from paceline.profile.from_config import FAMILIES
 from paceline.profile.model import as_classifier
 from paceline.profile.saved import Kernels
@@ -390,3 +390,9 @@ def test_more_experts_a_token_than_there_are_is_refused():
 
 def test_absent_parts_count_nothing():
     assert block_flops(Block(name="mlp", count=1, hidden=8, ffn=32), 10) == 2 * 10 * 2 * 8 * 32
+
+
+@pytest.mark.parametrize("form", ["gated", "plain", "masked", "t5", "vit"])
+def test_a_key_that_no_row_of_a_form_has_is_refused(form):
+    with pytest.raises(ValueError, match=rf"families.toml: new: a row of form {form} has no biass"):
+        from_config._family("new", {"form": form, "biass": True})

@@ -11,6 +11,9 @@ Leaves out: buffers; FLOPs of BERT's transform before the output matrix and of V
 patches, each below 1 % of the whole.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from paceline.profile.block import Block, Written
 from paceline.profile.count_plain import longer_than
 from paceline.profile.fields import MOST_LAYERS, Fields
@@ -18,59 +21,24 @@ from paceline.profile.model import ModelProfile
 from paceline.profile.written import written_of
 
 
-def profile_bert(fields: Fields, seq_len: int, *, name: str) -> ModelProfile:
-    """BERT with its masked-word head, and RoBERTa, which has the same sizes."""
-    hidden = fields.size("hidden_size")
-    heads = fields.size("num_attention_heads")
-    fields.head_width(hidden, heads, "num_attention_heads", "hidden_size")
+def profile_masked(
+    fields: Fields, seq_len: int, *, name: str, row: Mapping[str, Any]
+) -> ModelProfile:
+    """BERT and its kin with the masked-word head, of the sizes that a row names."""
+    hidden, heads = fields.size(*row["hidden"]), fields.size(*row["heads"])
+    fields.head_width(hidden, heads, row["heads"][0], row["hidden"][0])
     vocab = fields.size("vocab_size")
     positions = fields.size("max_position_embeddings", default=512)
-    types = fields.size("type_vocab_size", default=2)
+    types = fields.size(row["types"], default=2) if "types" in row else 0
     tied = fields.flag("tie_word_embeddings", default=True)
-    layers = fields.size("num_hidden_layers", most=MOST_LAYERS)
+    layers = fields.size(*row["layers"], most=MOST_LAYERS)
+    ffn, written = fields.size(row["ffn"]), written_of(fields, row["written"])
+    own_head = 0 if tied else vocab * (hidden + row.get("head_bias", False))
     return ModelProfile(
         name=name,
-        blocks=(
-            _encoder(
-                layers,
-                hidden,
-                heads,
-                fields.size("intermediate_size"),
-                written=written_of(fields, {"dropout": ["hidden_dropout_prob", 0.1]}),
-            ),
-        ),
+        blocks=(_encoder(layers, hidden, heads, ffn, written=written),),
         num_embedding_parameters=(vocab + positions + types + 2) * hidden,
-        num_head_parameters=_masked_head(hidden, vocab) + (0 if tied else vocab * (hidden + 1)),
-        head_inputs=hidden,
-        head_outputs=vocab,
-        tied=tied,
-        seq_len=seq_len,
-        assumed=longer_than(seq_len, positions),
-    )
-
-
-def profile_distilbert(fields: Fields, seq_len: int, *, name: str) -> ModelProfile:
-    """DistilBERT: BERT with half the layers and no kinds of tokens."""
-    hidden = fields.size("dim", "hidden_size")
-    heads = fields.size("n_heads", "num_attention_heads")
-    fields.head_width(hidden, heads, "n_heads", "dim")
-    vocab = fields.size("vocab_size")
-    positions = fields.size("max_position_embeddings", default=512)
-    tied = fields.flag("tie_word_embeddings", default=True)
-    layers = fields.size("n_layers", "num_hidden_layers", most=MOST_LAYERS)
-    return ModelProfile(
-        name=name,
-        blocks=(
-            _encoder(
-                layers,
-                hidden,
-                heads,
-                fields.size("hidden_dim"),
-                written=written_of(fields, {"dropout": ["dropout", 0.1]}),
-            ),
-        ),
-        num_embedding_parameters=(vocab + positions + 2) * hidden,
-        num_head_parameters=_masked_head(hidden, vocab) + (0 if tied else vocab * hidden),
+        num_head_parameters=_masked_head(hidden, vocab) + own_head,
         head_inputs=hidden,
         head_outputs=vocab,
         tied=tied,

@@ -6,6 +6,7 @@ the row. Buffers are no parameters, a tied output matrix counts once.
 
 import difflib
 from collections.abc import Callable, Mapping
+from dataclasses import fields as fields_of
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 from paceline.catalog.load import read_shipped
 from paceline.errors import JobError, Problem
 from paceline.profile import count_encoder
-from paceline.profile.count_gated import profile_gated, profile_latent
+from paceline.profile.count_gated import Traits, profile_gated, profile_latent
 from paceline.profile.count_plain import profile_plain
 from paceline.profile.fields import Fields
 from paceline.profile.model import ModelProfile
@@ -38,20 +39,38 @@ class Family(NamedTuple):
     """How our own runtime takes it: `run` of its row."""
 
 
-_DECODERS = {"gated": profile_gated, "latent": profile_latent, "plain": profile_plain}
-_ENCODERS = {
-    "bert": count_encoder.profile_bert,
-    "distilbert": count_encoder.profile_distilbert,
-    "t5": count_encoder.profile_t5,
-    "vit": count_encoder.profile_vit,
+_BY_ROW = {
+    "gated": profile_gated,
+    "latent": profile_latent,
+    "plain": profile_plain,
+    "masked": count_encoder.profile_masked,
 }
+_ALONE = {"t5": count_encoder.profile_t5, "vit": count_encoder.profile_vit}
+"""Forms of one family, whose fields are in the code."""
+
+_OF_ALL = {"form", "trains", "run", "split"}
+_SIZES = {"hidden", "heads", "layers", "ffn", "written"}
+_KEYS: Mapping[str, set[str]] = {
+    "gated": _OF_ALL | {each.name for each in fields_of(Traits)},
+    "latent": _OF_ALL | {each.name for each in fields_of(Traits)},
+    "plain": _OF_ALL
+    | _SIZES
+    | {"ffn_default", "kv_heads", "kv_heads_default", "positions", "positions_default"}
+    | {"qkv_bias", "output_bias", "ffn_bias", "tied", "has"},
+    "masked": _OF_ALL | _SIZES | {"types", "head_bias"},
+    "t5": _OF_ALL,
+    "vit": _OF_ALL,
+}
+"""Form -> the keys of its rows."""
 
 
 def _family(name: str, row: Mapping[str, Any]) -> Family:
     form, trains, run = row["form"], row.get("trains", "CausalLM"), row.get("run", {})
-    if form in _ENCODERS:
-        return Family(partial(_ENCODERS[form], name=name), trains, run)
-    return Family(partial(_DECODERS[form], name=name, row=row), trains, run)
+    if unknown := sorted(set(row) - _KEYS[form]):
+        raise ValueError(f"families.toml: {name}: a row of form {form} has no {unknown[0]}")
+    if form in _ALONE:
+        return Family(partial(_ALONE[form], name=name), trains, run)
+    return Family(partial(_BY_ROW[form], name=name, row=row), trains, run)
 
 
 FAMILIES: Mapping[str, Family] = {
