@@ -204,6 +204,29 @@ def test_a_model_folder_is_named_as_it_is(folder):
     assert job()["model"] == {"pretrained": folder}
 
 
+def test_the_samples_are_no_longer_than_the_model_knows_positions():
+    save_model("m")
+    config = json.loads(Path("m/config.json").read_text())
+    Path("m/config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
+    write_rows("train.jsonl", CHAT * 50)
+    init()
+    assert job()["data"]["seq_len"] == 64
+    plan_job(load_job(Path("job.yaml")))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [('{"model_t', "is not a JSON object"), ("[1]", "holds a list"), ("{}", "no model_type")],
+)
+def test_a_folder_with_a_broken_config_is_left_out_with_its_reason(text, why):
+    Path("m").mkdir()
+    Path("m/config.json").write_text(text)
+    Path("m/model.safetensors").touch()
+    told = init()
+    assert re.search(f"left out    m: .*{why}", told)
+    assert "pretrained" not in job()["model"]
+
+
 def test_what_is_no_readable_file_is_passed_over():
     write_text("corpus.txt")
     for name in ("data.csv", "rows.jsonl", "train.py", "x.gguf"):

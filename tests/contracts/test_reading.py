@@ -107,6 +107,16 @@ def test_everything_that_is_assumed_is_said():
         assert said in notes
 
 
+@pytest.mark.parametrize(
+    ("kind", "memory", "means"),
+    [("A100", "80GB", "A100-80"), ("A100", "40 GB", "A100-40"), ("H100-SXM", "80GB", "H100-SXM")],
+)
+def test_the_memory_tells_which_card_a_name_means(kind, memory, means):
+    context = json.loads(json.dumps(CONTEXT))
+    context["clusterConfig"] |= {"gpuType": kind, "gpuMemory": memory}
+    assert read(context).job.spec.cluster.accelerator == means
+
+
 def test_what_the_contract_cannot_say_is_set_over_it():
     contract = read(CONTEXT, "cluster.accelerator=A100-80", "data.seq_len=2048", "train.steps=7")
     spec = contract.job.spec

@@ -111,6 +111,16 @@ def test_s2_5_memory_of_a_node_is_that_of_its_ranks():
     assert resources["memoryPerNodeBytes"] == 8 * plan.estimate.memory.known_bytes
 
 
+@pytest.mark.parametrize("steps", [1000, 60_000])
+def test_s2_6_an_interval_that_nobody_set_is_the_best_one(steps):
+    asked = (f"train.steps={steps}", "cluster.nodes=32", "train.global_batch=4096")
+    said = formatted("002", *asked)["checkpointStrategy"]
+    assert said["bestIntervalSteps"] == said["frequencySteps"]
+    fixed = formatted("002", *asked, "checkpoint.every=500")["checkpointStrategy"]
+    assert fixed["frequencySteps"] == 500
+    assert fixed["bestIntervalSteps"] != 500
+
+
 @pytest.mark.parametrize(
     ("overrides", "strategy"),
     [

@@ -272,6 +272,20 @@ def test_s0_17_broken_empty_and_odd_rows_are_named_by_file_and_line(tmp_path):
     assert data["rows"] == 3
 
 
+def test_s0_17_a_quote_that_is_never_closed_is_named_by_the_line_that_opens_it(tmp_path):
+    (tmp_path / "a.csv").write_text('id,text\n1,hello\n2,"open\n3,fine\n4,ok\n')
+    assert [line for _, _, line, _ in findings(checked("a.csv", code=1), "broken-rows")] == [3]
+
+
+def test_s0_17_a_column_that_stands_twice_in_a_line_is_a_broken_row(tmp_path):
+    (tmp_path / "a.jsonl").write_text(
+        '{"text": "one", "n": {"text": "\\"text\\""}}\n{"text": "a", "text": "b"}\n'
+    )
+    ((_, _, line, what),) = findings(checked("a.jsonl", code=1), "broken-rows")
+    assert line == 2
+    assert "the column text stands twice: the last one counts" in what
+
+
 def test_s0_17_a_truncated_file_is_an_error_and_the_others_are_read(tmp_path):
     whole = gzip.compress("".join(json.dumps(row) + "\n" for row in texts(2000)).encode())
     (tmp_path / "d").mkdir()

@@ -43,6 +43,7 @@ def test_s0_13_a_run_that_is_out_of_memory_takes_the_next_layout_and_ends_at_its
         told.split()
     )
     assert "--set" not in told
+    assert "lets a run change its layout" not in " ".join(told.split())
 
 
 @pytest.mark.slow

@@ -91,10 +91,15 @@ def command(
     diagnosis = beside_script(diagnosis, script, logs, runs)
     cause = diagnosis.causes[0].id if diagnosis.causes else None
     if cause in _OUT_OF_MEMORY and _is_run(logs, runs):
-        from paceline.launch.refit import advice_of_run
+        from paceline.launch.refit import REFITTED, advice_of_run
 
         advice = advice_of_run(logs[0], runs)
-        diagnosis = replace(diagnosis, notes=[*([advice] if advice else []), *diagnosis.notes])
+        if advice is not None and advice.startswith(REFITTED):
+            fix = f"{advice}; set that in the job file, and the next run begins with it"
+            first, *others = diagnosis.causes
+            diagnosis = replace(diagnosis, causes=[replace(first, fix=fix), *others])
+        elif advice is not None:
+            diagnosis = replace(diagnosis, notes=[advice, *diagnosis.notes])
     with reader_may_leave():
         if as_json:
             click.echo(json.dumps(diagnosis_data(diagnosis), indent=2))

@@ -3,7 +3,6 @@
 Leaves out folders deeper than three levels, hidden ones, and those of environments and runs.
 """
 
-import json
 import math
 import os
 import re
@@ -15,7 +14,8 @@ from pathlib import Path
 
 import yaml
 
-from paceline.errors import PacelineError
+from paceline.errors import JobError, PacelineError
+from paceline.job.hf_config import read_hf_config
 from paceline.record.source_files import PASSED_OVER
 
 _DEPTH = 3
@@ -34,6 +34,12 @@ class Found:
 
     models: list[str] = field(default_factory=list)
     """Folders with a `config.json` and safetensors files, and GGUF files; the nearest first."""
+
+    broken: dict[str, str] = field(default_factory=dict)
+    """Folders with a `config.json` and safetensors files that are no models, and why."""
+
+    most_tokens: int | None = None
+    """Positions that the first model knows, where its `config.json` has them."""
 
     tokenizers: list[str] = field(default_factory=list)
     """Folders with a `tokenizer.json` and no weights."""
@@ -83,7 +89,16 @@ def look_around(folder: Path) -> Found:
     sizes: dict[tuple[str, str], list[tuple[int, str]]] = {}
     for place, names in _walk(folder):
         if _is_model(folder / place, names):
-            found.models.append(place)
+            try:
+                config = read_hf_config(folder / place / "config.json", where=place, fix="")
+                if "model_type" not in config.values:
+                    raise JobError.of(code="M002", what="it names no model_type", where="", fix="")
+            except JobError as error:
+                found.broken[place] = error.problems[0].what
+            else:
+                if not found.models:
+                    found.most_tokens = config.values.get("max_position_embeddings")
+                found.models.append(place)
             continue
         if "tokenizer.json" in names:
             found.tokenizers.append(place)
@@ -129,13 +144,8 @@ def _join(place: str, name: str) -> str:
 
 
 def _is_model(folder: Path, names: list[str]) -> bool:
-    if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
-        return False
-    try:
-        config = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError):
-        return False
-    return isinstance(config, dict) and "model_type" in config
+    has_weights = any(name.endswith(".safetensors") for name in names)
+    return "config.json" in names and has_weights and _is_readable(folder / "config.json")
 
 
 def _look_at_rows(found: Found, folder: Path) -> None:
@@ -199,7 +209,9 @@ def _data(found: Found) -> Iterator[str]:
         yield f"  kind: {found.kind}"
     if found.labels:
         yield f"  labels: {_quoted(found.labels)}"
-    yield f"  seq_len: {512 if found.models else 128}                  # tokens in one sample"
+    most = found.most_tokens if isinstance(found.most_tokens, int) else 512
+    seq_len = min(512, most) if found.models else 128
+    yield f"  seq_len: {seq_len:<23}# tokens in one sample"
     if found.kind in ("chat", "completion"):
         yield "  too_long: drop                # what is longer than a sample; or cut, refuse"
     yield "  held_out: 0.05                # share kept for evaluation"
@@ -242,6 +254,8 @@ def found_lines(found: Found, folder: Path) -> Iterator[str]:
     if found.models:
         more = f"; also {', '.join(found.models[1:])}" if len(found.models) > 1 else ""
         yield f"model       {found.models[0]}: model.pretrained, trained with LoRA{more}"
+    for model, why in found.broken.items():
+        yield f"left out    {model}: {why}"
     if found.tokenizers and found.has_rows and not found.models:
         yield f"tokenizer   {found.tokenizer}: model.tokenizer"
     if found.data is not None:

@@ -41,7 +41,7 @@ class CheckpointSpec:
 
     every: Positive | Auto = "auto"
     """Steps between checkpoints. `auto` is a tenth of the run, 500 at most; on a
-    declared cluster fewer where failures would otherwise cost more than 1 % of the time."""
+    declared cluster another number, where that leaves more time for training."""
 
     keep_last: Positive = 3
     """How many of the newest are kept."""

@@ -96,6 +96,10 @@ def failure_before(events: Sequence[AnyEvent]) -> Failure | None:
     )
 
 
+REFITTED = "recovery.on_oom: refit resumed the run with "
+"""Of a run that changed its layout by itself."""
+
+
 def advice_of_run(name: str, runs: Path) -> str | None:
     """The command that resumes a run in less memory, or what it resumed with by itself; None where
     the name is no run of a job, or the run has been resumed since."""
@@ -111,7 +115,7 @@ def advice_of_run(name: str, runs: Path) -> str | None:
     since = events[len(lost) - lost[::-1].index(True) :] if True in lost else []
     changed = [setting for e in since if isinstance(e, PlanChanged) for setting in e.settings]
     if changed:
-        return f"recovery.on_oom: refit resumed the run with {', '.join(changed)}"
+        return f"{REFITTED}{', '.join(changed)}"
     if any(isinstance(each, RunStarted) for each in since):
         return None  # in the layout that the job had then, which is not the one that failed
     return _advice(job, plan, run, planned)

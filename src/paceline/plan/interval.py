@@ -4,56 +4,44 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from paceline.job import Job
-from paceline.plan.decision import Caution, Decision, Plan
+from paceline.plan.decision import Caution, Plan
 from paceline.plan.outlook import Outlook
 from paceline.units import counted, format_seconds
 
-_MOST_LOST_OPEN = 0.01
-"""Share of the time that a tenth of the steps may lose against the advised interval before that is
-taken. A choice: below it the assumed failure rate and storage decide more."""
+_LEAST_GAINED = 0.01
+"""Share of the time that a longer interval than a tenth of the steps has to gain. A choice: what a
+crash loses is bounded otherwise."""
 
 _MOST_LOST_FIXED = 0.05
 """Share that an interval of the job's own may lose without a warning. A choice."""
 
 
-def shortened(plan: Plan, job: Job, view: Outlook) -> Plan:
-    """The plan with the advised interval, where the job leaves it open and a tenth of the steps
-    loses more than 1 % of the time against it."""
-    advice = view.checkpoints
-    if job.spec.checkpoint.every != "auto" or advice is None or view.goodput is None:
+def with_advised(plan: Plan, job: Job, view: Outlook) -> Plan:
+    """The plan with Daly's interval, where the job leaves it open and the goodput differs as it is
+    printed. On this machine nobody has counted failures."""
+    advice, good = view.checkpoints, view.goodput
+    if job.spec.checkpoint.every != "auto" or plan.cluster.is_local:
         return plan
-    if not advice.every_steps or _lost(plan, view) <= _MOST_LOST_OPEN:
+    if advice is None or good is None or not advice.every_steps:
         return plan
-    decision = Decision(
-        field="checkpoint.every",
-        value=counted(advice.every_steps, "step"),
-        reason=f"a tenth of the steps, {plan.checkpoint_every}, would give a "
-        f"goodput of {view.goodput.useful:.1%}: {advice.reason} ({_guess(view)})",
-    )
+    ours, best = f"{good.useful:.2%}", f"{advice.goodput.useful:.2%}"
+    every, gain = advice.every_steps, advice.goodput.useful - good.useful
+    if gain <= (0 if every < plan.checkpoint_every else _LEAST_GAINED) or ours == best:
+        return plan
     return replace(
         plan,
-        checkpoint_every=advice.every_steps,
+        checkpoint_every=every,
         decisions=tuple(
-            decision if each.field == decision.field else each for each in plan.decisions
+            replace(
+                each,
+                value=counted(every, "step"),
+                reason=f"every {plan.checkpoint_every} would give a goodput of {ours}, not {best}: "
+                f"{advice.reason} ({_guess(view)})",
+            )
+            if each.field == "checkpoint.every"
+            else each
+            for each in plan.decisions
         ),
-    )
-
-
-def with_advice(decisions: tuple[Decision, ...], view: Outlook) -> tuple[Decision, ...]:
-    """The decisions; that of the interval with Daly's, where it is not taken, the run is long
-    enough that failures count, and the goodput differs as it is printed."""
-    advice, good = view.checkpoints, view.goodput
-    if advice is None or good is None or not advice.every_steps:
-        return decisions
-    ours, best = f"{good.useful:.2%}", f"{advice.goodput.useful:.2%}"
-    if ours == best or view.train_s is None or view.train_s <= advice.interval_s:
-        return decisions
-    text = (
-        f"; every {advice.every_steps} would give a goodput of {best}, not {ours} ({_guess(view)})"
-    )
-    return tuple(
-        replace(each, reason=each.reason + text) if each.field == "checkpoint.every" else each
-        for each in decisions
     )
 
 

@@ -31,7 +31,7 @@ from paceline.plan.decide import decide_intervals, decisions_of, length_of
 from paceline.plan.decision import Decision, Plan, Point
 from paceline.plan.host import check_building, host_bytes_of_one
 from paceline.plan.infeasible import nothing_fits, offloads_of
-from paceline.plan.interval import interval_caution, shortened, with_advice
+from paceline.plan.interval import interval_caution, with_advised
 from paceline.plan.limits import limit_not_kept, limits_of
 from paceline.plan.loss import check_loss_chunk, check_router_loss, router_loss_of
 from paceline.plan.outlook import Outlook, needs_of, outlook
@@ -328,9 +328,9 @@ def _with_outlook(plan: Plan, asked: Asked, found: Found) -> Plan:
     wanted, cluster = asked.job.spec.plan, asked.cluster
     prices = find_prices(cluster.accelerator, prices=asked.catalog.prices)
     view = outlook(plan, asked.job, prices=prices)
-    shorter = shortened(plan, asked.job, view)
-    if shorter is not plan:
-        plan, view = shorter, outlook(shorter, asked.job, prices=prices)
+    advised = with_advised(plan, asked.job, view)
+    if advised is not plan:
+        plan, view = advised, outlook(advised, asked.job, prices=prices)
     state = plan_state(plan, asked.job, view)
     PlanError.raise_for(check_state(plan, asked.job, state))
     costs = [
@@ -362,7 +362,6 @@ def _with_outlook(plan: Plan, asked: Asked, found: Found) -> Plan:
         state=state,
         wall_s=wall_s,
         pareto=tuple(_points(found, plan, case_of_asked(asked), usd)),
-        decisions=plan.decisions if cluster.is_local else with_advice(plan.decisions, view),
         cautions=(*plan.cautions, *interval_caution(plan, asked.job, view)),
     )
     return replace(plan, limits=tuple(limits_of(asked.job, plan)))

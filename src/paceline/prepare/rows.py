@@ -9,8 +9,10 @@ import csv
 import gzip
 import importlib
 import io
+import json
 import shlex
 import zlib
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
@@ -180,6 +182,25 @@ def decode_line(line: bytes) -> Any:
     return value
 
 
+def check_keys(line: bytes, columns: Mapping[str, Any]) -> None:
+    """See that no column stands twice in a line of jsonl: decoders keep the last and are silent.
+
+    Raises:
+        ValueError: One does, by name.
+    """
+    if all(line.count(f'"{name}"'.encode()) < 2 for name in columns):
+        return  # the rest costs ten times as much as decoding
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs) and found.keys() == columns.keys():
+            twice = next(name for name, n in Counter(name for name, _ in pairs).items() if n > 1)
+            raise ValueError(f"the column {twice} stands twice: the last one counts")
+        return found
+
+    json.loads(line, object_pairs_hook=once)
+
+
 def _jsonl(stream: IO[bytes]) -> Iterator[Row | Broken]:
     """Lines as bytes: whoever tokenizes decodes them, beside others."""
     number = 0
@@ -213,12 +234,13 @@ def _table(stream: IO[bytes], delimiter: str) -> Iterator[Row | Broken]:
             twice = next(name for place, name in enumerate(names) if name in names[:place])
             yield Broken(1, f"the header names column {twice} twice: the last one counts")
         while True:
+            start = rows.reader.line_num + 1  # the error comes where the file ends
             try:
                 values = next(rows)
             except StopIteration:
                 return
             except csv.Error as error:
-                yield Broken(rows.line_num, str(error))
+                yield Broken(start, str(error))
                 continue
             if None in values or None in values.values():
                 yield Broken(rows.line_num, f"it has not the {len(rows.fieldnames or ())} columns")

@@ -21,7 +21,16 @@ from paceline.prepare.columns import text_columns
 from paceline.prepare.documents import Encoder, Recipe
 from paceline.prepare.prepare import Step
 from paceline.prepare.private import find_private
-from paceline.prepare.rows import Broken, Row, decode_line, form_of, plain_row, read_rows, texts_in
+from paceline.prepare.rows import (
+    Broken,
+    Row,
+    check_keys,
+    decode_line,
+    form_of,
+    plain_row,
+    read_rows,
+    texts_in,
+)
 from paceline.prepare.schema import Schema
 from paceline.prepare.similar import Fingerprints, Similar, place_numbers
 from paceline.prepare.tokenizer import TokenizerFiles, load_tokenizer
@@ -246,6 +255,8 @@ class _Reader:
             size = len(row.value) if isinstance(row.value, bytes | str) else 0
             try:
                 value = decode_line(row.value) if isinstance(row.value, bytes) else row.value
+                if isinstance(row.value, bytes):
+                    check_keys(row.value, value)
             except (ValueError, RecursionError) as error:
                 self._survey.note("broken-rows", _reason(error), file, row.number)
                 continue

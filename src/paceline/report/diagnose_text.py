@@ -58,7 +58,7 @@ def brief_lines(diagnosis: Diagnosis) -> Iterator[str]:
         yield from _row("collectives", calls, 4)
     if script := diagnosis.facts.get("script"):
         yield from _row("script", script, 4)
-    yield from _row("fix", cause.failure.fix)
+    yield from _row("fix", cause.fix or cause.failure.fix)
 
 
 def event_lines(events: Events) -> Iterator[str]:
@@ -176,7 +176,7 @@ def _cause(diagnosis: Diagnosis) -> Iterator[str]:
     for each in cause.evidence[:3]:
         yield from _quote("evidence", each)
     yield from _row("why", failure.why)
-    yield from _row("fix", failure.fix)
+    yield from _row("fix", cause.fix or failure.fix)
     yield from _row("more", f"paceline explain {failure.id}", 1)
     if failure.not_to_confuse:
         yield from _row("is not", failure.not_to_confuse, 2)

@@ -49,6 +49,9 @@ class Cause:
     check: str | None = None
     """What the reader does to decide whether it is this cause."""
 
+    fix: str | None = None
+    """What is known of this run's own fix; the catalog's otherwise."""
+
     @property
     def failure(self) -> Failure:
         """Its text in the catalog."""

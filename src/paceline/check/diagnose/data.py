@@ -53,7 +53,7 @@ def _cause(cause: Cause) -> dict[str, Any]:
     return asdict(cause) | {
         "effect": str(failure.effect),
         "why": failure.why,
-        "fix": failure.fix,
+        "fix": cause.fix or failure.fix,
         "not_to_confuse": failure.not_to_confuse,
         "published": list(failure.published),
     }

@@ -6,6 +6,7 @@ from math import ceil
 from typing import Any
 
 from paceline import units
+from paceline.catalog.load import accelerator_named, load_accelerators
 from paceline.contracts.reading.translation import ContractText, Translation
 from paceline.errors import JobError, Problem
 from paceline.job import Job
@@ -215,8 +216,9 @@ def _data(made: Translation, data: Mapping[str, Any], overrides: Sequence[str]) 
 def _cluster(
     made: Translation, cluster: Mapping[str, Any], overrides: Sequence[str]
 ) -> tuple[int, int]:
-    kind = cluster.get("gpuType")
+    kind, memory = cluster.get("gpuType"), cluster.get("gpuMemory")
     if kind is not None:
+        kind = _of_memory(kind, memory)
         made.set("cluster.accelerator", kind)
     elif not is_set(overrides, "cluster.accelerator"):
         made.set("cluster.accelerator", ASSUMED_ACCELERATOR)
@@ -240,12 +242,20 @@ def _cluster(
         )
         if rate is not None:
             made.set("cluster.network", network)
-    memory = cluster.get("gpuMemory")
     if memory is not None:
         size = made.read("clusterConfig.gpuMemory", memory, units.parse_bytes, "80GB")
         if size is not None:
             made.set("cluster.memory", memory)
     return nodes or 1, per_node or 8
+
+
+def _of_memory(kind: str, memory: object) -> str:
+    """The accelerator that a name without its memory means: A100 with 80GB is A100-80."""
+    known, size = load_accelerators(), re.match(r"\s*(\d+)\s*Gi?B\s*$", str(memory), re.IGNORECASE)
+    if size is None or accelerator_named(kind, known) is not None:
+        return kind
+    found = accelerator_named(f"{kind.strip()}-{size[1]}GB", known)
+    return kind if found is None else found.name
 
 
 def _train(

@@ -148,6 +148,9 @@ def _checkpoints(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
     every = plan.checkpoint_every
     seconds = None if view.step_s is None else every * view.step_s
     best = view.checkpoints
+    best_steps = None if best is None else best.every_steps
+    if best_steps is not None and keep.every == "auto":
+        best_steps = every  # the plan has it, or none is better as goodput is printed
     retention = [f"newest {keep.keep_last}"]
     if (kept := kept_every(job.spec)) is not None:
         retention.append(f"every {kept} steps")
@@ -164,7 +167,7 @@ def _checkpoints(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
         "intervalSeconds": seconds,
         "checkpointBytes": plan.estimate.num_checkpoint_bytes,
         "standstillSeconds": view.save_s,
-        "bestIntervalSteps": None if best is None else best.every_steps,
+        "bestIntervalSteps": best_steps,
         "bestIntervalReason": None if best is None else best.reason,
     }
 
