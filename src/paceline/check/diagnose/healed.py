@@ -11,6 +11,7 @@ from paceline.record.events import (
     WorkerLost,
     WorkerStarted,
 )
+from paceline.units import counted, numbered
 
 _MOST = 3
 """Repairs and recoveries that are described one by one."""
@@ -60,11 +61,12 @@ def _repaired(events: Sequence[AnyEvent]) -> Iterator[str]:
         drill = ", by the drill" if _is_drilled(event, events[:number]) else ""
         if event.ranks:
             known = _KNOWN_BY.get(event.verdict, event.verdict)
-            wrong = f"was wrong on {_ranks(event.ranks)} ({known}{drill})"
+            wrong = f"was wrong on {numbered('rank', event.ranks)} ({known}{drill})"
         else:
-            wrong = f"differed on {_ranks(event.suspects)}, which is wrong is not known{drill}"
+            odd = numbered("rank", event.suspects)
+            wrong = f"differed on {odd}, which is wrong is not known{drill}"
         repeats = event.step - event.goes_on_after
-        again = f", {_steps(repeats)} repeated" if repeats else ""
+        again = f", {counted(repeats, 'step')} repeated" if repeats else ""
         healed = _HEALED.get(event.healed, event.healed)
         yield f"after step {event.step} {tensors} {wrong}: {healed}{again}"
 
@@ -78,7 +80,11 @@ def _recovered(events: Sequence[AnyEvent], drilled: set[tuple[int, int]]) -> Ite
             loss = lost.pop(event.lost_rank, None)
             how = f" ({loss.how}{_by_drill(loss, drilled)})" if loss else ""
             source = _SOURCES.get(event.source, event.source)
-            again = f"{_steps(event.steps_lost)} repeated" if event.steps_lost else "no step lost"
+            again = (
+                f"{counted(event.steps_lost, 'step')} repeated"
+                if event.steps_lost
+                else "no step lost"
+            )
             yield (
                 f"rank {event.lost_rank} was lost after step {event.failed_after_step}{how}: "
                 f"{source}, {again}"
@@ -136,11 +142,3 @@ def _place(rank: int, before: Sequence[AnyEvent]) -> str:
 def _joined(found: Sequence[str]) -> str:
     more = [f"{len(found) - _MOST} more"] if len(found) > _MOST else []
     return "; ".join([*found[:_MOST], *more])
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-
-
-def _steps(count: int) -> str:
-    return f"{count} step{'s' if count > 1 else ''}"
