@@ -57,7 +57,11 @@ def list_runs(runs: Path, *, settings: bool = False, cache: Path | None = None) 
     stamps = dict(_stamps(runs))
     index = _Index(runs, cache)
     kept = index.read(settings) if stamps else {}
-    found = {name: kept[name] for name, stamp in stamps.items() if _is_fresh(kept, name, stamp)}
+    found = {
+        name: kept[name]
+        for name, stamp in stamps.items()
+        if name in kept and kept[name].stamp == stamp
+    }
     fresh = {name: _read(runs / name, stamp) for name, stamp in stamps.items() if name not in found}
     if fresh or kept.keys() - stamps.keys():
         index.write(fresh, kept.keys() - stamps.keys())
@@ -100,10 +104,6 @@ class _Entry:
     stamp: str
     row: RunRow
     settings: Mapping[str, Any]
-
-
-def _is_fresh(kept: Mapping[str, _Entry], name: str, stamp: str) -> bool:
-    return name in kept and kept[name].stamp == stamp
 
 
 def _read(folder: Path, stamp: str) -> _Entry:

@@ -86,15 +86,11 @@ def charts_of(view: RunView) -> list[Chart]:
             lines=tuple(_lines(view, name)),
         )
         for name, title in titles.items()
-        if name in view.machines.names or (name in COLUMNS and _is_known(view, name))
+        if name in view.machines.names or (name in COLUMNS and view.series.newest(name) is not None)
     ]
     return charts + [
         Chart(name=name, title=name, kind="number") for name in view.series.logged[:_MOST_LOGGED]
     ]
-
-
-def _is_known(view: RunView, name: str) -> bool:
-    return bool(np.isfinite(view.series.column(name)).any())
 
 
 def _band(view: RunView, name: str) -> tuple[float, float] | None:

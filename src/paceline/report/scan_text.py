@@ -109,7 +109,10 @@ def _adapt(file: ScannedFile) -> Iterator[str]:
     """What `adapt` would do; forms with the same answer together."""
     together: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for to, adapted in file.adapt.items():
-        left = tuple(f"{_left_at(file, each.line)}{each.what}: {each.why}" for each in adapted.left)
+        left = tuple(
+            f"{'' if file.cells else f'line {each.line}: '}{each.what}: {each.why}"
+            for each in adapted.left
+        )
         outcome = outcome_of(adapted)
         word = {
             "refused": "no",
@@ -121,7 +124,3 @@ def _adapt(file: ScannedFile) -> Iterator[str]:
     for (word, left), targets in together.items():
         yield f"  adapt to {', '.join(targets)}: {word}"
         yield from (f"    {text}" for text in left)
-
-
-def _left_at(file: ScannedFile, line: int) -> str:
-    return "" if file.cells else f"line {line}: "

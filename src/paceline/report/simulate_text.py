@@ -124,10 +124,9 @@ def _phases(cases: Sequence[Case]) -> Iterator[str]:
 
 
 def _phase(name: str, phase: Phase, costs: Sequence[Costs], cases: Sequence[Case]) -> Iterator[str]:
-    seconds = [_seconds(each.phases()[name], case) for each, case in zip(costs, cases, strict=True)]
+    seconds = [
+        format_seconds(each.phases()[name].at(case.num_ranks, case.step_s))
+        for each, case in zip(costs, cases, strict=True)
+    ]
     shown = ", ".join(dict.fromkeys(seconds))
     yield from wrapped(f"  {name:<12}", f"{shown} ({phase.known}: {phase.source})", indent=14)
-
-
-def _seconds(phase: Phase, case: Case) -> str:
-    return format_seconds(phase.at(case.num_ranks, case.step_s))
