@@ -2,11 +2,13 @@
 
 import json
 import re
+from importlib.resources import files
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from paceline.catalog.code import load_codes
+from paceline.catalog.code import load_codes, load_guides
 from paceline.catalog.failure import load_failures
 from paceline.catalog.symptom import load_symptoms
 from paceline.cli import cli
@@ -63,6 +65,26 @@ def test_every_code_can_be_explained():
         assert done.exit_code == 0, name
         assert len(done.output) > len(name) + 20, name
         assert not re.search(r"(\.\./|docs/)[a-z/-]+\.md", done.output), name  # no wheel has pages
+
+
+def test_a_guide_is_printed_by_its_name_and_hides_no_code():
+    others = {*load_codes(), *load_failures(), *load_symptoms()}
+    assert len(load_guides()) > 20
+    assert not others & load_guides().keys()
+    done = run("models")
+    assert done.output.startswith("# Models")
+    assert not re.search(r"\]\([a-z./-]+\.md", done.output)
+
+
+def test_a_message_names_only_what_explain_knows():
+    source = files("paceline")
+    named = {
+        name
+        for path in Path(str(source)).rglob("*.py")
+        for name in re.findall(r"paceline explain ([a-z][a-z-]+)`", path.read_text())
+    }
+    assert {"models", "places"} <= named
+    assert all(run(name).exit_code == 0 for name in named)
 
 
 def test_a_misspelt_code_is_answered_with_the_nearest():

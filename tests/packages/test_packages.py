@@ -84,6 +84,8 @@ def test_the_wheel_has_the_licences_the_types_the_schema_and_the_code(built):
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert sources - names == set()
+    guides = {f"paceline/guides/{path.name}" for path in (ROOT / "docs/guides").glob("*.md")}
+    assert guides - names == set()
     assert fields["License-Expression"] == "Apache-2.0 AND MIT"
     for licence in fields.get_all("License-File"):
         assert f"{Path(about).parent}/licenses/{licence}" in names
