@@ -116,7 +116,7 @@ def test_a_url_without_copies_says_why_and_what_to_write(verb, url, says, fix):
         call(verb, url)
     assert says in str(refused.value)
     assert fix in refused.value.problems[0].fix
-    assert refused.value.problems[0].where == "PATH"
+    assert refused.value.problems[0].where == url
 
 
 def test_a_storage_without_its_package_names_the_extra_and_the_package(monkeypatch):

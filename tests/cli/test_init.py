@@ -78,7 +78,7 @@ def save_model(folder: str) -> int:
 
 def test_an_empty_folder_gets_the_small_example_and_is_told_what_to_set():
     told = init()
-    assert "found       no model, data or training script" in told
+    assert "found       no model, data or script" in told
     assert "set data.path in it, then: paceline plan job.yaml" in told
     assert job()["model"] == {"decoder": {"layers": 4, "hidden": 128, "heads": 4}}
     assert job()["cluster"] == {"accelerator": "cpu", "per_node": 2}

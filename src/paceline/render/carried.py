@@ -110,7 +110,7 @@ def needs(job: Job) -> Iterator[Gap]:
             where="data.corpus",
             why="only Megatron generates mock samples",
             nearest=None,
-            fix="data.path: your own files, or engine: megatron",
+            fix="set data.path to your own files, or engine to megatron",
         )
     if data.kind in WITH_ANSWERS:
         yield Gap(
