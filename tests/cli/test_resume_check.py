@@ -133,12 +133,35 @@ def test_what_is_no_checkpoint_is_refused(job_file, what):
         check(job_file, "--resume", path)
 
 
-def test_a_new_run_begins_with_the_checkpoint_that_it_is_given(job_file):
+def test_a_new_run_begins_with_the_checkpoint_that_it_is_given(job_file, monkeypatch):
+    built_in = {"model/blocks.0.ffn.up.weight": None}
+    monkeypatch.setattr("paceline.record.tensors.read_tensors", lambda path: built_in)
     run, given = new_run(job_file), write(job_file.parent / "elsewhere", 3)
     begin_with(run, find_source(given, load_job(job_file), "local"))
     newest, refused = newest_valid(run.checkpoints)
     assert newest is not None
     assert (newest.step, refused) == (3, [])
+
+
+def test_a_checkpoint_of_the_last_step_begins_no_run(job_file):
+    steps = load_job(job_file).spec.train.steps
+    given = write(job_file.parent / "elsewhere", steps)
+    with pytest.raises(JobError, match=rf"R008: .* is at step {steps}, and train.steps is {steps}"):
+        find_source(given, load_job(job_file), "local")
+
+
+def test_weights_by_other_names_than_the_built_in_decoders_begin_no_run(job_file, monkeypatch):
+    given = write(job_file.parent / "elsewhere", 3)
+    for names, is_refused in (
+        ({"model/transformer.h.0.attn": None}, True),
+        ({"model/blocks.0.ffn.up.weight": None}, False),
+    ):
+        monkeypatch.setattr("paceline.record.tensors.read_tensors", lambda path, has=names: has)
+        if is_refused:
+            with pytest.raises(JobError, match=r"R005: .* other names .*transformer\.h\.0\.attn"):
+                find_source(given, load_job(job_file), "local")
+        else:
+            assert find_source(given, load_job(job_file), "local") == given
 
 
 def test_a_damaged_checkpoint_begins_no_run(job_file):

@@ -156,6 +156,11 @@ def test_s1_12_the_compression_that_the_job_asks_for_is_run_too(tmp_path: Path):
     assert kinds == ["fp16", "bf16", "powersgd"]
 
 
+def test_fewer_ranks_than_asked_for_are_noted(tmp_path: Path):
+    found = case(tmp_path, "data=2", "pipeline=1", "tensor=1", "context=1", ranks=3)
+    assert any(note.startswith("on 2 ranks, not 3: the small layout is") for note in found.notes)
+
+
 def test_one_rank_is_refused(tmp_path: Path):
     with pytest.raises(JobError) as caught:
         case(tmp_path, "data=1", "pipeline=1", "tensor=1", "context=1", "sharding=none")

@@ -271,9 +271,11 @@ def find_source(path: Path, job: "Job", place: str) -> Path:
     """
     from paceline.errors import CheckpointError, JobError, Problem
     from paceline.launch.places import find_place
+    from paceline.profile.hf_names import to_hf_name
     from paceline.record.checkpoints import read_manifest, verify_checkpoint
     from paceline.record.find_checkpoints import one_checkpoint_at
     from paceline.record.run import training_digest
+    from paceline.record.tensors import read_tensors
 
     if not find_place(place).has_our_files:
         raise click.UsageError(f"--from is of this machine, whose files {place} does not read.")
@@ -291,7 +293,32 @@ def find_source(path: Path, job: "Job", place: str) -> Path:
             fix="give the job that wrote it; to take only its weights, use `paceline checkpoint "
             "convert` to safetensors and back",
         )
+    if manifest.step >= job.spec.train.steps:
+        raise JobError.of(
+            code="R008",
+            what=f"{folder} is at step {manifest.step}, and train.steps is {job.spec.train.steps}: "
+            "nothing is left to train",
+            where="--from",
+            fix=f"set train.steps beyond {manifest.step}, or give an earlier step",
+        )
+    stored = [name for name in read_tensors(folder) or () if name.startswith(_MODEL)]
+    names = [name.removeprefix(_MODEL) for name in stored]
+    spec = job.spec.model
+    is_built_in = any(to_hf_name(name) is not None for name in names)
+    if (spec.decoder or spec.size) and names and not is_built_in:
+        raise JobError.of(
+            code="R005",
+            what=f"{folder} has weights by other names than the job's built-in decoder has: "
+            f"{names[0]}",
+            where="--from",
+            fix="convert it beside its config.json, which tells what its names mean: paceline "
+            "checkpoint convert",
+        )
     return folder
+
+
+_MODEL = "model/"
+"""What stands before the names of weights in a checkpoint."""
 
 
 def begin_with(run: "RunFolder", checkpoint: Path) -> None:

@@ -87,6 +87,7 @@ def cautions_of(
     yield from _pods_over_tcp(job, case.cluster)
     yield from _newer_patch(case)
     yield from _assumed_length(job)
+    yield from _errors_not_kept(job)
     yield from _beyond_positions(job, case)
     yield from _bubble(job, space, case, layout, price, limit_bytes)
     yield from _tensor_across_nodes(job, space, case, layout, price, limit_bytes)
@@ -157,6 +158,19 @@ def _beyond_positions(job: Job, case: Case) -> Iterator[Caution]:
         about="sample length",
         what=f"data.seq_len is {job.spec.data.seq_len}, and the model has {last} positions",
         fix=f"data.seq_len: {last}",
+    )
+
+
+def _errors_not_kept(job: Job) -> Iterator[Caution]:
+    """PowerSGD carries what a step's gradients lost over to the next, in memory alone."""
+    if job.spec.train.gradient_compression != "powersgd":
+        return
+    yield Caution(
+        about="checkpoint",
+        what="PowerSGD carries errors from step to step, which are in no checkpoint: a resumed run "
+        "begins without them, and its numbers differ",
+        fix="set train.gradient_compression to bf16, which carries nothing, where a resume has to "
+        "give the same numbers",
     )
 
 

@@ -64,6 +64,9 @@ def small_case(
     if layout.num_ranks == 1 and not layout.keeps_shards:
         raise _one_rank(plan.layout)
     notes = list(small.notes if not overrides else ())
+    if ranks is not None and layout.num_ranks < ranks:
+        has = counted(layout.num_ranks, "rank")
+        notes.append(f"on {has}, not {ranks}: the small layout is {layout.name}")
     seq_len = _seq_len(job.spec.data.seq_len, layout)
     decoder, config, dropout = plan.decoder, None, {}
     profile: ModelProfile | None = None
