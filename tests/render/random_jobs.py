@@ -121,6 +121,8 @@ def planned_words(plan: Plan, words: Mapping[str, Any]) -> dict[str, Any]:
         found["schedule"] = words["schedule"]
     if layout.recompute != "full":
         found.pop("recompute_every", None)
+    if layout.data * layout.context == 1:  # nobody to share with: every way to shard is the same
+        found.pop("sharding", None)
     return {name: found[name] for name in words if name in found}
 
 
