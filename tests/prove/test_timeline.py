@@ -4,7 +4,7 @@ import pytest
 
 from paceline.prove.collectives import Issued
 from paceline.prove.places import Place
-from paceline.prove.segments import Compute, Issue, Segment, Step, Wait
+from paceline.prove.segments import Compute, Issue, Read, Segment, Step, Wait
 from paceline.prove.timeline import WaitsForeverError, simulate
 
 
@@ -17,8 +17,8 @@ def message(kind, rank, peer):
     return Issue(Issued(kind, 10, (rank, peer), True))
 
 
-def run(*steps):
-    return simulate(steps, range(len(steps)), lambda what: what.num_bytes * 0.1, host_s=0.0)
+def run(*steps, host_s=0.0):
+    return simulate(steps, range(len(steps)), lambda what: what.num_bytes * 0.1, host_s=host_s)
 
 
 def test_a_message_of_a_simulated_rank_arrives_when_that_rank_has_sent_it():
@@ -40,6 +40,12 @@ def test_a_rank_of_a_ring_that_is_not_simulated_sends_when_this_one_does():
     assert time.end_s == pytest.approx(2.0)
     assert time.exposed_s == pytest.approx(1.5)
     assert time.bubble_s == 0
+
+
+@pytest.mark.parametrize(("between", "expected"), [((), 6.0), ((Read(),), 9.0)])
+def test_a_host_that_reads_a_value_launches_nothing_meanwhile(between, expected):
+    (time,) = run(step(Compute(5.0, 1, False), *between, Compute(1.0, 4, False)), host_s=1.0)
+    assert time.end_s == pytest.approx(expected)
 
 
 def test_ranks_that_wait_for_each_other_are_named():

@@ -317,9 +317,9 @@ def _matrix_times(matrix: Matrix, work: Work, rates: Rates) -> tuple[Column, Col
         n: Column = matrix.outputs / np.where(matrix.split == "column", spread, 1)
         # One grouped product: the waves of all experts are filled together.
         return (
-            _grouped_s(rows, k, n, local, rate, rates),
-            _grouped_s(rows, n, k, local, rate, rates),
-            _grouped_s(k, rows, n, local, rates.weight_matmul, rates),
+            grouped_s(rows, k, n, local, rate, rates),
+            grouped_s(rows, n, k, local, rate, rates),
+            grouped_s(k, rows, n, local, rates.weight_matmul, rates),
         )
     k = matrix.inputs / (tensor if matrix.split == "row" else 1)
     n = matrix.outputs / (tensor if matrix.split == "column" else 1)
@@ -331,7 +331,7 @@ def _matrix_times(matrix: Matrix, work: Work, rates: Rates) -> tuple[Column, Col
     )
 
 
-def _grouped_s(
+def grouped_s(
     rows: Value, inner: Value, columns: Value, count: Value, rate: MatmulRate, rates: Rates
 ) -> Column:
     """`count` products of one shape in one kernel: one launch."""

@@ -30,6 +30,7 @@ from paceline.runtime._torch_private import (
     tracing_modules,
 )
 from paceline.runtime.strategy.data import hooks, replica, shard
+from paceline.runtime.strategy.expert import all_to_all
 
 
 @contextmanager
@@ -69,6 +70,22 @@ def moves_to_host(tracer: Tracer) -> Iterator[None]:
 
     with patch.object(torch.Tensor, "to", to):
         yield
+
+
+@contextmanager
+def reads_counts(tracer: Tracer) -> Iterator[None]:
+    """Ranks that share experts read how many rows go where, which pretended tensors do not hold."""
+    original = getattr(all_to_all, _COUNTS)
+
+    def rows_per_rank(*args: Any) -> Any:
+        tracer.read()
+        return original(*args)
+
+    with patch.object(all_to_all, _COUNTS, rows_per_rank):
+        yield
+
+
+_COUNTS = "_rows_per_rank"
 
 
 def _dtensor_patches() -> Iterator[Any]:

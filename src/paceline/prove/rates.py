@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cache
 
 from paceline.estimate.collectives import all_gather_s, all_reduce_s, all_to_all_s, p2p_s
-from paceline.estimate.compute import matmul_s
+from paceline.estimate.compute import grouped_s, matmul_s
 from paceline.estimate.rates import Rates
 from paceline.prove.collectives import Issued
 from paceline.prove.trace import Operation
@@ -29,8 +29,9 @@ def _seconds(operation: Operation, rates: Rates) -> float:
         return max(operation.flops / rate, by_memory)
     if operation.matmul is not None:
         rows, inner, columns, count = operation.matmul
-        one = float(matmul_s(rows, inner, columns, rates.matmul))
-        return one if count == 1 else one * count / float(rates.grouped_share)
+        if count == 1:
+            return float(matmul_s(rows, inner, columns, rates.matmul))
+        return float(grouped_s(rows, inner, columns, count, rates.matmul, rates))
     by_compute = operation.flops / float(rates.matmul.flops_per_s)
     return max(by_compute, by_memory)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from paceline.prove.collectives import Issued
 from paceline.prove.places import Place
-from paceline.prove.trace import ALLOC, FREE, ISSUE, OP, PLACE, WAIT, Operation, Trace
+from paceline.prove.trace import ALLOC, FREE, ISSUE, OP, PLACE, READ, WAIT, Operation, Trace
 
 Parts = dict[str, float]
 
@@ -38,7 +38,11 @@ class Wait(NamedTuple):
     kind: str
 
 
-Work = Compute | Issue | Wait
+class Read(NamedTuple):
+    """The host waits for all kernels so far, and reads what they gave."""
+
+
+Work = Compute | Issue | Wait | Read
 
 
 @dataclass(slots=True)
@@ -204,6 +208,8 @@ def _segment(
             issues.place_of[which] = issues.count
             issues.count += 1
             work.append(Issue(trace.collectives[which]))
+        elif kind == READ:
+            work.append(Read())
         elif kind == WAIT and which in issues.place_of:
             back = issues.count - issues.place_of[which]
             work.append(Wait(back, trace.collectives[which].kind))

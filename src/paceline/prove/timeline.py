@@ -2,7 +2,8 @@
 
 Each rank has a host that launches, one stream of kernels, and one stream for each group it talks
 in. A collective begins when it is issued, its stream is free and what it sends is computed; kernels
-wait where the traced code reads its result. Stages wait for each other's sends.
+wait where the traced code reads its result, and the host where it reads a value itself: how many
+rows experts get. Stages wait for each other's sends.
 
 As FSDP2 does on CUDA: gathers do not wait for compute but for the copy out of the gather before,
 what follows a reduction of gradients runs on its stream, and a second reduce-scatter waits for the
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.prove.collectives import Issued
-from paceline.prove.segments import Compute, Issue, Segment, Step, Wait
+from paceline.prove.segments import Compute, Issue, Read, Segment, Step, Wait
 from paceline.units import counted
 
 _REDUCTIONS = ("reduce-scatter", "all-reduce")
@@ -139,6 +140,8 @@ class _Rank:
                     self._compute(work)
                 elif isinstance(work, Issue):
                     self._issue(work.what)
+                elif isinstance(work, Read):
+                    self._host = max(self._host, self._kernels)
                 else:
                     while not self._is_here(work):
                         self.waits_for = self._issued[len(self._issued) - work.back][0].ranks

@@ -27,7 +27,7 @@ from paceline.runtime._torch_private import (
     tree_leaves,
 )
 
-ALLOC, FREE, OP, ISSUE, WAIT, PLACE = range(6)
+ALLOC, FREE, OP, ISSUE, WAIT, PLACE, READ = range(7)
 """Kinds of event; see `Trace.events`."""
 
 _aten = torch.ops.aten
@@ -48,7 +48,8 @@ _PARAMETER_READS = frozenset(
 """Operations that read a few values of their largest input."""
 
 _LIST_COPIES = frozenset(("split_with_sizes_copy", "chunk_cat", "_foreach_copy_"))
-"""Copies between given tensors: FSDP2's out of what it gathered and into what it reduces."""
+"""Copies between given tensors: FSDP2's out of what it gathered and into what it reduces. What they
+write is among their arguments, and not read."""
 
 
 @dataclass(slots=True)
@@ -82,7 +83,8 @@ class Trace:
 
     events: list[tuple[int, int, int]] = field(default_factory=list)
     """(ALLOC, storage, bytes), (FREE, storage, bytes), (OP, operation, 0), (ISSUE, collective, 0),
-    (WAIT, collective, 0) and (PLACE, place, 0), each an index into the lists below."""
+    (WAIT, collective, 0) and (PLACE, place, 0), each an index into the lists below; and (READ, 0, 0),
+    where the host reads a value of the device."""
 
     operations: list[Operation] = field(default_factory=list)
     collectives: list[Issued] = field(default_factory=list)
@@ -158,6 +160,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tensors:
             local = local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
             self.trace.host.add(self._entry(local.untyped_storage())[2])
+
+    def read(self) -> None:
+        """The host reads a value here, which no fake tensor has."""
+        self._note_place()
+        self.trace.events.append((READ, 0, 0))
 
     def begin_step(self) -> None:
         """What follows is the counted step; micro-batches count from 1 again."""
@@ -334,10 +341,8 @@ def _describe(
         read, written = read + written - largest, _size(ins[-1])
     elif name == "all_gather_copy_in":  # into this rank's part of a buffer for all
         read = written = sum(map(_size, _tensors(args[0])))
-    elif not outs and name in _LIST_COPIES:  # what they write is among their arguments
-        written = 0
-    elif not outs:  # in place over lists: what is written has been read
-        written = read * 3 // 4
+    elif not outs and name not in _LIST_COPIES:  # in place: what is written has been read
+        written = sum(map(_size, _written_of(func, args)))
     return Operation(
         name=name,
         flops=count,
@@ -347,6 +352,17 @@ def _describe(
         is_backward=name.endswith("backward"),
         on_copy_stream=func.namespace == "fsdp" and name == "all_gather_copy_in",
     )
+
+
+def _written_of(func: Any, args: Any) -> list[Tensor]:
+    """Tensors that an operation writes in place. Fused optimizers take gradients as such, and store
+    them only with a gradient scaler (torch 2.13, native/cuda/fused_adam_utils.cuh)."""
+    return [
+        tensor
+        for argument, value in zip(func._schema.arguments, args, strict=False)
+        if argument.is_write and argument.name != "grads"
+        for tensor in _tensors(value)
+    ]
 
 
 def _of_own_rows(whole: Operation, share: float, *, is_sum: bool) -> Operation:

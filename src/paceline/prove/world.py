@@ -17,7 +17,7 @@ from torch import nn
 from paceline.parallel.layout import Layout
 from paceline.prove import model as models
 from paceline.prove.parts import classify, leave_out_host
-from paceline.prove.patches import dry_run, moves_to_host
+from paceline.prove.patches import dry_run, moves_to_host, reads_counts
 from paceline.prove.proof import Request
 from paceline.prove.replay import Replay
 from paceline.prove.step import Rank
@@ -112,7 +112,8 @@ def trace_step(
         with _pruned(model, layout, kept):
             model = strategy.apply(model, layout, meshes, **given)
     offloads = layout.offload != "none"
-    with pretended, tracer, moves_to_host(tracer) if offloads else nullcontext():
+    moving = moves_to_host(tracer) if offloads else nullcontext()
+    with pretended, tracer, reads_counts(tracer), moving:
         if needs_memory:
             with _pruned(model, layout, kept):
                 give_memory(model)
