@@ -113,6 +113,7 @@ NOT_TORCH = {
     "_attn_implementation_internal",
     "_can_set_attn_implementation",
     "_can_use_grouped_mm",
+    "_grouped_mm",
     "_is_expert_parallel",
     "_keys_to_ignore_on_load_unexpected",
     "_replace",

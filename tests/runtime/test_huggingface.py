@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.errors import JobError
 from paceline.runtime import huggingface
@@ -183,6 +184,28 @@ def test_experts_train_in_every_type_and_also_with_odd_widths(kind, dtype):
         loss.backward()
         for name, parameter in model.named_parameters():
             assert parameter.grad is None or parameter.grad.isfinite().all(), name
+
+
+@pytest.mark.parametrize("kind", WITH_EXPERTS)
+@pytest.mark.parametrize("type_of_step", [torch.bfloat16, torch.float32], ids=str)
+def test_experts_are_multiplied_in_the_type_of_autocast(kind, type_of_step):
+    model, seen = small(kind), set()
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if "grouped_mm" in func.overloadpacket.__name__:
+                seen.add(args[1].dtype)
+            return func(*args, **(kwargs or {}))
+
+    is_narrow = type_of_step != torch.float32
+    with Watch(), torch.autocast("cpu", torch.bfloat16, enabled=is_narrow):
+        model(tokens()).float().square().sum().backward()
+    assert seen == {type_of_step}
+    gradients = [
+        p.grad for name, p in model.named_parameters() if "experts." in name and p.ndim > 2
+    ]
+    assert {each.dtype for each in gradients} == {torch.float32}
+    assert all(each.abs().sum() > 0 for each in gradients)
 
 
 def test_experts_in_float64_and_float32_agree():

@@ -242,8 +242,7 @@ def _kernels(
                 ("ffn_casts", is_once),
             )
         }
-        routed = np.where(is_sharded, cast.compute_bytes, 4)
-        return replace(cast, **columns, written=written, routed_bytes=routed, routed_ends=ends)
+        return replace(cast, **columns, written=written, routed_ends=ends)
     size = 4 if wide else 2
     scale: Value = size / 2
     return Kernels(

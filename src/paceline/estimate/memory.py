@@ -394,13 +394,12 @@ def _gathered(
 
 def _cast_parameters(model: Model, t: Layouts, here: OnRank) -> tuple[Column, Column]:
     """Parameters of blocks and head that autocast keeps copies of until the backward pass, with our
-    own runtime: not those that are recomputed, nor the embedding, which is looked up as it is, nor
-    routed experts, whose product autocast does not know."""
+    own runtime: not those that are recomputed, nor the embedding, which is looked up as it is."""
     is_tied = np.asarray(model.num_tied_parameters) > 0
     embedding = (np.asarray(here.stage) == 0) * model.num_embedding_parameters / t.tensor
     head = here.root - np.where(is_tied, 0.0, embedding)
     share = share_untouched(t.recompute, t.recompute_every)
-    return share * (here.dense - here.root), head
+    return share * (here.dense + here.routed - here.root), head
 
 
 def _on_side_streams(t: Layouts, h: Holdings, here: OnRank, gradients: Column) -> Column:

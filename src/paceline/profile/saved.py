@@ -127,9 +127,6 @@ class Kernels:
     written: Value = 0
     """1 where the model is transformers' own code: what `Block.written` says is kept."""
 
-    routed_bytes: Value = 0
-    """One element inside the routed experts, where it is not `compute_bytes`."""
-
     routed_ends: Value = 2
     """Tensors as wide as the stream kept of each token-copy: its expert's input and output."""
 
@@ -211,8 +208,7 @@ def saved_bytes(block: Block, kernels: Kernels, seq_len: Value) -> SavedBytes:
     )
     # A copy of a token: its permuted input, what the expert keeps, and its output to be weighted.
     has_experts = (block.experts > 0) * 1
-    inside = kernels.routed_bytes + (kernels.routed_bytes == 0) * c
-    routed = has_experts * inside * copies * block.expert_ffn
+    routed = has_experts * c * copies * block.expert_ffn
     width = block.ffn + block.shared_ffn + block.experts_per_token * block.expert_ffn
     peak = c * (ways + 1) * width + kernels.stream_bytes * 2 * h
     # The softmax of capped scores: two gradients in float32, at another time.
@@ -222,7 +218,7 @@ def saved_bytes(block: Block, kernels: Kernels, seq_len: Value) -> SavedBytes:
         tensor=tensor,
         sequence=sequence,
         routed=routed,
-        routed_ends=has_experts * kernels.routed_ends * inside * h,
+        routed_ends=has_experts * kernels.routed_ends * c * h,
         peak=peak,
     )
 

@@ -47,6 +47,12 @@ _PARAMETER_READS = frozenset(
 )
 """Operations that read a few values of their largest input."""
 
+_WRITES = frozenset(
+    getattr(_aten, name)
+    for name in ("new_zeros", "new_ones", "zeros_like", "ones_like", "full_like", "zero_", "fill_")
+)
+"""Operations that take only a shape and a type from their input."""
+
 _LIST_COPIES = frozenset(("split_with_sizes_copy", "chunk_cat", "_foreach_copy_"))
 """Copies between given tensors: FSDP2's out of what it gathered and into what it reduces. What they
 write is among their arguments, and not read."""
@@ -83,7 +89,7 @@ class Trace:
 
     events: list[tuple[int, int, int]] = field(default_factory=list)
     """(ALLOC, storage, bytes), (FREE, storage, bytes), (OP, operation, 0), (ISSUE, collective, 0),
-    (WAIT, collective, 0) and (PLACE, place, 0), each an index into the lists below; and (READ, 0, 0),
+    (WAIT, collective, 0) and (PLACE, place, 0), each an index into the lists below; (READ, 0, 0)
     where the host reads a value of the device."""
 
     operations: list[Operation] = field(default_factory=list)
@@ -336,7 +342,9 @@ def _describe(
     name = packet.__name__
     count = flops.flops_of(packet, args, kwargs, out)
     read, written = sum(map(_size, ins)), sum(map(_size, outs))
-    if packet in _PARAMETER_READS:
+    if packet in _WRITES:
+        read = 0
+    elif packet in _PARAMETER_READS:
         largest = max(map(_size, (*ins, *outs)))
         read, written = read + written - largest, _size(ins[-1])
     elif name == "all_gather_copy_in":  # into this rank's part of a buffer for all

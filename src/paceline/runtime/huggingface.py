@@ -262,7 +262,11 @@ def _logits_alone(
 
 
 def let_experts_be_any_type(model: nn.Module) -> None:
-    """Experts in one kernel also where torch's has no code: other types than bfloat16, odd widths.
+    """Experts in one kernel and in autocast's type, also where torch's kernel has no code: other
+    types than bfloat16, odd widths.
+
+    Autocast knows no `grouped_mm` (torch 2.13): experts would be multiplied in their own float32,
+    one after the other, beside linears in bfloat16.
 
     torch's `grouped_mm` can be traced in bfloat16 only, knows no float64, and takes rows of a
     multiple of 16 bytes (torch 2.13, CPU). transformers has an operator of its own that takes the
@@ -288,5 +292,14 @@ def let_experts_be_any_type(model: nn.Module) -> None:
         has_kernel = weights.dtype == torch.bfloat16 and all(width % 16 == 0 for width in widths)
         return has_kernel and asked(tokens, weights, ends)
 
+    multiply = moe._grouped_mm
+
+    def grouped_mm(tokens: Tensor, weights: Tensor, offs: Tensor) -> Any:
+        if torch.is_autocast_enabled(tokens.device.type):
+            narrow = torch.get_autocast_dtype(tokens.device.type)
+            tokens, weights = tokens.to(narrow), weights.to(narrow)
+        return multiply(tokens, weights, offs)
+
     can_use.is_ours = True  # type: ignore[attr-defined]
     moe._can_use_grouped_mm = can_use
+    moe._grouped_mm = grouped_mm
