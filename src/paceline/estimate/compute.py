@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from paceline.estimate.elementwise import Ranks, written_accesses
 from paceline.estimate.rates import MatmulRate, Rates
 from paceline.estimate.sharding import Ways, shared_of
 from paceline.parallel.table import Layouts, code_of
@@ -141,9 +142,9 @@ def block_times(block: Block, work: Work, rates: Rates) -> BlockTimes:
     weight = weight * work.weight_gradients
     attention, attention_back = _attention_s(block, work, rates)
     is_flash = (np.asarray(rates.is_flash) > 0) & ~_is_capped(block, work)
-    cheap = _elementwise_s(block, work, rates)
+    cheap, cheap_back = _elementwise_s(block, work, rates)
     device_forward = forward + attention + cheap
-    device_backward = inputs + weight + attention_back + 2 * cheap
+    device_backward = inputs + weight + attention_back + cheap_back
     return BlockTimes(
         forward=device_forward,
         backward=device_backward,
@@ -373,8 +374,13 @@ def _is_capped(block: Block, work: Work) -> Column:
     return (np.asarray(work.written) > 0) & (block.written.capped > 0)
 
 
-def _elementwise_s(block: Block, work: Work, rates: Rates) -> Column:
+def _elementwise_s(block: Block, work: Work, rates: Rates) -> tuple[Column, Column]:
     """Norms, residuals, rotary positions, activation functions, routing: bytes over bandwidth."""
+    scale = work.element_bytes * work.tokens / rates.memory_bytes_per_s
+    if np.any(work.written):
+        ranks = Ranks(work.tensor, work.stream, work.routed_stream, work.expert)
+        forward, backward = written_accesses(block, ranks)
+        return scale * forward, scale * backward
     stream = rates.hidden_passes * block.hidden / work.stream
     widths = (2 + block.gated) * (block.ffn + block.shared_ffn) / work.tensor
     heads = 2 * block.heads * block.head_dim / work.tensor
@@ -382,4 +388,4 @@ def _elementwise_s(block: Block, work: Work, rates: Rates) -> Column:
         4 * block.hidden / work.routed_stream + (2 + block.gated) * block.expert_ffn / work.stream
     )
     elements = stream + rates.ffn_passes * (widths + heads) + routed
-    return np.asarray(work.element_bytes * work.tokens * elements / rates.memory_bytes_per_s)
+    return scale * elements, 2 * scale * elements

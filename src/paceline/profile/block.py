@@ -52,6 +52,9 @@ class Written:
     capped: int = 0
     """1 where scores are capped, which no flash kernel of torch does."""
 
+    rotated: float = 0
+    """Share of query and key that positions rotate."""
+
     ops: int = 30
     """Operations of its forward pass without routing, which the host launches."""
 

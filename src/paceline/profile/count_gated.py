@@ -103,7 +103,7 @@ def profile_gated(
         gated=True,
         extra_norm_width=(traits.norms - 2) * hidden,
         query_key_norm=traits.query_key_norm != "none",
-        written=written_of(fields, traits.written, norm=1),
+        written=written_of(fields, traits.written, norm=1, rotated=1),
         vector_parameters=norms + biases,
     )
     return finish(fields, seq_len, name, attention, traits)
@@ -134,7 +134,7 @@ def profile_latent(
         kv_rank=kv_rank,
         rope_dim=rope_dim,
         gated=True,
-        written=written_of(fields, traits.written, norm=1),
+        written=written_of(fields, traits.written, norm=1, rotated=1),
         vector_parameters=traits.norms * hidden + query_rank + kv_rank + biases,
     )
     return finish(fields, seq_len, name, attention, traits)

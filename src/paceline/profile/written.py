@@ -15,19 +15,22 @@ activations.py: NewGELUActivation keeps half of its input, the tangent and one m
 QuickGELUActivation the sigmoid."""
 
 
-def written_of(fields: Fields, row: Mapping[str, Any], *, norm: int = 0) -> Written:
+def written_of(
+    fields: Fields, row: Mapping[str, Any], *, norm: int = 0, rotated: float = 0
+) -> Written:
     """Facts of a block.
 
     Args:
         fields: Of the config.json.
         row: `written` of its family.
-        norm: Where the row does not say.
+        norm: Where the row does not say, and so `rotated`.
     """
     name, default = row.get("activation", (None, ""))
     activation = fields.text(name, default=default) if name else default
     dropout, capped = row.get("dropout"), row.get("capped")
     return Written(
         norm=row.get("norm", norm),
+        rotated=row.get("rotated", rotated),
         activation=_ACTIVATIONS.get(activation, 0),
         drops=int(dropout is not None and fields.number(*dropout) > 0),
         ops=row.get("ops", Written().ops),
