@@ -227,8 +227,8 @@ def _fullest_moment(
     if is_staged:
         order = (here.stage, t.pipeline, t.chunks, t.accumulation, t.schedule)
         held = held_micro_batches(*order)
-        put_off: Column = deferred_micro_batches(*order)
-        later = later * ~recomputes_whole(t.recompute)
+        # Where blocks are recomputed, our own runtime goes backward through a stage at once.
+        put_off: Column = deferred_micro_batches(*order) * ~recomputes_whole(t.recompute)
         in_v = here.has_head & here.is_v
         if np.any(in_v):
             held = np.where(in_v, _held_at_head_of_v(model, t, here), held)
@@ -301,7 +301,7 @@ def _fullest_moment(
         _Moment(blocks, gathered_head, early),
         _Moment(at_block, gathered_block, first),
         *at_last,
-        _Moment(none, np.maximum(gathered_root, stepping), gradients),
+        _Moment(none, np.maximum(gathered_root, stepping), gradients * (1 + here.shared.flat_sums)),
     ):
         held_then = total_of(then)
         if then.activations is none and np.any(h.ways.flat_step):
