@@ -176,6 +176,34 @@ def launch_times(
     return forward, _BACKWARD_OPS * forward
 
 
+def layout_ops(block: Block, t: Layouts, ways: Ways) -> tuple[Column, Column]:
+    """Operations that our own runtime launches in either pass of a block for its layout: where
+    tokens go to experts of other ranks, on both sides of what crosses between tensor ranks, and to
+    add a later micro-batch's gradient of each parameter to those before, which FSDP2 does at once.
+
+    Counted in traces of `paceline prove` (torch 2.13, transformers 5.23): Mixtral and Qwen3's
+    experts; GPT-2 (6 to 12 of `_TENSOR_OPS`), GPT-NeoX, Qwen3 and our own decoder (4).
+    """
+    own = np.asarray(ways.autocasts) > 0
+    spread = (t.expert > 1) * (np.asarray(block.experts) > 0)
+    later = (1 - 1 / t.accumulation) * ~t.keeps_shards()
+    across = _TENSOR_OPS * (t.tensor > 1)
+    forward = _SPREAD_OPS[0] * spread + across
+    return own * forward, own * (_SPREAD_OPS[1] * spread + across + later * _num_tensors(block))
+
+
+_SPREAD_OPS, _TENSOR_OPS = (21, 6), 5
+
+
+def _num_tensors(block: Block) -> Value:
+    """Parameters of a block, with a norm before each of two parts."""
+    apart = 1 - block.written.joined
+    used = sum((np.asarray(each.outputs) > 0) * 1 for each in matrices(block))
+    used = used + apart * ((np.asarray(block.heads) > 0) * 1 + block.gated * (block.ffn > 0))
+    is_biased = (block.written.norm == 0) * 1
+    return (used + 2 + 2 * block.query_key_norm) * (1 + is_biased)
+
+
 def part_launch_s(block: Block, rates: Rates, launch: Column) -> Column:
     """Seconds in which the host launches again what selective recompute does, of `launch` of a
     forward pass: all but matrices, attention and what leads to the last of them."""

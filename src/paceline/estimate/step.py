@@ -34,6 +34,7 @@ from paceline.estimate.compute import (
     block_times,
     head_times,
     launch_times,
+    layout_ops,
     part_launch_s,
     unit_times,
 )
@@ -316,7 +317,9 @@ def _block_seconds(
     usual = launch_times(block, rates, written=model.written)
     launch, back = launch_times(block, rates, more, model.written)
     again_s = part_launch_s(block, rates, launch)
-    ops, ops_back = context_ops(t, traffic.ways)
+    ops, ops_back = map(
+        sum, zip(context_ops(t, traffic.ways), layout_ops(block, t, traffic.ways), strict=True)
+    )
     context = context_of(block, work, t, rates, times, traffic.ways)
     launch = launch + rates.host_s * ops - waits - context.forward
     back = back + rates.host_s * ops_back - waits - context.backward
