@@ -218,6 +218,13 @@ def test_scaled_mm_multiplies_scales_by_row():
     assert torch.equal(out.diag(), rows.view(-1).bfloat16())
 
 
+def test_written_in_place_are_the_arguments_that_change():
+    lists = [[torch.ones(2)] for _ in range(5)]
+    update = torch.ops.aten._fused_adamw_.default
+    assert private.written_in_place(update, lists) == [lists[0], lists[2], lists[3], lists[4]]
+    assert private.written_in_place(torch.ops.aten.add.Tensor, lists[:2]) == []
+
+
 def test_grouped_mm_is_what_the_public_function_runs():
     class Seen(private.TorchDispatchMode):
         packets: list[Any] = []  # noqa: RUF012 - one test's

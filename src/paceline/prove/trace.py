@@ -25,6 +25,7 @@ from paceline.runtime._torch_private import (
     local_tensor,
     storage_key,
     tree_leaves,
+    written_in_place,
 )
 
 ALLOC, FREE, OP, ISSUE, WAIT, PLACE, READ = range(7)
@@ -350,7 +351,7 @@ def _describe(
     elif name == "all_gather_copy_in":  # into this rank's part of a buffer for all
         read = written = sum(map(_size, _tensors(args[0])))
     elif not outs and name not in _LIST_COPIES:  # in place: what is written has been read
-        written = sum(map(_size, _written_of(func, args)))
+        written = sum(map(_size, _tensors(written_in_place(func, args))))
     return Operation(
         name=name,
         flops=count,
@@ -360,17 +361,6 @@ def _describe(
         is_backward=name.endswith("backward"),
         on_copy_stream=func.namespace == "fsdp" and name == "all_gather_copy_in",
     )
-
-
-def _written_of(func: Any, args: Any) -> list[Tensor]:
-    """Tensors that an operation writes in place. Fused optimizers take gradients as such, and store
-    them only with a gradient scaler (torch 2.13, native/cuda/fused_adam_utils.cuh)."""
-    return [
-        tensor
-        for argument, value in zip(func._schema.arguments, args, strict=False)
-        if argument.is_write and argument.name != "grads"
-        for tensor in _tensors(value)
-    ]
 
 
 def _of_own_rows(whole: Operation, share: float, *, is_sum: bool) -> Operation:

@@ -150,6 +150,13 @@ def returns_alias(operator: Any) -> bool:
     return any(each.alias_info is not None for each in operator._schema.returns)
 
 
+def written_in_place(operator: Any, args: Sequence[Any]) -> list[Any]:
+    """Arguments that an operator writes. Fused optimizers take gradients as such, and store them
+    only with a gradient scaler (torch 2.13, aten/src/ATen/native/cuda/fused_adam_utils.cuh)."""
+    given = zip(operator._schema.arguments, args, strict=False)
+    return [value for each, value in given if each.is_write and each.name != "grads"]
+
+
 def forget_tensors(mode: FakeTensorMode) -> None:
     """Drop a mode's weak references: they keep `nn.Module.to` from exchanging a parameter."""
     mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
