@@ -184,12 +184,15 @@ def layout_ops(block: Block, t: Layouts, ways: Ways) -> tuple[Column, Column]:
     Counted in traces of `paceline prove` (torch 2.13, transformers 5.23): Mixtral and Qwen3's
     experts; GPT-2 (6 to 12 of `_TENSOR_OPS`), GPT-NeoX, Qwen3 and our own decoder (4).
     """
-    own = np.asarray(ways.autocasts) > 0
-    spread = (t.expert > 1) * (np.asarray(block.experts) > 0)
-    later = (1 - 1 / t.accumulation) * ~t.keeps_shards()
-    across = _TENSOR_OPS * (t.tensor > 1)
-    forward = _SPREAD_OPS[0] * spread + across
-    return own * forward, own * (_SPREAD_OPS[1] * spread + across + later * _num_tensors(block))
+    if not np.any(ways.autocasts):
+        return 0.0, 0.0
+    forward = _TENSOR_OPS * (t.tensor > 1)
+    once = np.where(t.keeps_shards(), 1.0, 1 / t.accumulation)
+    back = forward + _num_tensors(block) * (1 - once)
+    if np.any(block.experts):
+        spread = (t.expert > 1) * (np.asarray(block.experts) > 0)
+        forward, back = forward + _SPREAD_OPS[0] * spread, back + _SPREAD_OPS[1] * spread
+    return ways.autocasts * forward, ways.autocasts * back
 
 
 _SPREAD_OPS, _TENSOR_OPS = (21, 6), 5

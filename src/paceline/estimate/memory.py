@@ -301,7 +301,7 @@ def _fullest_moment(
         _Moment(blocks, gathered_head, early),
         _Moment(at_block, gathered_block, first),
         *at_last,
-        _Moment(none, np.maximum(gathered_root, stepping), gradients * (1 + here.shared.flat_sums)),
+        _Moment(none, np.maximum(gathered_root, stepping), _with_sums(gradients, t, h)),
     ):
         held_then = total_of(then)
         if then.activations is none and np.any(h.ways.flat_step):
@@ -313,6 +313,15 @@ def _fullest_moment(
             *(less if more is less else np.where(is_more, more, less) for more, less in pairs)
         )
     return fullest_of, cached
+
+
+def _with_sums(gradients: Column, t: Layouts, h: Holdings) -> Column:
+    """Gradients at the end. Our own runtime's replicas beside tensor, pipeline or expert ranks have
+    a second copy until they are summed (`runtime/strategy/data/replica.py`)."""
+    if not np.any(h.ways.bucket_copies):
+        return gradients
+    is_alone = t.tensor * t.pipeline * t.expert == 1
+    return np.where((t.sharding == 0) & (t.data * t.context > 1) & ~is_alone, 2, 1) * gradients
 
 
 def _chunked_loss_bytes(model: Model, t: Layouts, h: Holdings, tokens: Column) -> Column:

@@ -112,10 +112,6 @@ class Shared(NamedTuple):
     whole_gradients: Column
     """Gradients wait whole for the step's last micro-batch."""
 
-    flat_sums: Column
-    """Whether all gradients are there a second time until the sums of replicas are (our own
-    runtime's, beside other ranks: `runtime/strategy/data/replica.py`)."""
-
     has_buckets: Column
     """Gradients wait beside the buckets they are reduced in."""
 
@@ -147,15 +143,13 @@ def shared_of(t: Layouts, ways: Ways, keeps_master: Value) -> Shared:
     zero1_waits = (np.asarray(ways.zero1_waits) > 0) & (s == _ZERO1) & (t.offload == 0)
     replicas_wait = (np.asarray(ways.replicas_wait) > 0) & (s == 0)
     staged = (is_full | zero2) & is_sharded & in_pipeline
-    has_replicas = t.data * t.context > 1
-    is_replica = (s == 0) & has_replicas & (t.tensor * t.pipeline * t.expert == 1)
+    is_replica = (s == 0) & (t.data * t.context > 1) & (t.tensor * t.pipeline * t.expert == 1)
     return Shared(
         shards_weights=np.where(throughout, is_sharded, is_full | zero2),
         keeps_gathered=np.where(throughout, is_sharded & (once | in_pipeline), zero2 | staged),
         gathers_blocks=is_full & ~in_pipeline,
         whole_gradients=np.where(throughout, waits_sharded, (s < _ZERO2) | waits | staged),
         has_buckets=(np.asarray(ways.bucket_copies) > 0) & several & is_replica,
-        flat_sums=(np.asarray(ways.bucket_copies) > 0) & (s == 0) & has_replicas & ~is_replica,
         gradients_appear=(np.asarray(ways.frees_gradients) > 0)
         & ~several
         & ~is_replica

@@ -317,12 +317,11 @@ def _block_seconds(
     usual = launch_times(block, rates, written=model.written)
     launch, back = launch_times(block, rates, more, model.written)
     again_s = part_launch_s(block, rates, launch)
-    ops, ops_back = map(
-        sum, zip(context_ops(t, traffic.ways), layout_ops(block, t, traffic.ways), strict=True)
-    )
+    ops, ops_back = context_ops(t, traffic.ways)
+    more_ops, more_back = layout_ops(block, t, traffic.ways)
     context = context_of(block, work, t, rates, times, traffic.ways)
-    launch = launch + rates.host_s * ops - waits - context.forward
-    back = back + rates.host_s * ops_back - waits - context.backward
+    launch = launch + rates.host_s * (ops + more_ops) - waits - context.forward
+    back = back + rates.host_s * (ops_back + more_back) - waits - context.backward
     # Copies are kernels as others are: where the host is the slower one, the device makes them
     # meanwhile.
     device_forward = times.device_forward + crossing.forward_copies
