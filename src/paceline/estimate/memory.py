@@ -271,7 +271,7 @@ def _fullest_moment(
     # With all micro-batches held none comes after the first backward pass.
     is_first = forwards_first(t.schedule)
     waits = h.ways.frees_gradients * (held >= t.accumulation) * (t.pipeline > 1)
-    waits = waits * (~t.keeps_shards() | is_first) * ~splits_backward(t.schedule)
+    waits = waits * ~splits_backward(t.schedule)
     appear = here.shared.gradients_appear | (waits > 0)
     early, first, at_last = gradients, gradients, []
     if np.any(appear):
@@ -283,6 +283,12 @@ def _fullest_moment(
         head = here.root * (here.has_head | (t.pipeline == 1))
         share, of_stage = ((head + inside / n) / (here.root + inside) for n in (count, v))
         early, first = np.where(appear, 0.0, gradients), np.where(appear, share, 1.0) * gradients
+        if is_staged and np.any(in_loop & here.has_head):
+            # Its last stage has gone backward when the second loss is there.
+            begun = head + inside * chunk_blocks(model, t, mine, here.has_head).last / count
+            early = np.where(
+                appear & in_loop & here.has_head, begun / (here.root + inside) * gradients, early
+            )
         once = tokens * (working + peak) + everywhere.restored
         second = tokens * kept * np.maximum((t.accumulation - 1) / v, 1 / count) + once
         before = tokens * kept * (t.accumulation - 1 / v) + once
