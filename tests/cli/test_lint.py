@@ -354,16 +354,18 @@ def test_options_and_a_file_of_facts_are_the_context(folder):
 
 def test_a_launch_line_gives_its_script_and_files_their_context(folder):
     (folder / "train.sh").write_text(
-        "#!/bin/sh\n#SBATCH --nodes=2\naccelerate launch --config_file four.yaml train.py\n"
+        "#!/bin/sh\ntorchrun --standalone --nproc-per-node=8 train.py --deepspeed ds.json \\\n"
+        "  --per_device_train_batch_size 2\n"
     )
     (folder / "train.py").write_text(GOOD)
-    (folder / "four.yaml").write_text(
-        "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\n"
-        "num_machines: 4\nnum_processes: 32\n"
+    (folder / "ds.json").write_text(
+        '{\n"train_batch_size": 32,\n"train_micro_batch_size_per_gpu": 4,\n'
+        '"gradient_accumulation_steps": 2,\n"zero_optimization": {"stage": 2}\n}\n'
     )
     data = json.loads(lint(".", "--json", expect=1).stdout)
     found = {(one["id"], one["where"]["path"], one["where"]["line"]) for one in data["findings"]}
-    assert ("rendezvous-timeout-few-nodes", "four.yaml", 3) in found
+    assert ("ds-batch-size-mismatch", "ds.json", 2) in found
+    assert ("ds-batch-size-mismatch", "ds.json", 3) in found
 
 
 def test_plain_python_is_seen_with_the_script(folder):
@@ -716,11 +718,11 @@ def found_in(folder):
 
 def test_variables_that_a_program_sets_are_judged(folder):
     (folder / "train.py").write_text(
-        'import os\n\nos.environ["NCCL_SOCKET_IFNAMES"] = "eth0"\n'
+        'import os\n\nos.environ["NCCL_SOCKET_IFNAME"] = "docker0"\n'
         'os.environ.setdefault("NCCL_IB_DISBLE", "1")\n'
     )
     found = found_in(folder)
-    assert ("nccl-env-deprecated", "train.py", 3) in found
+    assert ("nccl-wrong-interface", "train.py", 3) in found
     assert ("nccl-env-deprecated", "train.py", 4) in found
 
 

@@ -7,7 +7,7 @@ launch against the script it starts; a manifest or batch script against the scri
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from paceline.check.finding import Finding
@@ -129,12 +129,31 @@ def _said_by_accelerate(config: Marked) -> Context:
     return Context(nodes=nodes, world_size=world, devices=world // nodes if world else None)
 
 
+def check_across(
+    configs: Sequence[Config], programs: Set[str], context: Context
+) -> Iterator[Finding]:
+    """What configurations show together.
+
+    Args:
+        programs: Names of the programs that launch lines are held against, one by one:
+            `check_beside`.
+    """
+    starts = starts_in(configs, context)
+    deepspeed = _named(configs, "deepspeed")
+    for start in starts:
+        yield from _check_arguments(start.launch, deepspeed)
+
+
 def check_beside(program: Program, starts: Sequence[Start], context: Context) -> Iterator[Finding]:
     """What a program shows beside the configurations, and the launch lines that start it."""
     for start in starts:
         if _target(start) == file_name(program.path):
             yield from _check_start(start, program)
     yield from check_variables(variables_in(program), context)
+
+
+def _named(configs: Sequence[Config], kind: str) -> dict[str, Config]:
+    return {file_name(one.path): one for one in configs if one.kind == kind}
 
 
 def _target(start: Start) -> str | None:
@@ -226,3 +245,59 @@ def _check_start(start: Start, program: Program) -> Iterator[Finding]:
         )
         fix = f"torchrun --standalone --nproc-per-node=gpu {file_name(program.path)} ..."
         yield found("launcher-plain-python", launch.path, launch.line, what, fix)
+
+
+_SAME = (
+    ("per_device_train_batch_size", ("train_micro_batch_size_per_gpu",)),
+    ("gradient_accumulation_steps", ("gradient_accumulation_steps",)),
+)
+"""Argument of the script -> the key of DeepSpeed's file that must say the same."""
+
+
+def _check_arguments(launch: Launch, deepspeed: Mapping[str, Config]) -> Iterator[Finding]:
+    """Arguments on the command line against the DeepSpeed file that it names."""
+    named = launch.argument("deepspeed", "deepspeed_config", "ds_config")
+    config = deepspeed.get(file_name(named.text)) if named is not None else None
+    if config is None:
+        return
+    for argument, path in _SAME:
+        word, key = launch.argument(argument), config.document.at(*path)
+        given = int(word.text) if word is not None and word.text.isdigit() else None
+        if word is not None and key is not None:
+            yield from _differ(config, key, path[-1], given, launch.path, word.line, argument)
+    for argument, other in (("bf16", "fp16"), ("fp16", "bf16")):
+        word, key = launch.argument(argument), config.document.at(other)
+        if word is None or key is None or word.text.lower() in {"false", "0", "no"}:
+            continue
+        if key.true("enabled"):
+            what = (
+                f"{other} is enabled, and {file_name(launch.path)} line {word.line} says "
+                f"--{argument}"
+            )
+            fix = '"enabled": "auto" in both, and one option on the command line'
+            yield found(
+                "ds-fp16-bf16-both",
+                config.path,
+                key.line,
+                what,
+                fix,
+                evidence=[(launch.path, word.line, f"--{argument}")],
+            )
+
+
+def _differ(
+    config: Config, key: Marked, name: str, given: int | None, path: str, line: int, argument: str
+) -> Iterator[Finding]:
+    number = key.number()
+    if given is None or number is None or given == number:
+        return
+    what = f"{name} is {number} here, and {argument} is {given} in {path} line {line}"
+    fix = f'"{name}": "auto"'
+    yield found(
+        "ds-batch-size-mismatch",
+        config.path,
+        key.line,
+        what,
+        fix,
+        evidence=[(path, line, f"{argument}={given}")],
+    )

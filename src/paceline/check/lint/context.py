@@ -1,8 +1,7 @@
 """What is known of where the programs run: accelerator, nodes, launch line, versions.
 
 Every field is None while it is unknown, and a rule that needs an unknown fact says nothing. The
-facts come from `paceline lint --gpu V100 --nodes 2`, and from `stated.py`: a mapping, a launch
-line.
+facts come from `paceline lint --gpu V100 --nodes 2`, and from `facts.py`: a mapping, a launch line.
 """
 
 import re

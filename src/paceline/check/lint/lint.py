@@ -11,6 +11,7 @@ from typing import Any
 from paceline.check.finding import Finding, Severity, finding_data, in_reading_order
 from paceline.check.lint.across import (
     Start,
+    check_across,
     check_beside,
     context_for,
     names_file,
@@ -197,6 +198,9 @@ def lint_files(
             judged.findings += check_planned(path, config.document, plan)
             if isinstance(plan, str):
                 not_planned.append(Unread(path=path, line=None, what=plan))
+    if configs:
+        across = partial(check_across, configs, once, context)
+        judged.over(configs[0].path, "check_across", across)
     broken = set(judged.broken)
     root = commonprefix([f"{path.rpartition('/')[0]}/" for path in sources]).rpartition("/")[0]
     worst = _worst(_in_test(one, root) for one in judged.findings)

@@ -8,7 +8,7 @@ from paceline.check.finding import Finding, Severity
 from paceline.check.lint.configs.known_values import ACCELERATE, check_values
 from paceline.check.lint.configs.marked import Marked
 from paceline.check.lint.configs.say import INFO, WARNING, bf16_finding, found
-from paceline.check.lint.configs.variables import check_port
+from paceline.check.lint.configs.variables import LOOPBACK, check_port
 from paceline.check.lint.context import Context
 from paceline.check.lint.gpus import lacks_bf16
 from paceline.check.lint.words import words_of
@@ -176,7 +176,13 @@ def _check_counts(path: str, config: Marked, context: Context) -> Iterator[Findi
 
 
 def _check_meeting(path: str, config: Marked) -> Iterator[Finding]:
-    port = config.at("main_process_port")
+    address, port = config.at("main_process_ip"), config.at("main_process_port")
+    nodes = config.number("num_machines") or 1
+    text = address.text() if address is not None else None
+    if address is not None and text is not None and nodes > 1 and LOOPBACK.match(text):
+        what = f"main_process_ip {text} names a different machine on each of {nodes}"
+        fix = "an address of the first machine that the others reach"
+        yield found("rendezvous-c10d-timeout", path, address.line, what, fix)
     number = port.number() if port is not None else None
     if port is not None and number is not None:
         yield from check_port(path, port.line, "main_process_port", number)

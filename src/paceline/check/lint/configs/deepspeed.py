@@ -1,4 +1,4 @@
-"""DeepSpeed's JSON configuration: keys that nothing reads, and precision."""
+"""DeepSpeed's JSON configuration: keys that nothing reads, precision, the batch's triangle."""
 
 import difflib
 import re
@@ -11,6 +11,7 @@ from paceline.check.lint.configs.say import ERROR, WARNING, bf16_finding, found
 from paceline.check.lint.context import Context
 from paceline.check.lint.gpus import lacks_bf16
 from paceline.check.lint.words import words_by_section, words_of
+from paceline.units import counted
 
 TOP_LEVEL = words_of("deepspeed", "top_level")
 """Keys that deepspeed 0.14 to 0.18 read (deepspeed/runtime/constants.py and the modules' own
@@ -53,6 +54,7 @@ def check_deepspeed(path: str, config: Marked, context: Context) -> Iterator[Fin
     yield from _check_kinds(path, config)
     yield from _check_zero(path, config)
     yield from _check_precision(path, config, context)
+    yield from check_triangle(path, config, context.num_processes)
 
 
 PASSED_OVER = "it is silently ignored"
@@ -172,6 +174,16 @@ def _check_zero(path: str, config: Marked) -> Iterator[Finding]:
         what = "offload_optimizer needs a stage of 1 or more, and none is set"
         fix = '"stage": 2'
         yield _silent(path, moved, what, fix)
+    elastic = zero.at("elastic_checkpoint")
+    if elastic is not None and stage == 3 and zero.true("elastic_checkpoint"):
+        # NotImplementedError in state_dict and load_state_dict. Source: deepspeed 0.19.8,
+        # deepspeed/runtime/zero/stage3.py.
+        what = "stage 3 has no elastic_checkpoint: save_checkpoint and load_checkpoint raise"
+        fix = (
+            "take it out; for other numbers of ranks use Universal Checkpointing "
+            "(ds_to_universal.py, and load_universal in checkpoint)"
+        )
+        yield found("ckpt-world-size-mismatch", path, elastic.line, what, fix)
     if stage_at is None and len(zero.value) and not moved and not offload:
         what = "zero_optimization without a stage is stage 0: nothing is sharded"
         fix = '"stage": 2'
@@ -183,6 +195,18 @@ def _check_precision(path: str, config: Marked, context: Context) -> Iterator[Fi
     bf16 = config.at("bf16") or config.at("bfloat16")
     half = fp16 is not None and fp16.true("enabled")
     brain = bf16 is not None and bf16.true("enabled")
+    if half and brain and fp16 is not None and bf16 is not None:
+        first, last = sorted((fp16, bf16), key=lambda one: (one.line, one.column))
+        what = "fp16 and bf16 are both enabled"
+        fix = "keep one: bf16 on Ampere GPUs or newer"
+        yield found(
+            "ds-fp16-bf16-both",
+            path,
+            last.line,
+            what,
+            fix,
+            evidence=[(path, first.line, f"{'fp16' if first is fp16 else 'bf16'} is enabled")],
+        )
     if brain and bf16 is not None and context.gpu is not None and lacks_bf16(context.gpu):
         yield bf16_finding(path, bf16.line, "bf16.enabled", context.gpu)
     if half and not brain and fp16 is not None:
@@ -191,3 +215,37 @@ def _check_precision(path: str, config: Marked, context: Context) -> Iterator[Fi
             what = "loss_scale 1 does not scale: small gradients become 0 in fp16"
             fix = '"loss_scale": 0, which scales dynamically'
             yield found("mixed-precision-loss-scaling", path, scale.line, what, fix, level=WARNING)
+
+
+def check_triangle(path: str, config: Marked, ranks: int | None) -> Iterator[Finding]:
+    """train_batch_size = micro-batch x accumulation x ranks."""
+    total = config.number("train_batch_size")
+    micro = config.number("train_micro_batch_size_per_gpu")
+    steps = config.number("gradient_accumulation_steps")
+    place = config.at("train_batch_size")
+    if total is None or place is None or total < 1:
+        return
+    if micro and steps and ranks and total != micro * steps * ranks:
+        what = (
+            f"train_batch_size {total} is not micro-batch {micro} x {steps} accumulation steps x "
+            f"{counted(ranks, 'rank')} = {micro * steps * ranks}"
+        )
+        fix = f'"train_batch_size": {micro * steps * ranks}, or leave one of the three out'
+        yield found("ds-batch-size-mismatch", path, place.line, what, fix)
+        return
+    for number, name in (
+        (micro and steps and micro * steps, f"micro-batch {micro} x {steps} accumulation steps"),
+        (micro, f"micro-batch {micro}"),
+        (steps, f"{steps} accumulation steps"),
+    ):
+        if number and total % (number * (ranks or 1)):
+            by = f"{name} x {ranks} ranks" if ranks else name
+            by += f" = {number * (ranks or 1)}" if " x " in by else ""
+            what = f"train_batch_size {total} is not a multiple of {by}"
+            fix = "leave train_batch_size out: DeepSpeed computes it"
+            yield found("ds-batch-size-mismatch", path, place.line, what, fix)
+            return
+    if ranks and not micro and not steps and total % ranks:
+        what = f"train_batch_size {total} is not a multiple of {counted(ranks, 'rank')}"
+        fix = f"{-(-total // ranks) * ranks}"
+        yield found("ds-batch-size-mismatch", path, place.line, what, fix)

@@ -210,7 +210,7 @@ def _launches(job: ClusterJob) -> Iterator[Launch]:
         words: tuple[Word, ...] = (
             Word("bash", entry.line),
             Word("-c", entry.line),
-            Word(entry.value, entry.text_line or entry.line),
+            Word(entry.value, entry.text_line or entry.line, single=True),
         )
         environment = job.pods[0].variables(job.path) if job.pods else {}
         for command in commands_of(job.path, words):
@@ -219,7 +219,7 @@ def _launches(job: ClusterJob) -> Iterator[Launch]:
         return
     for pods in job.pods:
         words = tuple(
-            Word(str(each.value), each.text_line or each.line, each.column)
+            Word(str(each.value), each.text_line or each.line, each.column, single=True)
             for key in ("command", "args")
             for each in (pods.container.at(key) or Marked([], 0)).items()
             if not isinstance(each.value, dict | list)

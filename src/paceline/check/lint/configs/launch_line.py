@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from paceline.check.lint.configs.shell import Command, Script, Word
+from paceline.check.lint.configs.shell import ESCAPED, Command, Script, Word
 from paceline.check.lint.configs.variables import Variable
 from paceline.check.lint.words import words_by_section, words_of
 
@@ -33,6 +33,9 @@ class Launch:
 
     environment: Mapping[str, Variable] = field(default_factory=dict)
     """What is exported above it, or stands before it."""
+
+    on_node: bool = False
+    """Whether variables in it are expanded on each node."""
 
     def option(self, *names: str) -> Word | None:
         """The value of the first of these options that is given."""
@@ -143,6 +146,7 @@ def read_launch(path: str, command: Command, environment: Mapping[str, Variable]
         arguments=arguments,
         wrappers=dict(_wrappers(words[: options_at - 1])),
         environment=environment,
+        on_node=command.on_node,
     )
 
 
@@ -238,3 +242,8 @@ def _wrapper_option(words: Sequence[Word], names: Sequence[str]) -> Word | None:
             return Word(value, word.line, word.column, word.source)
         return words[index + 1] if index + 1 < len(words) else word
     return None
+
+
+def shown(text: str) -> str:
+    """A text as the reader wrote it."""
+    return text.replace(ESCAPED, "\\")

@@ -5,46 +5,22 @@ from collections.abc import Iterator
 
 from paceline.check.finding import Finding
 from paceline.check.lint.configs.degrees import check_megatron
-from paceline.check.lint.configs.launch_line import Launch, whole
+from paceline.check.lint.configs.launch_line import Launch
+from paceline.check.lint.configs.launch_meeting import check_meeting, check_nodes
 from paceline.check.lint.configs.say import bf16_finding, found
 from paceline.check.lint.configs.scene import Scene, started
-from paceline.check.lint.configs.variables import check_port
 from paceline.check.lint.gpus import lacks_bf16
 
 
 def check_launch(launch: Launch, scene: Scene) -> Iterator[Finding]:
     """Everything that one launch line shows by itself and with what is known of its job."""
     if launch.program in {"torchrun", "accelerate", "deepspeed", "horovod"}:
-        yield from check_meeting(launch)
+        yield from check_meeting(launch, scene)
         yield from check_nodes(launch, scene)
         yield from _check_devices(launch, scene)
         yield from _check_old_launcher(launch)
     yield from _check_precision(launch, scene)
     yield from check_megatron(launch, scene)
-
-
-def check_meeting(launch: Launch) -> Iterator[Finding]:
-    """The port where the processes are told to meet."""
-    for name in ("master_port", "main_process_port"):
-        word = launch.option(name)
-        port = whole(word.text) if word is not None else None
-        if word is not None and port is not None:
-            yield from check_port(launch.path, word.line, "the port", port)
-
-
-def check_nodes(launch: Launch, scene: Scene) -> Iterator[Finding]:
-    """The launcher's count of nodes against the job's, and how its ranks are told apart."""
-    word = launch.option("nnodes", "num_machines", "num_nodes")
-    nodes = started(launch, scene).nodes
-    given = scene.nodes
-    if word is not None and nodes is not None and given is not None and nodes != given:
-        is_part = "srun" in launch.wrappers and launch.wrapper("srun", "nodes", "N") is not None
-        if not is_part and scene.scheduler is not None:
-            what = f"the launcher waits for {nodes} nodes, and the job has {given}"
-            fix = f"write {given}" + (
-                ", or take it from $SLURM_NNODES" if scene.scheduler == "slurm" else ""
-            )
-            yield found("rendezvous-timeout-few-nodes", launch.path, word.line, what, fix)
 
 
 _OLD = "torch.distributed.launch"

@@ -16,6 +16,9 @@ from paceline.check.lint.configs.marked import NoParser
 from paceline.check.lint.configs.variables import Variable
 from paceline.job.packages import install_line
 
+ESCAPED = "\u200b"
+"""Stands before a `$` that had a backslash: it is expanded later than its neighbours."""
+
 
 @dataclass(frozen=True, slots=True)
 class Word:
@@ -26,6 +29,9 @@ class Word:
     column: int = 1
     source: str = ""
     """As it stands in the file."""
+
+    single: bool = False
+    """In single quotes: whoever gets it expands what is in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +45,9 @@ class Command:
     line: int
     outer: tuple[Word, ...] = ()
     """The words that hand it to another shell: `srun -n 2 bash -c`, `ssh node`."""
+
+    on_node: bool = False
+    """Whether its variables are expanded where it runs, not where the script does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +164,7 @@ def commands_of(path: str, words: tuple[Word, ...]) -> list[Command]:
     """The commands that a container's words are: those of the text that `bash -c` gets, or one."""
     if not words:
         return []
-    command = Command(words=words, line=words[0].line)
+    command = Command(words=words, line=words[0].line, on_node=True)
     return _Reader(path, "")._handed_on(command) or [command]
 
 
@@ -321,6 +330,7 @@ class _Reader:
                     words=tuple(words),
                     outer=(*outer, *each.outer),
                     environment=(*command.environment, *each.environment),
+                    on_node=each.on_node or script.single,
                 )
             )
         return found
@@ -342,7 +352,8 @@ class _Reader:
     def _word(self, node: Any) -> Word:
         place = (self._line(node), self._column(node))
         source = self._text(node)
-        return Word(self._value(node), *place, source)
+        single = node.type in {"raw_string", "ansi_c_string"}
+        return Word(self._value(node), *place, source, single)
 
     def _value(self, node: Any) -> str:
         source = self._text(node)
@@ -361,13 +372,17 @@ class _Reader:
         parts, at = [], node.start_byte
         for child in node.named_children:
             parts.append(self.raw[at : child.start_byte].decode(errors="replace"))
-            parts.append(self._value(child))
+            value = self._value(child)
+            if node.type == "concatenation" and child.type == "raw_string":
+                value = value.replace("$", f"{ESCAPED}$")
+            parts.append(value)
             at = child.end_byte
         parts.append(self.raw[at : node.end_byte].decode(errors="replace"))
         text = "".join(parts)
         if node.type == "string":
             text = text.removeprefix('"').removesuffix('"')
-            return re.sub(r'\\(["`\\$])', r"\1", text)
+            text = text.replace(r"\$", ESCAPED + "$")  # whoever gets it expands it
+            return re.sub(r'\\(["`\\])', r"\1", text)
         return text
 
     def _expanded(self, source: str) -> str:

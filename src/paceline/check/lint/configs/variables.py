@@ -32,11 +32,16 @@ class Variable:
     column: int | None = None
 
 
+def is_many(context: Context) -> bool:
+    return context.nodes is not None and context.nodes > 1
+
+
 def check_variables(variables: Sequence[Variable], context: Context) -> Iterator[Finding]:
     """What each variable does wrong by its own name and value, and with those beside it."""
     for each in variables:
         yield from _check_name(each)
         yield from _check_value(each, context)
+        yield from _check_interface(each, context)
         yield from _check_libraries(each)
         yield from _check_master(each, context)
 
@@ -128,6 +133,58 @@ def _distance(one: str, other: str) -> int:
     return row[-1]
 
 
+_VIRTUAL = re.compile(r"(docker|virbr|br-|veth|cni|flannel|cali|tun|kube|lxc)")
+
+
+def _check_interface(each: Variable, context: Context) -> Iterator[Finding]:
+    """The interface that NCCL or Gloo is told to use."""
+    if each.name not in {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME"}:
+        return
+    value = each.value.strip()
+    if not value or "$" in value or context.nodes == 1:
+        return
+    is_gloo = each.name.startswith("GLOO")
+    taken = value.lstrip("=")
+    if is_gloo and value[0] in "^=!":
+        what = (
+            f"Gloo takes the whole name of an interface, not `{value}`: signs such as ^ are NCCL's"
+        )
+        fix = "write the whole name of the interface between the nodes"
+        yield _say(each, "gloo-ifname-missing", what, fix)
+        return
+    if value.startswith("^"):
+        return
+    first = taken.split(",")[0].split(":")[0]
+    if first == "lo" or first.startswith("lo,"):
+        what = f"{each.name}={value} is the loopback: no other node can be reached over it"
+        fix = (
+            "name the interface that the nodes reach each other by, "
+            + ("" if is_gloo else "or exclude: ^lo,docker0; ")
+            + "`ip -br addr` lists them"
+        )
+        yield _say(
+            each,
+            "gloo-loopback-fullmesh" if is_gloo else "nccl-wrong-interface",
+            what,
+            fix,
+            level=ERROR if is_many(context) else INFO,
+        )
+    elif _VIRTUAL.match(first):
+        what = f"{each.name}={value} is a bridge inside one machine, with the same address on each"
+        fix = "name the interface that the nodes reach each other by"
+        yield _say(
+            each,
+            "gloo-ifname-missing" if is_gloo else "nccl-wrong-interface",
+            what,
+            fix,
+            level=ERROR if is_many(context) else INFO,
+        )
+    elif re.fullmatch(r"[\d.]+(/\d+)?", first):
+        what = f"{each.name}={value} is an address; it takes the name of an interface"
+        fix = "write the interface that has this address: `ip -br addr` lists them"
+        yield _say(each, "gloo-ifname-missing" if is_gloo else "nccl-wrong-interface", what, fix)
+
+
 def _check_libraries(each: Variable) -> Iterator[Finding]:
     """Libraries that are put before those that torch was built with."""
     if each.name == "LD_PRELOAD" and "libnccl" in each.value:
@@ -136,9 +193,31 @@ def _check_libraries(each: Variable) -> Iterator[Finding]:
         yield _say(each, "nccl-version-mismatch", what, fix)
 
 
+LOOPBACK = re.compile(r"(?i)^\[?(localhost|127\.\d+\.\d+\.\d+|::1|0\.0\.0\.0)\]?$")
+
+
+FIRST_NODE = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+
+
+def wrong_host(value: str) -> tuple[str, str] | None:
+    """The failure and why, where a text stands for no machine of the job."""
+    if re.fullmatch(r"\$\{?SLURM_(JOB_|STEP_)?NODELIST\}?", value):
+        return "dns-unresolvable-master", "a list of nodes, node[01-04], is not a host name"
+    if re.fullmatch(r"\$\{?SLURM_SUBMIT_HOST\}?", value):
+        return "rendezvous-c10d-timeout", "the host that ran sbatch is not one of the job's nodes"
+    return None
+
+
 def _check_master(each: Variable, context: Context) -> Iterator[Finding]:
-    """The port where the ranks are told to meet."""
+    """Where the ranks are told to meet."""
     value = each.value.strip()
+    if each.name in {"MASTER_ADDR", "PET_MASTER_ADDR"}:
+        if context.nodes != 1 and (wrong := wrong_host(value)) is not None:
+            yield _say(each, wrong[0], f"{each.name}={value}: {wrong[1]}", FIRST_NODE, level=ERROR)
+        elif LOOPBACK.match(value) and is_many(context):
+            what = f"{each.name}={value} names a different machine on each of {context.nodes} nodes"
+            fix = "set it to an address of the first node that the others reach"
+            yield _say(each, "rendezvous-c10d-timeout", what, fix)
     refuses = (context.version("torch") or (2,)) >= (2,)
     if each.name in {"MASTER_PORT", "PET_MASTER_PORT"} and value.isdigit() and refuses:
         yield from check_port(each.path, each.line, each.name, int(value), column=each.column)

@@ -1,5 +1,6 @@
 """What goes wrong with FSDP, `fully_shard` and their state dicts."""
 
+import ast
 from collections.abc import Iterator
 
 from paceline.check.finding import Finding
@@ -46,6 +47,19 @@ def shards_any(wrap: Call, models: list[Value]) -> bool:
     if given is None:
         return False
     return any(one in models for one in given.origins())
+
+
+def check_wrapper_discarded(program: Program, context: Context) -> Iterator[Finding]:
+    """`for layer in model.layers: FSDP(layer)` throws the wrappers away."""
+    wraps = {id(call.node): call for call in program.calls(FSDP)}
+    for node in program.nodes() if wraps else ():
+        if isinstance(node, ast.Expr) and (call := wraps.get(id(node.value))) is not None:
+            what = (
+                "the wrapper that FSDP returns is not used: the model goes on to call "
+                "the plain layer, whose parameters FSDP has just flattened and sharded"
+            )
+            fix = "assign it (`model.layers[i] = FSDP(layer)`), or use fully_shard(layer)"
+            yield program.finding("fsdp-wrapper-discarded", call, what, fix)
 
 
 def check_cpu_offload(program: Program, context: Context) -> Iterator[Finding]:
@@ -108,4 +122,4 @@ def check_recomputation(program: Program, context: Context) -> Iterator[Finding]
     yield program.finding("no-gradient-checkpointing", models[0], what, fix, seen=wraps[:1])
 
 
-RULES = (check_optimizer_first, check_cpu_offload, check_recomputation)
+RULES = (check_optimizer_first, check_wrapper_discarded, check_cpu_offload, check_recomputation)
