@@ -201,7 +201,10 @@ TOGETHER = {
     "model.revision": DRAWN,
     "model.chat_template": DRAWN,
     "data.kind": TOKENS,
-    "kubernetes.rdma_devices": {"kubernetes.rdma_resource": "rdma/hca"},
+    **{
+        f"kubernetes.{of}": {"kubernetes.rdma_resource": "rdma/hca"}
+        for of in ("rdma_devices", "shm")
+    },
     "ssh.port": {"ssh.hosts": ["host-a", "host-b"]},
     "data.corpus": {"data.corpus": None, "data.path": "/corpus/*.txt"},
     "evaluate.min_delta": {"evaluate.patience": 7},
@@ -223,7 +226,8 @@ INSTEAD = {
 """What a setting takes the place of."""
 
 PLACES = {"ssh", "slurm", "cloud", "ray", "kubernetes"}
-"""Sections that say where and how a plan is started, and of which it reads nothing."""
+"""Sections that say where and how a plan is started, and of which it reads nothing but whether
+pods have an RDMA device: without one a job for Kubernetes is planned over TCP."""
 
 ON_DISK = {
     "model.pretrained",
@@ -304,7 +308,7 @@ def test_every_setting_has_a_value_here_or_is_part_of_the_plan():
 )
 def test_a_plan_reads_nothing_of_the_place_it_is_started_at(key):
     plan, _ = planned(**changed("two-nodes", key))
-    without, _ = plain("two-nodes", key)
+    without, _ = plain("two-nodes", None)
     assert replace(plan, search_s=without.search_s) == without
 
 
