@@ -77,7 +77,8 @@ def test_a_faster_layout_that_lost_says_what_it_is_at_worst_and_what_simpler_mea
     faster = [each.reason for each in plan.rejected if "faster" in each.reason]
     assert faster
     assert all(
-        re.search(r"% faster \(.* at the slow end of the range\)", reason) for reason in faster
+        re.search(r"% faster \(.* at the slow end of the expected range\)", reason)
+        for reason in faster
     )
     assert SIMPLER[0] in " ".join(explain_plan(plan).split())
 
@@ -126,10 +127,13 @@ def test_a_faster_layout_of_another_sharding_lost_because_the_chosen_one_is_simp
         estimate=plan.estimate,
         case=case_of_plan(plan),
         limit_bytes=plan.limit_bytes,
+        margin=0.05,
     )
     said = _against_best(choice, [(plan.layout, faster)])
     assert re.fullmatch(
-        r"simpler than .*, which is 4.0% faster \(.* at the slow end of the range\)", said
+        r"simpler than .*, which is 4.0% faster \(.* at the slow end of the expected range\), "
+        r"within the 5% of plan.simpler_margin",
+        said,
     )
     ddp = replace(plan.layout, sharding="none")
     assert "the chosen one leaves room in memory" in _against_best(choice, [(ddp, faster)])
@@ -138,8 +142,8 @@ def test_a_faster_layout_of_another_sharding_lost_because_the_chosen_one_is_simp
 @pytest.mark.parametrize(
     ("engine", "reason"),
     [
-        ("accelerate", "whole gradients (do not fit|would need .* more)$"),
-        ("torchtitan", "that is how the engine does it$"),
+        ("accelerate", "whole ones (do not fit|would need .* more), so each"),
+        ("torchtitan", "the engine reduces them after each micro-batch$"),
     ],
 )
 def test_why_gradients_are_reduced_each_time_is_the_engine_only_where_it_has_no_choice(
@@ -152,6 +156,31 @@ def test_why_gradients_are_reduced_each_time_is_the_engine_only_where_it_has_no_
     field = "gradients between micro-batches"
     (found,) = (each.reason for each in plan.decisions if each.field == field)
     assert re.search(reason, found)
+
+
+def test_the_least_sharding_is_claimed_only_where_no_variant_of_a_lesser_one_fits():
+    """It read: ZeRO-2 needs 54.7 GiB, more than 36, and a smaller micro-batch fits."""
+    text = JOB.replace("llama-3-8b", "llama-2-13b").replace("per_node: 8", "per_node: 2")
+    given = ("cluster.accelerator=A100-40", "train.global_batch=64", "data.seq_len=4096")
+    plan = plan_of(text, *given)
+    assert plan.layout.sharding == "full"
+    assert plan_of(text, *given, "layout.sharding=zero2", *ONLY_DATA).num_fitting
+    (reason,) = (each.reason for each in plan.decisions if each.field == "layout.sharding")
+    assert re.fullmatch(r"fits; .*ZeRO-2.* is estimated [\d.]+% slower", reason)
+
+
+def test_the_terms_of_a_layout_that_lost_add_up_to_what_it_takes_more():
+    """It read: 0.5% slower: compute +157 ms, context comm +141 ms, data-parallel comm -352 ms."""
+    plan = plan_of(JOB, "data.seq_len=4096", "train.global_batch=128")
+    told = 0
+    for each in plan.rejected:
+        parts = re.findall(r"([+-])([\d.]+) (m?)s\b", each.reason)
+        more_s = sum(float(f"{sign}{size}") / (1000 if m else 1) for sign, size, m in parts)
+        step_s = each.estimate.step_s
+        if parts and step_s is not None:
+            told += 1
+            assert more_s == pytest.approx(step_s - plan.estimate.step_s, abs=0.002 * step_s)
+    assert told
 
 
 def test_two_times_that_round_alike_are_told_apart():

@@ -600,7 +600,8 @@ def test_a_layout_that_lost_names_what_it_costs_more_and_what_it_saves():
     plan = plan_of(LARGE, *OF_70B)
     signs = ["".join(re.findall(r" ([+-])[\d.]+ m?s", each.reason)) for each in plan.rejected]
     assert "++-" in signs
-    assert all(re.fullmatch(r"\+*-*", each) for each in signs)
+    # The others are added up behind them, whatever their sign.
+    assert all(re.fullmatch(r"\+*-*[+-]?", each) for each in signs)
 
 
 def test_the_least_sharding_names_the_degrees_that_it_is_compared_at():
@@ -612,7 +613,7 @@ def test_the_least_sharding_names_the_degrees_that_it_is_compared_at():
 
 def test_explain_lists_the_cheapest_providers_on_demand_and_spot():
     text = explain_plan(plan_of())
-    assert "cost of a whole run, each provider's best machines for it" in text
+    assert "cost of a whole run, the cheapest three on demand and three spot" in text
     assert re.search(
         r"at \$[\d.]+ an hour each, \$[\d.]+ for storage and egress; price", " ".join(text.split())
     )
@@ -654,7 +655,7 @@ def test_an_offloaded_optimizer_is_said_with_what_a_node_holds():
     # 64 ranks share 405 B parameters' moments and master copies: 12 bytes each, 1/8 a node.
     assert plan.host_bytes == pytest.approx(405.85e9 * 12 / 8, rel=0.2)
     screen = format_plan(plan)
-    assert " + optimizer in host memory, " in " ".join(screen.split())
+    assert ", optimizer offloaded (in host memory, " in " ".join(screen.split())
     assert "the ranks of a node, of 2 TiB (assumed: 256 GiB for each accelerator)" in screen
     assert max(map(len, screen.splitlines())) <= 100
     assert plan_from_json(plan_to_json(plan)) == plan

@@ -61,6 +61,31 @@ class Choice:
     fastest_alone: Layout | None
     """The fastest that fits and offloads nothing, where offloaded layouts were searched too."""
 
+    leanest: Priced
+    """The one that needs the least memory of each way to split, whether it fits or not."""
+
+    best: Priced | None
+    """The fastest that fits of each way to split; None where the space is small."""
+
+    def least_bytes(self, sharding: str) -> float | None:
+        """Bytes of a rank that the leanest layout with a sharding needs at the chosen tensor,
+        pipeline, context and expert degrees; None where none was looked at."""
+        sizes = self._beside(self.leanest, sharding).memory_bytes
+        return float(sizes.min()) if sizes.size else None
+
+    def best_with(self, sharding: str) -> Layout | None:
+        """The fastest layout that fits with a sharding at the chosen degrees; None where none
+        does."""
+        found = None if self.best is None else self._beside(self.best, sharding)
+        return found.fastest() if found else None
+
+    def _beside(self, priced: Priced, sharding: str) -> Priced:
+        t = priced.layouts
+        same = t.sharding == code_of("sharding", sharding)
+        for name in AXES:
+            same = same & (getattr(t, name) == getattr(self.layout, name))
+        return priced.take(np.broadcast_to(same, len(priced)))
+
 
 def choose(found: Found, case: Case, *, limit_bytes: int, margin: float) -> Choice | None:
     """The fastest layout that fits, or a simpler one within the margin; None when nothing fits."""
@@ -80,6 +105,8 @@ def choose(found: Found, case: Case, *, limit_bytes: int, margin: float) -> Choi
         too_large=tuple(too_large),
         is_whole=found.all is not None,
         fastest_alone=found.fastest_alone,
+        leanest=found.leanest,
+        best=found.best,
     )
 
 

@@ -220,14 +220,14 @@ def _why_reduced(choice: Choice) -> str:
     layout, estimate = choice.layout, choice.estimate
     if not layout.reduce_every_micro_batch:
         held = format_bytes(estimate.memory.parts["gradients"] or 0)
-        return f"reduced once a step: {held} a rank fit"
+        return f"they fit ({held} a rank), so they are reduced once a step"
     if abilities_of(choice.case.engine.name).reduces_each:
-        return "reduced after each micro-batch: that is how the engine does it"
+        return "the engine reduces them after each micro-batch"
     late = price_one(replace(layout, reduce_every_micro_batch=False), choice.case).memory
     fits = late.known_bytes <= choice.limit_bytes
     more = format_bytes(late.known_bytes - estimate.memory.known_bytes)
     whole = f"would need {more} more" if fits else "do not fit"
-    return f"reduced after each micro-batch: whole gradients {whole}"
+    return f"whole ones {whole}, so each micro-batch reduces them"
 
 
 def _asked_of_all_reduce(job: Job, name: str, value: str) -> str | None:

@@ -31,6 +31,9 @@ TOO_LARGE = "does not fit: "
 _LEAST_TERM = 0.01
 """A term that differs by less than this share of the step is not named."""
 
+_MOST_TERMS = 4
+"""Terms of a step that are named; the others are added up."""
+
 
 def rejected_of(choice: Choice) -> tuple[Rejected, ...]:
     """The others with why each lost: all of a small space, a diverse few of a large one. Those that
@@ -108,9 +111,13 @@ def _merit(choice: Choice, other: Layout, price: Estimate) -> str:
     two = table_of([choice.layout, other])
     alike = Priced(layouts=two, step_s=np.ones(2), memory_bytes=np.zeros(2))
     if order_of(alike, np.inf, np.inf)[0] == 0:
-        return "is simpler"
+        return f"is simpler, within {_margin(choice)}"
     needs, allowed = bytes_apart(price.memory.known_bytes, choice.limit_bytes)
     return f"leaves room in memory, where this one needs {needs} of the {allowed} allowed"
+
+
+def _margin(choice: Choice) -> str:
+    return f"the {choice.margin:.0%} of plan.simpler_margin"
 
 
 def _pace(price: Estimate, chosen: Estimate) -> tuple[float, str]:
@@ -123,7 +130,7 @@ def _pace(price: Estimate, chosen: Estimate) -> tuple[float, str]:
         return share, _slower(share)
     late = (price.step_high_s or price.step_s) / (chosen.step_high_s or chosen.step_s) - 1
     worst = _slower(late).removesuffix(" faster")
-    return share, f"{_slower(share)} ({worst} at the slow end of the range)"
+    return share, f"{_slower(share)} ({worst} at the slow end of the expected range)"
 
 
 def _slower(share: float) -> str:
@@ -134,23 +141,27 @@ def _slower(share: float) -> str:
 
 
 def _terms_that_differ(price: Estimate, chosen: Estimate) -> str:
-    """The two terms that cost most more, then the two that save most."""
+    """The terms that differ most, those that cost more first, and all others in one, so that they
+    add up to the difference."""
     assert price.step_s is not None
     assert chosen.step_s is not None
+    apart_s = price.step_s - chosen.step_s
+    least_s = _LEAST_TERM * chosen.step_s
     more = {
-        name: seconds - chosen.terms.get(name, 0.0)
+        TERM_NAMES.get(name, name): seconds - chosen.terms.get(name, 0.0)
         for name, seconds in price.terms.items()
-        if abs(seconds - chosen.terms.get(name, 0.0)) > _LEAST_TERM * chosen.step_s
     }
-    order = sorted(more, key=lambda name: -more[name])
-    worst = [name for name in order if more[name] > 0][:2]
-    if not worst:
-        more_s = price.step_s - chosen.step_s
-        return f"{format_seconds(abs(more_s))} a step {'more' if more_s > 0 else 'less'}"
+    far = sorted(more, key=lambda name: -abs(more[name]))[:_MOST_TERMS]
+    named = {name: more[name] for name in far if abs(more[name]) > least_s}
+    if not named:
+        return f"{format_seconds(abs(apart_s))} a step {'more' if apart_s > 0 else 'less'}"
+    rest_s = apart_s - sum(named.values())
+    ordered = sorted(named.items(), key=lambda term: -term[1])
+    if abs(rest_s) >= least_s / 10:
+        ordered.append(("other", rest_s))
     return ", ".join(
-        f"{TERM_NAMES.get(name, name)} {'+' if more[name] > 0 else '-'}"
-        f"{format_seconds(abs(more[name]))}"
-        for name in (*worst, *[name for name in order[::-1] if more[name] < 0][:2])
+        f"{name} {'+' if seconds > 0 else '-'}{format_seconds(abs(seconds))}"
+        for name, seconds in ordered
     )
 
 
@@ -242,9 +253,9 @@ def _why_sharding(choice: Choice) -> str:
 
 def _despite(choice: Choice, other: Layout, price: Estimate, pace: str) -> str:
     """Why another layout lost, though it is faster."""
-    merit, named = _merit(choice, other, price), choice.case.named(other)
-    if merit == "is simpler":
-        return f"simpler than {named}, which is {pace}"
+    merit, named = _merit(choice, other, price), _named(choice, other)
+    if merit.startswith("is simpler"):
+        return f"simpler than {named}, which is {pace}, within {_margin(choice)}"
     return f"{named} is {pace}; the chosen one {merit}"
 
 
@@ -266,8 +277,8 @@ def _why_shards_alone(layout: Layout) -> str:
 
 
 def _why_sharding_alone(choice: Choice) -> str:
-    """Against the same layout with simpler things shared, which does not fit, or against the best
-    layout of each other sharding."""
+    """Against the leanest layouts of the same degrees with simpler things shared, if none of them
+    fits, or against the best layout of each other sharding."""
     layout, limit = choice.layout, choice.limit_bytes
     if layout.data * layout.context == 1:
         return _why_shards_alone(layout)
@@ -275,29 +286,19 @@ def _why_sharding_alone(choice: Choice) -> str:
     kinds = [k for k in SHARDINGS if k in able.shardings and k not in ("hybrid", layout.sharding)]
     if layout.pipeline > 1:
         kinds = [kind for kind in kinds if kind in able.pipeline_shardings]
-    priced = {
-        kind: price_one(
-            replace(
-                layout,
-                sharding=kind,
-                shard=None,
-                reduce_every_micro_batch=layout.accumulation > 1 and kind == "full",
-            ),
-            choice.case,
-        )
-        for kind in kinds
-    }
-    simpler = [k for k in kinds if SHARDINGS.index(k) < SHARDINGS.index(layout.sharding)]
-    over = [k for k in simpler if priced[k].memory.known_bytes > limit]
-    if simpler and len(over) == len(simpler):
-        kind = simpler[-1]
+    simpler = kinds[: sum(SHARDINGS.index(k) < SHARDINGS.index(layout.sharding) for k in kinds)]
+    least = {kind: choice.least_bytes(kind) for kind in simpler}
+    known = {kind: size for kind, size in least.items() if size is not None}
+    if known and min(known.values()) > limit:
+        kind, size = list(known.items())[-1]
         name = replace(layout, sharding=kind).way(choice.case.engine.full_sharding)
-        needs = too_much(priced[kind].memory.known_bytes, limit)
         ways = (f"{axis} {getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) > 1)
-        beside = f"with {' x '.join(ways)}"
-        if beside == "with ":
-            beside = "with data ranks alone"
-        return f"the least sharding that fits {beside}: {name} {needs}"
+        degrees = " x ".join(ways)
+        with_them = f"with {degrees}" if degrees else "on data ranks only (no other parallelism)"
+        return f"the least sharding that fits {with_them}: {name} {too_much(size, limit)}"
+    beside = [other for kind in simpler if (other := choice.best_with(kind)) is not None]
+    if beside:
+        return _against_best(choice, [(other, price_one(other, choice.case)) for other in beside])
     return _against_best(choice, [p for p in choice.fitting if p[0].sharding != layout.sharding])
 
 
@@ -309,12 +310,22 @@ def _against_best(choice: Choice, others: Sequence[tuple[Layout, Estimate]]) -> 
         return "the only way to share that fits" if not others else "times are unknown"
     other, price = min(timed, key=lambda pair: pair[1].step_s or 0.0)
     share, pace = _pace(price, choice.estimate)
-    named = choice.case.named(other)
+    named = _named(choice, other)
     if abs(share) < SAME:
         return f"fits; {named} is as fast{_leaner(choice, price)}"
     if share < 0:
         return _despite(choice, other, price, pace)
     return f"fits; {named} is estimated {pace}"
+
+
+def _named(choice: Choice, other: Layout) -> str:
+    """Another layout's name, with its recompute and micro-batch where they differ."""
+    parts = [choice.case.named(other)]
+    if other.recompute != choice.layout.recompute:
+        parts.append(f"{'no' if other.recompute == 'none' else other.recompute} recompute")
+    if other.micro_batch != choice.layout.micro_batch:
+        parts.append(f"micro-batch {other.micro_batch}")
+    return ", ".join(parts)
 
 
 def _leaner(choice: Choice, price: Estimate) -> str:

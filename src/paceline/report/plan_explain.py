@@ -8,15 +8,20 @@ from paceline.estimate.estimate import state_bytes
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
 from paceline.plan.choose import SIMPLER
-from paceline.report.plan_text import PART_NAMES, format_amount, machines_of, of_machine
+from paceline.report.plan_text import (
+    PART_NAMES,
+    format_amount,
+    gathers_once,
+    machines_of,
+    of_machine,
+)
 from paceline.report.table import wrapped
 from paceline.units import format_bytes, format_count, format_seconds
 
 _PARTS: Mapping[str, str] = {
     "parameters": "weights of the largest stage, divided by tensor ranks, and by shard ranks if "
     "sharded",
-    "gradients": "one for each trained parameter; kept whole until all micro-batches are "
-    "done, unless each micro-batch reduces them",
+    "gradients": "one for each trained parameter",
     "optimizer": "its moments, divided by shard ranks",
     "master copy": "float32 copy of the 16-bit weights, divided by shard ranks",
     "activations": "what a stage's blocks keep for the backward pass x micro-batches in flight "
@@ -27,6 +32,8 @@ _PARTS: Mapping[str, str] = {
     "slack": "reserved by the allocator, not used",
     "overhead": "device context and libraries, before the model is loaded",
 }
+
+_REDUCED = ("the last micro-batch is done", "each micro-batch reduces them")
 
 _TERMS: Mapping[str, str] = {
     "compute": "micro-batches x blocks of the slowest stage x (forward + backward), and the head; "
@@ -55,7 +62,11 @@ _RATES: Mapping[tuple[str, str], tuple[str, str, float]] = {
     ("", "gather_overlap"): ("of full sharding's collectives can overlap", "%", 100),
     ("", "tensor_overlap"): ("of tensor collectives overlap", "%", 100),
     ("", "pipeline_overlap"): ("of p2p between stages overlaps", "%", 100),
-    ("", "straggler"): ("of the step each time the NVLink domains double", "%", 100),
+    ("", "straggler"): (
+        "of the step lost to stragglers, each time the number of NVLink domains doubles",
+        "%",
+        100,
+    ),
 }
 """Where a rate is kept and its name -> what it is of, its unit, and units in one of the stored."""
 
@@ -76,7 +87,15 @@ def _memory(plan: Plan) -> Iterator[str]:
         if size == 0:
             continue
         shown = "unknown" if size is None else format_bytes(size)
-        yield from wrapped(f"  {PART_NAMES.get(name, name):<13}{shown:>9}  ", _PARTS.get(name, ""))
+        made_of = _PARTS.get(name, "")
+        if name == "gradients" and layout.accumulation > 1 and layout.sharding in ("zero2", "full"):
+            is_shard = layout.reduce_every_micro_batch or layout.sharding == "zero2"
+            made_of += f"; {'a shard, as' if is_shard else 'whole until'} {_REDUCED[is_shard]}"
+        if name == "gathered" and gathers_once(plan):
+            made_of = (
+                f"all parameters in {plan.precision}: ZeRO-2 is FSDP2 that gathers once a step"
+            )
+        yield from wrapped(f"  {PART_NAMES.get(name, name):<13}{shown:>9}  ", made_of)
     yield from wrapped(
         "  with         ",
         f"{format_count(profile.num_parameters)} parameters, {profile.num_blocks} blocks; pipeline "
@@ -86,8 +105,9 @@ def _memory(plan: Plan) -> Iterator[str]:
     )
     yield from wrapped(
         "  bytes        ",
-        f"a parameter, by {case.engine.name}: weight {held.weight:g}, gradient {held.gradient:g}, "
-        f"master copy {held.master:g}, {plan.optimizer} {held.moments:g}",
+        f"a parameter (engine {case.engine.name}): weight {held.weight:g}, "
+        f"gradient {held.gradient:g}, master copy {held.master:g}, "
+        f"{plan.optimizer} {held.moments:g}",
     )
 
 
@@ -148,7 +168,7 @@ def _money(plan: Plan) -> Iterator[str]:
     if not plan.costs:
         return
     yield ""
-    yield "cost of a whole run, each provider's best machines for it (all: paceline cost)"
+    yield "cost of a whole run, the cheapest three on demand and three spot (all: paceline cost)"
     for cost in plan.costs:
         kept = cost.terms.get("storage", 0.0) + cost.terms.get("egress", 0.0)
         yield from wrapped(
@@ -175,5 +195,8 @@ def _rates(plan: Plan) -> Iterator[str]:
 
 def _ties(plan: Plan) -> Iterator[str]:
     yield ""
-    text = "of layouts within plan.simpler_margin of the fastest the simplest wins, compared in "
-    yield from wrapped("ties  ", f"{text}this order: {'; '.join(SIMPLER)}")
+    yield from wrapped(
+        "ties  ",
+        "of layouts within plan.simpler_margin of the fastest, the simplest wins, compared in "
+        f"this order: {'; '.join(SIMPLER)}",
+    )

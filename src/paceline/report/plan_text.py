@@ -12,6 +12,7 @@ from paceline.estimate.recovery import StateTier
 from paceline.parallel import Layout
 from paceline.plan import Decision, Plan, Rejected
 from paceline.plan.case import case_of_plan
+from paceline.plan.choose import AXES
 from paceline.plan.host import host_limit_bytes, host_limit_source, memory_beside_disk_of_one
 from paceline.plan.reasons import TOO_LARGE
 from paceline.report.table import wrapped
@@ -97,7 +98,7 @@ def _headline(plan: Plan) -> Iterator[str]:
     yield _row("on", f"{cluster.name} ({place}, {cluster.backend})")
     yield from wrapped(_row("links", ""), _links(cluster)) if _links(cluster) else ()
     reasons = [each.reason for each in plan.decisions if each.field == "layout.sharding"]
-    yield from wrapped(_row("why", ""), reasons[0] if reasons else "fixed by the job")
+    yield from wrapped(_row("why", ""), reasons[0] if reasons else _fixed(plan))
     yield from wrapped(_row("batch", ""), _batch_equation(plan))
     yield _row(
         "model",
@@ -106,6 +107,15 @@ def _headline(plan: Plan) -> Iterator[str]:
         + ("" if plan.optimizer == "adamw" else f", {plan.optimizer}")
         + ("" if plan.engine == "paceline" else f", on {plan.engine_name}"),
     )
+
+
+def _fixed(plan: Plan) -> str:
+    """Why this way to split, where the job fixes the sharding: the degrees may still be open."""
+    fields = {each.field.removeprefix("layout.") for each in plan.decisions}
+    opened = [f"{axis} {getattr(plan.layout, axis)}" for axis in AXES if axis in fields]
+    if not opened:
+        return "fixed by the job"
+    return f"the job fixes the sharding; for {' and '.join(opened)} see `decided` below"
 
 
 def _precision(plan: Plan) -> str:
@@ -162,7 +172,7 @@ def _offloaded(plan: Plan) -> str:
         return ""
     place = "on disk" if plan.layout.offload == "nvme" else "in host memory"
     what = plan.layout.offloaded
-    return f" + {what} {place}, {format_bytes(plan.host_bytes)} a node"
+    return f", {what} offloaded ({place}, {format_bytes(plan.host_bytes)} a node)"
 
 
 def _batch_equation(plan: Plan) -> str:
@@ -176,13 +186,18 @@ def _batch_equation(plan: Plan) -> str:
     )
 
 
+def gathers_once(plan: Plan) -> bool:
+    """Whether ZeRO-2 is our runtime's: FSDP2's shards, all gathered once a step."""
+    return plan.engine == "paceline" and plan.layout.sharding == "zero2"
+
+
 def _memory(plan: Plan) -> Iterator[str]:
     memory, cluster = plan.estimate.memory, plan.cluster
     needed, limit = bytes_apart(memory.known_bytes, plan.limit_bytes)
     amount = needed if memory.total_bytes is not None else f"{needed} + ?"
     source = cluster.known.get("usable_bytes", "cited")
     yield ""
-    yield _row("memory", f"{amount} on the fullest rank, estimated")
+    yield _row("memory", f"{amount} on the fullest rank, estimated (parts: --explain)")
     if memory.low_bytes is not None and memory.high_bytes is not None:
         ends = f"{format_bytes(memory.low_bytes)} to {format_bytes(memory.high_bytes)}"
         engine = f"{plan.engine} {plan.engine_version}".strip()
@@ -194,7 +209,8 @@ def _memory(plan: Plan) -> Iterator[str]:
             continue
         if size:
             bar = "#" * max(1, round(_BAR_WIDTH * size / largest))
-            yield f"  {PART_NAMES.get(name, name):<14}{format_bytes(size):>10}  {bar}"
+            how = "  FSDP2, once a step" if name == "gathered" and gathers_once(plan) else ""
+            yield f"  {PART_NAMES.get(name, name):<14}{format_bytes(size):>10}  {bar}{how}"
     yield (
         f"  {'may be used':<14}{limit:>10}  "
         f"{1 - plan.head_room:.0%} of {format_bytes(cluster.usable_bytes)} a rank ({source})"
@@ -328,8 +344,7 @@ def _state(plan: Plan) -> Iterator[str]:
         + (often if plan.goodput is None or plan.wall_s is None else ""),
     )
     for tier in sorted(state.tiers, key=lambda each: each.name != state.chosen):
-        name = "memory copy" if tier.name == "memory" else tier.name
-        yield from wrapped(f"  {name:<12}", tier_text(tier))
+        yield from wrapped(f"  {tier.name:<12}", tier_text(tier))
 
 
 RECOVERS_FROM = {
