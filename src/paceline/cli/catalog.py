@@ -265,7 +265,7 @@ def _models() -> Iterator[str]:
     for model in map(_model, load_published_configs().values()):
         count = format_count(model["num_parameters"])
         rows.append((model["name"], model["config"]["model_type"], count, model["source"]))
-    yield format_table(rows)
+    yield format_table(rows, keep=3)
 
 
 def _model(published: "PublishedConfig") -> dict[str, Any]:

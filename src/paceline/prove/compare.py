@@ -5,7 +5,7 @@ the driver is no part of a proof, and is taken over as it is.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from paceline.estimate import MemoryEstimate
 from paceline.plan import Plan
@@ -55,6 +55,9 @@ class Compared:
     """Simulated."""
 
     estimated_step_s: float | None
+    estimated_terms: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Seconds of the estimated step by term; none where it is not compared by term."""
+
     engine: str = ""
     """The job's engine, whose estimate this is, where that is not the runtime that was proved."""
 
@@ -72,8 +75,8 @@ def compare(proof: Proof, plan: Plan) -> Compared:
         limit_bytes=plan.limit_bytes,
         estimated_step_s=plan.estimate.step_s,
     )
-    is_own = plan.engine == "paceline"
-    return compared if is_own else replace(compared, engine=plan.engine)
+    engine = "" if plan.engine == "paceline" else plan.engine
+    return replace(compared, engine=engine, estimated_terms=plan.estimate.terms)
 
 
 def compare_with(

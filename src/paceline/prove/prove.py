@@ -21,6 +21,7 @@ from paceline.parallel.stages import stages_of_rank
 from paceline.prove import model as models
 from paceline.prove.compose import Stages, composed_steps, stages_of
 from paceline.prove.extrapolate import Depth, extend, is_equal, repeat_micro_batches
+from paceline.prove.places import Place
 from paceline.prove.proof import (
     PARTS,
     Collective,
@@ -393,12 +394,18 @@ def _timeline(step: Step, time_of: RankTime | None) -> Iterator[MemoryPoint]:
         yield max(points[start : start + width], key=lambda point: point.bytes)
 
 
+def _beside_blocks(place: Place) -> str:
+    if place.phase == "optimizer":
+        return "the whole model"
+    return "outside the blocks" + (f" ({place.module})" if place.module else "")
+
+
 def _collectives(request: Request, step: Step) -> Iterator[Collective]:
     seconds_of = collective_seconds(request.rates)
     totals: dict[Any, list[float]] = {}
     for segment in step.segments:
         place = segment.place
-        where = "blocks" if place.block is not None else place.module or "the whole model"
+        where = "blocks" if place.block is not None else _beside_blocks(place)
         for work in segment.work:
             if isinstance(work, Issue):
                 kind, phase = work.what.kind, place.phase

@@ -100,7 +100,7 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
             f"{each.id}" + (f" ({_lines_of(each, diagnosis)})" if each.count > 1 else "")
             for each in diagnosis.consequences
         )
-        yield from _row("follows", f"consequences, not causes: {told}", 2)
+        yield from _row("ignore", f"consequences, not causes: {told}", 2)
     if diagnosis.causes and not diagnosis.has_failed:
         ended = "these logs show no error that ended the run"
         end = f"; {diagnosis.open_end}" if diagnosis.open_end else ""
@@ -114,7 +114,8 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
     for number, cause in enumerate(others[1:MAX_SHOWN], start=2):
         told = f"{cause.failure.title}. Check: {cause.check}" if cause.check else cause.what
         most = 4 if cause.check else 2
-        text = f"{number}. {cause.failure.id} ({cause.confidence}): {told}"
+        place = f"{number}. " if _is_one_of(diagnosis) else ""
+        text = f"{place}{cause.failure.id} ({cause.confidence}): {told}"
         yield from _row("also", text, most)
     for like in diagnosis.resembling:
         yield from _row(
@@ -152,11 +153,15 @@ def _explained(diagnosis: Diagnosis) -> list[Cause]:
     return [each for each in sure if first.id in YIELDS.get(each.id, ()) and not is_sure]
 
 
+def _is_one_of(diagnosis: Diagnosis) -> bool:
+    """Whether the first cause is only the likeliest of several: then they are numbered."""
+    return diagnosis.causes[0].confidence is Confidence.POSSIBLE and len(diagnosis.causes) > 1
+
+
 def _cause(diagnosis: Diagnosis) -> Iterator[str]:
     cause = diagnosis.causes[0]
     failure = cause.failure
-    is_one_of = cause.confidence is Confidence.POSSIBLE and len(diagnosis.causes) > 1
-    yield from _row("cause", f"{'1. ' * is_one_of}{_first(diagnosis)}", 2)
+    yield from _row("cause", f"{'1. ' * _is_one_of(diagnosis)}{_first(diagnosis)}", 2)
     if not cause.what.endswith(failure.title):
         yield from _row("symptom" if diagnosis.is_words else "", cause.what, 3)
     if cause.check:

@@ -10,6 +10,7 @@ from paceline.units import format_bytes, format_seconds
 
 _WIDTH = 12
 _NUM_COLLECTIVES = 14
+_COMMUNICATION = ("tensor", "context", "expert", "data")
 _MOST_STAGES = 16
 
 
@@ -39,8 +40,8 @@ def _headline(proof: Proof, engine: str) -> Iterator[str]:
     yield _row("layout", proof.layout.name + whole_recompute(proof.layout))
     yield _row(
         "proved",
-        f"rank{plural} {shown} of {proof.world_size}, {format_seconds(proof.seconds)}, "
-        f"torch {torch}",
+        f"rank{plural} {shown} of {proof.world_size} (took {format_seconds(proof.seconds)}, "
+        f"torch {torch})",
     )
     yield _row("how", proof.fullest.how)
     if engine:
@@ -142,6 +143,14 @@ def _time(proof: Proof, compared: Compared) -> Iterator[str]:
             f"{format_seconds(simulated.exposed_s)} exposed and {format_seconds(hidden)} hidden"
             f"{bubble}{host}, fixed {format_seconds(simulated.fixed_s)}",
         )
+        if terms := compared.estimated_terms:
+            busy = sum(terms.get(name, 0.0) for name in ("compute", "recompute"))
+            waits = sum(terms.get(name, 0.0) for name in _COMMUNICATION)
+            yield from wrapped(
+                _row("", ""),
+                f"estimate: compute {format_seconds(busy)}, communication {format_seconds(waits)} "
+                "exposed; it hides a part of what can overlap, the simulation all of it",
+            )
     stage = proof.fullest
     total = sum(stage.flops.values())
     unit, scale = ("TFLOP", 1e12) if total >= 1e11 else ("GFLOP", 1e9)

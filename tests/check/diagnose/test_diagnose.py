@@ -157,6 +157,21 @@ def test_out_of_memory_says_its_numbers_and_fragmentation_only_when_they_speak_f
     assert "asked for 5.00 GiB on GPU 5" in full.causes[0].what
 
 
+def test_another_process_is_suspected_only_where_the_message_names_two():
+    """In a container torch calls the failing rank itself `Process N`: it was another process."""
+    head = (
+        "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.96 GiB. GPU 3 "
+        "has a total capacity of 79.11 GiB of which 1.02 GiB is free. "
+    )
+    own = "Process 41290 has 78.08 GiB memory"
+    rest = " in use. Of the allocated memory 70.41 GiB is allocated by PyTorch, and 6.20 GiB is "
+    other = " in use. Process 7 has 3.00 GiB memory"
+    for more, is_suspected in (("", False), (other, True)):
+        text = f"{head}{own}{more}{rest}reserved by PyTorch but unallocated."
+        found = [cause.id for cause in diagnose_text(text).causes]
+        assert ("accelerator-in-use" in found) is is_suspected
+
+
 def test_a_pattern_that_matches_everywhere_is_counted_and_then_left_out():
     line = b"[rank%d]: loss: nan\n"
     text = b"".join(line % (number % 8) for number in range(400_000))
