@@ -15,9 +15,9 @@ from tests.contracts.phase_forms import FORMS
 from paceline.contracts.phases import PHASES, Goals, PhasePlan, exit_code, make_phases
 from paceline.contracts.phases.document import GROUPS
 from paceline.contracts.phases.split import bubble_share
-from paceline.errors import PlanError
+from paceline.errors import PacelineError, PlanError
 from paceline.job import Job, parse_job
-from paceline.plan import plan_job
+from paceline.plan import Plan, plan_job
 from paceline.record.metrics import StepMetrics
 from paceline.units import format_bytes, format_seconds
 
@@ -36,19 +36,33 @@ A100 = ("cluster.accelerator=A100-80", "train.steps=1000")
 """Fewer nodes cost less than half: another provider has the single node."""
 
 SMALL = ("model.preset=gpt2", "data.seq_len=512")
-_PLANS: dict[tuple[str, ...], PhasePlan] = {}
+_PHASES: dict[tuple[str, ...], PhasePlan] = {}
+_PLANS: dict[tuple[str, bool], Plan | PacelineError] = {}
 
 
 def job_of(*overrides: str) -> Job:
     return parse_job(JOB, source="job.yaml", folder=Path("/nowhere"), overrides=overrides)
 
 
+def replan(job: Job, *, advise: bool = True) -> Plan:
+    """`plan_job`, once for each job: phases of many tests ask for the same ones."""
+    key = (repr(job), advise)
+    if key not in _PLANS:
+        try:
+            _PLANS[key] = plan_job(job, advise=advise)
+        except PacelineError as error:
+            _PLANS[key] = error
+    if isinstance(found := _PLANS[key], PacelineError):
+        raise found
+    return found
+
+
 def phased(*overrides: str, **options: Any) -> PhasePlan:
     if options:
-        return make_phases(job_of(*overrides), plan_job, **options)
-    if overrides not in _PLANS:
-        _PLANS[overrides] = make_phases(job_of(*overrides), plan_job)
-    return _PLANS[overrides]
+        return make_phases(job_of(*overrides), replan, **options)
+    if overrides not in _PHASES:
+        _PHASES[overrides] = make_phases(job_of(*overrides), replan)
+    return _PHASES[overrides]
 
 
 def output(number: int, *overrides: str) -> dict[str, Any]:

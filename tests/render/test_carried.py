@@ -273,9 +273,21 @@ def with_settings(base, settings):
 def plan_with(base, key):
     if base in SAME_PLANS:
         return plan_with(SAME_PLANS[base], key)[0], job_of(**changed(base, key))
-    if key in ON_DISK or key.partition(".")[0] in PLACES:
+    if key in ON_DISK or key.partition(".")[0] in PLACES or is_beside_the_plan(key):
         return plain(base, key)[0], job_of(**changed(base, key))
     return planned(**changed(base, key))
+
+
+@cache
+def is_beside_the_plan(key):
+    """Whether two nodes are planned the same with and without it: its plans on fewer nodes and on
+    Macs are then those without it, in which nothing of it can be."""
+    try:
+        plan, _ = planned(**changed("two-nodes", key))
+    except PacelineError:
+        return False
+    without, _ = plain("two-nodes", key)
+    return replace(plan, search_s=without.search_s) == without
 
 
 def plain(base, key):
@@ -322,6 +334,18 @@ def test_what_a_job_leaves_out_is_not_asked_for():
     assert "train.adapter" in settings_asked(job.spec)
 
 
+def gaps_of(engine, plan, job):
+    """What `render_job` has in its gaps, without the files."""
+    module = importlib.import_module(ENGINES[engine].module)
+    own = list(module.gaps(plan, job))
+    return [*own, *left_out(job, module.CARRIES, {gap.where for gap in own})]
+
+
+def is_gap(key, gaps):
+    section, _, name = key.partition(".")
+    return any(gap.where == key or (gap.where == section and name in gap.what) for gap in gaps)
+
+
 def silent(engine):
     """Settings that change nothing in an engine's files and of which no gap says a word."""
     base = BASE_OF.get(engine, "two-nodes")
@@ -329,19 +353,15 @@ def silent(engine):
         if key in NEVER_DONE or key in OF_PLACE.get(engine, ()):
             continue
         try:
-            found = render_job(engine, *plan_with(base, key))
+            plan, job = plan_with(base, key)
+            if is_gap(key, gaps_of(engine, plan, job)):
+                continue
+            found = render_job(engine, plan, job)
         except PacelineError as error:  # refused, with the key as the place, or what it needs
             places = (key, *TOGETHER.get(key, {}))
             if any(problem.where.startswith(places) for problem in error.problems):
                 continue
             raise
-        section = key.partition(".")[0]
-        is_said = any(
-            gap.where == key or (gap.where == section and key.partition(".")[2] in gap.what)
-            for gap in found.gaps
-        )
-        if is_said:
-            continue
         if found.files == plain_files(engine, base, key if key in TOGETHER else None):
             yield key
 

@@ -42,16 +42,14 @@ def render(plan: Plan, job: Job) -> Files:
 def launch_script(plan: Plan, job: Job) -> str:
     """What is run on every node: the environment, then torchrun with TRAIN_SCRIPT or train.py."""
     restarts = job.spec.recovery.max_restarts
-    options = [
-        *torchrun_options(plan, least_nodes=least_nodes(plan, job)),
-        f"--max-restarts={restarts}",
-    ]
+    least = least_nodes(plan, job)
+    options = [*torchrun_options(plan, least_nodes=least), f"--max-restarts={restarts}"]
     return script(
-        header(plan, job, *_about(plan, job)),
+        header(plan, job, *_about(plan, job, least)),
         'cd "$(dirname "$0")"',
         *program_lines(plan),
         *node_lines(plan, job),
-        *export_lines(plan, restarts=job.spec.recovery.max_restarts > 0),
+        *export_lines(plan, restarts=restarts > 0),
         *meeting_lines(plan),
         *_continued("exec torchrun", *options, '"${TRAIN_SCRIPT:-train.py}" "$@"'),
     )
@@ -122,12 +120,11 @@ def _layout_gaps(plan: Plan) -> Iterator[Gap]:
     yield from precision_gaps(plan, dict.fromkeys(("fp16", "fp8"), lacks))
 
 
-def _about(plan: Plan, job: Job) -> list[str]:
+def _about(plan: Plan, job: Job, least: int) -> list[str]:
     nodes = plan.cluster.num_nodes
     found = ["", *restart_words(job)]
     if nodes == 1:
         return found
-    least = least_nodes(plan, job)
     found += [
         "Run this on every node, in a folder that all of them see: checkpoints/ is written there.",
         "The first node keeps the rendezvous: the job ends with it.",
