@@ -66,6 +66,20 @@ def test_s0_14_serving_names_the_break_even():
     assert "100,000 requests a day" in done.output
 
 
+def test_the_break_even_does_not_contradict_the_table_above_it():
+    """At 200,000 requests two machines are needed, and the table has billing by request first."""
+    words = ("--accelerator", "T4", "--latency", "2s", "--concurrency", "4")
+    done = run(*words, "--requests-per-day", "200000")
+    table = done.output.split("BILLED")[1]
+    assert table.index("by request") < table.index("always, 2 x")
+    text = " ".join(done.output.split())
+    assert "up to the 172,800 that one machine answers" in text
+    shown = json.loads(run(*words, "--requests-per-day", "200000", "--json").output)
+    one = shown["break_even"]["requests_per_day"]
+    assert f"2 cost less from {2 * one:,.0f} on, up to 345,600" in text
+    assert one < 172_800 < 200_000 < 2 * one
+
+
 def test_serving_on_a_card_without_a_price_says_so():
     done = run("--accelerator", "TPU7x", "--requests-per-day", "10", "--latency", "1s")
     assert done.exit_code == 0, done.output

@@ -53,3 +53,22 @@ def test_at_the_break_even_both_cost_the_same():
 
 def test_without_a_price_of_both_kinds_there_is_no_break_even():
     assert break_even([ALWAYS], Load(requests_per_day=1, latency_s=1.0)) is None
+
+
+def test_machines_come_whole_so_the_break_even_is_that_of_one():
+    """At $0.86 an hour against $1, one machine answers 86,400 requests of a second and is cheaper
+    from 74,304 on; two from 148,608 on, which leaves the loads between to the other."""
+    load = Load(requests_per_day=1, latency_s=1.0)
+    prices = [replace(ALWAYS, per_hour_usd=0.86), BY_REQUEST]
+    even = break_even(prices, load)
+    assert even is not None
+    assert even.most_per_day == pytest.approx(86_400)
+
+    def is_on(requests):
+        return not serving_costs(prices, replace(load, requests_per_day=requests))[0].serverless
+
+    for count in range(1, even.machines_for_good + 3):
+        assert is_on(count * even.requests_per_day + 1)
+        assert is_on(count * even.most_per_day - 1)
+        later = is_on(count * even.most_per_day + 1)
+        assert later == (count >= even.machines_for_good)

@@ -275,7 +275,7 @@ def _show_serving(
             "accelerators_per_machine": ranks,
             "load": asdict(load),
             "costs": [asdict(cost) for cost in costs],
-            "break_even": None if even is None else asdict(even),
+            "break_even": None if even is None else {**asdict(even), "busy": even.busy},
             "at_requests_per_day": {
                 f"{requests:.0f}": [asdict(cost) for cost in found]
                 for requests, found in at.items()

@@ -56,15 +56,35 @@ class Serving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakEven:
-    """From which load on a machine that is always on is cheaper."""
+    """From which load on machines that are always on are cheaper. They come whole: `n` of them
+    are cheaper from `n * requests_per_day` up to `n * most_per_day`, which all of them answer."""
 
     requests_per_day: float
-    busy: float
-    """Share of the day that one machine answers at that load. Above 1 it never is cheaper: the
-    load needs a second one first."""
+    """From which on one machine is cheaper."""
+
+    most_per_day: float
+    """Requests a day that one machine answers."""
 
     always_on: str
     serverless: str
+
+    @property
+    def busy(self) -> float:
+        """Share of the day that one machine answers at that load. From 1 on it never is cheaper:
+        the load needs a second one first."""
+        return self.requests_per_day / self.most_per_day
+
+    @property
+    def machines_for_good(self) -> int:
+        """Machines from whose break-even on no load is cheaper by the request: one more costs less
+        from where these answer all, `(n + 1) * requests_per_day <= n * most_per_day`.
+
+        >>> BreakEven(
+        ...     requests_per_day=75, most_per_day=100, always_on="a", serverless="b"
+        ... ).machines_for_good  # two from 150 to 200, three from 225 to 300, four from 300 on
+        3
+        """
+        return max(1, ceil(self.requests_per_day / (self.most_per_day - self.requests_per_day)))
 
 
 def serving_costs(prices: Iterable[Price], load: Load) -> tuple[Serving, ...]:
@@ -98,7 +118,7 @@ def break_even(prices: Iterable[Price], load: Load) -> BreakEven | None:
 
     >>> from paceline.catalog import find_prices
     >>> found = break_even(find_prices("L4"), Load(requests_per_day=1, latency_s=1.0))
-    >>> round(found.requests_per_day) == round(found.busy * 86400)
+    >>> round(found.requests_per_day) == round(found.busy * found.most_per_day)
     True
     """
     rows = tuple(prices)
@@ -115,10 +135,9 @@ def break_even(prices: Iterable[Price], load: Load) -> BreakEven | None:
     if on is None or off is None:
         return None
     per_request = load.busy_s / 3600 * off.per_hour_usd
-    requests = _DAY_H * on.per_hour_usd / per_request
     return BreakEven(
-        requests_per_day=requests,
-        busy=requests * load.busy_s / _DAY_S,
+        requests_per_day=_DAY_H * on.per_hour_usd / per_request,
+        most_per_day=_DAY_S / load.busy_s,
         always_on=f"{on.provider} {on.instance}",
         serverless=f"{off.provider} {off.instance}",
     )

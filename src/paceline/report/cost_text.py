@@ -241,7 +241,7 @@ def _serving(
     if even is None:
         lacking = "always on" if costs[0].serverless else "billed by the request"
         text = f"unknown: the catalog has no price of a machine {lacking}"
-    elif even.busy > 1:
+    elif even.busy >= 1:
         text = (
             f"none: {even.serverless} by request costs less than {even.always_on} always on, up "
             "to the most that one machine answers"
@@ -251,6 +251,16 @@ def _serving(
             f"{even.requests_per_day:,.0f} requests a day (one machine {even.busy:.0%} busy): "
             f"below, {even.serverless} by request costs less; above, {even.always_on} always on"
         )
+        if (count := even.machines_for_good) > 1:
+            text += (
+                f", up to the {even.most_per_day:,.0f} that one machine answers. Machines come "
+                f"whole: 2 cost less from {2 * even.requests_per_day:,.0f} on"
+            )
+            if count > 2:
+                text += (
+                    f", up to {2 * even.most_per_day:,.0f}; at every load from "
+                    f"{count * even.requests_per_day:,.0f} ({count} machines), always on costs less"
+                )
     yield from _labelled("break-even", text)
     for requests, each in at.items():
         cheapest = {cost.serverless: cost for cost in reversed(each)}
