@@ -161,6 +161,22 @@ def test_fsdp1_shares_within_nodes_or_over_all():
     assert said.startswith("layout.shard is 4, which fsdp1 cannot do")
 
 
+def test_fsdp1_accumulates_nothing_where_gradients_go_to_the_host_after_each_micro_batch():
+    # torch's FSDP1 replaces the gradient on the host; inside no_sync() it adds on the accelerator.
+    moved = [each for each in layouts("fsdp1", "layout.offload=cpu") if each.accumulation > 1]
+    assert moved
+    assert {each.sharding for each in moved} == {"full", "hybrid"}
+    assert not any(each.reduce_every_micro_batch for each in moved)
+    whole = layouts("fsdp1", "layout.offload=none")
+    assert any(each.reduce_every_micro_batch for each in whole)
+    adds = layouts("accelerate", "layout.offload=cpu")  # FSDP2 adds on the host
+    assert any(each.reduce_every_micro_batch for each in adds)
+    once = refused("fsdp1", "layout.offload=cpu", "layout.sharding=zero2", "layout.micro_batch=1")
+    assert once == [
+        "no way to divide 16 ranks and 256 samples has sharding zero2, micro_batch 1, offload cpu"
+    ]
+
+
 def test_ulysses_on_megatron_takes_samples_of_two_parts_a_rank():
     short = ("data.seq_len=4100", "layout.context=4", "layout.context_kind=ulysses")
     assert layouts("megatron", *short) == []

@@ -69,8 +69,8 @@ class Excluded:
         return found
 
     def asks(self, fixed: Any) -> bool:
-        """Whether a job fixes all of it."""
-        values = {name: getattr(fixed, name) for name in self.when}
+        """Whether a job fixes all of it: never where a field is not its to fix."""
+        values = {name: getattr(fixed, name, None) for name in self.when}
         return all(
             _is_several(values[name]) if words == "several" else values[name] in words
             for name, words in self.when.items()
