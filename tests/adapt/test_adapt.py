@@ -2,12 +2,11 @@
 
 import ast
 import shlex
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from tests.command import run_command
 
 from paceline.adapt import Adapted, Target, adapt
 from paceline.job import load_script
@@ -252,22 +251,17 @@ def test_shards_are_made_before_any_list_of_parameters():
     assert lines.index("shard(model)") < lines.index("groups = [p for p in model.parameters()]")
 
 
-def run_command(*args: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "paceline", "adapt", *args]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-
-
 def test_s0_8_the_command_shows_a_diff_and_writes_only_when_asked(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SMALL)
-    shown = run_command("train.py", "--to", "ddp", folder=tmp_path)
+    shown = run_command("adapt", "train.py", "--to", "ddp", folder=tmp_path)
     assert (shown.returncode, script.read_text()) == (0, SMALL)
     assert "+loader.sampler.set_epoch" in shown.stdout.replace("    ", "")
-    written = run_command("train.py", "--to", "ddp", "--write", folder=tmp_path)
+    written = run_command("adapt", "train.py", "--to", "ddp", "--write", folder=tmp_path)
     assert written.returncode == 0, written.stderr
     assert (tmp_path / "train.py.orig").read_text() == SMALL
     assert "join_ranks()" in script.read_text()
-    again = run_command("train.py", "--to", "ddp", "--write", folder=tmp_path)
+    again = run_command("adapt", "train.py", "--to", "ddp", "--write", folder=tmp_path)
     assert (again.returncode, "nothing to change" in again.stderr) == (0, True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py", "train.py.orig"]
 
@@ -275,7 +269,7 @@ def test_s0_8_the_command_shows_a_diff_and_writes_only_when_asked(tmp_path):
 def test_the_command_never_writes_over_another_file(tmp_path):
     (tmp_path / "train.py").write_text(SMALL)
     (tmp_path / "other.py").write_text("precious = 1\n")
-    result = run_command("train.py", "--to", "ddp", "--out", "other.py", folder=tmp_path)
+    result = run_command("adapt", "train.py", "--to", "ddp", "--out", "other.py", folder=tmp_path)
     assert result.returncode == 2
     assert "A003" in result.stderr
     assert (tmp_path / "other.py").read_text() == "precious = 1\n"
@@ -295,7 +289,7 @@ def test_the_command_never_writes_over_another_file(tmp_path):
 )
 def test_files_that_are_no_script_are_refused_without_a_traceback(data, said, tmp_path):
     (tmp_path / "train.py").write_bytes(data)
-    result = run_command("train.py", "--to", "ddp", folder=tmp_path)
+    result = run_command("adapt", "train.py", "--to", "ddp", folder=tmp_path)
     assert result.returncode == 2
     assert said in result.stderr
     assert "Traceback" not in result.stderr
@@ -304,7 +298,7 @@ def test_files_that_are_no_script_are_refused_without_a_traceback(data, said, tm
 def test_line_ends_and_encoding_stay(tmp_path):
     text = "# -*- coding: latin-1 -*-\n# caf\xe9\n" + SMALL
     (tmp_path / "train.py").write_bytes(text.replace("\n", "\r\n").encode("latin-1"))
-    result = run_command("train.py", "--to", "ddp", "--write", folder=tmp_path)
+    result = run_command("adapt", "train.py", "--to", "ddp", "--write", folder=tmp_path)
     assert result.returncode == 0, result.stderr
     written = (tmp_path / "train.py").read_bytes()
     assert b"caf\xe9" in written
@@ -313,27 +307,29 @@ def test_line_ends_and_encoding_stay(tmp_path):
 
 def test_a_folder_and_a_missing_file_are_refused(tmp_path):
     for name in (".", "nothing.py"):
-        result = run_command(name, "--to", "ddp", folder=tmp_path)
+        result = run_command("adapt", name, "--to", "ddp", folder=tmp_path)
         assert (result.returncode, "A001" in result.stderr) == (2, True)
         assert "Traceback" not in result.stderr
 
 
 def test_for_paceline_a_job_file_is_written_beside_the_script(tmp_path):
     (tmp_path / "train.py").write_text(SMALL)
-    result = run_command("train.py", "--to", "paceline", "--out", "far.py", folder=tmp_path)
+    result = run_command(
+        "adapt", "train.py", "--to", "paceline", "--out", "far.py", folder=tmp_path
+    )
     assert result.returncode == 1, result.stderr
     assert "no checkpoint is ever loaded" in result.stderr
     job = (tmp_path / "far.yaml").read_text()
     assert "command: [python, far.py]" in job
     assert "paceline adapt: paceline" in (tmp_path / "far.py").read_text()
-    again = run_command("far.py", "--to", "paceline", folder=tmp_path)
+    again = run_command("adapt", "far.py", "--to", "paceline", folder=tmp_path)
     assert (again.returncode, "nothing to change" in again.stderr) == (0, True)
 
 
 @pytest.mark.parametrize("name", ["my train.py", "_a,b#c.py", "train", "\N{SNOWMAN}.py"])
 def test_a_job_file_is_right_whatever_the_script_is_called(tmp_path, name):
     (tmp_path / name).write_text(SMALL + 'print("SCRIPT.py")\n')
-    result = run_command(name, "--to", "paceline", "--write", folder=tmp_path)
+    result = run_command("adapt", name, "--to", "paceline", "--write", folder=tmp_path)
     assert result.returncode == 1, result.stderr
     (path,) = tmp_path.glob("*.yaml")
     program = load_script(path)

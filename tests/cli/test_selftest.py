@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 from tests.command import run_command
 
+from paceline.cli import cli
 from paceline.errors import JobError
+from paceline.job import load_job
 from paceline.launch import selftest
 from paceline.launch.selftest import choose_ranks, run_selftest
+from paceline.plan import plan_job
 from paceline.topology import FoundGpu, Machine
 
 CPUS = Machine(
@@ -119,6 +122,20 @@ def test_a_command_that_gives_no_answer_is_a_fail(monkeypatch, tmp_path):
     assert found.not_shown[0].startswith("GPUs and NCCL")
 
 
+def test_what_it_asks_of_preflight_and_drill_is_what_they_take(monkeypatch, tmp_path):
+    asked = answers(monkeypatch, preflight=FIT, drill=drilled(ok=True))
+    assert run_selftest(CPUS, "cpu", 2, tmp_path, lambda text: None).is_passed
+    assert [verb for verb, *_ in asked] == ["preflight", "drill"]
+    for verb, *words in asked:
+        with cli.make_context("paceline", [verb], resilient_parsing=True) as context:
+            found = cli.get_command(context, verb)
+            given = found.make_context(verb, [*words, "--json"], parent=context).params
+        assert given["job_file"] == tmp_path / "job.yaml"
+    plan = plan_job(load_job(tmp_path / "job.yaml"))
+    assert plan.layout.num_ranks == 2
+
+
+@pytest.mark.repeat  # `preflight` is in tests/preflight/test_here.py, `drill` in tests/drill
 def test_two_ranks_on_cpus_lose_one_and_end_with_the_same_state(tmp_path):
     done = run_command("selftest", "--cpu", "--json", folder=tmp_path, timeout=500)
     found = json.loads(done.stdout)
@@ -129,7 +146,7 @@ def test_two_ranks_on_cpus_lose_one_and_end_with_the_same_state(tmp_path):
     assert found["not_shown"][0].startswith("GPUs and NCCL")
 
 
-@pytest.mark.repeat  # two ranks are above
+@pytest.mark.repeat  # what it asks is above
 def test_one_rank_runs_twice_and_says_that_recovery_was_not_shown(tmp_path):
     kept = tmp_path / "kept"
     done = run_command(

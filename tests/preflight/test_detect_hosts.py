@@ -3,12 +3,12 @@
 import json
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import yaml
+from tests.command import run_command
 from tests.engines.networks import can_make_hosts
 from tests.engines.test_ssh import SSHD, Cluster
 from tests.preflight.test_hosts import cluster
@@ -29,14 +29,8 @@ pytestmark = [
 def detect(
     cluster: Cluster, *words: str, hosts: tuple[int, ...]
 ) -> "subprocess.CompletedProcess[str]":
-    done = subprocess.run(
-        [sys.executable, "-m", "paceline", "detect", *cluster.options(*hosts), *words],
-        cwd=cluster.folder.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
+    asked = ("detect", *cluster.options(*hosts), *words)
+    done = run_command(*asked, folder=cluster.folder.parent, timeout=200)
     assert "Traceback" not in done.stderr
     return done
 

@@ -5,13 +5,12 @@ The hosts are network namespaces of this machine, see `tests/engines/networks.py
 
 import json
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.command import run_command
 from tests.engines.networks import Hosts, can_make_hosts
 from tests.engines.test_ssh import SSHD, Cluster
 from tests.preflight.test_here import JOB, WITHIN_S
@@ -41,17 +40,8 @@ def preflight(cluster: Cluster, *words: str, hosts: tuple[int, ...]) -> tuple[di
     folder = cluster.folder.parent
     sizes = ("--set", f"cluster.nodes={len(hosts)}", "--set", "cluster.per_node=1")
     began = time.monotonic()
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "paceline", "preflight", "job.yaml", "--json", *sizes),
-            *(*cluster.options(*hosts), *words),
-        ],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=280,
-    )
+    asked = ("preflight", "job.yaml", "--json", *sizes, *cluster.options(*hosts), *words)
+    done = run_command(*asked, folder=folder, timeout=280)
     assert "Traceback" not in done.stderr
     found = json.loads(done.stdout)
     assert done.returncode == (0 if found["fit"] else 1), done.stderr
@@ -109,17 +99,8 @@ def test_a_run_on_hosts_is_refused_with_the_host_that_is_not_fit(cluster):
     cluster.serve(1, variables="GLOO_SOCKET_IFNAME=ib7")
     folder = cluster.folder.parent
     sizes = ("--set", "cluster.nodes=2", "--set", "cluster.per_node=1")
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "paceline", "run", "job.yaml"),
-            *(*sizes, *cluster.options(0, 1)),
-        ],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
+    asked = ("run", "job.yaml", *sizes, *cluster.options(0, 1))
+    done = run_command(*asked, folder=folder, timeout=200)
     assert done.returncode == 2
     assert "W032: interface [gloo-ifname-missing]" in done.stderr
     assert f"where: {cluster.hosts.address(1)}" in done.stderr

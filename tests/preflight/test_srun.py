@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.command import run_command
 from tests.preflight.test_here import JOB
 from tests.run.scene import is_alive, wait_until
 
@@ -39,18 +40,8 @@ def slurm(tmp_path: Path) -> dict[str, str]:
 
 def preflight(folder: Path, environment: dict[str, str], *words: str) -> dict:
     sizes = ("--set", "cluster.nodes=2", "--set", "cluster.per_node=1")
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "paceline", "preflight", "job.yaml", "--on", "srun"),
-            *("--json", "--no-measure", *sizes, *words),
-        ],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
+    asked = ("preflight", "job.yaml", "--on", "srun", "--json", "--no-measure", *sizes, *words)
+    done = run_command(*asked, folder=folder, env=environment, timeout=200)
     assert "Traceback" not in done.stderr
     return json.loads(done.stdout)
 

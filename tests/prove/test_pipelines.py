@@ -12,7 +12,7 @@ from paceline.prove.prove import prove
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-DEEP = ModelRequest(decoder=replace(SHAPE, layers=16))
+DEEP = ModelRequest(decoder=replace(SHAPE, layers=8))
 BARE = {"data": 1, "sharding": "none"}
 COMPOSED = {
     "GPipe over 2": layout(**BARE, pipeline=2, schedule="gpipe", accumulation=6),
