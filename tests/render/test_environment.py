@@ -35,6 +35,8 @@ def test_a_network_without_rdma_may_keep_it_switched_off():
 def test_every_variable_has_a_reason_that_stays_a_comment():
     for plan in (plan_of(JOB, *TWO_NODES), plan_of(TINY)):
         for line in export_lines(plan):
+            if line.startswith("# "):  # why all that follow are unset
+                continue
             command, reason = line.split("  # ", 1)
             assert reason
             assert command.split()[0] in ("export", "unset")
@@ -51,7 +53,7 @@ def test_cores_of_this_machine_are_not_counted_for_other_nodes():
     assert plan.cluster.cores_per_rank is not None
     (threads,) = (each for each in environment(plan) if each.name == "OMP_NUM_THREADS")
     assert threads.value == "1"
-    assert threads.reason.startswith("cores of a rank are unknown")
+    assert "the cores are unknown" in threads.reason
 
 
 def test_segments_grow_where_blocks_are_gathered_and_only_on_nvidia():

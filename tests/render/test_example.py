@@ -208,3 +208,13 @@ def test_a_seed_has_63_bits():
     planned(train={"seed": 2**63 - 1})
     with pytest.raises(JobError, match="seed"):
         planned(train={"seed": 2**63})
+
+
+def test_files_of_a_job_without_data_say_so_when_written_and_at_their_start(tmp_path: Path):
+    """render said nothing, and train.py ended after minutes, once it had built the model."""
+    found = rendered("torchrun", data={"seq_len": 128, "corpus": None})
+    (gap,) = [gap for gap in found.gaps if gap.where == "data.path"]
+    assert "train.json names no data" in str(gap.nearest)
+    assert not [gap for gap in rendered("torchrun").gaps if gap.where == "data.path"]
+    with pytest.raises(SystemExit, match="names no data"):
+        program(tmp_path, None).check(json.loads(found.files["train.json"]))

@@ -40,7 +40,7 @@ def load_links() -> Mapping[str, Link]:
 
 
 def _or_own(unknown: Problem) -> Problem:
-    own = "describe it in your own catalog file: paceline catalog --write paceline-catalog.toml"
+    own = "describe it in your own catalog file: `paceline catalog --write paceline-catalog.toml`"
     return replace(unknown, fix=f"{unknown.fix}; or {own}")
 
 

@@ -70,7 +70,7 @@ def command(
         from paceline.catalog.user import catalog_example
 
         write_new(write, catalog_example(), force=force)
-        show(f"wrote {write}; edit it, then: paceline catalog --file {write}", err=True)
+        show(f"wrote {write}; edit it, then: `paceline catalog --file {write}`", err=True)
         return
     catalog = load_catalog(file)
     wanted = None if kind is None else _kind(kind)

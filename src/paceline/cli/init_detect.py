@@ -271,4 +271,4 @@ def found_lines(found: Found, folder: Path) -> Iterator[str]:
         yield "machine     no GPU: two ranks on its CPUs"
     if not (found.models or found.data or found.scripts):
         place = "this folder" if folder == Path() else folder
-        yield f"found       no model, data or script in {place}; the job is a small example"
+        yield f"found       no model, data or script in {place}; job.yaml has example values"

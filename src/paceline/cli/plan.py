@@ -1,6 +1,7 @@
 """`paceline plan`: which layout, will it fit, how fast, how dear."""
 
 import json
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,11 +22,22 @@ class _Command(click.Command):
 
         with formatter.section("Names in the catalog"):
             rows: list[tuple[str, str]] = [
-                ("model.preset", f"{len(load_published_configs())}: paceline catalog models"),
+                (
+                    "model.preset",
+                    f"{len(load_published_configs())} names; list them: paceline catalog models",
+                ),
                 ("cluster.accelerator", ", ".join(load_accelerators())),
                 ("engine", ", ".join(load_engines())),
             ]
-            formatter.write_dl(rows)
+            for name, text in rows:  # not write_dl, which breaks names at their hyphens
+                lines = textwrap.wrap(
+                    text,
+                    formatter.width,
+                    initial_indent=f"  {name:<21}",
+                    subsequent_indent=" " * 23,
+                    break_on_hyphens=False,
+                )
+                formatter.write("\n".join([*lines, ""]))
 
 
 def _read_limits(context: click.Context, option: click.Parameter, value: str | None) -> list[str]:
@@ -42,16 +54,18 @@ def _read_limits(context: click.Context, option: click.Parameter, value: str | N
 @click.option(
     "--objective",
     type=click.Choice(["time", "cost", "ranks"]),
-    help="The shortest run, the cheapest, or the fewest accelerators; as plan.objective.",
+    help="The shortest run, the cheapest, or the fewest accelerators. Overrides plan.objective.",
 )
-@click.option("--budget", metavar="USD", help="Dollars the run may cost; as plan.budget.")
-@click.option("--deadline", metavar="TIME", help="How long it may take: 3d; as plan.deadline.")
+@click.option("--budget", metavar="USD", help="Dollars the run may cost. Overrides plan.budget.")
+@click.option(
+    "--deadline", metavar="TIME", help="How long it may take: 3d. Overrides plan.deadline."
+)
 @click.option(
     "--fail-on",
     "fail_on",
     metavar="LIST",
     callback=_read_limits,
-    help="Exit with 3 when one of these is not kept: budget,deadline,memory; gate with --phases.",
+    help="Exit with 3 when one of these is not kept: budget,deadline,memory (--phases: gate).",
 )
 @click.option("--explain", is_flag=True, help="Show what every part and term is made of.")
 @click.option(
@@ -61,29 +75,37 @@ def _read_limits(context: click.Context, option: click.Parameter, value: str | N
     type=click.IntRange(1, 10_000),
     is_flag=False,
     flag_value=50,
-    help="List the N fastest layouts that fit (50).",
+    help="List the N fastest layouts that fit; 50 without N.",
 )
 @click.option(
     "--prove",
     "num_proved",
     metavar="N",
     type=click.IntRange(1, 50),
-    help="Prove the N fastest layouts (`paceline prove`) and list them by what was proved.",
+    help="Prove the N fastest layouts (`paceline prove`) and sort them by simulated time.",
 )
 @click.option("--md", "as_markdown", is_flag=True, help="Print Markdown.")
 @json_option
-@click.option("--phases", is_flag=True, help="The plan in sixteen phases with gates between them.")
+@click.option(
+    "--phases",
+    is_flag=True,
+    help="Print a checklist for a large run: sixteen phases, each with a gate (what must hold).",
+)
 @click.option("--only", metavar="K", type=int, help="With --phases: one phase's JSON.")
 @click.option(
     "--out",
     type=PathName(path_type=Path, file_okay=False),
     help="With --phases: write its files into this folder.",
 )
-@click.option("--yes", is_flag=True, help="With --phases: take reviews as approved.")
+@click.option(
+    "--yes",
+    is_flag=True,
+    help="With --phases: count the gates that a person must approve as approved.",
+)
 @click.option(
     "--contract",
     type=click.Choice(["002", "004"]),
-    help="Print the plan in the words of an older JSON contract; JOB may be in one too.",
+    help="Print JSON in the format of contract 002 or 004; JOB may be in that format too.",
 )
 def command(
     job_file: Path,

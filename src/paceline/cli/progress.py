@@ -58,6 +58,7 @@ class ProgressView:
         self._finished: log.RunFinished | None = None
         self._baseline: log.BaselineEvaluated | None = None
         self._early: log.StoppedEarly | None = None
+        self._trains_since: float | None = None
 
     def _open(self) -> None:
         """The plan, and where everything is kept: once the run has begun, so that a refusal stands
@@ -115,6 +116,8 @@ class ProgressView:
             self._baseline = event
         if isinstance(event, log.StoppedEarly | log.TrainingStarted):
             self._early = event if isinstance(event, log.StoppedEarly) else None
+        if isinstance(event, log.TrainingStarted) and self._trains_since is None:
+            self._trains_since = event.at
         if isinstance(event, log.RunFinished):
             self._finished = event
 
@@ -125,7 +128,11 @@ class ProgressView:
         steps = f"step {step} of {self._job.spec.train.steps}"
         restarts = counted(row.restarts, "restart")
         self._line("")
-        self._line(f"{state.outcome}    {steps}, {restarts}, ran for {format_seconds(row.ran_s)}")
+        took = f"ran for {format_seconds(row.ran_s)}"
+        if self._finished is not None and self._trains_since is not None and self._before is None:
+            starts_s = max(0.0, row.ran_s - (self._finished.at - self._trains_since))
+            took += f" (start-up {format_seconds(starts_s)})"
+        self._line(f"{state.outcome}    {steps}, {restarts}, {took}")
         events = log.read_events(self._run.events_file)
         if state.exactness != "bitwise":
             self._line(f"exactness   {exactness_text(state.exactness, events)}")
@@ -161,7 +168,7 @@ class ProgressView:
         if len(self._held_out) > 1:
             text += f", {loss_text(first)} after step {first_step}"
         if self._baseline is not None:
-            text += f"; {self._baseline.name} {self._baseline.loss:.4f}"
+            text += f"; baseline ({self._baseline.name}) {self._baseline.loss:.4f}"
         self._line(text)
 
     def _line_of_state(self, state: State) -> None:

@@ -6,14 +6,13 @@ import os
 import re
 import shutil
 import sys
-import textwrap
 import time
 from typing import TextIO
 
 import click
 
 from paceline.record.sanitize import plain
-from paceline.report.table import COLUMNS, UNBOUNDED
+from paceline.report.table import COLUMNS, UNBOUNDED, filled
 
 _LIVE_EVERY_S, _LOG_EVERY_S = 0.1, 10.0
 """The live line is written anew about this often: in a terminal, and in a log file as plain lines.
@@ -122,13 +121,7 @@ def fitted(line: str, columns: int) -> list[str]:
         return [line]
     label = _LABEL.match(line)
     indent = label.end() if label else len(line) - len(line.lstrip()) + 2
-    return textwrap.wrap(
-        line,
-        columns,
-        subsequent_indent=" " * indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return filled(line, columns, later=" " * indent)
 
 
 _LABEL = re.compile(r" *[^ ](?:[^ ]| (?! )){0,24} {2,}(?=[^ ])")

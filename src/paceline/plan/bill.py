@@ -331,7 +331,7 @@ def _assumed(restart_s: float) -> list[str]:
         f"assumed: one failure every {hours:,.0f} accelerator-hours",
         f"assumed: {format_seconds(restart_s)} to restart",
         f"assumed: a spot instance lasts {format_seconds(DEFAULT_SPOT_MTBF_S)} on average",
-        "on spot, checkpoints are as far apart as costs least, whatever the job sets",
+        "on spot, checkpoints are saved at the cheapest interval, not at the job's",
     ]
 
 

@@ -26,7 +26,7 @@ from paceline.profile import (
 )
 from paceline.render.carried import left_out
 from paceline.render.engine import Engine, EngineModule, Files, Gap, RenderError
-from paceline.render.example import needs_own_program, without_own_program
+from paceline.render.example import SETTINGS, needs_own_program, without_own_program
 from paceline.render.model import config_of
 from paceline.topology import Cluster, find_cluster
 
@@ -129,7 +129,21 @@ def render_job(name: str, plan: Plan, job: Job, *, own_program: bool = True) -> 
     RenderError.raise_for(_refusals(name, gaps, job, plan.profile, plan.decoder))
     files = module.render(plan, job)
     JobError.raise_for(_secrets_in(files))
-    return Rendered(files=files, gaps=gaps)
+    return Rendered(files=files, gaps=(*gaps, *_without_data(files, job)))
+
+
+def _without_data(files: Files, job: Job) -> Iterator[Gap]:
+    """A note where the example program is written and the job names no data, as no plan needs."""
+    data = job.spec.data
+    is_read = any(SETTINGS in each for file in files.items() for each in file)
+    if is_read and data.path is None and data.corpus is None and data.sources is None:
+        yield Gap(
+            what="data",
+            where="data.path",
+            why="the job names none",
+            nearest=f"train.py ends at its start, as {SETTINGS} names no data",
+            fix="set data.path and render again, or set TRAIN_SCRIPT to your own script",
+        )
 
 
 def _secrets_in(files: Files) -> Iterator[Problem]:

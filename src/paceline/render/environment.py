@@ -76,7 +76,11 @@ def export_lines(plan: Plan, *, restarts: bool = False) -> list[str]:
     """
     wanted = [*environment(plan), *([_NEW_STORE] if restarts else [])]
     sets = [f"export {each.name}={shlex.quote(each.value)}  # {each.reason}" for each in wanted]
-    return sets + [f"unset {each.name}  # {each.reason}" for each in removals(plan)]
+    unsets = [f"unset {each.name}  # {each.reason}" for each in removals(plan)]
+    return [*sets, *([_WHY_UNSET] if unsets else []), *unsets]
+
+
+_WHY_UNSET = "# Left set by a shell or a profile of the cluster, these make a run slow, or end it:"
 
 
 def restart_words(job: Job) -> list[str]:

@@ -10,6 +10,7 @@ from paceline import __version__
 from paceline.job import Job
 from paceline.job.engine import written_for
 from paceline.plan import Plan
+from paceline.units import counted
 
 
 def header(plan: Plan, job: Job, *more: str) -> list[str]:
@@ -22,11 +23,12 @@ def header(plan: Plan, job: Job, *more: str) -> list[str]:
     """
     layout = plan.layout
     made = f"Made by Paceline {__version__} for the job {job.spec.name}"
-    batch = f"{layout.micro_batch} a micro-batch x {layout.accumulation} accumulated"
+    steps = counted(layout.accumulation, "accumulation step")
+    batch = f"micro-batch {layout.micro_batch} x {steps} x {counted(layout.data, 'data rank')}"
     return [
         f"{made}: rendering again overwrites it.",
         f"{plan.layout_name} on {plan.cluster.name}.",
-        f"{batch} x {layout.data} data ranks = {layout.global_batch} samples a step.",
+        f"{batch} = {counted(layout.global_batch, 'sample')} a step.",
         *more,
     ]
 

@@ -144,7 +144,10 @@ def _remarks(bill: Bill) -> Iterator[tuple[str, str]]:
     keeping = bill.keeping
     if keeping.stored_bytes or keeping.sent_bytes:
         stored, sent = format_bytes(keeping.stored_bytes), format_bytes(keeping.sent_bytes)
-        yield "storage", f"{stored} of object storage for the whole run; {sent} downloaded once"
+        yield (
+            "storage",
+            f"{stored} of object storage for the whole run; the model ({sent}) downloaded once",
+        )
     unknown = list(_unknown(bill.costs))
     yield from unknown
     if bill.spot_unpriced:

@@ -42,8 +42,10 @@ def describe(event: log.AnyEvent) -> str | None:
         case log.StepRefused():
             return f"step {event.step} refused by all ranks: {event.reason}"
         case log.FaultInjected():
-            who = f"rank {event.rank}" if event.rank >= 0 else "a spare"
-            return f"drill: {event.fault}, at {who} (pid {event.pid})"
+            who = f" at rank {event.rank}" if event.rank >= 0 else " at a spare"
+            if event.fault.startswith(f"rank={event.rank}@"):
+                who = ""
+            return f"drill: {event.fault}{who} (pid {event.pid})"
         case log.WorkerStuck():
             return (
                 f"rank {event.rank} is stuck ({event.kind}): in {event.phase} of step "

@@ -1,5 +1,6 @@
 """Plain tables and labelled paragraphs for people, as wide as their terminal."""
 
+import re
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -109,12 +110,29 @@ def wrapped(head: str, text: str, *, indent: int | None = None) -> list[str]:
         indent: Spaces before the other lines; as long as the label when left out.
     """
     later = len(head) if indent is None else indent
+    return filled(text, text_width(), first=head, later=" " * later) or [head.rstrip()]
+
+
+def filled(text: str, width: int, *, later: str, first: str = "") -> list[str]:
+    """The lines of a text, broken between words, and in no `command` that fits into a line.
+
+    >>> filled("or write one with `paceline catalog`", 20, later="  ")
+    ['or write one with', '  `paceline catalog`']
+    """
+
+    def whole(code: re.Match[str]) -> str:
+        fits = len(code[0]) <= width - len(later)
+        return code[0].replace(" ", "\0") if fits else code[0]
+
     lines = textwrap.wrap(
-        text,
-        text_width(),
-        initial_indent=head,
-        subsequent_indent=" " * later,
+        _CODE.sub(whole, text),
+        width,
+        initial_indent=first,
+        subsequent_indent=later,
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return lines or [head.rstrip()]
+    return [line.replace("\0", " ") for line in lines]
+
+
+_CODE = re.compile(r"`[^`]+`")

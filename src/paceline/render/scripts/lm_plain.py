@@ -61,6 +61,8 @@ def check(
     found += lacks
     if found:
         raise SystemExit(f"train.py has no {', '.join(found)}: set TRAIN_SCRIPT to one that has")
+    if settings["data"]["paths"] is None and settings["data"]["corpus"] is None:
+        raise SystemExit("train.json names no data: set data.path in the job and render again")
 
 
 class Text:
@@ -117,8 +119,6 @@ class Text:
 
 def _files(data: dict[str, Any]) -> list[Path]:
     patterns = data["paths"]
-    if patterns is None and data["corpus"] is None:
-        raise SystemExit("train.json names no data: set data.path in the job and render again")
     if patterns is None:  # a text that every Python has, which was asked for
         return sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:80]
     named = {

@@ -300,7 +300,7 @@ class Safekeeping:
             text = (
                 "ranks compare parameters and optimizer state every "
                 f"{counted(self.guard.every, 'step')}, to notice one that diverges: "
-                f"{dearest_s * 1e3:.2f} ms beside a step's {shortest_s * 1e3:.3g} ms"
+                f"a comparison takes {dearest_s * 1e3:.2f} ms, a step {shortest_s * 1e3:.3g} ms"
             )
             self._here.report(log.Noted(text=text))
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Made by Paceline 0.1.0 for the job tiny: rendering again overwrites it.
 # FSDP2 over 8 ranks on 1 node x 8 H100-SXM.
-# 8 a micro-batch x 1 accumulated x 8 data ranks = 64 samples a step.
+# micro-batch 8 x 1 accumulation step x 8 data ranks = 64 samples a step.
 # For accelerate 1.10.0 to 1.15.0.
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -9,6 +9,7 @@ export OMP_NUM_THREADS=1  # one thread, as the cores are unknown: set it to a no
 export TORCH_NCCL_DUMP_ON_TIMEOUT=1  # at a time-out every rank dumps its last collectives, for torchfrtrace
 export TORCH_FR_BUFFER_SIZE=2000  # how many collectives a rank keeps for that
 export PYTORCH_ALLOC_CONF=expandable_segments:True  # less fragmentation where blocks of many sizes are gathered (torch 2.9 and newer)
+# Left set by a shell or a profile of the cluster, these make a run slow, or end it:
 unset NCCL_ALGO  # a debugging setting: NCCL chooses by message size, and since 2.24 a misspelled value ends the run
 unset NCCL_PROTO  # a debugging setting: LL128 corrupts data on hardware that lacks it
 unset NCCL_NTHREADS  # only 64, 128, 256 and 512 are valid; unset, NCCL chooses by the GPU

@@ -1,6 +1,6 @@
 # Made by Paceline 0.1.0 for the job tiny: rendering again overwrites it.
 # data 2 x tensor 4 x pipeline 4 (interleaved, 2 virtual stages), ZeRO-1 on 4 nodes x 8 H100-SXM.
-# 1 a micro-batch x 32 accumulated x 2 data ranks = 64 samples a step.
+# micro-batch 1 x 32 accumulation steps x 2 data ranks = 64 samples a step.
 # For Megatron Bridge 0.3.
 
 import os

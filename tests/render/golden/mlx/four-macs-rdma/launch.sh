@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Made by Paceline 0.1.0 for the job tiny: rendering again overwrites it.
 # DDP over 4 ranks on 4 nodes x 1 M3-Ultra.
-# 16 a micro-batch x 1 accumulated x 4 data ranks = 64 samples a step.
+# micro-batch 16 x 1 accumulation step x 4 data ranks = 64 samples a step.
 # Memory of each rank (estimated): 1.04 GiB of 512 GiB:
 #   parameters 12.8 MiB, gradients 25.5 MiB, optimizer 25.5 MiB, activations 86.6 MiB, gathered 6.13 MiB, slack 5.56 MiB, overhead 906 MiB.
 # RDMA over Thunderbolt: macOS 26.2 or newer, a Thunderbolt 5 cable between every two of the 4 Macs, and

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Made by Paceline 0.1.0 for the job tiny: rendering again overwrites it.
 # 1 rank on 1 node x 1 M3-Ultra.
-# 64 a micro-batch x 1 accumulated x 1 data ranks = 64 samples a step.
+# micro-batch 64 x 1 accumulation step x 1 data rank = 64 samples a step.
 # Memory of each rank (estimated): 1.31 GiB of 512 GiB:
 #   parameters 12.8 MiB, gradients 25.5 MiB, optimizer 25.5 MiB, activations 346 MiB, gathered 6.13 MiB, slack 21.1 MiB, overhead 906 MiB.
 set -euo pipefail

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Made by Paceline 0.1.0 for the job tiny: rendering again overwrites it.
 # DDP over 2 ranks on 2 nodes x 1 M3-Ultra.
-# 32 a micro-batch x 1 accumulated x 2 data ranks = 64 samples a step.
+# micro-batch 32 x 1 accumulation step x 2 data ranks = 64 samples a step.
 # Writes hosts.json: asks every Mac for its cables and addresses.
 set -euo pipefail
 cd "$(dirname "$0")"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Made by Paceline 0.1.0 for the job tiny: rendering again overwrites it.
 # DDP over 2 ranks on 2 nodes x 1 M3-Ultra.
-# 32 a micro-batch x 1 accumulated x 2 data ranks = 64 samples a step.
+# micro-batch 32 x 1 accumulation step x 2 data ranks = 64 samples a step.
 # Memory of each rank (estimated): 1.13 GiB of 512 GiB:
 #   parameters 12.8 MiB, gradients 25.5 MiB, optimizer 25.5 MiB, activations 173 MiB, gathered 6.13 MiB, slack 10.8 MiB, overhead 906 MiB.
 # Run it on one machine that reaches every Mac by ssh. This folder is at the

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Made by Paceline 0.1.0 for the job tiny: rendering again overwrites it.
 # DDP over 2 ranks on 2 nodes x 1 M3-Ultra.
-# 32 a micro-batch x 1 accumulated x 2 data ranks = 64 samples a step.
+# micro-batch 32 x 1 accumulation step x 2 data ranks = 64 samples a step.
 # One rank, started by mlx.launch on its Mac: says how it ended.
 set -euo pipefail
+# Left set by a shell or a profile of the cluster, these make a run slow, or end it:
 unset MLX_METAL_FAST_SYNCH  # 1 can deadlock the GPU (mlx issue 3142); off is the default
 python="$1"
 "$python" mlx_check.py mac --memory-bytes 1216131825

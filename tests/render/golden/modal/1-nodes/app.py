@@ -1,6 +1,6 @@
 # Made by Paceline 0.1.0 for the job tiny: rendering again overwrites it.
 # FSDP2 over 8 ranks on 1 node x 8 H100-SXM.
-# 8 a micro-batch x 1 accumulated x 8 data ranks = 64 samples a step.
+# micro-batch 8 x 1 accumulation step x 8 data ranks = 64 samples a step.
 # Expected: $0.04 in 0.00116 h, 1 x 8x H100 on demand (price of 2026-05-07; https://techbytes.app/posts/serverless-gpu-pricing-matrix-modal-replicate-lambda-2026/ (third-party copy of the vendor list)).
 # Ends after 30m 06s at the latest, or 10m 00s of idleness. That is $15.85 at the most, at $31.59 an hour.
 # Modal itself ends it after 30m 06s.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Made by Paceline 0.1.0 for the job tiny: rendering again overwrites it.
 # DDP over 16 ranks on 2 nodes x 8 H100-SXM.
-# 4 a micro-batch x 1 accumulated x 16 data ranks = 64 samples a step.
+# micro-batch 4 x 1 accumulation step x 16 data ranks = 64 samples a step.
 # MultiWorkerMirroredStrategy: 2 workers, one a node with all its GPUs.
 # Run it on every node, with WORKER the node's number, and HOSTS the hosts of all workers.
 set -euo pipefail

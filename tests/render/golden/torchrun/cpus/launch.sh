@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Made by Paceline 0.1.0 for the job tiny: rendering again overwrites it.
 # FSDP2 over 4 ranks on 2 nodes x 2 cpu ranks.
-# 16 a micro-batch x 1 accumulated x 4 data ranks = 64 samples a step.
+# micro-batch 16 x 1 accumulation step x 4 data ranks = 64 samples a step.
 #
 # After a failure torchrun restarts all ranks, 3 times at most, from
 # the newest whole checkpoint. This file resumes there too when you run it again.

@@ -1,6 +1,6 @@
 # Made by Paceline 0.1.0 for the job tiny: rendering again overwrites it.
 # FSDP2 over 32 ranks on 4 nodes x 8 H100-SXM.
-# 2 a micro-batch x 1 accumulated x 32 data ranks = 64 samples a step.
+# micro-batch 2 x 1 accumulation step x 32 data ranks = 64 samples a step.
 # For torchtitan 0.3.0: --module paceline_job --config job
 
 import os
