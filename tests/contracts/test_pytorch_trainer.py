@@ -150,14 +150,11 @@ def test_a_gradient_that_is_not_finite_is_an_error_though_the_loss_is(folder):
 @pytest.mark.parametrize(
     ("saved", "scale"),
     [
-        ({"scale": 2.0**11, "_growth_tracker": 7}, {"scale": 2.0**11, "num_good": 7}),
         (LossScaler(initial=4.0).state_dict(), {"scale": 4.0, "num_good": 0}),
         ({}, LossScaler().state_dict()),  # of a training in another precision
     ],
 )
 def test_fp16_goes_on_with_the_loss_scale_of_any_checkpoint(tmp_path, saved, scale):
-    if "_growth_tracker" in saved:  # of the time when the scaler was torch's own
-        saved = torch.amp.GradScaler("cpu").state_dict() | saved
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters())
     training = _training(count=1)

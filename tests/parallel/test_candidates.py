@@ -383,7 +383,7 @@ def test_s1_6_a_degree_advised_for_the_ranks_goes_with_the_model_as_well(field, 
         ),
         (
             "L008",
-            "pipeline 2 x 4 chunks is 8 stages, and the model has",
+            "pipeline 2 x 4 virtual stages is 8 stages, and the model has",
             "set layout.chunks to 3",
             ("layout.pipeline=2", "layout.chunks=4"),
         ),

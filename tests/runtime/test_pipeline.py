@@ -404,7 +404,11 @@ def test_a_parameter_without_a_stage_is_refused_by_name():
         (layout_of(4, "dualpipe-v", 7), 8, "needs at least 8 micro-batches, and there are 7"),
         (layout_of(4, "interleaved", 9, chunks=2), 8, "takes 9 micro-batches in 2 equal rounds"),
         (layout_of(4, "zero-bubble", 9), 8, "takes 9 micro-batches in 2 equal rounds"),
-        (layout_of(4, "zero-bubble", 4, chunks=2), 7, "4 x 2 chunks is 8 stages, and the model"),
+        (
+            layout_of(4, "zero-bubble", 4, chunks=2),
+            7,
+            "4 x 2 virtual stages is 8 stages, and the model",
+        ),
         (layout_of(4, "1f1b", 4, chunks=2), 8, "layout.chunks is 2, and schedule 1f1b has 1"),
         (layout_of(4, "interleaved", 4), 8, "chunks is 1, and schedule interleaved has 2 or more"),
         (layout_of(2, "zero-bubble", 4, recompute="selective"), 8, "selective recompute"),

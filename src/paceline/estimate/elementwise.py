@@ -36,7 +36,7 @@ _ROUTED_GATE = Accesses(5, 13)
 """Backward, the gradients of gate and up are joined, as experts have them in one matrix."""
 
 _TO_EXPERTS, _SPREAD = Accesses(6, 13), Accesses(8, 5)
-"""Of a copy of a token: gathered, weighted, put back and summed; and where it goes to another rank.
+"""For a token copy: gathered, weighted, put back and summed, and where it goes to another rank.
 `_SPREAD` is the mean of Qwen3's (9 and 7.5), whose weights are bfloat16, and Mixtral's (7 and 2.5).
 """
 

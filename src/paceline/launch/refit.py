@@ -97,7 +97,7 @@ def failure_before(events: Sequence[AnyEvent]) -> Failure | None:
 
 
 REFITTED = "recovery.on_oom: refit resumed the run with "
-"""Of a run that changed its layout by itself."""
+"""How the advice of a run begins that changed its layout by itself."""
 
 
 def advice_of_run(name: str, runs: Path) -> str | None:

@@ -69,6 +69,6 @@ def test_s1_15_what_is_kept_of_a_hang_is_what_diagnose_reads(tmp_path: Path) -> 
     [log] = [each for each in find_logs([str(tmp_path)], tmp_path) if "flight" in each.name]
     assert (Path(log.name).name, log.rank) == ("flight-rank-5.json", 5)
     dump = read_dump(b"".join(log.blocks), source=log.name, rank=None)
-    assert (dump.rank, dump.generation, len(dump.entries)) == (5, 2, 1)
+    assert (dump.rank, dump.generation, len(dump.calls)) == (5, 2, 1)
     assert dump.groups["0"]["ranks"] == "[0]"
     assert "collective" in last_calls(dump)
