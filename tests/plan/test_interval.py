@@ -16,6 +16,7 @@ SLOW = (
     "cluster.nodes=32",
     "train.global_batch=256",
     "train.steps=1000",
+    "recovery.state=checkpoint",
 )
 
 
@@ -67,6 +68,16 @@ def test_a_fixed_interval_that_loses_much_is_a_warning_with_what_another_saves(
     assert "warning     checkpoint: checkpoint.every is 100 steps" in format_plan(fixed)
 
 
+def test_where_copies_cover_most_failures_the_same_interval_loses_little():
+    plan = plan_of(JOB, *SLOW[:-1], "checkpoint.every=100")
+    assert plan.state is not None
+    assert plan.state.chosen == "replica"
+    assert useful(plan) > 0.95
+    assert not [each for each in plan.cautions if each.about == "checkpoint"]
+    why = decided(plan_of(JOB, *SLOW[:-1]))["checkpoint.every"]
+    assert ", if every failure resumed from a checkpoint" in why
+
+
 def test_a_tenth_of_the_steps_stays_where_it_costs_next_to_nothing():
     plan = plan_of(JOB, "train.steps=1000")
     assert plan.checkpoint_every == 100
@@ -74,7 +85,10 @@ def test_a_tenth_of_the_steps_stays_where_it_costs_next_to_nothing():
 
 
 def test_a_better_interval_is_taken_where_the_printed_goodput_differs():
-    asked = ("cluster.nodes=32", "train.steps=5000", "train.global_batch=4096")
+    asked = (
+        *("cluster.nodes=32", "train.steps=5000", "train.global_batch=4096"),
+        "recovery.state=checkpoint",
+    )
     plan = plan_of(JOB, *asked)
     why = decided(plan)["checkpoint.every"]
     named = re.search(r"every 500 would give a goodput of ([\d.]+%), not ([\d.]+%): a failure", why)

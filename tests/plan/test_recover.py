@@ -1,10 +1,12 @@
 """`recovery.state` in a plan: chosen, shown, refused where it cannot be."""
 
 import pytest
-from tests.plan.scene import JOB, TINY, plan_of
+from tests.plan.scene import JOB, TINY, job_of, plan_of
 
+from paceline.catalog import find_prices
 from paceline.errors import PlanError
 from paceline.plan import plan_from_json, plan_to_json
+from paceline.plan.bill import bill_of_plan
 from paceline.report.plan_text import format_plan
 
 LARGE = (
@@ -101,3 +103,31 @@ def test_snapshots_take_no_more_than_a_node_has():
         PlanError, match=r"P005: recovery\.state is memory, and 4 copies of .*which"
     ):
         plan_of(JOB, *full, small, "recovery.state=memory")
+
+
+@pytest.mark.parametrize("state", ["auto", "memory", "checkpoint"])
+def test_the_run_its_time_and_its_cost_are_of_the_recovery_that_was_chosen(state: str):
+    """They were of checkpoints alone, whatever was chosen; the time of copies was in no run."""
+    words = (*LARGE[:-1], f"recovery.state={state}", "layout.sharding=full")
+    plan, job = plan_of(JOB, *words), job_of(JOB, *words)
+    assert plan.state is not None
+    assert plan.goodput is not None
+    assert plan.wall_s is not None
+    assert plan.cost is not None
+    assert plan.estimate.step_s is not None
+    chosen = plan.state.tier(plan.state.chosen)
+    assert plan.goodput.useful == pytest.approx(chosen.useful)
+    assert plan.goodput.useful + sum(plan.goodput.terms.values()) == pytest.approx(1)
+    assert ("copies" in plan.goodput.terms) == (plan.state.chosen == "memory")
+    train_s = job.spec.train.steps * plan.estimate.step_s
+    assert plan.wall_s == pytest.approx(train_s / (chosen.useful or 0))
+    assert plan.cost.hours * 3600 == pytest.approx(plan.wall_s)
+    bill = bill_of_plan(plan, job, find_prices(plan.cluster.accelerator))
+    same = next(each for each in bill.costs if each.instance == plan.cost.instance)
+    assert same.usd == pytest.approx(plan.cost.usd)
+    assert sum(same.terms.values()) == pytest.approx(same.usd)
+    spot = [each.useful for each in bill.costs if each.way == "spot"]
+    assert all(share < plan.goodput.useful for share in spot)
+    assert any("of failures recover from" in line for line in bill.basis) == (
+        plan.state.chosen != "checkpoint"
+    )

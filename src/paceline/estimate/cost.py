@@ -6,13 +6,20 @@ block storage, requests, taxes and discounts.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Literal
 
 from paceline.catalog import Price, Provider, load_providers
 from paceline.catalog.mig import split_slice
-from paceline.estimate.goodput import Goodput, best_interval_s, goodput, job_mtbf_s
+from paceline.estimate.goodput import (
+    Copies,
+    Goodput,
+    best_interval_s,
+    goodput,
+    goodput_with,
+    job_mtbf_s,
+)
 from paceline.units import bytes_apart, counted, format_bytes
 
 Way = Literal["on demand", "spot"]
@@ -60,6 +67,10 @@ class Failures:
     background_s: float = 0.0
     """A checkpoint is written on while training goes on."""
 
+    copies: Copies | None = None
+    """That failures of accelerators recover from besides. What is taken away resumes from the
+    checkpoint: often several instances go together."""
+
     def goodput(self, num_ranks: int, num_spot_instances: int = 0) -> Goodput:
         """The share of the time that is useful on so many ranks, on so many spot instances."""
         mtbf_s = job_mtbf_s(num_ranks, self.rank_mtbf_s)
@@ -69,13 +80,18 @@ class Failures:
         interval_s = None if num_spot_instances else self.interval_s
         if interval_s is None:
             interval_s = best_interval_s(self.save_s, mtbf_s, background_s=self.background_s)
-        return goodput(
-            mtbf_s=mtbf_s,
-            interval_s=interval_s,
-            save_s=self.save_s,
-            restart_s=self.restart_s,
-            background_s=min(self.background_s, interval_s),
-        )
+        seconds = {
+            "mtbf_s": mtbf_s,
+            "interval_s": interval_s,
+            "save_s": self.save_s,
+            "restart_s": self.restart_s,
+            "background_s": min(self.background_s, interval_s),
+        }
+        if self.copies is None:
+            return goodput(**seconds)
+        # Those that are kept slow the steps down on spot, too.
+        kept = replace(self.copies, covered=0.0) if num_spot_instances else self.copies
+        return goodput_with(kept, **seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -107,7 +107,7 @@ class Goodput:
     terms: Mapping[str, float]
     """What takes the rest, as shares of the wall time: `saving` (training waits for a
     checkpoint), `lost` (repeated work after a failure), `restart` (detected, fenced, started
-    and loaded again)."""
+    and loaded again) and, where copies of the state slow the steps down, `copies`."""
 
     interval_s: float
     """Seconds of training between checkpoints."""
@@ -120,6 +120,56 @@ class Goodput:
 
     lost_s_per_failure: float
     """Seconds of repeated work after each failure, on the mean."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """Copies of the state besides the checkpoints, which most failures recover from."""
+
+    covered: float
+    """Share of the failures after which a copy is there; the rest go to the checkpoint."""
+
+    recover_s: float
+    """From a covered failure to the first step after it."""
+
+    lost_s: float
+    """Repeated work after a covered failure, on the mean."""
+
+    slower: float
+    """What keeping them adds to a step, as a share of it."""
+
+
+def goodput_with(copies: Copies, *, mtbf_s: float, interval_s: float, **seconds: float) -> Goodput:
+    """The share of the time that is useful where copies cover most failures: that of the
+    checkpoints for the failures that need them, less what the others and the copies take.
+
+    Args:
+        copies: What they cover and cost.
+        mtbf_s: Mean seconds between all failures of the job.
+        interval_s: Seconds of training between the starts of two checkpoints.
+        **seconds: `save_s`, `restart_s` and `background_s`, as `goodput` takes them.
+
+    >>> copies = Copies(covered=0.9, recover_s=20, lost_s=80, slower=0.0)
+    >>> one = goodput_with(copies, mtbf_s=10_000, interval_s=1000, save_s=50, restart_s=300)
+    >>> round(one.useful, 3), round(one.useful + sum(one.terms.values()), 6)
+    (0.936, 1.0)
+    """
+    rest = goodput(mtbf_s=mtbf_s / (1 - copies.covered), interval_s=interval_s, **seconds)
+    of_failures = copies.covered / mtbf_s
+    left = 1 / (1 + (copies.recover_s + copies.lost_s) * of_failures)
+    useful = rest.useful * left / (1 + copies.slower)
+    slowed = rest.useful * left - useful
+    lost = {"lost": copies.lost_s * of_failures, "restart": copies.recover_s * of_failures}
+    return Goodput(
+        useful=useful,
+        terms={name: (share + lost.get(name, 0.0)) * left for name, share in rest.terms.items()}
+        | ({"copies": slowed} if slowed else {}),
+        interval_s=interval_s,
+        mtbf_s=mtbf_s,
+        failures_per_hour=_HOUR_S / mtbf_s,
+        lost_s_per_failure=copies.covered * copies.lost_s
+        + (1 - copies.covered) * rest.lost_s_per_failure,
+    )
 
 
 def goodput(

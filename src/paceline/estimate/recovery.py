@@ -8,13 +8,12 @@ Leaves out: pieces of different size (experts beside dense layers, uneven stages
 shares a link with the step's own, and failures of many nodes together, beyond one share for all.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
 from paceline.estimate.engine_memory import HOST_MEMORY_BYTES_PER_S
-from paceline.estimate.goodput import best_interval_s, goodput, job_mtbf_s
+from paceline.estimate.goodput import Copies, best_interval_s, goodput_with, job_mtbf_s
 from paceline.parallel import Layout
 from paceline.units import bytes_apart, format_bytes
 
@@ -379,12 +378,25 @@ def _priced(
     lost_s = training.step_s / 2 if lost_s is None else lost_s
     fetch_s = case.fetch_s if fetch_s is None else fetch_s
     recover_s = failures.in_place_s + fetch_s
-    uncovered = case.mtbf_s / (1 - covered)
-    saved = _with_checkpoints(case, uncovered)
-    per_failure_s = 0.0 if not covered else recover_s + lost_s
-    failing = per_failure_s * covered / case.mtbf_s
-    slower = training.step_s / (training.step_s + step_s)
-    useful = saved["useful"] * slower / (1 + failing)
+    if training.checkpoint_interval_s is not None:
+        saves_every_s = training.checkpoint_interval_s
+    else:
+        saves_every_s = best_interval_s(
+            training.save_s,
+            case.mtbf_s / (1 - covered),
+            background_s=training.write_s,
+            step_s=training.step_s,
+        )
+    good = goodput_with(
+        Copies(
+            covered=covered, recover_s=recover_s, lost_s=lost_s, slower=step_s / training.step_s
+        ),
+        mtbf_s=case.mtbf_s,
+        interval_s=saves_every_s,
+        save_s=training.save_s,
+        restart_s=failures.restart_s,
+        background_s=min(training.write_s, saves_every_s),
+    )
     return StateTier(
         name=name,
         why_not=why_not,
@@ -392,32 +404,9 @@ def _priced(
         host_bytes=host_bytes,
         network_bytes_per_step=network_bytes,
         step_s=step_s,
-        interval_s=saved["interval_s"] if name == "checkpoint" else interval_s,
+        interval_s=saves_every_s if name == "checkpoint" else interval_s,
         fetch_s=fetch_s,
-        lost_s=saved["lost_s"] if name == "checkpoint" else lost_s,
+        lost_s=good.lost_s_per_failure if name == "checkpoint" else lost_s,
         recover_s=failures.restart_s if name == "checkpoint" else recover_s,
-        useful=None if why_not is not None else useful,
+        useful=None if why_not is not None else good.useful,
     )
-
-
-def _with_checkpoints(case: _Case, mtbf_s: float) -> Mapping[str, float]:
-    """Useful share, interval and lost work when failures that need a checkpoint come every
-    `mtbf_s`."""
-    training = case.training
-    interval_s = training.checkpoint_interval_s
-    if interval_s is None:
-        interval_s = best_interval_s(
-            training.save_s, mtbf_s, background_s=training.write_s, step_s=training.step_s
-        )
-    good = goodput(
-        mtbf_s=mtbf_s,
-        interval_s=interval_s,
-        save_s=training.save_s,
-        restart_s=case.failures.restart_s,
-        background_s=min(training.write_s, interval_s),
-    )
-    return {
-        "useful": good.useful,
-        "interval_s": interval_s,
-        "lost_s": good.lost_s_per_failure,
-    }

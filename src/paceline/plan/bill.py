@@ -24,6 +24,7 @@ from paceline.estimate.cost import (
     why_no_cost,
     why_none,
 )
+from paceline.estimate.recovery import StatePlan
 from paceline.job import Job
 from paceline.parallel.abilities import abilities_of
 from paceline.plan.decision import Plan
@@ -104,6 +105,7 @@ def bill_of_plan(
         f"a checkpoint every {counted(plan.checkpoint_every, 'step')}, {format_bytes(state)}{kept}",
         *_all_kept(plan, view.num_checkpoints),
         *_assumed(view.restart_s),
+        *_recovers(view.state),
     ]
     return _bill(
         name=job.spec.name,
@@ -116,6 +118,17 @@ def bill_of_plan(
         needs=needs_of(plan),
         keeping=keeping,
     )
+
+
+def _recovers(state: StatePlan | None) -> Iterator[str]:
+    """What a failure costs where it does not resume from a checkpoint."""
+    if state is not None and state.chosen != "checkpoint":
+        tier = state.tier(state.chosen)
+        yield (
+            f"{tier.covered:.1%} of failures recover from {state.chosen} in "
+            f"{format_seconds(tier.recover_s)}; a spot instance that is taken resumes from the "
+            "checkpoint"
+        )
 
 
 def _all_kept(plan: Plan, count: int) -> Iterator[str]:

@@ -19,7 +19,7 @@ _MOST_LOST_FIXED = 0.05
 def with_advised(plan: Plan, job: Job, view: Outlook) -> Plan:
     """The plan with Daly's interval, where the job leaves it open and the goodput differs as it is
     printed. On this machine nobody has counted failures."""
-    advice, good = view.checkpoints, view.goodput
+    advice, good = view.checkpoints, view.from_checkpoints
     if job.spec.checkpoint.every != "auto" or plan.cluster.is_local:
         return plan
     if advice is None or good is None or not advice.every_steps:
@@ -35,7 +35,8 @@ def with_advised(plan: Plan, job: Job, view: Outlook) -> Plan:
             replace(
                 each,
                 value=counted(every, "step"),
-                reason=f"every {plan.checkpoint_every} would give a goodput of {ours}, not {best}: "
+                reason=f"every {plan.checkpoint_every} would give a goodput of {ours}, not {best}"
+                f"{_if_alone(view)}: "
                 f"{advice.reason} ({_guess(view)})",
             )
             if each.field == "checkpoint.every"
@@ -47,32 +48,31 @@ def with_advised(plan: Plan, job: Job, view: Outlook) -> Plan:
 
 def interval_caution(plan: Plan, job: Job, view: Outlook) -> Iterator[Caution]:
     """An interval of the job's own that loses more than 5 % of the time against the advised one."""
-    advice, good = view.checkpoints, view.goodput
+    advice, good, best = view.checkpoints, view.goodput, view.best_goodput
     every = job.spec.checkpoint.every
-    if every == "auto" or advice is None or good is None or not advice.every_steps:
+    if every == "auto" or advice is None or good is None or best is None:
         return
-    if _lost(plan, view) <= _MOST_LOST_FIXED:
+    # On this machine nobody has counted failures.
+    if plan.cluster.is_local or best.useful - good.useful <= _MOST_LOST_FIXED:
         return
     assert view.train_s is not None, "there is advice"
     saved = "and the run ends"
     if view.wall_s is not None:
-        saved = f"{format_seconds(view.wall_s - view.train_s / advice.goodput.useful)} less in all"
+        saved = f"{format_seconds(view.wall_s - view.train_s / best.useful)} less in all"
     yield Caution(
         about="checkpoint",
         what=f"checkpoint.every is {counted(every, 'step')}, {format_seconds(good.interval_s)}, "
         f"and failures are {format_seconds(good.mtbf_s)} apart: the goodput is "
         f"{good.useful:.1%}",
         fix=f"set checkpoint.every to {advice.every_steps}, or leave it out: "
-        f"{advice.goodput.useful:.1%}, {saved} (estimated; {_guess(view)})",
+        f"{best.useful:.1%}, {saved} (estimated; {_guess(view)})",
     )
 
 
-def _lost(plan: Plan, view: Outlook) -> float:
-    """Share of the time that the plan's interval loses against the advised one; 0 on this machine,
-    whose failures nobody has counted."""
-    if plan.cluster.is_local or view.checkpoints is None or view.goodput is None:
-        return 0.0
-    return view.checkpoints.goodput.useful - view.goodput.useful
+def _if_alone(view: Outlook) -> str:
+    """The interval is for the day on which no copy of the state is left."""
+    from_copies = view.state is not None and view.state.chosen != "checkpoint"
+    return ", if every failure resumed from a checkpoint" if from_copies else ""
 
 
 def _guess(view: Outlook) -> str:

@@ -18,11 +18,13 @@ from paceline.estimate.cost import (
     cheapest_costs,
     run_costs,
 )
-from paceline.estimate.goodput import DEFAULT_RANK_MTBF_S, Goodput
+from paceline.estimate.goodput import DEFAULT_RANK_MTBF_S, Copies, Goodput
+from paceline.estimate.recovery import StatePlan
 from paceline.job import Job
 from paceline.parallel.abilities import abilities_of
 from paceline.plan.advice.checkpoints import CheckpointAdvice, advise_checkpoints
 from paceline.plan.decision import Plan
+from paceline.plan.recover import plan_state
 
 WEIGHT_BYTES = 2
 """Bytes of the finished model for each parameter, in bf16: what is sent out once."""
@@ -93,7 +95,16 @@ class Outlook:
     """The interval that loses the least; None when a step's time is unknown."""
 
     goodput: Goodput | None
-    """With the plan's own interval."""
+    """With the plan's own interval, from the state that it recovers from."""
+
+    best_goodput: Goodput | None
+    """With the advised interval in its place."""
+
+    from_checkpoints: Goodput | None
+    """With the plan's own interval, if every failure resumed from a checkpoint."""
+
+    state: StatePlan | None
+    """Where a lost rank's state comes from; None when a step's time is unknown."""
 
     costs: tuple[RunCost, ...]
     """The best of each provider, on demand and spot: machines that are known to run the plan first,
@@ -120,15 +131,23 @@ def outlook(
         keeping: What the run stores and sends out; left out, `keeping_of` the plan.
     """
     cluster, price, train = plan.cluster, plan.estimate, job.spec.train
-    state = price.num_checkpoint_bytes
-    copy_s = state / cluster.num_ranks / cluster.copy_bytes_per_s
-    write_s = state / assumptions.storage_of(cluster.num_nodes)
+    num_bytes = price.num_checkpoint_bytes
+    copy_s = num_bytes / cluster.num_ranks / cluster.copy_bytes_per_s
+    write_s = num_bytes / assumptions.storage_of(cluster.num_nodes)
     background_s = write_s if abilities_of(plan.engine).saves_in_background else 0.0
     save_s = copy_s + write_s - background_s
     restart_s = assumptions.restart_s + write_s
     step_s = price.step_s
     train_s = None if step_s is None else step_s * train.steps
-    good = advice = None
+    failures = Failures(
+        save_s=save_s,
+        restart_s=restart_s,
+        rank_mtbf_s=assumptions.rank_mtbf_s,
+        interval_s=None if step_s is None else plan.checkpoint_every * step_s,
+        background_s=background_s,
+    )
+    good = best = from_checkpoints = advice = None
+    state = plan_state(plan, job, failures, write_s)
     if step_s is not None:
         advice = advise_checkpoints(
             save_s=save_s,
@@ -140,7 +159,12 @@ def outlook(
         )
         if advice.every_steps is not None:  # a shorter run saves once, at its end
             advice = replace(advice, every_steps=min(advice.every_steps, train.steps))
-        good = _goodput(plan.checkpoint_every * step_s, advice, save_s, restart_s, background_s)
+        from_checkpoints = failures.goodput(cluster.num_ranks)
+        failures = replace(failures, copies=_copies(state, step_s))
+        good = best = failures.goodput(cluster.num_ranks)
+        if advice.every_steps:
+            advised = replace(failures, interval_s=advice.every_steps * step_s)
+            best = advised.goodput(cluster.num_ranks)
     wall_s = None if train_s is None or not good or not good.useful else train_s / good.useful
     seq_len = plan.profile.seq_len
     rows = find_prices(cluster.accelerator) if prices is None else tuple(prices)
@@ -161,15 +185,10 @@ def outlook(
         restart_s=restart_s,
         checkpoints=advice,
         goodput=good,
-        costs=_costs(
-            plan,
-            job,
-            train_s,
-            rows,
-            (save_s, restart_s, background_s),
-            assumptions,
-            keeping or keeping_of(plan, job),
-        ),
+        best_goodput=best,
+        from_checkpoints=from_checkpoints,
+        state=state,
+        costs=_costs(plan, job, train_s, rows, failures, keeping or keeping_of(plan, job)),
         assumptions=assumptions,
     )
 
@@ -206,21 +225,16 @@ def needs_of(plan: Plan) -> Needs:
     )
 
 
-def _goodput(
-    interval_s: float,
-    advice: CheckpointAdvice,
-    save_s: float,
-    restart_s: float,
-    background_s: float,
-) -> Goodput:
-    from paceline.estimate.goodput import goodput
-
-    return goodput(
-        mtbf_s=advice.mtbf_s,
-        interval_s=interval_s,
-        save_s=save_s,
-        restart_s=restart_s,
-        background_s=min(background_s, interval_s),
+def _copies(state: StatePlan | None, step_s: float) -> Copies | None:
+    """What the chosen place covers and costs; None where that is the checkpoint alone."""
+    if state is None or state.chosen == "checkpoint":
+        return None
+    tier = state.tier(state.chosen)
+    return Copies(
+        covered=tier.covered,
+        recover_s=tier.recover_s,
+        lost_s=tier.lost_s,
+        slower=tier.step_s / step_s,
     )
 
 
@@ -229,21 +243,11 @@ def _costs(
     job: Job,
     train_s: float | None,
     prices: Iterable[Price],
-    seconds: tuple[float, float, float],
-    assumptions: Assumptions,
+    failures: Failures,
     keeping: Keeping,
 ) -> tuple[RunCost, ...]:
     if train_s is None:
         return ()
-    step_s = plan.estimate.step_s
-    save_s, restart_s, background_s = seconds
-    failures = Failures(
-        save_s=save_s,
-        restart_s=restart_s,
-        rank_mtbf_s=assumptions.rank_mtbf_s,
-        interval_s=None if step_s is None else plan.checkpoint_every * step_s,
-        background_s=background_s,
-    )
     return cheapest_costs(
         run_costs(
             num_accelerators=plan.cluster.num_ranks,

@@ -37,7 +37,7 @@ from paceline.plan.loss import check_loss_chunk, check_router_loss, router_loss_
 from paceline.plan.outlook import Outlook, needs_of, outlook
 from paceline.plan.parallelize import parallelize_plan
 from paceline.plan.reasons import rejected_of
-from paceline.plan.recover import check_state, plan_state
+from paceline.plan.recover import check_state
 from paceline.plan.search import Found, fastest, search
 from paceline.plan.search_inputs import (
     Asked,
@@ -331,8 +331,7 @@ def _with_outlook(plan: Plan, asked: Asked, found: Found) -> Plan:
     advised = with_advised(plan, asked.job, view)
     if advised is not plan:
         plan, view = advised, outlook(advised, asked.job, prices=prices)
-    state = plan_state(plan, asked.job, view)
-    PlanError.raise_for(check_state(plan, asked.job, state))
+    PlanError.raise_for(check_state(plan, asked.job, view.state))
     costs = [
         cost
         for cost in view.costs
@@ -359,7 +358,7 @@ def _with_outlook(plan: Plan, asked: Asked, found: Found) -> Plan:
         why_no_cost=no_cost,
         costs=_cheapest_providers(view),
         goodput=None if cluster.is_local else view.goodput,
-        state=state,
+        state=view.state,
         wall_s=wall_s,
         pareto=tuple(_points(found, plan, case_of_asked(asked), usd)),
         cautions=(*plan.cautions, *interval_caution(plan, asked.job, view)),

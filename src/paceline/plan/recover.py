@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from paceline.choices.optimizers import OPTIMIZERS
 from paceline.errors import Problem
+from paceline.estimate.cost import Failures
 from paceline.estimate.recovery import (
     Machine,
     Reliability,
@@ -15,18 +16,18 @@ from paceline.estimate.recovery import (
 from paceline.job import Job
 from paceline.plan.decision import Plan
 from paceline.plan.host import host_limit_bytes, host_limit_source
-from paceline.plan.outlook import Outlook
 from paceline.profile import ModelProfile
 from paceline.profile.block import expert_parameters
 
 
-def plan_state(plan: Plan, job: Job, view: Outlook) -> StatePlan | None:
+def plan_state(plan: Plan, job: Job, failures: Failures, read_s: float) -> StatePlan | None:
     """The tiers of a plan; None when a step's time is unknown.
 
     Args:
         plan: With its layout and estimate.
         job: Of which it is the plan.
-        view: Its run, for the assumptions and the seconds of saving and restarting.
+        failures: Their rate, and the seconds of saving and restarting.
+        read_s: Seconds in which a checkpoint is read.
     """
     cluster, step_s = plan.cluster, plan.estimate.step_s
     if step_s is None:
@@ -39,8 +40,8 @@ def plan_state(plan: Plan, job: Job, view: Outlook) -> StatePlan | None:
             num_routed=_num_routed(plan.profile),
             moment_bytes=OPTIMIZERS[plan.optimizer].moment_bytes,
             step_s=step_s,
-            save_s=view.save_s,
-            write_s=view.background_s,
+            save_s=failures.save_s,
+            write_s=failures.background_s,
             checkpoint_interval_s=plan.checkpoint_every * step_s,
         ),
         Machine(
@@ -57,7 +58,7 @@ def plan_state(plan: Plan, job: Job, view: Outlook) -> StatePlan | None:
             - (plan.host_bytes if plan.layout.offload == "cpu" else 0),
             engine=None if plan.engine == "paceline" else plan.engine,
         ),
-        _reliability(view, is_local=cluster.is_local),
+        _reliability(failures, read_s, is_local=cluster.is_local),
         asked=None if asked == "auto" else asked,
     )
 
@@ -69,12 +70,12 @@ def _num_routed(profile: ModelProfile) -> int:
     return sum(int(each.count) * expert_parameters(each) for each in profile.blocks)
 
 
-def _reliability(view: Outlook, *, is_local: bool) -> Reliability:
-    rate = view.assumptions.rank_mtbf_s
+def _reliability(failures: Failures, read_s: float, *, is_local: bool) -> Reliability:
+    rate = failures.rank_mtbf_s
     if not is_local:
-        return Reliability(rank_mtbf_s=rate, restart_s=view.restart_s)
+        return Reliability(rank_mtbf_s=rate, restart_s=failures.restart_s)
     return Reliability(
-        rank_mtbf_s=rate, restart_s=_RESTART_HERE_S + view.write_s, in_place_s=_IN_PLACE_HERE_S
+        rank_mtbf_s=rate, restart_s=_RESTART_HERE_S + read_s, in_place_s=_IN_PLACE_HERE_S
     )
 
 

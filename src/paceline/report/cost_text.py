@@ -13,7 +13,7 @@ from paceline.units import format_bytes, format_seconds
 _COLUMNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("COMPUTE", ("training",)),
     ("IDLE", ("idle",)),
-    ("CKPT", ("saving",)),
+    ("CKPT", ("saving", "copies")),
     ("FAILURES", ("lost", "restart")),
     ("STORAGE", ("storage",)),
     ("EGRESS", ("egress",)),
@@ -38,7 +38,7 @@ def _lines(bill: Bill) -> Iterator[str]:
         note = (
             "Dollars, except HOURS. TOTAL adds up the columns after HOURS; CKPT is time spent on "
         )
-        yield from wrapped("", f"{note}saving checkpoints; - is unknown.")
+        yield from wrapped("", f"{note}saving checkpoints and copies; - is unknown.")
         yield ""
         yield format_table([*_machines(bill.costs)])
         yield "FILES: paceline render JOB --for NAME writes the files that start the run there."

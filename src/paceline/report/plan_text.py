@@ -326,7 +326,12 @@ def losses(terms: Mapping[str, float], digits: int) -> str:
     return f" ({', '.join(shown)})" if shown else ""
 
 
-_LOSSES = {"saving": "saving checkpoints", "lost": "repeated steps", "restart": "restarting"}
+_LOSSES = {
+    "saving": "saving checkpoints",
+    "copies": "copying to memory",
+    "lost": "repeated steps",
+    "restart": "restarting",
+}
 """Term of `Goodput` -> how it is called."""
 
 

@@ -15,7 +15,6 @@ from paceline.job import Job
 from paceline.job.failure_rates import FailuresSpec
 from paceline.plan import Plan, plan_job
 from paceline.plan.outlook import DEFAULTS, outlook
-from paceline.plan.recover import plan_state
 from paceline.plan.search_inputs import CanRun
 from paceline.profile import ModuleFacts
 from paceline.simulation.costs import Costs, Phase, System, costs_on_gloo, costs_on_nccl
@@ -138,7 +137,7 @@ def make_case(
     per_node = plan.cluster.ranks_per_node
     rank_mtbf_s = DAY_S * per_node / failures.at(num_nodes)
     view = outlook(plan, job, assumptions=replace(DEFAULTS, rank_mtbf_s=rank_mtbf_s))
-    state = plan_state(plan, job, view)
+    state = view.state
     assert state is not None, "the step's time is known"
     copy_s = state.tier(state.chosen).fetch_s
     variants: list[tuple[str, Costs]]

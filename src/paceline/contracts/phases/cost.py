@@ -135,9 +135,9 @@ def saving_opportunities(case: Case) -> list[str]:
     lost = chosen.terms.get("lost", 0.0) + chosen.terms.get("restart", 0.0)
     if lost > 0.01 * chosen.usd:
         found.append(f"${lost:,.0f} are lost to failures: restart faster, or save more often")
-    best = case.view.checkpoints
-    if best is not None and case.view.goodput is not None:
-        gain = best.goodput.useful - case.view.goodput.useful
+    best, view = case.view.checkpoints, case.view
+    if best is not None and view.goodput is not None and view.best_goodput is not None:
+        gain = view.best_goodput.useful - view.goodput.useful
         if gain > 0.001 and round(gain * chosen.usd):
             found.append(
                 f"a checkpoint every {best.every_steps} steps instead of "
