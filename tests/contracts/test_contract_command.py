@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 
 from paceline.cli import cli
 from paceline.contracts.skills import SKILLS, find_skill, ray, run_skill
+from paceline.contracts.skills.messages.ray import ClusterStatus
 from paceline.contracts.skills.messages.read import answer_json, read_request, schema_of
 from paceline.errors import JobError
 
@@ -177,6 +178,64 @@ def test_s2_9_a_cluster_that_does_not_answer_is_told_with_rays_token(tmp_path, m
     assert answer["status"] == "error"
     assert "no answer (`ray start --head` starts one; one with token" in answer["message"]
     assert "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN" in answer["message"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("AF_UNIX path length cannot exceed 107 bytes: /long/path"),
+        Exception("The current node timed out during startup."),
+    ],
+)
+def test_s2_9_a_cluster_that_ray_cannot_start_here_is_an_answer(tmp_path, monkeypatch, error):
+    def init(**_):
+        raise error
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "need", lambda *_: None)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init, shutdown=lambda: None))
+    answer = run_skill(
+        "ray-distributed-trainer", workers_here(1, tmp_path), source="here", folder=tmp_path
+    )
+    assert answer["status"] == "error"
+    assert f"cannot start a cluster on this machine: {error} (give a short" in answer["message"]
+
+
+def test_s2_9_an_address_where_nothing_listens_is_told_before_ray_tries(tmp_path, monkeypatch):
+    def init(**_):
+        raise AssertionError("Ray tries for minutes")
+
+    fake = SimpleNamespace(init=init, shutdown=lambda: None, __spec__="found")
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    for address in ("127.0.0.1:1", "ray://127.0.0.1:1"):
+        asked = json.dumps({"mode": "cluster", "config": {"address": address}})
+        answer = run_skill("ray-distributed-trainer", asked, source="here", folder=tmp_path)
+        assert answer["status"] == "error"
+        assert f"no Ray cluster answers at {address}: " in answer["message"]
+        assert "Connection refused" in answer["message"]
+
+
+def test_s2_9_a_loop_that_fails_answers_with_its_line_and_what_it_had_reached(
+    tmp_path, monkeypatch
+):
+    said = (
+        "Training failed due to worker errors:\n[Rank 0 Error Snippet]:\n"
+        f'  File "{tmp_path}/t.py", line 12, in train_loop\n    raise ValueError("boom")\n'
+        "ValueError: boom\n"
+    )
+
+    def fit():
+        raise RuntimeError(said)
+
+    request = read_request(RAY, workers_here(1, tmp_path), source="here")
+    monkeypatch.setattr(ray, "_loop", lambda *_: None)
+    monkeypatch.setattr(ray, "_reports", lambda: (None, lambda: ({"loss": 5.76}, "/kept/c1")))
+    monkeypatch.setattr(ray, "_trainer", lambda *_, **__: SimpleNamespace(fit=fit))
+    answer = ray._train(request, tmp_path, ClusterStatus(numNodes=1, totalCpu=2, totalGpu=0), 0.0)
+    assert answer.status == "error"
+    assert answer.message == "t.py, line 12: RuntimeError: ValueError: boom"
+    assert answer.results.metrics == {"loss": 5.76}
+    assert answer.checkpointPath == "/kept/c1"
 
 
 def test_text_that_is_no_utf8_is_refused():

@@ -114,6 +114,51 @@ def test_s2_8_going_on_from_a_checkpoint_is_as_if_it_had_never_stopped(folder):
     assert rest["metrics"]["epochsTrained"] == 4
 
 
+@pytest.mark.parametrize("before", ["none", "cosine", "onecycle"])
+@pytest.mark.parametrize("scheduler", ["step", "cosine", "onecycle"])
+def test_s2_8_a_resume_follows_the_schedule_of_its_own_request(folder, before, scheduler):
+    answer(asked(epochs=2, learningRate=0.05, scheduler=before), folder)
+    rest = asked({"resumeFrom": "checkpoints/epoch-1.pt"}, epochs=6, scheduler=scheduler)
+    found = answer(rest, folder)
+    whole = answer(asked(epochs=6, scheduler=scheduler), folder)
+    rates = [[point["learningRate"] for point in each["learningCurve"]] for each in (found, whole)]
+    assert found["status"] == "success"
+    assert rates[0] == rates[1][1:]
+
+
+@pytest.mark.parametrize("wanted", ["adam", "sgd", "rmsprop"])
+def test_s2_8_a_resume_with_another_optimizer_is_refused_by_name(folder, capfd, wanted):
+    answer(asked(epochs=1), folder)
+    found = answer(asked({"resumeFrom": "checkpoints/epoch-1.pt"}, optimizer=wanted), folder)
+    assert found["status"] == "error"
+    assert (
+        f"epoch-1.pt has the state of optimizer adamw, and trainingConfig.optimizer is {wanted}: "
+        'ask for "optimizer": "adamw"'
+    ) in found["message"]
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        ("torch.ones(8, 4), torch.ones(8).long()", "a tuple whose first sample is a Tensor"),
+        ("torch.ones(8, 4)", "a Tensor whose first sample is a Tensor"),
+        ("iter([])", "a list_iterator"),
+        ("None", "a NoneType"),
+    ],
+)
+def test_s2_8_load_data_that_returns_no_dataset_is_told_what_it_must_return(
+    folder, capfd, returned, said
+):
+    own = f"\n\nimport torch\n\n\ndef load_data(path):\n    return {returned}\n"
+    (folder / "model.py").write_text(MODEL + own)
+    found = answer(asked(), folder)
+    assert found["status"] == "error"
+    assert f"load_data('train.npz') returned {said}: return a dataset" in found["message"]
+    assert "TensorDataset(x, y)" in found["message"]
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_s2_8_early_stopping_ends_it_and_says_so(folder):
     found = answer(asked(epochs=500, learningRate=0.05, earlyStopping={"patience": 2}), folder)
     assert found["status"] == "early_stopped"
@@ -204,7 +249,7 @@ def test_a_checkpoint_that_cannot_be_written_later_is_said_without_a_traceback(f
         (b"junk of nobody", "is no checkpoint: PyTorch cannot read it"),
         (b"", "is no checkpoint: PyTorch cannot read it"),
         (b"\x80\x02.", "is no checkpoint: PyTorch cannot read it"),
-        ({"model": {}}, "is no checkpoint of this trainer: it has no optimizer, scheduler"),
+        ({"model": {}}, "is no checkpoint of this trainer: it has no optimizer, scaler"),
         ([1, 2], "is no checkpoint of this trainer: it has no model"),
     ],
     ids=["junk", "empty", "pickle", "other", "list"],

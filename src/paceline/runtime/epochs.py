@@ -17,6 +17,7 @@ import os
 import runpy
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,20 +30,18 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
 from paceline.parallel.layout import Layout
 from paceline.record.lines import write_whole
 from paceline.runtime import strategy
 from paceline.runtime.determinism import seed_everything
 from paceline.runtime.devices import DEVICES, device_of
+from paceline.runtime.samples import Pair, Wrong, load_samples, read_samples
 from paceline.runtime.sampling import sample_ids
 from paceline.runtime.strategy.local import unwrapped
 from paceline.runtime.trainer import Trainer
 from paceline.units import counted
-
-Pair = tuple[Tensor, ...]
-"""Input and target."""
 
 _PRECISIONS: dict[Any, strategy.Precision] = {"bf16": "bf16", "fp16": "fp16", True: "bf16"}
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -51,10 +50,6 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": partial(torch.optim.SGD, momentum=0.9),
     "rmsprop": torch.optim.RMSprop,
 }
-
-
-class Wrong(Exception):
-    """Something of the request or of the model's file that a person can fix."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,10 +82,8 @@ def prepare(asked: dict[str, Any]) -> Training:
     seed_everything(wanted["seed"])
     own = _import(Path(asked["modelPath"]))
     load = own.get("load_data", read_samples)
-    train_data = load(data["trainPath"])
-    val_data = None if data["valPath"] is None else load(data["valPath"])
-    if not len(train_data):
-        raise Wrong(f"{data['trainPath']} has no samples")
+    train_data = load_samples(load, data["trainPath"])
+    val_data = None if data["valPath"] is None else load_samples(load, data["valPath"])
     model: nn.Module = _build(own).to(device)
     trained = [each for each in model.parameters() if each.requires_grad]
     if not trained:
@@ -189,44 +182,6 @@ def _one_epoch(training: Training) -> float | None:
     if dist.get_rank() == 0:
         print(json.dumps(training.curve[-1]), flush=True)
     return val_loss
-
-
-def read_samples(path: str) -> "Dataset[Pair]":
-    """Inputs as float32 and targets, from `.npz` or `.csv`."""
-    if path.endswith(".npz"):
-        try:
-            with np.load(path, allow_pickle=False) as arrays:
-                missing = {"x", "y"} - set(arrays.files)
-                if missing:
-                    raise Wrong(f"{path} has no array {' and '.join(sorted(missing))}")
-                x, y = arrays["x"], arrays["y"]
-        except (ValueError, OSError) as error:
-            raise Wrong(f"{path} cannot be read as npz: {error}") from None
-    elif path.endswith(".csv"):
-        try:
-            if not os.path.getsize(path):
-                raise Wrong(f"{path} is empty")
-            table = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2)
-        except (ValueError, OSError) as error:
-            why = str(error).split(";")[0]  # then NumPy names options of its own
-            raise Wrong(f"{path} cannot be read as numbers with a header: {why}") from None
-        if table.shape[1] < 2:
-            raise Wrong(
-                f"{path} has {counted(table.shape[1], 'column')}, and needs inputs and a target"
-            )
-        x, y = table[:, :-1], table[:, -1]
-        if np.array_equal(y, np.floor(y)):
-            y = y.astype(np.int64)
-    else:
-        raise Wrong(f"{path} is neither .npz nor .csv: define load_data(path) in the model's file")
-    if len(x) != len(y):
-        raise Wrong(f"{path} has {len(x)} inputs and {len(y)} targets")
-    for name, values in (("inputs", x), ("targets", y)):
-        if not np.isfinite(values).all():
-            raise Wrong(f"{path} has {name} that are not finite")
-    is_class = np.issubdtype(y.dtype, np.integer)
-    targets = torch.from_numpy(y.astype(np.int64 if is_class else np.float32))
-    return TensorDataset(torch.from_numpy(x.astype(np.float32)), targets)
 
 
 def loss_for(data: "Dataset[Pair]") -> Callable[[Any, Tensor], Tensor]:
@@ -379,11 +334,10 @@ def _scheduler(
 
 
 def _save(training: Training, path: Path) -> Path:
-    trainer, scheduler = training.trainer, training.scheduler
+    trainer = training.trainer
     state = {
         "model": unwrapped(trainer.model).state_dict(),
         "optimizer": trainer.optimizer.state_dict(),
-        "scheduler": None if scheduler is None else scheduler.state_dict(),
         "scaler": {} if trainer.scaler is None else trainer.scaler.state_dict(),
         "epoch": training.epoch,
         "best": training.best,
@@ -403,9 +357,7 @@ def _resume(training: Training, path: Path) -> None:
     state = _read_checkpoint(path, training.trainer.device)
     try:
         training.trainer.model.load_state_dict(state["model"])
-        training.trainer.optimizer.load_state_dict(state["optimizer"])
-        if training.scheduler is not None and state["scheduler"] is not None:
-            training.scheduler.load_state_dict(state["scheduler"])
+        _load_optimizer(training.trainer.optimizer, state["optimizer"], path)
         scaler, saved = training.trainer.scaler, state["scaler"]
         if scaler is not None and saved:  # empty where fp16 was not asked for
             scaler.load_state_dict(saved)
@@ -416,6 +368,33 @@ def _resume(training: Training, path: Path) -> None:
     training.since_best = state["since_best"]
     if training.epoch >= training.asked["trainingConfig"]["epochs"]:
         raise Wrong(f"{path} has {training.epoch} epochs already: ask for more epochs")
+    if training.scheduler is not None:
+        moves = len(steps_of(training, 0, 1)) if training.is_per_step else 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that no step was taken yet
+            for _ in range(training.epoch * moves):
+                training.scheduler.step()
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], path: Path) -> None:
+    """Moments of the checkpoint, hyperparameters of the request."""
+    asked = [dict(group, params=None) for group in optimizer.param_groups]
+    had, wanted = (_optimizer_of(groups[0]) for groups in (state["param_groups"], asked))
+    if had != wanted:
+        raise Wrong(
+            f"{path} has the state of optimizer {had}, and trainingConfig.optimizer is {wanted}: "
+            f'ask for "optimizer": "{had}", or leave resumeFrom out'
+        )
+    optimizer.load_state_dict(state)
+    for group, values in zip(optimizer.param_groups, asked, strict=True):
+        group.update(values | {"params": group["params"]})
+
+
+def _optimizer_of(group: dict[str, Any]) -> str:
+    """The optimizer whose hyperparameters a group has (torch 2.13)."""
+    if "decoupled_weight_decay" in group:
+        return "adamw" if group["decoupled_weight_decay"] else "adam"
+    return "sgd" if "nesterov" in group else "rmsprop"
 
 
 def _read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
@@ -425,7 +404,7 @@ def _read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
         raise Wrong(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
     except Exception:  # noqa: BLE001 - the bytes decide which one the unpickler raises
         raise Wrong(f"{path} is no checkpoint: PyTorch cannot read it") from None
-    wanted = ("model", "optimizer", "scheduler", "scaler", "epoch", "best", "since_best")
+    wanted = ("model", "optimizer", "scaler", "epoch", "best", "since_best")
     missing = [key for key in wanted if not isinstance(state, dict) or key not in state]
     if missing:
         raise Wrong(f"{path} is no checkpoint of this trainer: it has no {', '.join(missing)}")

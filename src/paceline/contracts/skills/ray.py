@@ -4,7 +4,10 @@ import contextlib
 import importlib.util
 import math
 import os
+import re
+import socket
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,9 +28,17 @@ _TOKEN = (
 )
 """Source: docs.ray.io, "Ray token authentication" and the notice of its rollout, 2026-11."""
 
+_CONNECT_S = 10.0
+"""Seconds for one TCP connection: its first packet is sent again after 1, 3 and 7 s (RFC 6298,
+section 2, whose wait starts at 1 s and doubles)."""
+
 _WORKER_BYTES = 256 * 2**20
 """Memory of a worker before it has a model. Measured: 255 MB of its own in a process that has
 imported Ray Train and torch (Ray 2.60, torch 2.13 for CPUs)."""
+
+
+Report = tuple[Mapping[str, Any], str | None]
+"""Metrics of the last report, and the path of the newest checkpoint."""
 
 
 def run(request: Request, folder: Path) -> Answer:
@@ -153,17 +164,34 @@ def _connected(request: Request, folder: Path) -> Iterator[str | None]:
         options["num_cpus"] = max(os.cpu_count() or 1, math.ceil(needed))
     failure = None
     try:
+        _knock(address)
         ray.init(**options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
-        where = "here" if address in (None, "auto") else f"at {address}"
+    except Exception as error:  # noqa: BLE001 - where no node starts, Ray raises it bare
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        where = "here" if address == "auto" else f"at {address}"
         failure = (
             f"no Ray cluster answers {where}: {first} (`ray start --head` starts one; {_TOKEN})"
         )
+        if address is None:
+            failure = (
+                f"Ray cannot start a cluster on this machine: {first} (give a short path with free "
+                "space as RAY_TMPDIR, or the address of a running cluster as config.address)"
+            )
     try:
         yield failure
     finally:
         ray.shutdown()
+
+
+def _knock(address: str | None) -> None:
+    """Connect to `host:port` once: Ray itself tries for minutes.
+
+    Raises:
+        OSError: Nothing listens there.
+    """
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
 
 
 def _files(request: Request, folder: Path, *, is_here: bool) -> dict[str, Any]:
@@ -273,15 +301,19 @@ def _train(request: Request, folder: Path, status: ClusterStatus, began: float) 
     assert request.trainConfig is not None
     most = _workers(request)[1]
     name = f"train-{int(time.time())}-{os.getpid()}"
+    last_report: Callable[[], Report] = lambda: ({}, None)  # noqa: E731 - until Ray has one
     try:
         loop = _loop(request, folder)
         storage = _storage(request, folder)
         reported, last_report = _reports()
         config = request.trainConfig.loopConfig
         result = _trainer(request, loop, config, name, storage, callbacks=[reported]).fit()
-        metrics = dict(last_report() or result.metrics or {})
+        metrics = dict(last_report()[0] or result.metrics or {})
     except Exception as error:  # noqa: BLE001 - the program's own, or Ray's: it is the answer
-        return _failed(error, status, began)
+        report: Report = ({}, None)
+        with contextlib.suppress(Exception):  # of a cluster that is lost
+            report = last_report()
+        return _failed(error, request, status, began, report)
     checkpoint = result.checkpoint
     return Answer(
         status="success",
@@ -293,8 +325,8 @@ def _train(request: Request, folder: Path, status: ClusterStatus, began: float) 
     )
 
 
-def _reports() -> tuple[Any, Callable[[], Mapping[str, Any]]]:
-    """A callback of the trainer, and what tells the metrics of the last report that it heard.
+def _reports() -> tuple[Any, Callable[[], Report]]:
+    """A callback of the trainer, and what tells the last report that it heard.
 
     A result of Ray has the metrics of its last checkpoint alone. The callback is called in another
     process, maybe on another machine: an actor holds what it heard.
@@ -304,20 +336,21 @@ def _reports() -> tuple[Any, Callable[[], Mapping[str, Any]]]:
 
     class Kept:
         def __init__(self) -> None:
-            self.metrics: Mapping[str, Any] = {}
+            self.report: Report = ({}, None)
 
-        def keep(self, metrics: Mapping[str, Any]) -> None:
-            self.metrics = metrics
+        def keep(self, metrics: Mapping[str, Any], path: str | None) -> None:
+            self.report = (metrics, path or self.report[1])
 
-        def last(self) -> Mapping[str, Any]:
-            return self.metrics
+        def last(self) -> Report:
+            return self.report
 
     kept: Any = ray.remote(num_cpus=0)(Kept).remote()
 
     def after_report(
         self: Any, run_context: Any, metrics: Sequence[Mapping[str, Any]], checkpoint: Any
     ) -> None:
-        ray.get(kept.keep.remote(metrics[0]))
+        path = None if checkpoint is None else checkpoint.path
+        ray.get(kept.keep.remote(metrics[0], path))
 
     callback = type("Reports", (ray.train.UserCallback,), {"after_report": after_report})
     return callback(), lambda: ray.get(kept.last.remote())
@@ -352,7 +385,7 @@ def _tune(request: Request, folder: Path, status: ClusterStatus, began: float) -
         )
         found = tuner.fit()
     except Exception as error:  # noqa: BLE001 - the same
-        return _failed(error, status, began)
+        return _failed(error, request, status, began)
     return _searched(request, found, status, began)
 
 
@@ -441,13 +474,26 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
     return {key: each for key, each in values.items() if isinstance(each, str | int | float | bool)}
 
 
-def _failed(error: Exception, status: ClusterStatus, began: float) -> Answer:
+def _failed(
+    error: Exception,
+    request: Request,
+    status: ClusterStatus,
+    began: float,
+    report: Report = ({}, None),
+) -> Answer:
+    """The error's last line, where in the trainer's file it was raised, and what was reached."""
+    assert request.trainConfig is not None
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "")
+    name = request.trainConfig.trainerPath
+    frames = re.findall(r'File "(.+)", line (\d+)', "".join(traceback.format_exception(error)))
+    numbers = [number for path, number in frames if Path(path).name == Path(name).name]
+    where = f"{name}, line {numbers[-1]}: " if numbers else ""
     return Answer(
         status="error",
-        results=Results(),
+        results=Results(metrics=_plain(dict(report[0])) or None),
+        checkpointPath=report[1],
         clusterStatus=status,
         trainingTime=round(time.monotonic() - began, 3),
-        message=f"{type(error).__name__}: {said[:400]}",
+        message=f"{where}{type(error).__name__}: {said[:400]}",
     )

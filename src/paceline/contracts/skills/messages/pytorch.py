@@ -32,7 +32,8 @@ class DataConfig:
     trainPath: str
     """Samples: an `.npz` with `x` and `y`, or a `.csv` of numbers with a header, the target last.
     Whole-number targets are classes. Any other path, when the model's file defines
-    `load_data(path)`, which returns a dataset of (input, target)."""
+    `load_data(path)`, which returns a dataset with a length whose samples are (input, target),
+    such as `TensorDataset(x, y)`."""
 
     valPath: str | None = None
     """Held-out samples, in the same form. Early stopping and validation figures need it."""
@@ -104,7 +105,8 @@ class CheckpointConfig:
     """Epochs between checkpoints; the last epoch is always saved."""
 
     resumeFrom: str | None = None
-    """A checkpoint of this trainer to resume from, in the middle of the same schedule."""
+    """A checkpoint of this trainer to resume from. The optimizer must be the checkpoint's; rate and
+    schedule are this request's, from that epoch on."""
 
 
 @section
