@@ -109,7 +109,8 @@ def prepare(asked: dict[str, Any]) -> Training:
         clip_norm=wanted["gradientClipping"],
         scaler=strategy.LossScaler() if precision == "fp16" else None,
     )
-    steps = math.ceil(math.ceil(len(train_data) / data["batchSize"]) / layout.accumulation)
+    count = len(train_data)  # type: ignore[arg-type]
+    steps = math.ceil(math.ceil(count / data["batchSize"]) / layout.accumulation)
     training = Training(
         asked=asked,
         trainer=trainer,
