@@ -253,7 +253,12 @@ def legacy(root: Path, state: dict[str, torch.Tensor], *, tensor: int, pipeline:
             name = f"mp_rank_{rank:02}" + (f"_{stage:03}" if pipeline > 1 else "")
             (folder / name).mkdir(parents=True)
             parts = {key: _part(key, each, rank, tensor) for key, each in mine.items()}
-            saved = {"args": arguments(), "iteration": 5, "model": parts, "optimizer": {}}
+            degrees = {
+                "tensor_model_parallel_size": tensor,
+                "pipeline_model_parallel_size": pipeline,
+            }
+            args = arguments(**degrees)
+            saved = {"args": args, "iteration": 5, "model": parts, "optimizer": {}}
             torch.save(saved, folder / name / "model_optim_rng.pt")
     (root / "latest_checkpointed_iteration.txt").write_text("5")
     return folder

@@ -50,6 +50,18 @@ def test_more_random_faults_than_steps_are_refused_with_how_many_fit(job, tmp_pa
     assert not (tmp_path / "runs").exists()
 
 
+def test_s1_18_a_fault_beyond_the_jobs_steps_is_refused_and_does_not_lengthen_it(job, tmp_path):
+    fault = "kill rank=0 step=99999"
+    arguments = [job, "--fault", fault, "--set", "train.steps=40", "--runs", str(tmp_path / "runs")]
+    done = CliRunner().invoke(drill.command, arguments, standalone_mode=False)
+    assert isinstance(done.exception, JobError)
+    (problem,) = done.exception.problems
+    assert problem.code == "R061"
+    assert problem.what == f"{fault}: the steps are 1 to 40"
+    assert "raise train.steps" in problem.fix
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_hundred_thousand_faults_are_drawn_at_once():
     began = time.process_time()
     faults = random_schedule(3, num_faults=100_000, num_ranks=2, first_step=2, last_step=100_001)

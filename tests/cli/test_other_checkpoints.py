@@ -88,7 +88,7 @@ def seen(path, *args):
 def problems(path, *args):
     """Codes and texts that verify prints."""
     code, (result,) = printed("verify", path, *args)
-    assert (code == 0) == result["whole"]
+    assert (code == 0) == bool(result["whole"])
     return result["problems"]
 
 
@@ -744,7 +744,8 @@ def test_s0_18_a_file_of_zero_that_has_something_else_in_it_is_a_problem(made, t
     step = other.zero(tmp_path / "ds", made[1], stage=2, ranks=2)
     torch.save({"a": torch.ones(2)}, step / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
     (problem,) = problems(tmp_path / "ds")
-    assert "global_step7 is not what its files' names say: KeyError" in problem["what"]
+    assert problem["code"] == "C012"
+    assert "global_step7 is not laid out as deepspeed: it has no 'optim" in problem["what"]
 
 
 @pytest.mark.parametrize("flat", [False, True])
@@ -776,6 +777,76 @@ def test_s3_8_a_megatron_llama_becomes_one_of_hugging_face(made, tmp_path, tenso
     truth = transformers.AutoModelForCausalLM.from_pretrained(path)
     tokens = torch.arange(16)[None]
     torch.testing.assert_close(model(tokens).logits, truth(tokens).logits)
+
+
+def _rank(root, name):
+    return root / "iter_0000005" / name / "model_optim_rng.pt"
+
+
+def _edit_rank(root, name, change):
+    saved = torch.load(_rank(root, name), weights_only=False)
+    change(saved)
+    torch.save(saved, _rank(root, name))
+
+
+@pytest.mark.parametrize("has_swiglu", [True, False])
+def test_s0_18_megatrons_legacy_model_is_unread_and_not_called_damaged(made, tmp_path, has_swiglu):
+    other.legacy(tmp_path / "mega", made[1], tensor=1, pipeline=1)
+
+    def change(saved):
+        saved["model"] = {"language_model": {"embedding": {}, "encoder": {}}}
+        if not has_swiglu:
+            del saved["args"].swiglu
+
+    (name,) = (each.name for each in (tmp_path / "mega/iter_0000005").glob("mp_rank_*"))
+    _edit_rank(tmp_path / "mega", name, change)
+    code, (result,) = printed("verify", tmp_path / "mega")
+    assert (code, result["whole"]) == (5, None)
+    (problem,) = result["problems"]
+    assert problem["code"] == "C012"
+    assert "layout not read" in problem["what"]
+    assert "Megatron's legacy model" in problem["what"]
+    lines = CliRunner().invoke(command, ["verify", str(tmp_path / "mega")]).stdout
+    assert lines.startswith("UNREAD")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda saved: saved.update(iteration=4), "differ in iteration: 5 in mp_rank_00; 4 in"),
+        (lambda saved: setattr(saved["args"], "hidden_size", 9), "differ in hidden_size"),
+        (
+            lambda saved: saved["model"].pop("decoder.layers.1.mlp.linear_fc2.weight"),
+            "mp_rank_01/model_optim_rng.pt has no decoder.layers.1.mlp.linear_fc2.weight",
+        ),
+    ],
+)
+def test_s0_18_a_rank_of_megatron_that_is_unlike_the_others_is_damage(made, tmp_path, change, says):
+    other.legacy(tmp_path, made[1], tensor=2, pipeline=1)
+    _edit_rank(tmp_path, "mp_rank_01", change)
+    (problem,) = problems(tmp_path)
+    assert problem["code"] == "M012"
+    assert says in problem["what"]
+
+
+def test_s0_18_a_pipeline_stage_that_megatron_wrote_and_is_not_there_is_damage(made, tmp_path):
+    other.legacy(tmp_path, made[1], tensor=1, pipeline=1)
+    (name,) = (each.name for each in (tmp_path / "iter_0000005").glob("mp_rank_*"))
+    _edit_rank(
+        tmp_path, name, lambda saved: setattr(saved["args"], "pipeline_model_parallel_size", 2)
+    )
+    (problem,) = problems(tmp_path)
+    assert problem["code"] == "M012"
+    assert "pipeline_model_parallel_size is 2, and files of 1 are there" in problem["what"]
+
+
+def test_s0_18_a_newest_step_that_is_named_and_not_there_is_a_warning(made, tmp_path):
+    other.legacy(tmp_path, made[1], tensor=1, pipeline=1)
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("60")
+    code, (result,) = printed("verify", tmp_path)
+    assert (code, result["whole"]) == (0, True)
+    (warning,) = result["warnings"]
+    assert "names iter_0000060, which is not there; iter_0000005 was looked at" in warning["what"]
 
 
 def test_s3_8_a_megatron_gpt_2_becomes_one_of_hugging_face(tmp_path):

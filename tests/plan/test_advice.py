@@ -236,6 +236,8 @@ def test_s1_14_a_save_that_lasts_longer_than_failures_are_apart_is_warned_of():
     advice = advise_checkpoints(save_s=60, background_s=HOUR, restart_s=600, **hour_apart)
     assert advice.warning is not None
     assert advice.warning.startswith("a checkpoint takes 1h 01m, failures are 1h 00m apart")
+    long = advise_checkpoints(save_s=4 * HOUR, restart_s=600, **hour_apart)
+    assert "at most 1.83% end before the next failure" in long.warning  # exp(-4)
     assert "a restart takes 2h" in str(
         advise_checkpoints(save_s=60, restart_s=2 * HOUR, **hour_apart).warning
     )

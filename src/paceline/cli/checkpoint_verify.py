@@ -22,6 +22,11 @@ from paceline.units import format_bytes
 if TYPE_CHECKING:
     from paceline.record.external_checkpoints import ForeignCheckpoint
 
+_UNREAD = {"C012", "C015"}
+"""Codes of what is not read: another layout or family, and a pickle that would run code."""
+
+_STATES = {True: "whole  ", False: "DAMAGED", None: "UNREAD "}
+
 
 @click.command("verify")
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
@@ -68,7 +73,7 @@ def verify(
     \b
     Exit codes:
       0  all are valid
-      1  some are damaged
+      1  some are damaged, or of a layout that is not read
       2  there is nothing at PATH
       5  none is valid
     """
@@ -95,7 +100,7 @@ def verify(
     else:
         for each in results:
             size = format_bytes(each["num_bytes"]) if each["num_bytes"] else "of unknown size"
-            show(f"{'whole  ' if each['whole'] else 'DAMAGED'}  {each['path']}  {size}")
+            show(f"{_STATES[each['whole']]}  {each['path']}  {size}")
             for problem in (*each["problems"], *each.get("warnings", ())):
                 mark = "" if problem in each["problems"] else "warning "
                 show(f"  {mark}{problem['code']}: {problem['what']}")
@@ -104,7 +109,7 @@ def verify(
             for name in ("checked", "not checked", "answer"):
                 for line in each.get(name.replace(" ", "_"), ()):
                     show(f"  {name}: {line}")
-    whole = sum(each["whole"] for each in results)
+    whole = sum(each["whole"] is True for each in results)
     return 0 if whole == len(results) else (1 if whole else 5)
 
 
@@ -117,9 +122,10 @@ def _verified_other(
     found = look(other, key=key, scan=True)
     if prompt is not None and not found.problems:
         found = infer(other, found, prompt, expect, tokens=tokens)
+    codes = {problem.code for problem in found.problems}
     return {
         "path": found.path,
-        "whole": not found.problems,
+        "whole": None if codes and codes <= _UNREAD else not codes,
         "num_bytes": found.num_bytes,
         "problems": [asdict(problem) for problem in found.problems],
         "warnings": [asdict(warning) for warning in found.warnings],

@@ -309,6 +309,8 @@ def _with_faults(job: "Job", faults: Sequence[str], steps: int | None) -> "Job":
     last = max((parse_fault(text).step for text in spec.drill.all_faults), default=0)
     if steps is None:
         steps = max(min(spec.train.steps, _USUAL), last + _ROOM)
+        if last > spec.train.steps:  # refused by check_faults
+            steps = spec.train.steps
     return replace(job, spec=replace(spec, train=replace(spec.train, steps=steps)))
 
 

@@ -111,6 +111,7 @@ def look(found: ForeignCheckpoint, *, key: str | None = None, scan: bool = False
         if found.optimizer_elsewhere
         else "",
         problems=damage_in(found),
+        warnings=list(_lost_newest(found)),
     )
     if about.problems:
         return about
@@ -229,7 +230,7 @@ def _counted(about: Looked, seen: Seen) -> Looked:
         checked=seen.checked,
         skipped=seen.skipped,
         problems=[*about.problems, *seen.problems],
-        warnings=seen.warnings,
+        warnings=[*about.warnings, *seen.warnings],
     )
 
 
@@ -275,6 +276,17 @@ def _more_checks(found: ForeignCheckpoint, seen: Seen) -> Seen:
         problems=tuple(problems),
         warnings=tuple(_types(found, seen)),
     )
+
+
+def _lost_newest(found: ForeignCheckpoint) -> Iterator[Problem]:
+    """`M012`: the folder's newest step is not there, and an older one was looked at."""
+    if names := found.lost_newest:
+        yield Problem(
+            code="M012",
+            what=f"{names}, which is not there; {found.path.name} was looked at",
+            where=str(found.root),
+            fix="copy the step that is missing, or name one that is there in that file",
+        )
 
 
 def _unreadable(settings: Path) -> Sequence[Problem]:

@@ -46,6 +46,9 @@ FSDP_FOLDER, OPTIMIZER_FOLDER = "pytorch_model_fsdp_0", "optimizer_0"
 """Folders of Accelerate's and Trainer's sharded weights and optimizer. Source: accelerate 1.15,
 utils/fsdp_utils.py, `save_fsdp_model`, `save_fsdp_optimizer`."""
 
+_NEWEST = {"megatron": "latest_checkpointed_iteration.txt", "deepspeed": "latest"}
+"""Files that name the newest step in a folder."""
+
 TORCH_FILES = (".pt", ".pth", ".bin", ".ckpt")
 """Endings of what `torch.save` writes."""
 
@@ -97,6 +100,14 @@ class ForeignCheckpoint:
     def optimizer_elsewhere(self) -> bool:
         """Whether optimizer state lies in files of its own, as Trainer and Accelerate write it."""
         return self.holds_optimizer and self.kind in ("trainer", "accelerate")
+
+    @property
+    def lost_newest(self) -> str:
+        """What names the newest step in a folder that is not there, and that folder; or empty."""
+        file = _NEWEST.get(self.kind)
+        word = _word(self.root / file) if file else ""
+        folder = f"iter_{int(word):07}" if self.kind == "megatron" and word.isdigit() else word
+        return f"{file} names {folder}" if word and not (self.root / folder).exists() else ""
 
     @property
     def source(self) -> tuple[Form | None, Path]:

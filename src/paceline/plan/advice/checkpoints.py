@@ -118,17 +118,15 @@ def advise_checkpoints(
 
 def _never_done(write_s: float, restart_s: float, mtbf_s: float) -> str | None:
     """What a failure mostly comes before the end of, and what to change."""
-    longer = [
-        f"{what} takes {format_seconds(takes_s)}"
-        for what, takes_s in (("a checkpoint", write_s), ("a restart", restart_s))
-        if takes_s >= mtbf_s
-    ]
+    durations = {"a checkpoint": write_s, "a restart": restart_s}
+    longer = {what: takes_s for what, takes_s in durations.items() if takes_s >= mtbf_s}
     if not longer:
         return None
+    takes = " and ".join(f"{what} takes {format_seconds(s)}" for what, s in longer.items())
     return (
-        f"{' and '.join(longer)}, failures are {format_seconds(mtbf_s)} apart: at most "
-        f"{exp(-1):.0%} end before the next failure. Write shards from every rank, use faster "
-        "storage, recover from replicas in memory, or use fewer ranks"
+        f"{takes}, failures are {format_seconds(mtbf_s)} apart: at most "
+        f"{exp(-min(longer.values()) / mtbf_s):.2%} end before the next failure, whatever the "
+        "interval. Write shards from every rank, use faster storage, recover from replicas in memory, or use fewer ranks"
     )
 
 

@@ -33,9 +33,10 @@ def look(asked: Look) -> Seen:
     except PacelineError as error:
         return Seen(problems=tuple(error.problems))
     except Exception as error:  # noqa: BLE001 - a file that has something else than its name says
-        what = f"{Path(asked.path).name} is not what its files' names say: {reason_of(error)}"
-        fix = "copy or download the files again, or take an earlier step"
-        return Seen(problems=(Problem(code="M012", what=what, where=asked.path, fix=fix),))
+        why = f"it has no {error}" if isinstance(error, KeyError) else reason_of(error)
+        what = f"layout not read: {Path(asked.path).name} is not laid out as {asked.form}: {why}"
+        fix = "give the folder as its program wrote it, or export the weights with that program"
+        return Seen(problems=(Problem(code="C012", what=what, where=asked.path, fix=fix),))
     config = asked.config or weights.config
     checked, skipped, problems = list[str](), list[str](), list[Problem]()
     if asked.scan:

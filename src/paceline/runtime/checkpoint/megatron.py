@@ -92,13 +92,19 @@ _PLAIN = {
 """Megatron's arguments and the values with which a model is of a family here; absent ones are
 off."""
 
+_NEEDED = (
+    *("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size"),
+    "max_position_embeddings",
+)
+_DEGREES = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
+
 
 def read_megatron(path: Path) -> Weights:
     """The weights of an `iter_*` folder and the config.json of the model that they are.
 
     Raises:
-        CheckpointError: `C015`, `M012`: a file cannot be read; `C012`, the model is of another
-            family.
+        CheckpointError: `C015`, `M012`: a file cannot be read, or is missing; `C012`, the model
+            is of another family or layout.
     """
     about = partial(CheckpointError.of, code="C012", where=str(path))
     fix = "export it with Megatron-Bridge: examples/conversion/convert_checkpoints.py export"
@@ -132,7 +138,7 @@ def read_megatron(path: Path) -> Weights:
     layers = int(args.num_layers)
     lost = [str(n) for n in range(layers) if not any(f".{n}." in name for name in entries)]
     if lost:
-        raise about(what=f"layers {', '.join(lost[:8])} of {layers} are not there", fix=fix)
+        raise _damaged(path, f"layers {', '.join(lost[:8])} of {layers} are not there")
     config = (_llama_config if family == "llama" else _gpt2_config)(args, entries, has_bias)
     notes = (f"names are those of {config['architectures'][0]}; config.json is from its arguments",)
     unread = "Megatron's optimizer is laid out by its ranks" if holds_optimizer else ""
@@ -178,47 +184,97 @@ def _layer_of(whole: Callable[[str], Tensor], name: str, layer: int) -> Tensor:
 
 
 def _of_ranks(path: Path) -> tuple[Any, dict[str, Entry], bool]:
-    """Arguments and tensors of a legacy folder, those of tensor ranks joined; and whether there is
-    an optimizer."""
-    stages: dict[int, dict[int, Any]] = {}
+    """Arguments and tensors of the folders of ranks, those of tensor ranks joined; and whether
+    there is an optimizer."""
+    stages: dict[int, dict[str, Any]] = {}
     for folder in sorted(path.glob("mp_rank_*")):
-        tensor, stage = (*map(int, folder.name.split("_")[2:4]), 0)[:2]
-        stages.setdefault(stage, {})[tensor] = read_pickle(folder / "model_optim_rng.pt")
-    args: Any = None
+        stage = (*map(int, folder.name.split("_")[3:4]), 0)[0]
+        stages.setdefault(stage, {})[folder.name] = read_pickle(folder / "model_optim_rng.pt")
+    ranks = {name: state for held in stages.values() for name, state in held.items()}
+    for name, state in ranks.items():
+        args = _known(state.get("args"), path / name)
+        experts = vars(args).get("num_experts")
+        if why := f"num_experts {experts}" if experts else _unread(state.get("model")):
+            raise CheckpointError.of(
+                code="C012",
+                what=f"layout not read: {name} of {path.name} has {why}",
+                where=str(path / name),
+                fix="save it as torch_dist from a dense model of Megatron Core; Megatron-LM's "
+                "tools/checkpoint/convert.py turns a legacy model into one",
+            )
+    _alike(path, "iteration", {name: state.get("iteration") for name, state in ranks.items()})
+    for key in dict.fromkeys((*_NEEDED, *_DEGREES, *_LLAMA_LIKE, *_GPT2_LIKE, *_PLAIN)):
+        _alike(path, key, {name: vars(state["args"]).get(key) for name, state in ranks.items()})
+    args = next(iter(ranks.values()))["args"]
+    there = (max(map(len, stages.values())), len(stages))
+    for key, size in zip(_DEGREES, there, strict=True):
+        if (wrote := vars(args).get(key, size)) != size:
+            raise _damaged(path, f"{key} is {wrote}, and files of {size} are there")
     entries: dict[str, Entry] = {}
     layers = 0
     holds_optimizer = any(path.glob("mp_rank_*/distrib_optim.pt"))
-    for _, ranks in sorted(stages.items()):
-        states = [state for _, state in sorted(ranks.items())]
-        args = _known(states[0].get("args"), path)
-        holds_optimizer |= bool(states[0].get("optimizer"))
-        if "model" not in states[0]:
-            raise CheckpointError.of(
-                code="C012",
-                what=f"{path.name} has virtual pipeline stages (model0, model1)",
-                where=str(path),
-                fix="save it as torch_dist, whose names do not depend on the stages",
-            )
+    is_untied = vars(args).get("untie_embeddings_and_output_weights")
+    for _, held in sorted(stages.items()):
+        models = {name: state["model"] for name, state in sorted(held.items())}
+        holds_optimizer |= any(state.get("optimizer") for state in held.values())
         mine = 0
-        for name in states[0]["model"]:
+        for name in dict.fromkeys(name for model in models.values() for name in model):
             if _NO_WEIGHTS.search(name):
                 continue
+            lost = [rank for rank, model in models.items() if name not in model]
+            if lost:
+                raise _damaged(path, f"{lost[0]}/model_optim_rng.pt has no {name}")
             found = _LAYER.fullmatch(name)
             mine = max(mine, int(found[1]) + 1 if found else 0)
             outer = f"decoder.layers.{layers + int(found[1])}.{found[2]}" if found else name
-            parts = [state["model"][name] for state in states]
-            if outer == "output_layer.weight" and not args.untie_embeddings_and_output_weights:
+            if outer == "output_layer.weight" and not is_untied:
                 continue  # the last stage's copy of the embedding
-            entries[outer] = _joined(name, parts, halves=bool(args.swiglu))
+            parts = [model[name] for model in models.values()]
+            entries[outer] = _joined(name, parts, halves=bool(vars(args).get("swiglu")))
         layers += mine
     return args, entries, holds_optimizer
 
 
+def _unread(model: Any) -> str:
+    """What a rank has instead of the named tensors of Megatron Core; empty where it has those."""
+    if model is None:
+        return "no `model`, or virtual pipeline stages (model0, model1)"
+    if "language_model" in model:
+        return "Megatron's legacy model (model.language_model), from before Megatron Core"
+    for name, each in model.items():
+        if not _NO_WEIGHTS.search(name) and not isinstance(each, Tensor):
+            return f"a {type(each).__name__} at model.{name}, where a tensor is expected"
+    return ""
+
+
+def _alike(path: Path, key: str, values: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        CheckpointError: `M012`, the files of ranks have different values.
+    """
+    ranks: dict[str, list[str]] = {}
+    for name, value in values.items():
+        ranks.setdefault(str(getattr(value, "made_of", value)), []).append(name)
+    if len(ranks) > 1:
+        each = "; ".join(f"{value} in {', '.join(names[:4])}" for value, names in ranks.items())
+        raise _damaged(path, f"its ranks' files differ in {key}: {each}")
+
+
+def _damaged(path: Path, why: str) -> CheckpointError:
+    return CheckpointError.of(
+        code="M012",
+        what=f"{path.name} is not whole: {why}",
+        where=str(path),
+        fix="copy the folder again, with the files of every rank, or take an earlier step",
+    )
+
+
 def _known(args: Any, path: Path) -> Any:
-    if args is None or not hasattr(args, "num_layers"):
+    lost = [name for name in _NEEDED if not hasattr(args, name)]
+    if lost:
         raise CheckpointError.of(
             code="C012",
-            what=f"{path.name} does not tell the arguments of its model",
+            what=f"layout not read: {path.name} lacks arguments of its model: {', '.join(lost)}",
             where=str(path),
             fix="give a folder that Megatron-LM's own training wrote",
         )
@@ -322,7 +378,7 @@ def _llama_config(args: Any, entries: Mapping[str, Entry], has_bias: bool) -> di
         "max_position_embeddings": args.max_position_embeddings,
         "rms_norm_eps": getattr(args, "norm_epsilon", 1e-5),
         "rope_theta": float(getattr(args, "rotary_base", 10000)),
-        "tie_word_embeddings": not args.untie_embeddings_and_output_weights,
+        "tie_word_embeddings": not getattr(args, "untie_embeddings_and_output_weights", False),
         "hidden_act": "silu",
         "dtype": _dtype(entries),
     }
