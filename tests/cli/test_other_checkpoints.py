@@ -165,6 +165,16 @@ def test_s0_18_a_file_that_is_cut_off_or_too_long_is_damaged(folder, change):
     assert "again" in problem["fix"]
 
 
+def test_s0_18_a_type_of_safetensors_that_is_not_read_is_named_and_not_called_damage(tmp_path):
+    header = json.dumps({"w": {"dtype": "C64", "shape": [1], "data_offsets": [0, 8]}}).encode()
+    file = tmp_path / "w.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    code, (result,) = printed("verify", file)
+    assert (code, result["whole"]) == (5, None)
+    (problem,) = result["problems"]
+    assert (problem["code"], problem["what"]) == ("C012", "layout not read: w is of type C64")
+
+
 def edited(folder, change):
     tensors = load_file(folder / "model.safetensors")
     change(tensors)

@@ -43,7 +43,8 @@ def stored_tensors(paths: Sequence[Path], *, where: str) -> dict[str, StoredTens
         where: Their place in the job, for messages.
 
     Raises:
-        JobError: `M012`, a file is damaged, or two files have a tensor of the same name.
+        JobError: `M012`, a file is damaged, or two files have a tensor of the same name; `C012`, a
+            tensor is of a type that is not read.
     """
     found: dict[str, StoredTensor] = {}
     for path in paths:
@@ -71,6 +72,13 @@ def _read_header(path: Path) -> list[StoredTensor]:
     for name, entry in header.items():
         if name == "__metadata__":
             continue
+        if isinstance(entry["dtype"], str) and entry["dtype"] not in BYTES:
+            raise JobError.of(
+                code="C012",
+                what=f"layout not read: {name} is of type {entry['dtype']}",
+                where=str(path),
+                fix=f"save it as one of {', '.join(BYTES)}",
+            )
         begin, end = entry["data_offsets"]
         shape = tuple(int(each) for each in entry["shape"])
         if end - begin != prod(shape) * BYTES[entry["dtype"]] or not 0 <= begin <= end:

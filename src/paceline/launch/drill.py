@@ -240,7 +240,8 @@ def check_faults(job: Job, plan: Plan) -> Iterator[Problem]:
             code="R061",
             what=what,
             where="--fault, or drill.faults",
-            fix="change rank or step, or raise train.steps; `paceline drill --list` shows every kind",
+            fix="change rank or step, or raise train.steps; "
+            "`paceline drill --list` shows every kind",
         )
 
 

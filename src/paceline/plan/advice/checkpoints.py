@@ -126,7 +126,8 @@ def _never_done(write_s: float, restart_s: float, mtbf_s: float) -> str | None:
     return (
         f"{takes}, failures are {format_seconds(mtbf_s)} apart: at most "
         f"{exp(-min(longer.values()) / mtbf_s):.2%} end before the next failure, whatever the "
-        "interval. Write shards from every rank, use faster storage, recover from replicas in memory, or use fewer ranks"
+        "interval. Write shards from every rank, use faster storage, recover from replicas in "
+        "memory, or use fewer ranks"
     )
 
 
