@@ -186,3 +186,18 @@ def test_the_host_memory_that_a_machine_lacks_is_told_in_parts_that_add_up():
     small = replace(find_prices("H100-SXM")[0], num_accelerators=8, host_memory_bytes=2**30)
     why = cannot_run(small, needs) or ""
     assert re.search(r"GiB \(offloaded .*, a checkpoint's copy .*, processes .*\)", why)
+
+
+def test_a_mixture_of_experts_computes_its_active_parameters_and_stores_all():
+    """DeepSeek-V3: 671B, 37B of them active, 14.8T tokens took 2.66M H800 hours to pre-train
+    (arXiv:2412.19437, table 1), in FP8; here at the MFU that makes in bf16."""
+    dense = Size(num_parameters=671e9, tokens=14.8e12, num_ranks=2048, mfu=0.4)
+    whole, some = bill(dense), bill(replace(dense, num_active=37e9))
+    assert whole.train_s is not None
+    assert some.train_s == pytest.approx(whole.train_s * 37 / 671)
+    assert some.keeping == whole.keeping
+    assert "(37B active)" in some.name
+    assert any("all are taken as active (--active-params)" in line for line in whole.basis)
+    assert not any("taken as active" in line for line in some.basis)
+    with pytest.raises(ValueError, match="7B active parameters are more than the model's 1B"):
+        bill(Size(num_parameters=1e9, num_active=7e9, tokens=1e9, num_ranks=64))

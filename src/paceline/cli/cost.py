@@ -47,6 +47,11 @@ def _read(
 @click.argument("job_file", metavar="[JOB]", required=False, type=PathName(path_type=Path))
 @set_option
 @click.option("--params", callback=_read(units.parse_count), help="Without a job: 7B.")
+@click.option(
+    "--active-params",
+    callback=_read(units.parse_count),
+    help="Of a mixture of experts, those that one token passes: 37B. Left out, all.",
+)
 @click.option("--tokens", callback=_read(units.parse_count), help="Trained on in all: 1T.")
 @click.option("--accelerator", metavar="NAME", help="From the catalog: H100-SXM.")
 @click.option("--ranks", type=click.IntRange(min=1, max=10_000_000), help="Accelerators.")
@@ -80,6 +85,7 @@ def command(
     job_file: Path | None,
     overrides: tuple[str, ...],
     params: float | None,
+    active_params: float | None,
     tokens: float | None,
     accelerator: str | None,
     ranks: int | None,
@@ -97,7 +103,8 @@ def command(
     """Show what a run costs at every provider: on demand and spot, with everything that is known.
 
     With JOB, the run as planned. Without, a model of --params on --tokens: 6 FLOPs a parameter and
-    token at --mfu, or --tokens-per-s as measured. With --requests-per-day and --latency, what it
+    token at --mfu, or --tokens-per-s as measured; of a mixture of experts, 6 FLOPs for each of
+    --active-params. With --requests-per-day and --latency, what it
     costs to answer requests, and the break-even load between always-on and per-request machines.
     Nothing is rented. Every price has its day; paceline-catalog.toml adds or replaces prices of
     machines, storage and egress.
@@ -107,6 +114,8 @@ def command(
       paceline cost job.yaml
       paceline cost job.yaml --provider aws --provider oci
       paceline cost --params 7B --tokens 1T --accelerator H100-SXM --ranks 64
+      paceline cost --params 671B --active-params 37B --tokens 14.8T \\
+        --accelerator H100-SXM --ranks 2048
       paceline cost --accelerator L4 --requests-per-day 10000 --latency 500ms
     """
     from paceline.report.cost_text import format_bill
@@ -143,6 +152,7 @@ def command(
 
         size = Size(
             num_parameters=params,
+            num_active=active_params,
             tokens=tokens,
             num_ranks=ranks,
             mfu=mfu,
@@ -158,7 +168,7 @@ def command(
 
 _ONLY_SERVING = {"concurrency"}
 _ONLY_JOB = {"overrides"}
-_ONLY_SIZE = {"params", "tokens", "mfu", "tokens_per_s", "recompute"}
+_ONLY_SIZE = {"params", "active_params", "tokens", "mfu", "tokens_per_s", "recompute"}
 _NOT_SERVING = {*_ONLY_JOB, *_ONLY_SIZE, "job_file", "store", "send"}
 _NOT_JOB = {*_ONLY_SIZE, *_ONLY_SERVING, "accelerator", "ranks"}
 

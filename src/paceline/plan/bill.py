@@ -146,6 +146,9 @@ class Size:
     num_parameters: float
     tokens: float
     num_ranks: int
+    num_active: float | None = None
+    """Parameters that one token passes, in a mixture of experts; None is all."""
+
     mfu: float | None = None
     """Share of the peak that trains, recomputed work not counted; None is assumed."""
 
@@ -153,6 +156,11 @@ class Size:
     """Measured tokens a second of all ranks together; it takes the place of `mfu`."""
 
     recompute: Literal["none", "full"] = "none"
+
+    @property
+    def num_computed(self) -> float:
+        """Parameters that each token is computed with."""
+        return self.num_parameters if self.num_active is None else self.num_active
 
 
 def bill_of_size(
@@ -176,8 +184,15 @@ def bill_of_size(
 
     Raises:
         ValueError: The accelerator's peak is unknown and no tokens a second are given; or the
-            tokens a second are more than the peak allows; or the model does not fit.
+            tokens a second are more than the peak allows; or the model does not fit; or more
+            parameters are active than there are.
     """
+    if not 0 < size.num_computed <= size.num_parameters:
+        raise ValueError(
+            f"{format_count(size.num_computed)} active parameters are more than the model's "
+            f"{format_count(size.num_parameters)}: --params are all of them, --active-params those "
+            "that one token passes"
+        )
     _check_fits(size, accelerator)
     rows = tuple(prices)
     ranks, per_node = size.num_ranks, min(size.num_ranks, accelerator.num_per_node)
@@ -215,7 +230,8 @@ def bill_of_size(
         keeping=keeping,
     )
     return _bill(
-        name=f"{format_count(size.num_parameters)} parameters, {format_count(size.tokens)} tokens",
+        name=f"{format_count(size.num_parameters)} parameters{_active(size)}, "
+        f"{format_count(size.tokens)} tokens",
         accelerator=accelerator.name,
         ranks=ranks,
         train_s=train_s,
@@ -231,19 +247,24 @@ def bill_of_size(
     )
 
 
+def _active(size: Size) -> str:
+    return "" if size.num_active is None else f" ({format_count(size.num_active)} active)"
+
+
 def _train_s(size: Size, accelerator: Accelerator) -> tuple[float, list[str]]:
     """Seconds of the run, and how they were found."""
     peaks = accelerator.peak_flops_per_s
     kind = next((each for each in ("bf16", "fp16", "fp32") if each in peaks), None)
     peak = None if kind is None else size.num_ranks * peaks[kind]
-    model_flops = training_flops(size.num_parameters, size.tokens)
-    done = training_flops(size.num_parameters, size.tokens, recompute=size.recompute != "none")
-    work = (
-        f"6 FLOPs a parameter and token, {model_flops:.3g} in all, attention not counted"
-        if size.recompute == "none"
-        else f"6 FLOPs a parameter and token, {model_flops:.3g} in all, attention not counted; "
-        f"full recomputation makes it 8, {done:.3g}"
-    )
+    model_flops = training_flops(size.num_computed, size.tokens)
+    done = training_flops(size.num_computed, size.tokens, recompute=size.recompute != "none")
+    each, active = "a parameter and token", "; all are taken as active (--active-params)"
+    if size.num_active is not None:
+        each, active = "an active parameter and token", ""
+    work = f"6 FLOPs {each}, {model_flops:.3g} in all, attention not counted"
+    if size.recompute != "none":
+        work += f"; full recomputation makes it 8, {done:.3g}"
+    work += active
     if size.tokens_per_s is not None:
         rate = f"{format_count(size.tokens_per_s)} tokens a second, as given"
         if kind is not None and peak is not None:
