@@ -46,6 +46,12 @@ def lines(items) -> list[tuple[int, str]]:
     return [(each.line, each.what) for each in items]
 
 
+def test_s0_1_an_optimizer_that_the_model_makes_is_found():
+    made = "optimizer = model.configure_optimizers(0.1)"
+    found = parts(PLAIN.replace("optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)", made))
+    assert [each.line for each in found.optimizers] == [9]
+
+
 def test_s0_1_a_plain_script_gives_each_part_with_its_line():
     found = parts(PLAIN)
     assert (found.framework, found.owner, found.trains) == ("pytorch", None, True)

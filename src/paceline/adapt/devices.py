@@ -4,9 +4,21 @@ import ast
 import re
 
 from paceline.adapt.adaptation import Work
-from paceline.adapt.device_moves import OPTION, devices, is_choice, moves
+from paceline.adapt.device_moves import (
+    ELSEWHERE,
+    NUMBER,
+    OPTION,
+    devices,
+    is_choice,
+    is_number,
+    moves,
+)
 
 _NUMBERED = re.compile(r"^cuda:\d+$")
+_UNKNOWN = {
+    OPTION: "an option chooses the device",
+    ELSEWHERE: "the device is set outside this file",
+}
 
 
 def place_on_device(work: Work) -> None:
@@ -22,17 +34,24 @@ def place_on_device(work: Work) -> None:
         ):
             work.edits.remove(node, only_one=_alone(work, node))
             work.say(node, "CUDA_VISIBLE_DEVICES is the launcher's: the line is gone")
-    _list_other_devices(work)
+    _place_moves(work)
 
 
-def _list_other_devices(work: Work) -> None:
-    """Moves to a device that may be another than the one that the model is put on."""
+def _place_moves(work: Work) -> None:
+    """A move to the index of a GPU goes to this rank's device; one to a device that may be another
+    than the model's is listed."""
     if uses_no_gpu(work):
         return
     for call, where in moves(work.script):
         found = devices(work.script, where)
-        if OPTION in found:
-            work.leave(call, "an option chooses the device, but each rank has its own: "
+        unknown = next((why for each, why in _UNKNOWN.items() if each in found), None)
+        if unknown is not None:
+            work.leave(call, f"{unknown}, but each rank has its own: write {work.device} here")
+        elif is_number(work.script, where):
+            work.edits.replace(where, work.device)
+            work.say(where, f"GPU index {ast.unparse(where)} -> {work.device}")
+        elif NUMBER in found:
+            work.leave(call, "the device may be the index of a GPU, but each rank has its own: "
                              f"write {work.device} here")  # fmt: skip
         elif found == {"cpu"} and not work.script.qualified(call.func) and (
             call in work.roles.training or _is_models(work, call)
@@ -106,13 +125,19 @@ def _device(work: Work, call: ast.Call) -> None:
         isinstance(each, ast.Constant) and isinstance(each.value, str) and "cuda" in each.value
         for each in ast.walk(call)
     )
-    if not names_gpu:
-        from_option = call.args and not isinstance(call.args[0], ast.Constant)
-        if from_option and not work.script.origins(call.args[0]):
+    if not names_gpu and call.args:
+        given = call.args[0]
+        if is_number(work.script, given):
+            work.edits.replace(call, work.device)
+            work.say(call, f"the device is this rank's own: {work.device}")
+        elif devices(work.script, given) & {OPTION, ELSEWHERE, NUMBER} or not (
+            isinstance(given, ast.Constant) or work.script.origins(given)
+        ):
             work.leave(call, "the device comes from outside the script: say `cuda` without "
                              "a number "
                              "and each rank takes its own, with a number all would share "
                              "one")  # fmt: skip
+    if not names_gpu:
         return
     tests = [each.test for each in ast.walk(call) if isinstance(each, ast.IfExp)]
     if all("is_available" in ast.unparse(test) for test in tests):
