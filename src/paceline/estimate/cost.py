@@ -167,6 +167,9 @@ def why_none(provider: str, prices: Iterable[Price], needs: Needs) -> str | None
     rows = [row for row in prices if row.provider.lower() == provider.lower()]
     if not rows:
         return None
+    alone = _provider(rows[0]).one_machine
+    if needs.num_nodes > 1 and alone is not None:
+        return alone
     largest = max(rows, key=lambda row: (row.num_accelerators, row.host_memory_bytes or 0))
     why = cannot_run(largest, needs)
     return None if why is None else f"its largest machine ({largest.instance}) has {why}"
