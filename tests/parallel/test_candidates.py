@@ -23,6 +23,7 @@ from paceline.parallel import (
 from paceline.parallel.abilities import Abilities
 from paceline.parallel.candidates import candidates
 from paceline.parallel.degrees import divides_model, divisors
+from paceline.parallel.stages import num_stages
 from paceline.plan.search import estimates_of, fastest, grid_bytes, grid_seconds, search
 from paceline.plan.search_inputs import space_of
 from paceline.profile import resolve_profile
@@ -164,6 +165,9 @@ def brute_force(asked: Space) -> set[Layout]:
             if order in ("zero-bubble", "dualpipe-v") and recompute[0] == "selective":
                 continue
             if share[2] and steps == 1:
+                continue
+            stages = pipeline * (2 if order == "dualpipe-v" else chunks)
+            if pipeline > 1 and -(-blocks // stages) % recompute[1]:
                 continue
             found.add(
                 Layout(
@@ -537,6 +541,18 @@ def test_chunks_without_a_pipeline_are_a_contradiction():
 
 def test_more_blocks_between_recomputed_ones_than_there_are_is_refused():
     assert only(8, "layout.recompute_every=7").fix == "set layout.recompute_every to 6 or less"
+
+
+def test_one_block_in_so_many_is_one_of_each_stage():
+    """Engines recompute it of each virtual stage: of one block, or of three, not one in two."""
+    whole = [each for each in rows(space(8)) if each.recompute_every > 1 and each.pipeline > 1]
+    assert whole
+    for each in whole:
+        on_stage = -(-6 // num_stages(each))
+        assert on_stage % each.recompute_every == 0, each
+    problem = only(8, "layout.pipeline=2", "layout.recompute_every=2")
+    assert (problem.code, problem.fix) == ("L013", "set layout.recompute_every to 3 or 1")
+    assert "each of 2 stages has 3 blocks, which do not divide into groups of 2" in problem.what
 
 
 def test_a_number_of_chunks_that_was_refused_is_not_suggested():

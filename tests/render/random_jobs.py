@@ -311,6 +311,9 @@ def _core(words: Mapping[str, Any], ranks: int, shards: bool, moves: bool) -> di
     stages = parts.count("|") + 1 if parts else None
     chunks = stages // pipeline if stages else words.get("virtual_pipeline_model_parallel_size", 1)
     again = words.get("recompute_granularity", "none")
+    on_stage = -(-words["num_layers"] // (pipeline * chunks))
+    uniform = words.get("recompute_method", "uniform") == "uniform"
+    recomputed = on_stage if uniform else words["recompute_num_layers"]  # of a virtual stage
     return {
         "ranks": ranks,
         "data": data,
@@ -326,6 +329,7 @@ def _core(words: Mapping[str, Any], ranks: int, shards: bool, moves: bool) -> di
         "schedule": "interleaved" if chunks > 1 else "1f1b",
         "chunks": chunks,
         "recompute": again,
+        "recompute_every": round(on_stage / recomputed),
         "offload": "cpu" if moves else "none",
         "offload_parameters": False,
     }

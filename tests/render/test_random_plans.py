@@ -1,7 +1,10 @@
 """A plan for an engine renders, fits by its own estimate, and comes back as the same layout; or the
 planner says what to change. `benchmarks/engine_plans.py` does the same to 500 plans."""
 
+from pathlib import Path
+
 import pytest
+import yaml
 from tests.render.random_jobs import (
     ENGINES,
     RENDERER,
@@ -13,6 +16,7 @@ from tests.render.random_jobs import (
 )
 
 from paceline.errors import PacelineError
+from paceline.job import parse_job
 from paceline.plan import plan_job
 from paceline.render import (
     RenderError,
@@ -50,6 +54,22 @@ def test_a_plan_renders_fits_and_is_read_back_as_the_same_layout(number):
     assert planned == {name: words[name] for name in planned}
     assert plan.estimate.memory.known_bytes <= plan.limit_bytes
     assert unsaid(found.gaps) == []
+
+
+def test_what_few_blocks_of_a_virtual_stage_recompute_is_read_back():
+    # Megatron recomputes so many blocks of each virtual stage: of one block, that one.
+    spec = {
+        "engine": "megatron",
+        "model": {"preset": "mixtral-8x22b"},
+        "data": {"path": "data", "seq_len": 4096},
+        "cluster": {"accelerator": "H100-SXM", "nodes": 8, "per_node": 8},
+        "train": {"global_batch": 256, "steps": 1000},
+    }
+    job = parse_job(yaml.safe_dump(spec), source="job.yaml", folder=Path.cwd())
+    plan = plan_job(job)
+    assert plan.layout.recompute == "full"
+    words = layout_words("megatron", render_job("megatron", plan, job).files)
+    assert words["recompute_every"] == plan.layout.recompute_every
 
 
 def test_every_engine_is_among_the_random_jobs():

@@ -34,6 +34,7 @@ from paceline.parallel.word_columns import (
     goes_backward_once,
     least_rounds,
     splits_backward,
+    stages_each,
     takes_rounds,
 )
 from paceline.profile import ModelProfile
@@ -394,6 +395,9 @@ def _grid(
     )
     if not space.abilities.selective_split_backward:
         possible = possible & ~(splits_backward(schedule) & goes_backward_once(recompute))
+    if pipeline > 1:  # one block in so many of each stage, which has whole such groups
+        on_stage = -(-space.profile.num_blocks // (pipeline * stages_each(schedule, chunks)))
+        possible = possible & (on_stage % every == 0)
     if space.abilities.experts_by_tensor and num_experts(space.profile) % tensor:
         possible = possible & ((expert > 1) | (num_experts(space.profile) == 1))
     if space.abilities.shards_over_context:

@@ -380,6 +380,19 @@ def check_recompute(job: Job, space: Space) -> Iterator[Problem]:
             where=job.where("layout.recompute_every"),
             fix=f"set layout.recompute_every to {max(blocks, 1)} or less",
         )
+    pipeline = 1 if fixed.pipeline == "auto" else fixed.pipeline
+    every = 1 if fixed.recompute_every == "auto" else fixed.recompute_every
+    chunks = 1 if fixed.chunks == "auto" else fixed.chunks
+    if pipeline > 1 and max(every, pipeline * chunks) <= blocks:
+        on_stage = -(-blocks // (pipeline * chunks))
+        if on_stage % every:
+            yield Problem(
+                code="L013",
+                what=f"layout.recompute_every is {every}, and each of {pipeline * chunks} stages "
+                f"has {counted(on_stage, 'block')}, which do not divide into groups of {every}",
+                where=job.where("layout.recompute_every"),
+                fix=f"set layout.recompute_every to {' or '.join(map(str, divisors(on_stage)))}",
+            )
     if not space.abilities.selective_split_backward:
         where = job.where("layout.recompute")
         yield from check_one_backward(fixed.schedule, fixed.recompute, where=where)
