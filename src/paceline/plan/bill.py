@@ -101,7 +101,7 @@ def bill_of_plan(
     view = outlook(plan, job, prices=rows, keeping=keeping)
     cluster = plan.cluster
     basis = [
-        f"{view.num_steps} steps of {_seconds(view.step_s)} each, as planned: {plan.layout.name}",
+        f"{view.num_steps} steps of {_seconds(view.step_s)} each, as planned: {plan.layout_name}",
         f"a checkpoint every {counted(plan.checkpoint_every, 'step')}, {format_bytes(state)}{kept}",
         *_all_kept(plan, view.num_checkpoints),
         *_assumed(view.restart_s),

@@ -152,7 +152,7 @@ def make_case(
         num_nodes=num_nodes,
         ranks_per_node=per_node,
         accelerator=plan.cluster.accelerator,
-        layout=plan.layout.name,
+        layout=plan.layout_name,
         global_batch=plan.layout.global_batch,
         step_s=step_s,
         step_known=known,
