@@ -211,6 +211,25 @@ def test_s1_4_the_units_of_full_sharding_are_listed_and_a_large_one_is_warned_of
     assert "gather" not in [each.about for each in split.cautions]
 
 
+def test_s1_4_quantised_blocks_are_gathered_in_four_bits_and_only_adapters_are_reduced():
+    asked = ("layout.sharding=full", "layout.tensor=1", "layout.pipeline=1", "cluster.nodes=2")
+    slow = (*asked, "cluster.network=10Gb/s", "layout.recompute=full", "layout.micro_batch=1")
+    whole, lora, qlora = (
+        plan_of(JOB, *slow, *adapter)
+        for adapter in (
+            (),
+            ("train.adapter={kind: lora, rank: 8}",),
+            ("train.adapter={kind: qlora, rank: 8}",),
+        )
+    )
+    sizes = [plan.units[1].num_bytes for plan in (whole, lora, qlora)]
+    each = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336
+    assert sizes[:2] == [2 * (each + 2 * 4096)] * 2
+    assert sizes[2] == pytest.approx(36 / 64 * each, rel=1e-3)
+    comm = [plan.estimate.terms["data"] for plan in (whole, lora, qlora)]
+    assert comm[0] > 1.2 * comm[1] > 2 * comm[2]
+
+
 def test_s1_4_blocks_of_two_kinds_of_attention_and_one_size_are_one_row_of_units():
     asked = ("layout.sharding=full", "layout.tensor=1", "layout.pipeline=1")
     plan = plan_of(JOB, "model.preset=gemma-2-9b", *asked)

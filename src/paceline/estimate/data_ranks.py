@@ -16,6 +16,7 @@ from paceline.estimate.on_stage import stage_parameters
 from paceline.estimate.rates import Rates
 from paceline.estimate.sharding import routed_split, shared_of
 from paceline.parallel.table import Layouts, code_of
+from paceline.profile.adapter import OWN_NF4_BYTES
 from paceline.profile.block import Block, Value, dense_parameters, expert_parameters
 
 Column = Any
@@ -33,7 +34,8 @@ def gathered_s(
     traffic: Traffic,
 ) -> tuple[Column, Column]:
     """Full sharding, one block and micro-batch: seconds that its passes, forward and backward, do
-    not hide, and seconds that they do."""
+    not hide, and seconds that they do. Quantised parameters are sent in 4 bits, and what is not
+    trained is not reduced."""
     gathers = shared_of(t, traffic.ways, 0.0).gathers_blocks
     experts = routed_split(t, traffic.ways)
     dense = dense_parameters(block) / t.tensor
@@ -49,8 +51,10 @@ def gathered_s(
         return seconds + np.where(np.asarray(routed) > 0, apart, 0.0)
 
     moved = host_copies(model, dense / t.shard + routed / routed_shard, t, traffic)
-    gather = over(traffic.weight_bytes) + moved.to_device_s
-    reduce = over(traffic.reduce_bytes) + moved.to_host_s
+    packed = model.quantised_share * traffic.ways.restores_frozen
+    sent_bytes = traffic.weight_bytes + (OWN_NF4_BYTES - traffic.weight_bytes) * packed
+    gather = over(sent_bytes) + moved.to_device_s
+    reduce = over(traffic.reduce_bytes * model.trained_share) + moved.to_host_s
     reduces = np.where(t.reduce_every_micro_batch, 1.0, 1.0 / t.accumulation)
     back = gather + reduce * reduces
     exposed = np.asarray(0.0)

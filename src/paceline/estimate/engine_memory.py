@@ -12,13 +12,10 @@ from paceline.estimate.inputs import Holdings, Traffic
 from paceline.estimate.sharding import ways_of
 from paceline.parallel.table import Layouts, code_of
 from paceline.profile import Kernels, ModelProfile, runtime_kernels
-from paceline.profile.adapter import NF4_BLOCK, NF4_BLOCK_BYTES, NF4_BYTES
+from paceline.profile.adapter import NF4_BYTES, OWN_NF4_BYTES
 from paceline.profile.block import Value, matrices
 from paceline.profile.saved import modules_of
 from paceline.topology import Cluster
-
-_OWN_NF4_BYTES = NF4_BLOCK_BYTES / NF4_BLOCK
-"""Bytes of a quantised parameter in our own runtime, which does not quantise the scales again."""
 
 _GLIBC_SHARE = 1.25
 """What a process on a CPU holds for each byte of its tensors: 708 MiB resident for 562 MiB after
@@ -78,7 +75,7 @@ def holdings_of(
         reduce_bytes=4.0 if wide else engine.reduce_bytes,
         frozen_bytes=narrow,
         frozen_block_bytes=profile.frozen_block_bytes(
-            narrow, _OWN_NF4_BYTES if "restores_frozen" in engine.ways else NF4_BYTES
+            narrow, OWN_NF4_BYTES if "restores_frozen" in engine.ways else NF4_BYTES
         ),
         is_frozen=float(profile.adapter is not None),
         scaled_columns=0.0 if profile.adapter is None else profile.adapter.scaled_columns,

@@ -359,6 +359,13 @@ def _held_at_head_of_v(model: Model, t: Layouts, here: OnRank) -> Column:
     return (np.minimum(t.accumulation, early) * front + back) / np.maximum(mine, 1)
 
 
+def gathered_in_blocks(h: Holdings) -> Column:
+    """Bytes of a gathered parameter of a block: our own runtime gathers quantised ones in 4 bits,
+    and what is frozen in the type of the multiplication."""
+    is_packed = (np.asarray(h.ways.fsdp_throughout) > 0) & (np.asarray(h.is_frozen) > 0)
+    return np.where(is_packed, h.frozen_block_bytes, h.gathered_bytes)
+
+
 def _gathered(
     model: Model, t: Layouts, h: Holdings, here: OnRank, held: tuple[Column, Column]
 ) -> tuple[Column, Column, Column, Column]:
@@ -381,8 +388,8 @@ def _gathered(
     embedding = (np.asarray(here.stage) == 0) * model.num_embedding_parameters / t.tensor
     head = root - embedding
     narrow = h.gathered_bytes
-    frozen, trained = np.asarray(h.is_frozen) > 0, here.trained_share
-    inside = np.where(own & frozen, h.frozen_block_bytes, narrow)
+    trained = here.trained_share
+    inside = gathered_in_blocks(h)
     reduced = (narrow + h.reduce_bytes) * trained
     prefetched = inside * np.where(own, 0.0, block * (count > 0))
     at_loss = narrow * np.where(is_apart, head, root) + prefetched

@@ -14,6 +14,7 @@ from paceline.catalog.efficiencies import Efficiencies
 from paceline.catalog.mig import split_slice
 from paceline.estimate import Case, Estimate
 from paceline.estimate.estimate import case_holdings
+from paceline.estimate.memory import gathered_in_blocks
 from paceline.job import Job, LayoutSpec
 from paceline.job.engine import ENGINE_NAMES, is_newer_patch
 from paceline.parallel import Layout, Space
@@ -388,14 +389,18 @@ def units_of(case: Case, layout: Layout) -> tuple[Unit, ...]:
     gathers = layout.sharding in ("full", "hybrid") and layout.pipeline == 1
     if not gathers or not wraps or not profile.num_blocks:
         return ()
-    size = float(case_holdings(table_of([layout]), case).gathered_bytes) / layout.tensor
+    holdings = case_holdings(table_of([layout]), case)
+    ends, inside = (
+        float(each) / layout.tensor
+        for each in (holdings.gathered_bytes, gathered_in_blocks(holdings))
+    )
     counts: Counter[tuple[str, int, int]] = Counter()
     for block in profile.blocks:
         if block.measured is None:
-            apart = round(size * layout.tensor / layout.expert * expert_parameters(block))
-            counts[block.name, round(size * dense_parameters(block)), apart] += int(block.count)
+            apart = round(inside * layout.tensor / layout.expert * expert_parameters(block))
+            counts[block.name, round(inside * dense_parameters(block)), apart] += int(block.count)
     for name, number in _ends(profile, wraps):
-        counts[name, round(size * number), 0] += 1
+        counts[name, round(ends * number), 0] += 1
     units = [
         Unit(name=name, count=count, num_bytes=num_bytes, apart_bytes=apart)
         for (name, num_bytes, apart), count in counts.items()

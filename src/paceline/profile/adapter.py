@@ -26,6 +26,9 @@ NF4_BLOCK, NF4_BLOCK_BYTES = 64, 36
 """Values of a row with one scale, and their bytes in our own runtime: two codes a byte, and the
 scale in float32. Source: arXiv:2305.14314, section 3, without double quantization."""
 
+OWN_NF4_BYTES = NF4_BLOCK_BYTES / NF4_BLOCK
+"""Bytes of a quantised parameter in our own runtime, which does not quantise the scales again."""
+
 NF4_AT_ONCE = 1 << 22
 """Values that our own runtime restores at once: 16 MiB in float32, besides the result. A guess."""
 
