@@ -204,7 +204,7 @@ def test_an_unknown_accelerator_names_the_nearest():
     (problem,) = caught.value.problems
     assert problem.code == "T001"
     assert "`H100-SXM`" in problem.fix
-    written = problem.fix.rpartition("catalog file: ")[2]
+    written = problem.fix.rpartition("catalog file: ")[2].strip("`")
     assert CliRunner().invoke(cli, [*written.split()[1:], "--help"]).exit_code == 0
     assert written.startswith("paceline catalog --write ")
 
