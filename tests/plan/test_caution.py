@@ -187,6 +187,17 @@ def test_s1_4_units_are_those_of_the_engine_and_the_fix_is_one_that_helps():
     assert not plan_of(JOB, *asked[1:]).cautions
 
 
+def test_s1_4_a_fix_of_a_large_unit_is_one_that_the_model_has():
+    """Falcon's 71 heads have no half, and a tied output matrix cannot stand apart."""
+    asked = ("layout.sharding=full", "engine=accelerate", "cluster.nodes=2")
+    for model, has in (("falcon-7b", "more memory"), ("llama-3.2-1b", "layout.tensor to 2")):
+        small = ("cluster.accelerator=T4", "train.precision=fp16", f"model.preset={model}")
+        plan = plan_of(JOB, *asked, *small, "layout.tensor=1", "layout.micro_batch=1")
+        (caution,) = (each for each in plan.cautions if each.about == "gather")
+        assert has in caution.fix
+        assert "fully_shard" not in caution.fix
+
+
 def test_s1_4_tensor_ranks_are_no_fix_for_experts_that_they_do_not_split():
     asked = ("model={preset: mixtral-8x7b}", "layout.sharding=full", "layout.pipeline=1")
     plan = plan_of(JOB, *asked, "layout.tensor=1", "engine=accelerate", "cluster.nodes=8")

@@ -94,7 +94,7 @@ class LayoutSpec:
 
     offload: Literal["auto", Offload] = "auto"
     """Where optimizer state is kept: on the accelerator, in the host's memory, or on its disk.
-    `auto` leaves the accelerator only when nothing fits there."""
+    `auto` leaves the accelerator where nothing fits there, or where that is faster."""
 
     offload_parameters: bool | Auto = "auto"
     """Whether parameters and gradients are offloaded with the optimizer state; `true` asks for that

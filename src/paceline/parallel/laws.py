@@ -146,8 +146,8 @@ def _check_shares(job: Job, space: Space, tensor: int) -> Iterator[Problem]:
             what=f"{ranks} does not divide the {seq_len} tokens of a sample, which the tensor "
             "ranks share",
             where=job.where("layout.tensor"),
-            fix=f"set data.seq_len to {-(-seq_len // step) * step}, or layout.sequence_parallel to "
-            "false",
+            fix=f"set data.seq_len to {max(seq_len // step, 1) * step}, or "
+            "layout.sequence_parallel to false",
         )
     experts = num_experts(space.profile)
     by_tensor = space.abilities.experts_by_tensor and fixed.expert == 1

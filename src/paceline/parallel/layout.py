@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from math import prod
 
 from paceline.choices import ContextKind, Offload, Recompute, Schedule, Sharding
+from paceline.choices.recomputes import WHOLE_BLOCKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +175,14 @@ class Layout:
             parts = [f"{self.way(full)} over {ranks}" if is_shared else ranks]
         experts = [f"expert {self.expert}"] if self.expert > 1 else []
         return ", ".join([*filter(None, parts), *experts])
+
+    @property
+    def recomputed(self) -> str:
+        """What stands behind the name where whole blocks are recomputed."""
+        if self.recompute not in WHOLE_BLOCKS:
+            return ""
+        every = f" every {self.recompute_every} blocks" if self.recompute_every > 1 else ""
+        return f", {self.recompute} recompute{every}"
 
     def way(self, full: str) -> str:
         """What data-parallel ranks share, in words, with the engine's word for full sharding."""

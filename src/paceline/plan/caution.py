@@ -19,6 +19,7 @@ from paceline.job import Job, LayoutSpec
 from paceline.job.engine import ENGINE_NAMES, is_newer_patch
 from paceline.parallel import Layout, Space
 from paceline.parallel.abilities import check_accelerator, check_has_files
+from paceline.parallel.degrees import divides_model
 from paceline.parallel.table import table_of
 from paceline.plan.choose import choose
 from paceline.plan.decision import Caution, Unit
@@ -444,7 +445,8 @@ def _large_units(
     if other is not None and other[0].sharding not in ("full", "hybrid"):
         fix = f"leave layout.sharding at auto: {case.named(other[0])} fits and gathers no units"
     else:
-        fixes = [_WRAP_ENDS] if case.engine.wraps == "blocks" and "embedding" in name else []
+        apart = case.engine.wraps == "blocks" and not case.profile.tied and "embedding" in name
+        fixes, twice = [_WRAP_ENDS] if apart else [], 2 * layout.tensor
         if name.startswith(_EXPERTS):  # tensor ranks do not split what is routed
             fixes.append(
                 "expert ranks split the experts: engine: megatron"
@@ -452,15 +454,16 @@ def _large_units(
                 else f"set layout.expert to {layout.expert * 2}, which halves the experts (steps "
                 "may be slower)"
             )
-        elif space.num_ranks % (layout.tensor * 2):
-            fixes.append("take accelerators with more memory: one rank cannot split a unit")
-        elif space.abilities.tensor:
+        elif not space.abilities.tensor:
+            fixes.append("an engine with tensor ranks (engine: megatron) splits each unit")
+        elif not space.num_ranks % twice and divides_model(
+            space.profile, twice, copies_kv_head=space.abilities.copies_kv_head
+        ):
             fixes.append(
-                f"set layout.tensor to {layout.tensor * 2}, which halves every all-gather (steps "
-                "may be slower)"
+                f"set layout.tensor to {twice}, which halves every all-gather (steps may be slower)"
             )
         else:
-            fixes.append("an engine with tensor ranks (engine: megatron) splits each unit")
+            fixes.append("take accelerators with more memory: tensor ranks cannot split this unit")
         fix = "; or ".join(fixes)
     yield Caution(
         about="gather",
@@ -473,7 +476,8 @@ def _large_units(
 _EXPERTS = "the experts of"
 
 _WRAP_ENDS = (
-    "call fully_shard on the embedding and on the output matrix separately, in your own script"
+    "make the embedding and the output matrix units of their own in your own script (fully_shard; "
+    "in FSDP1 FullyShardedDataParallel)"
 )
 
 

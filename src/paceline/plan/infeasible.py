@@ -92,14 +92,16 @@ def nothing_fits(
         code="P001",
         what=f"no layout fits on {cluster.name}: the smallest of {found.num_layouts:,} layouts "
         f"needs {needs} a rank, {limit} may be used ({share:.0%} of {usable})"
-        f"{_over_host(case, found)}\n  smallest: {case.named(layout)}, micro-batch "
-        f"{layout.micro_batch}{parts}",
+        f"{_over_host(case, found)}\n  smallest: {case.named(layout)}{layout.recomputed}"
+        f"{_OFFLOADED[layout.offload]}, micro-batch {layout.micro_batch}{parts}",
         where=job.where("cluster"),
         fix=join_ways(ways),
     )
     error.needed_bytes = needed
     return error
 
+
+_OFFLOADED = {"none": "", "cpu": ", offloaded to host memory", "nvme": ", offloaded to disk"}
 
 _OR = "; or "
 

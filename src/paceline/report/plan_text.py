@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from paceline.catalog.price import price_day
-from paceline.choices.recomputes import WHOLE_BLOCKS
 from paceline.estimate import TERM_NAMES
 from paceline.estimate.cost import RunCost
 from paceline.estimate.estimate import state_bytes
@@ -155,16 +154,8 @@ def _cautions(plan: Plan, *, first: bool = False) -> Iterator[str]:
 
 
 def _layout(plan: Plan) -> Iterator[str]:
-    named = plan.layout_name + whole_recompute(plan.layout)
+    named = plan.layout_name + plan.layout.recomputed
     yield from wrapped(_row("layout", ""), named + _offloaded(plan))
-
-
-def whole_recompute(layout: Layout) -> str:
-    """What a layout's line adds where whole blocks are recomputed."""
-    if layout.recompute not in WHOLE_BLOCKS:
-        return ""
-    every = f" every {layout.recompute_every} blocks" if layout.recompute_every > 1 else ""
-    return f", {layout.recompute} recompute{every}"
 
 
 def _offloaded(plan: Plan) -> str:

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 
 from paceline.prove.compare import Compared
 from paceline.prove.proof import Collective, Proof, StageProof
-from paceline.report.plan_text import whole_recompute
 from paceline.report.table import wrapped
 from paceline.units import format_bytes, format_seconds
 
@@ -37,7 +36,7 @@ def _headline(proof: Proof, engine: str) -> Iterator[str]:
     shown = ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
     plural = "s" if len(ranks) > 1 else ""
     torch = proof.versions.get("torch", "?")
-    yield _row("layout", proof.layout.name + whole_recompute(proof.layout))
+    yield _row("layout", proof.layout.name + proof.layout.recomputed)
     yield _row(
         "proved",
         f"rank{plural} {shown} of {proof.world_size} (took {format_seconds(proof.seconds)}, "
