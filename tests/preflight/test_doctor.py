@@ -161,7 +161,7 @@ FAULTS = {
         {"python": ("fail", "requirements-not-met")},
     ),
     "another environment is active": (
-        {"python": replace(PYTHON, active="/work/.venv")},
+        {"python": replace(PYTHON, active="/elsewhere/.venv")},
         {"python": ("warning", "other-python-than-active")},
     ),
 }
