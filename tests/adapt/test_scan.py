@@ -362,3 +362,32 @@ def test_s0_1_a_script_without_a_loop_that_imports_another_framework_says_both(t
     path.write_text("import torch\nimport mlx.core as mx\nprint(torch.ones(1), mx.ones(1))\n")
     (file,) = scanned(path)["files"]
     assert "no loop of plain PyTorch, and it imports mlx" in json.dumps(file["adapt"])
+
+
+@pytest.mark.parametrize(
+    ("body", "roles"),
+    [
+        ("X, Y = get_batch(split)\n            logits, loss = model(X, Y)", ["evaluation"]),
+        ("x = get_batch(k)\n            x = x.to(device)\n            score(x)", ["evaluation"]),
+        ("ids = context[-8:]\n            context = cat(context, model(ids))", []),
+        ("state = model(x[k])\n            model(state)", ["evaluation"]),
+        ("state = cell(x[k], state)\n            model(state)", []),
+        ("model(fixed)", []),
+    ],
+    ids=["by hand", "in a function", "generation", "two models", "recurrence", "one input timed"],
+)
+def test_s0_1_a_loop_without_a_loader_evaluates_what_it_makes_anew(body, roles):
+    source = f"""import torch
+model = torch.nn.Linear(2, 2)
+def score(x):
+    return model(x)
+@torch.no_grad()
+def estimate_loss():
+    for split in ["train", "val"]:
+        for k in range(9):
+            {body}
+estimate_loss()
+"""
+    loops = parts(source).loops
+    assert [each.role for each in loops] == roles
+    assert all(each.over == "range(9)" for each in loops)

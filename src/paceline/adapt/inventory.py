@@ -16,6 +16,7 @@ from paceline.check.lint.facts.events import Call, Loop
 from paceline.check.lint.facts.names import canonical, kind_of
 from paceline.check.lint.facts.program import Program, is_optimizer_step
 from paceline.check.lint.facts.source import path_of
+from paceline.check.lint.facts.values import stops_gradients
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -193,6 +194,7 @@ def _loops(program: Program) -> Iterator[FoundLoop]:
     holds = {id(loop.node) for loops in around for loop in loops}
     nearest = {id(loops[-1].node) for loops in around if loops}
     forward = {id(loop.node) for call in program.forwards for loop in call.loops}
+    drawn = {id(call.loops[-1].node) for call in program.forwards if _evaluates_what_it_draws(call)}
     for loop in program.loops:
         if path_of(loop.node) != program.path or loop.is_comprehension:
             continue
@@ -200,7 +202,9 @@ def _loops(program: Program) -> Iterator[FoundLoop]:
             yield _found(loop.node, "training", _over(loop))
         elif id(loop.node) in holds:
             yield _found(loop.node, "outer", _over(loop))
-        elif loop.over_batches and (_reads_loader(loop) or id(loop.node) in forward):
+        elif id(loop.node) in drawn or (
+            loop.over_batches and (_reads_loader(loop) or id(loop.node) in forward)
+        ):
             yield _found(loop.node, "evaluation", _over(loop))
     for call in program.all_calls:
         name = _library_name(call, program)
@@ -211,6 +215,40 @@ def _loops(program: Program) -> Iterator[FoundLoop]:
         is_lightning = any(base.startswith("lightning.") for base in own.library_bases())
         if step is not None and is_lightning and path_of(own.node) == program.path:
             yield _found(step.node, "training", f"{own.name}.training_step")
+
+
+def _evaluates_what_it_draws(call: Call) -> bool:
+    """Whether a model is called without gradients on what each turn of the loop makes anew, as
+    `get_batch()` does; generation reads what the turn before has left, a benchmark one input."""
+    if not call.loops or not any(stops_gradients(each) for each in call.withs):
+        return False
+    loop = call.loops[-1]
+    here = call.at_depth(loop.depth)
+    if loop.is_comprehension or not isinstance(here, ast.Call):
+        return False
+    bound: dict[str, list[ast.Assign]] = {}
+    for node in ast.walk(loop.node):
+        if isinstance(node, ast.Assign):
+            for name in set().union(*(_names(each) for each in node.targets)):
+                bound.setdefault(name, []).append(node)
+    given: list[ast.expr] = [*here.args, *(each.value for each in here.keywords)]
+    todo = {(name, here.lineno) for each in given for name in _names(each)}
+    is_new, seen = False, set[tuple[str, int]]()
+    while todo:
+        name, line = read = todo.pop()
+        before = [each for each in bound.get(name, ()) if each.lineno < line]
+        if name in bound and name not in loop.targets and not before:
+            return False  # the turn before left it
+        is_new = is_new or name in bound or name in loop.targets
+        seen.add(read)
+        if before:
+            last = max(before, key=lambda each: each.lineno)
+            todo |= {(each, last.lineno) for each in _names(last.value)} - seen
+    return is_new
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 
 def _reads_loader(loop: Loop) -> bool:
