@@ -423,7 +423,7 @@ def test_fixes_are_a_diff_and_written_only_when_asked(folder):
     (folder / "train.py").write_text(BAD)
     diff = lint("train.py", "--fix").stdout
     assert "+        loader.sampler.set_epoch(epoch)\n" in diff
-    assert "+    loader = DataLoader(dataset, sampler=sampler)\n" in diff
+    assert "+    loader = DataLoader(dataset, sampler=sampler, shuffle=False)\n" in diff
     assert (folder / "train.py").read_text() == BAD
     subprocess.run(["git", "apply"], input=diff.encode(), check=True, cwd=folder)
     applied = (folder / "train.py").read_text()
@@ -515,7 +515,7 @@ def test_set_epoch_is_written_only_where_its_names_are_seen(folder, program, wan
         assert "set-epoch-missing" not in ids_in()
 
 
-def test_a_fix_keeps_the_ends_of_lines_and_takes_its_comment_along(folder):
+def test_a_fix_keeps_the_ends_of_lines_and_the_comments(folder):
     text = (
         HEAD + "def main(data):\n    loader = DataLoader(\n        data,  # the pages\n"
         "        sampler=DistributedSampler(data),\n        shuffle=True  # why\n    )\n"
@@ -523,7 +523,7 @@ def test_a_fix_keeps_the_ends_of_lines_and_takes_its_comment_along(folder):
     (folder / "train.py").write_bytes(text.replace("\n", "\r\n").encode())
     diff = lint("train.py", "--fix").stdout_bytes
     lint("train.py", "--fix", "--write")
-    wanted = text.replace("        shuffle=True  # why\n", "").replace("\n", "\r\n").encode()
+    wanted = text.replace("shuffle=True", "shuffle=False").replace("\n", "\r\n").encode()
     assert (folder / "train.py").read_bytes() == wanted
     (folder / "train.py").write_bytes(text.replace("\n", "\r\n").encode())
     subprocess.run(["git", "apply"], input=diff, check=True, cwd=folder)

@@ -150,56 +150,25 @@ def _fix_first(text: str, line: int, finding: Finding) -> list[Edit]:
     return [Edit(start, start, f"{indent[0]}{finding.first}\n")]
 
 
-def _fix_keyword(name: str, value: bool) -> _Fix:
-    """Takes a keyword argument with this value out of a call that starts or stands on the line."""
+def _fix_keyword(name: str) -> _Fix:
+    """Turns a keyword argument that is True off in a call that starts or stands on the line."""
 
     def fix(text: str, line: int, _: Finding) -> list[Edit]:
         tree = _tree(text)
         for call in ast.walk(tree) if tree is not None else ():
-            if not isinstance(call, ast.Call) or not (
-                call.lineno <= line <= (call.end_lineno or line)
-            ):
-                continue
-            for keyword in call.keywords:
-                if (
-                    keyword.arg != name
-                    or not isinstance(keyword.value, ast.Constant)
-                    or (keyword.value.value is not value)
-                ):
-                    continue
-                return [_without(text, call, keyword)]
+            if isinstance(call, ast.Call) and call.lineno <= line <= (call.end_lineno or line):
+                for given in call.keywords:
+                    value = given.value
+                    if (
+                        given.arg == name
+                        and isinstance(value, ast.Constant)
+                        and value.value is True
+                    ):
+                        start = _offset(text, value.lineno, value.col_offset)
+                        return [Edit(start, start + len("True"), "False")]
         return []
 
     return fix
-
-
-def _without(text: str, call: ast.Call, keyword: ast.keyword) -> Edit:
-    """Takes an argument out with its comma, and with its line and comment where it has its own."""
-    start = _offset(text, keyword.lineno, keyword.col_offset)
-    end = _offset(text, keyword.end_lineno or keyword.lineno, keyword.end_col_offset or 0)
-    first = _line_span(text, keyword.lineno)[0]
-    last = _line_span(text, keyword.end_lineno or keyword.lineno)[1]
-    alone = not text[first:start].strip() and re.fullmatch(r"\s*,?\s*(#.*)?", text[end:last])
-    if alone and last < len(text):
-        return Edit(first, last + 1, "")
-    others: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
-    places = [
-        (
-            _offset(text, one.lineno, one.col_offset),
-            _offset(text, one.end_lineno or one.lineno, one.end_col_offset or 0),
-        )
-        for one in others
-    ]
-    following = [one for one, _ in places if one >= end]
-    preceding = [one for _, one in places if one <= start]
-    if following:
-        comma = re.match(r"\s*,[ \t]*", text[end:])
-        between = text[end : min(following)]
-        whole = "#" not in between and "*" not in between
-        end = min(following) if whole else end + (comma.end() if comma is not None else 0)
-    elif preceding and "#" not in text[max(preceding) : start]:
-        start = max(preceding)
-    return Edit(start, end, "")
 
 
 def _fix_name(text: str, line: int, finding: Finding) -> list[Edit]:
@@ -212,7 +181,7 @@ def _fix_name(text: str, line: int, finding: Finding) -> list[Edit]:
 
 _FIXES: Mapping[str, _Fix] = {
     "set-epoch-missing": _fix_first,
-    "sampler-and-shuffle": _fix_keyword("shuffle", True),
+    "sampler-and-shuffle": _fix_keyword("shuffle"),
     "nccl-env-deprecated": _fix_name,
 }
 """Failure -> its edit."""

@@ -2,9 +2,10 @@
 
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from json import decoder
+from itertools import takewhile
 from typing import Any
 
 import yaml
@@ -12,9 +13,6 @@ import yaml
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MOST_NODES = 200_000
 """Far above any configuration; YAML aliases of aliases would never end."""
-
-
-_scan: Any = decoder.scanstring  # type: ignore[attr-defined]  # left out of its stubs
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +110,6 @@ class NoParser(Unreadable):
     """What reads this language is not installed."""
 
 
-class _TooManyValues(ValueError):
-    pass
-
-
 def read_yaml(text: str) -> list[Marked]:
     """The documents of a YAML text that are not empty."""
     found = []
@@ -128,7 +122,7 @@ def read_yaml(text: str) -> list[Marked]:
                     found.append(document)
         finally:
             loader.dispose()
-    except _TooManyValues as error:
+    except OverflowError as error:
         if len(text) < _MOST_NODES:
             raise Bomb(1, "its aliases stand for more values than it has letters") from None
         raise Unreadable(1, str(error)) from None
@@ -146,7 +140,7 @@ def read_yaml(text: str) -> list[Marked]:
 def _from_node(node: Any, loader: Any, budget: list[int]) -> Marked:
     budget[0] -= 1
     if budget[0] < 0:
-        raise _TooManyValues("too many values")
+        raise OverflowError("too many values")
     line, column = node.start_mark.line + 1, node.start_mark.column + 1
     if isinstance(node, yaml.MappingNode):
         entries: dict[str, Marked] = {}
@@ -156,14 +150,8 @@ def _from_node(node: Any, loader: Any, budget: list[int]) -> Marked:
             if name == "<<" and isinstance(value.value, dict):
                 entries = {**value.value, **entries}
                 continue
-            old = entries.get(name)
-            entries[name] = Marked(
-                value.value,
-                key.start_mark.line + 1,
-                key.start_mark.column + 1,
-                (*old.again, old) if old else (),
-                value.text_line or value.line,
-            )
+            place = key.start_mark.line + 1, key.start_mark.column + 1
+            _enter(entries, name, value, place, value.text_line or value.line)
         return Marked(entries, line, column)
     if isinstance(node, yaml.SequenceNode):
         return Marked([_from_node(each, loader, budget) for each in node.value], line, column)
@@ -176,77 +164,46 @@ def _from_node(node: Any, loader: Any, budget: list[int]) -> Marked:
     return Marked(value, line, column)
 
 
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]|[^\s\[\]{},:]+')
+
+
 def read_json(text: str) -> Marked:
     """The value of a JSON text."""
     try:
         json.loads(text)
+        tokens = _TOKEN.finditer(text)
+        ends = [match.start() for match in re.finditer("\n", text)]
+        return _of_token(next(tokens), tokens, ends)
     except json.JSONDecodeError as error:
         raise Unreadable(error.lineno, error.msg) from None
     except (ValueError, RecursionError):
         raise Unreadable(1, "numbers or depth beyond what is read") from None
-    return _Json(text).read()
 
 
-class _Json:
-    """Reads a text that is known to be JSON again, for the places."""
+def _of_token(token: re.Match[str], tokens: Iterator[re.Match[str]], ends: list[int]) -> Marked:
+    """The value that begins with a token, of a text that is known to be JSON."""
+    sign, place = token[0], _place(token.start(), ends)
+    if sign == "[":
+        inner = takewhile(lambda one: one[0] != "]", tokens)
+        return Marked([_of_token(each, tokens, ends) for each in inner], *place)
+    if sign != "{":
+        return Marked(json.loads(sign), *place)
+    entries: dict[str, Marked] = {}
+    for key in takewhile(lambda one: one[0] != "}", tokens):
+        value = _of_token(next(tokens), tokens, ends)
+        _enter(entries, json.loads(key[0]), value, _place(key.start(), ends))
+    return Marked(entries, *place)
 
-    def __init__(self, text: str) -> None:
-        self.text, self.at = text, 0
-        self.ends = [match.start() for match in re.finditer("\n", text)]
 
-    def read(self) -> Marked:
-        self._skip()
-        line, column = self._place(self.at)
-        sign = self.text[self.at]
-        if sign == "{":
-            return Marked(self._entries(), line, column)
-        if sign == "[":
-            return Marked(self._items(), line, column)
-        if sign == '"':
-            value, self.at = _scan(self.text, self.at + 1, False)
-            return Marked(value, line, column)
-        match = re.compile(r"[^\s,\]}]+").match(self.text, self.at)
-        assert match is not None
-        self.at = match.end()
-        return Marked(json.loads(match[0]), line, column)
+def _enter(
+    entries: dict[str, Marked], name: str, value: Marked, place: tuple[int, int], text_line: int = 0
+) -> None:
+    """Put an entry at the place of its key; those of the same name before it are kept in it."""
+    old = entries.get(name)
+    entries[name] = Marked(value.value, *place, (*old.again, old) if old else (), text_line)
 
-    def _entries(self) -> dict[str, Marked]:
-        entries: dict[str, Marked] = {}
-        while self._more("}"):
-            line, column = self._place(self.at)
-            name, self.at = _scan(self.text, self.at + 1, False)
-            self._skip()
-            self.at += 1  # the colon
-            value, old = self.read(), entries.get(name)
-            entries[name] = Marked(value.value, line, column, (*old.again, old) if old else ())
-        return entries
 
-    def _items(self) -> list[Marked]:
-        items = []
-        while self._more("]"):
-            items.append(self.read())
-        return items
-
-    def _more(self, end: str) -> bool:
-        """Past the bracket or comma, at the next value; False past the end."""
-        if self.text[self.at] in "{[":
-            self.at += 1
-        self._skip()
-        if self.text[self.at] == end:
-            self.at += 1
-            return False
-        if self.text[self.at] == ",":
-            self.at += 1
-            self._skip()
-        return True
-
-    def _skip(self) -> None:
-        while self.at < len(self.text) and self.text[self.at] in " \t\r\n":
-            self.at += 1
-
-    def _place(self, offset: int) -> tuple[int, int]:
-        from bisect import bisect_left
-
-        line = bisect_left(self.ends, offset)
-        start = self.ends[line - 1] + 1 if line else 0
-        return line + 1, offset - start + 1
+def _place(offset: int, ends: list[int]) -> tuple[int, int]:
+    """Line and column of an offset, by the offsets at which lines end."""
+    line = bisect_left(ends, offset)
+    return line + 1, offset - (ends[line - 1] if line else -1)
