@@ -8,6 +8,7 @@ goes on is in `picture.py`; the tables further down are gathered here.
 import base64
 import hashlib
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,23 +17,24 @@ import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from paceline.estimate import Estimate
+from paceline.parallel import Layout
 from paceline.record import events as log
 from paceline.record.gather import RunRecord
 from paceline.report.picture import picture
 from paceline.report.script_text import advice_lines, profile_rows
 from paceline.report.sections import (
+    GROUPS,
     NAMES,
-    checkpoint_rows,
-    failure_rows,
+    format_share,
     front_points,
-    gpu_health_rows,
-    layout_rows,
     memory_section,
-    time_section,
+    saves,
 )
-from paceline.report.time_account import time_account
+from paceline.report.time_account import recovery_phases, time_account
 from paceline.report.timeline import RunningClock, all_failures, outcome, parts
 from paceline.report.view import view_of
+from paceline.units import format_bytes, format_count, format_seconds
 
 ASSETS = {
     "curves.js": "text/javascript",
@@ -101,40 +103,58 @@ def render_template(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters |= _FILTERS
     return environment.get_template(template).render(values)
 
 
+def _or_unknown(text: Callable[[float], str]) -> Callable[[float | None], str]:
+    return lambda value: "unknown" if value is None else text(value)
+
+
+_FILTERS = {
+    "seconds": _or_unknown(format_seconds),
+    "size": _or_unknown(format_bytes),
+    "count": _or_unknown(format_count),
+    "share": format_share,
+    "phases": recovery_phases,
+}
+
+
 def _tables(record: RunRecord) -> dict[str, Any]:
-    every = parts(record)
-    clock = RunningClock(every)
-    broken = all_failures(every)
-    end = every[-1].finished if every else None
-    refused = [e for e in record.events if isinstance(e, log.StepRefused)]
-    gpu_health = gpu_health_rows(record, clock)
-    checkpoints = checkpoint_rows(record)
+    every, plan = parts(record), record.plan
+    failures = [failure for _, failure in all_failures(every)]
+    downtimes = [each.recovered.downtime_s for each in failures[:_MOST_ROWS] if each.recovered]
+
+    def events(kind: type[log.AnyEvent]) -> list[Any]:
+        return [event for event in record.events if isinstance(event, kind)]
+
+    considered: list[tuple[Layout, Estimate, str]] = []
+    if plan is not None:
+        considered = [(plan.layout, plan.estimate, "")]
+        considered += [(each.layout, each.estimate, each.why) for each in plan.rejected]
     return {
+        "most": _MOST_ROWS,
         "outputs": record.outputs,
         "profile": list(profile_rows(record.profile)) if record.profile is not None else [],
         "advice": list(advice_lines(record.profile)) if record.profile is not None else [],
-        "time": time_section(time_account(record)),
+        "time": time_account(record),
+        "groups": GROUPS,
         "num_parts": len(every),
-        "memory": memory_section(record, end),
-        "failures": failure_rows(broken[:_MOST_ROWS], clock),
-        "num_failures": len(broken),
-        "phases": [NAMES[key] for key in ("detect", "fence", "start", "restore", "first_step")],
-        "refused": refused[:_MOST_ROWS],
-        "num_refused": len(refused),
-        "passed_over": [e for e in record.events if isinstance(e, log.CheckpointRefused)][
-            :_MOST_ROWS
-        ],
-        "gpu_health": gpu_health[:_MOST_ROWS],
-        "num_gpu_health": len(gpu_health),
-        "checkpoints": checkpoints[-_MOST_ROWS:],
-        "num_checkpoints": len(checkpoints),
-        "plan": record.plan,
-        "layouts": layout_rows(record.plan)[:_MOST_LAYOUTS] if record.plan is not None else [],
-        "num_layouts": record.plan.space_size if record.plan is not None else 0,
-        "front": front_points(record.plan) if record.plan is not None else [],
+        "memory": memory_section(record, every[-1].finished if every else None),
+        "failures": failures,
+        "longest_s": max(downtimes, default=0.0) or 1.0,
+        "phases": {
+            key: NAMES[key] for key in ("detect", "fence", "start", "restore", "first_step")
+        },
+        "refused": events(log.StepRefused),
+        "passed_over": events(log.CheckpointRefused),
+        "gpu_health": events(log.GpuHealth),
+        "clock": RunningClock(every),
+        "checkpoints": saves(record),
+        "plan": plan,
+        "layouts": considered[:_MOST_LAYOUTS],
+        "widest": max((each.memory.known_bytes for _, each, _ in considered), default=0) or 1,
+        "front": front_points(plan) if plan is not None else [],
         "job_text": without_nulls(record.job_text),
         "versions": _versions(record),
     }

@@ -1,27 +1,26 @@
-"""The page's tables and bars as plain values, all numbers already text.
+"""What the page's tables and bars show.
 
 Leaves out: curves (`curves.py`), the head of the page (`head.py`), and every word of HTML.
 """
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from paceline.plan import Plan
 from paceline.record import events as log
 from paceline.record.gather import RunRecord
 from paceline.record.metrics import most_bytes
-from paceline.report.time_account import HEADINGS, TimeShare, recovery_phases
-from paceline.report.timeline import Failure, Part, RunningClock
-from paceline.units import format_bytes, format_count, format_seconds
+from paceline.report.time_account import HEADINGS
+from paceline.units import format_bytes, format_seconds
 
 NAMES = {key: name for key, _, name, _ in HEADINGS}
 
-_GROUPS = {
+GROUPS = {
     "training": "Training steps",
     "keeping": "Evaluation and checkpoints",
     "recovery": "Failures and recovery",
     "other": "Everything else",
 }
+"""Group of `time_account` -> its title, in the order of the table."""
 
 _MOST_RANKS = 8
 """Most ranks that are drawn in full; of more only the fullest and the least full are drawn."""
@@ -39,27 +38,6 @@ class Piece:
     value: str
     percent: float
     """Percent of the bar's full width."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeRow:
-    """A heading of the time account, or the sum of a group."""
-
-    key: str
-    name: str
-    meaning: str
-    seconds: str
-    share: str
-    is_sum: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeSection:
-    """Where the time went."""
-
-    total: str
-    pieces: list[Piece]
-    rows: list[TimeRow]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,73 +62,6 @@ class MemorySection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FailureRow:
-    """One failure, and its recovery where there was one."""
-
-    number: int
-    when: str
-    step: int
-    rank: int
-    how: str
-    detail: str
-    downtime: str
-    phases: list[Piece]
-    seconds: list[str]
-    """Seconds of each phase, in order; empty when the run did not recover."""
-
-    lost: str
-    """Finished steps that were repeated."""
-
-    back_to: str
-    """Step of the checkpoint."""
-
-    width: float
-    """Percent of the longest recovery."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuHealthRow:
-    """Something new that the driver reported of a GPU."""
-
-    when: str
-    node: int
-    gpu: str
-    what: str
-    value: int
-    is_fatal: bool
-    """Whether it counts against the node."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRow:
-    """One save."""
-
-    step: int
-    name: str
-    size: str
-    stall: str
-    write: str
-    state: str
-    is_kept: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutRow:
-    """One layout of the plan."""
-
-    name: str
-    batch: str
-    memory: str
-    step_time: str
-    rate: str
-    reason: str
-    is_chosen: bool
-
-    memory_percent: float
-    """Percent of the widest bar, for the bar."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FrontPoint:
     """One layout that no other beats in time and memory, placed in the plot in percent."""
 
@@ -158,51 +69,6 @@ class FrontPoint:
     bottom: float
     label: str
     is_chosen: bool
-
-
-def time_section(account: list[TimeShare]) -> TimeSection | None:
-    """The account as one bar and a table with a sum for each group."""
-    if not account:
-        return None
-    rows = []
-    for group, title in _GROUPS.items():
-        mine = [share for share in account if share.group == group]
-        total = sum(share.seconds for share in mine)
-        part = sum(share.share for share in mine)
-        if total > 0:
-            rows.append(_time_row(group, title, "", total, part, is_sum=True))
-        rows += [
-            _time_row(share.key, share.name, share.meaning, share.seconds, share.share)
-            for share in mine
-            if share.seconds > 0
-        ]
-    return TimeSection(
-        total=format_seconds(sum(share.seconds for share in account)),
-        pieces=[
-            Piece(
-                key=share.key,
-                name=share.name,
-                value=f"{format_seconds(share.seconds)}, {format_share(share.share)}",
-                percent=share.share * 100,
-            )
-            for share in account
-            if share.seconds > 0
-        ],
-        rows=rows,
-    )
-
-
-def _time_row(
-    key: str, name: str, meaning: str, seconds: float, share: float, *, is_sum: bool = False
-) -> TimeRow:
-    return TimeRow(
-        key=key,
-        name=name,
-        meaning=meaning,
-        seconds=format_seconds(seconds),
-        share=format_share(share),
-        is_sum=is_sum,
-    )
 
 
 def format_share(share: float) -> str:
@@ -338,125 +204,18 @@ def _limit_text(plan: Plan, *, is_near: bool) -> str:
     return f"Limit of one rank: {format_bytes(plan.cluster.usable_bytes)}{how}{far}."
 
 
-def gpu_health_rows(record: RunRecord, clock: RunningClock) -> list[GpuHealthRow]:
-    """What the driver reported of GPUs, in order."""
-    return [
-        GpuHealthRow(
-            when=format_seconds(clock(event.at)),
-            node=event.node,
-            gpu=event.gpu,
-            what=event.what,
-            value=event.value,
-            is_fatal=event.is_fatal,
-        )
-        for event in record.events
-        if isinstance(event, log.GpuHealth)
-    ]
-
-
-def failure_rows(broken: Iterable[tuple[Part, Failure]], clock: RunningClock) -> list[FailureRow]:
-    """Every failure with the phases of its recovery."""
-    every = [failure for _, failure in broken]
-    back = [failure.recovered for failure in every if failure.recovered is not None]
-    longest = max((event.downtime_s for event in back), default=0.0) or 1.0
-    return [
-        _failure_row(index, failure, clock, longest) for index, failure in enumerate(every, start=1)
-    ]
-
-
-def _failure_row(index: int, failure: Failure, clock: RunningClock, longest: float) -> FailureRow:
-    event, lost = failure.recovered, failure.lost
-    phases = recovery_phases(event) if event is not None else []
-    total = sum(seconds for _, seconds in phases) or 1.0
-    unseen = event is not None and event.detect_s is None
-    return FailureRow(
-        number=index,
-        when=format_seconds(clock(lost.at)),
-        step=failure.step,
-        rank=lost.rank,
-        how=lost.how
-        + (" (the job's drill)" if failure.is_drill else "")
-        + (f"; resumed with {failure.changed}" if failure.changed else ""),
-        detail=lost.detail or "",
-        downtime=format_seconds(event.downtime_s) if event is not None else "not recovered",
-        phases=[
-            Piece(
-                key=key,
-                name=NAMES[key],
-                value=format_seconds(seconds),
-                percent=seconds / total * 100,
-            )
-            for key, seconds in phases
-            if seconds > 0
-        ],
-        seconds=[
-            "unknown" if key == "detect" and unseen else format_seconds(seconds)
-            for key, seconds in phases
-        ],
-        lost=str(event.steps_lost) if event is not None else "",
-        back_to=str(event.resumed_from_step) if event is not None else "",
-        width=event.downtime_s / longest * 100 if event is not None else 0.0,
-    )
-
-
-def checkpoint_rows(record: RunRecord) -> list[CheckpointRow]:
-    """Every save and every save that failed, in order; a name saved twice counts as its newest."""
+def saves(record: RunRecord) -> list[tuple[log.CheckpointSaved | log.CheckpointFailed, str]]:
+    """Every save and every save that failed, in order, and what became of it; a name saved twice
+    counts as its newest."""
     newest = {e.checkpoint: e for e in record.events if isinstance(e, log.CheckpointSaved)}
-    rows = []
-    for event in record.events:
-        if isinstance(event, log.CheckpointSaved):
-            is_kept = event.checkpoint in record.kept and newest[event.checkpoint] is event
-            rows.append(
-                CheckpointRow(
-                    step=event.step,
-                    name=event.checkpoint,
-                    size=_or_unknown(format_bytes, event.num_bytes),
-                    stall=_or_unknown(format_seconds, event.stall_s),
-                    write=_or_unknown(format_seconds, event.write_s),
-                    state="kept" if is_kept else "pruned",
-                    is_kept=is_kept,
-                )
-            )
-        elif isinstance(event, log.CheckpointFailed):
-            rows.append(
-                CheckpointRow(
-                    step=event.step,
-                    name="",
-                    size="",
-                    stall="",
-                    write="",
-                    state=f"not written: {event.reason}",
-                    is_kept=False,
-                )
-            )
-    return rows
-
-
-def _or_unknown(text: Callable[[float], str], value: float | None) -> str:
-    return "unknown" if value is None else text(value)
-
-
-def layout_rows(plan: Plan) -> list[LayoutRow]:
-    """The chosen layout, then the case against each of the others."""
-    options = [(plan.layout, plan.estimate, "")]
-    options += [(other.layout, other.estimate, other.reason) for other in plan.rejected]
-    widest = max(estimate.memory.known_bytes for _, estimate, _ in options) or 1
-    rows = []
-    for index, (layout, estimate, reason) in enumerate(options):
-        total, step_s, rate = estimate.memory.total_bytes, estimate.step_s, estimate.tokens_per_s
-        rows.append(
-            LayoutRow(
-                name=layout.name,
-                batch=f"{layout.data} x {layout.micro_batch} x {layout.accumulation}",
-                memory=format_bytes(total) if total is not None else "unknown",
-                step_time=format_seconds(step_s) if step_s is not None else "unknown",
-                rate=f"{format_count(rate)}/s" if rate is not None else "unknown",
-                reason=reason,
-                is_chosen=index == 0,
-                memory_percent=round(100 * estimate.memory.known_bytes / widest, 1),
-            )
-        )
-    return rows
+    kept = {id(event) for name, event in newest.items() if name in record.kept}
+    return [
+        (event, f"not written: {event.reason}")
+        if isinstance(event, log.CheckpointFailed)
+        else (event, "kept" if id(event) in kept else "pruned")
+        for event in record.events
+        if isinstance(event, log.CheckpointSaved | log.CheckpointFailed)
+    ]
 
 
 _EDGE = 4.0
