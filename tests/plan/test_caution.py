@@ -216,7 +216,7 @@ def test_s1_4_the_units_of_full_sharding_are_listed_and_a_large_one_is_warned_of
     assert block.num_bytes == 2 * each
     (caution,) = [each for each in plan.cautions if each.about == "gather"]
     assert caution.what.startswith("1.96 GiB at once for embedding + output matrix, more than 2%")
-    assert caution.what.endswith("all others: 416 MiB for decoder")
+    assert caution.what.endswith("(beside it 416 MiB for decoder)")
     assert not plan_of(JOB, "layout.sharding=zero1").units
     split = plan_of(JOB, "layout.sharding=full", "layout.tensor=2", "layout.pipeline=1")
     assert "gather" not in [each.about for each in split.cautions]

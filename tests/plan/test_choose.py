@@ -16,6 +16,7 @@ from paceline.plan.choose import SIMPLER, order_of
 from paceline.plan.reasons import _against_best, _terms_that_differ
 from paceline.plan.search import Priced
 from paceline.report.plan_explain import explain_plan
+from paceline.report.plan_text import format_plan
 
 ONLY_DATA = ("layout.tensor=1", "layout.pipeline=1", "layout.context=1")
 
@@ -74,12 +75,16 @@ def test_the_others_that_fit_are_sorted_by_the_time_that_is_shown():
 
 def test_a_faster_layout_that_lost_says_what_it_is_at_worst_and_what_simpler_means():
     plan = plan_of()
-    faster = [each.reason for each in plan.rejected if "faster" in each.reason]
+    faster = [each for each in plan.rejected if "faster" in each.reason]
     assert faster
     assert all(
-        re.search(r"% faster \(.* at the slow end of the expected range\)", reason)
-        for reason in faster
+        re.fullmatch(r".*% faster \(.* if each takes the longest expected\)", each.reason)
+        and each.passed_over == "faster but less simple, within the 5% of plan.simpler_margin"
+        for each in faster
     )
+    screen = format_plan(plan)
+    assert screen.count("faster but less simple") == 1
+    assert "why         simpler than those that are faster (see others); " in screen
     assert SIMPLER[0] in " ".join(explain_plan(plan).split())
 
 
@@ -131,12 +136,12 @@ def test_a_faster_layout_of_another_sharding_lost_because_the_chosen_one_is_simp
     )
     said = _against_best(choice, [(plan.layout, faster)])
     assert re.fullmatch(
-        r"simpler than .*, which is 4.0% faster \(.* at the slow end of the expected range\), "
+        r"simpler than .*, which is 4.0% faster \(.* if each takes the longest expected\), "
         r"within the 5% of plan.simpler_margin",
         said,
     )
     ddp = replace(plan.layout, sharding="none")
-    assert "the chosen one leaves room in memory" in _against_best(choice, [(ddp, faster)])
+    assert ", but leaves little room: it needs " in _against_best(choice, [(ddp, faster)])
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_a_model_too_large_for_one_accelerator_is_sharded():
     plan = plan_of()
     assert plan.layout.sharding != "none"
     (ddp,) = [each for each in plan.rejected if each.layout.name == "DDP over 8 ranks"]
-    assert ddp.reason.startswith("does not fit: needs")
+    assert ddp.why.startswith("does not fit: needs")
 
 
 def test_the_chosen_layout_leaves_head_room():

@@ -240,7 +240,7 @@ def _print(plan: Any, *, as_json: bool, as_markdown: bool, explain: bool) -> Non
         return
     from paceline.report.plan_text import format_plan
 
-    show(format_plan(plan))
+    show(format_plan(plan, explained=explain))
     if explain:
         from paceline.report.plan_explain import explain_plan
 

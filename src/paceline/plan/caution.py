@@ -438,7 +438,7 @@ def _large_units(
     if largest <= most:
         return
     others = [f"{format_bytes(size)} for {part}" for size, _, part in parts if part != name]
-    beside = f"; all others: {', '.join(others)}" if others else ""
+    beside = f" (beside it {', '.join(others)})" if others else ""
     other = None
     if job.spec.layout.sharding != "auto":
         other = _planned(job, space, case, limit_bytes, sharding="auto", shard="auto")

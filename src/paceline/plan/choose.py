@@ -22,11 +22,11 @@ SAME = 0.005
 """Times closer than this are called equal."""
 
 SIMPLER = (
-    "fewer of tensor, pipeline, context, expert",
+    "fewer kinds of splitting (tensor, pipeline, context, expert)",
     "no pipeline",
-    "1F1B",
+    "1F1B before other schedules",
     "fewer context ranks",
-    "DDP, ZeRO-1, ZeRO-2, full, hybrid",
+    "DDP before ZeRO-1, ZeRO-2, full and hybrid sharding",
     "no offload",
     "no recompute",
 )

@@ -39,6 +39,14 @@ class Rejected:
     reason: str
     """Why it lost, in numbers."""
 
+    passed_over: str = ""
+    """What those have in common that are not slower: they do not fit, or are less simple."""
+
+    @property
+    def why(self) -> str:
+        """The whole reason, where it stands alone."""
+        return f"{self.passed_over}: {self.reason}" if self.passed_over else self.reason
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:

@@ -25,11 +25,10 @@ from paceline.units import bytes_apart, format_bytes, format_seconds
 
 _NUM_TOO_LARGE = 3
 
-TOO_LARGE = "does not fit: "
-"""How the reason of a layout begins that needs more memory than there is."""
-
 _LEAST_TERM = 0.01
 """A term that differs by less than this share of the step is not named."""
+
+_LITTLE_ROOM = "leaves little room in memory"
 
 _MOST_TERMS = 4
 """Terms of a step that are named; the others are added up."""
@@ -49,12 +48,20 @@ def rejected_of(choice: Choice) -> tuple[Rejected, ...]:
     fitting.sort(key=lambda pair: pair[1].step_s or 0.0)
     return (
         *(
-            Rejected(layout=layout, estimate=price, reason=why_lost(layout, price, choice))
+            Rejected(
+                layout=layout,
+                estimate=price,
+                reason=why_lost(layout, price, choice),
+                passed_over=_passed_over(layout, price, choice),
+            )
             for layout, price in fitting
         ),
         *(
             Rejected(
-                layout=layout, estimate=price, reason=_why_too_large(price, choice.limit_bytes)
+                layout=layout,
+                estimate=price,
+                reason=_why_too_large(price, choice.limit_bytes),
+                passed_over="does not fit",
             )
             for layout, price in too_large
         ),
@@ -97,8 +104,9 @@ def why_lost(other: Layout, price: Estimate, choice: Choice) -> str:
     if share > choice.margin or (share > SAME and way_of(other) != way_of(layout)):
         return f"{pace}: {_terms_that_differ(price, chosen)}"
     if way_of(other) != way_of(layout):
-        is_later = (price.step_high_s or 0.0) > (chosen.step_high_s or 0.0) * (1 + SAME)
-        return pace if is_later else f"{pace}; the chosen one {_merit(choice, other, price)}"
+        needs, allowed = bytes_apart(price.memory.known_bytes, choice.limit_bytes)
+        is_full = _passed_over(other, price, choice) == _LITTLE_ROOM
+        return f"{pace}; needs {needs} of the {allowed} allowed" if is_full else pace
     if other.reduce_every_micro_batch != layout.reduce_every_micro_batch:
         return f"{pace}; reduces gradients {other.accumulation} times a step, not once"
     if other.micro_batch == layout.micro_batch:
@@ -106,14 +114,24 @@ def why_lost(other: Layout, price: Estimate, choice: Choice) -> str:
     return f"{pace}; micro-batches of {other.micro_batch}, not {layout.micro_batch}"
 
 
-def _merit(choice: Choice, other: Layout, price: Estimate) -> str:
-    """Why the chosen layout won against a faster one within the margin."""
+def _passed_over(other: Layout, price: Estimate, choice: Choice) -> str:
+    """What keeps a layout from being chosen that is no slower, or not by more than the margin."""
+    chosen = choice.estimate
+    share, _ = _pace(price, chosen)
+    is_later = (price.step_high_s or 0.0) > (chosen.step_high_s or 0.0) * (1 + SAME)
+    if share > SAME or is_later or way_of(other) == way_of(choice.layout):
+        return ""
+    if not _is_simpler(choice, other):
+        return _LITTLE_ROOM
+    pace = "as fast" if share > -SAME else "faster"
+    return f"{pace} but less simple, within {_margin(choice)}"
+
+
+def _is_simpler(choice: Choice, other: Layout) -> bool:
+    """Whether the chosen layout is simpler than another one."""
     two = table_of([choice.layout, other])
     alike = Priced(layouts=two, step_s=np.ones(2), memory_bytes=np.zeros(2))
-    if order_of(alike, np.inf, np.inf)[0] == 0:
-        return f"is simpler, within {_margin(choice)}"
-    needs, allowed = bytes_apart(price.memory.known_bytes, choice.limit_bytes)
-    return f"leaves room in memory, where this one needs {needs} of the {allowed} allowed"
+    return bool(order_of(alike, np.inf, np.inf)[0] == 0)
 
 
 def _margin(choice: Choice) -> str:
@@ -130,7 +148,7 @@ def _pace(price: Estimate, chosen: Estimate) -> tuple[float, str]:
         return share, _slower(share)
     late = (price.step_high_s or price.step_s) / (chosen.step_high_s or chosen.step_s) - 1
     worst = _slower(late).removesuffix(" faster")
-    return share, f"{_slower(share)} ({worst} at the slow end of the expected range)"
+    return share, f"{_slower(share)} ({worst} if each takes the longest expected)"
 
 
 def _slower(share: float) -> str:
@@ -168,7 +186,7 @@ def _terms_that_differ(price: Estimate, chosen: Estimate) -> str:
 def _why_too_large(price: Estimate, limit: int) -> str:
     needed = price.memory.known_bytes
     needs, allowed = bytes_apart(needed, limit)
-    return f"{TOO_LARGE}needs {needs} of {allowed}, {format_bytes(needed - limit)} too much"
+    return f"needs {needs} of {allowed}, {format_bytes(needed - limit)} too much"
 
 
 def too_much(needed_bytes: float, limit_bytes: float) -> str:
@@ -253,10 +271,11 @@ def _why_sharding(choice: Choice) -> str:
 
 def _despite(choice: Choice, other: Layout, price: Estimate, pace: str) -> str:
     """Why another layout lost, though it is faster."""
-    merit, named = _merit(choice, other, price), _named(choice, other)
-    if merit.startswith("is simpler"):
+    named = _named(choice, other)
+    if _is_simpler(choice, other):
         return f"simpler than {named}, which is {pace}, within {_margin(choice)}"
-    return f"{named} is {pace}; the chosen one {merit}"
+    needs, allowed = bytes_apart(price.memory.known_bytes, choice.limit_bytes)
+    return f"{named} is {pace}, but leaves little room: it needs {needs} of the {allowed} allowed"
 
 
 _COPIED = {
@@ -315,7 +334,14 @@ def _against_best(choice: Choice, others: Sequence[tuple[Layout, Estimate]]) -> 
         return f"fits; {named} is as fast{_leaner(choice, price)}"
     if share < 0:
         return _despite(choice, other, price, pace)
-    return f"fits; {named} is estimated {pace}"
+    return f"{_lead(choice)}; {named} is estimated {pace}"
+
+
+def _lead(choice: Choice) -> str:
+    """What a layout has before others, where it need not be the fastest."""
+    passed = (_passed_over(other, price, choice) for other, price in choice.fitting)
+    is_passed = any(group.startswith("faster") for group in passed)
+    return "simpler than those that are faster (see others)" if is_passed else "fits"
 
 
 def _named(choice: Choice, other: Layout) -> str:

@@ -397,7 +397,7 @@ def _timeline(step: Step, time_of: RankTime | None) -> Iterator[MemoryPoint]:
 def _beside_blocks(place: Place) -> str:
     if place.phase == "optimizer":
         return "the whole model"
-    return "outside the blocks" + (f" ({place.module})" if place.module else "")
+    return "issued outside the blocks" + (f" ({place.module})" if place.module else "")
 
 
 def _collectives(request: Request, step: Step) -> Iterator[Collective]:

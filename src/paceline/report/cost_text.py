@@ -38,7 +38,10 @@ def _lines(bill: Bill) -> Iterator[str]:
         note = (
             "Dollars, except HOURS. TOTAL adds up the columns after HOURS; CKPT is time spent on "
         )
-        yield from wrapped("", f"{note}saving checkpoints and copies; - is unknown.")
+        note += "saving checkpoints and copies; - is unknown."
+        if not all(cost.runs_as_planned for cost in bill.costs):
+            note += " A ? behind a provider: see unknown (?) below."
+        yield from wrapped("", note)
         yield ""
         yield format_table([*_machines(bill.costs)])
         yield "FILES: paceline render JOB --for NAME writes the files that start the run there."

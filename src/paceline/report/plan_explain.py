@@ -196,7 +196,7 @@ def _rates(plan: Plan) -> Iterator[str]:
 def _ties(plan: Plan) -> Iterator[str]:
     yield ""
     yield from wrapped(
-        "ties  ",
-        "of layouts within plan.simpler_margin of the fastest, the simplest wins, compared in "
+        "simplest  ",
+        "is, of the layouts within plan.simpler_margin of the fastest, the one that has first, in "
         f"this order: {'; '.join(SIMPLER)}",
     )

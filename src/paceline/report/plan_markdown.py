@@ -69,7 +69,7 @@ def _others(plan: Plan) -> Iterator[str]:
         yield (
             f"| {plan.named(layout)} | {layout.micro_batch} x {layout.accumulation} | "
             f"{'unknown' if seconds is None else format_seconds(seconds)} | "
-            f"{format_bytes(each.estimate.memory.known_bytes)} | {each.reason} |"
+            f"{format_bytes(each.estimate.memory.known_bytes)} | {each.why} |"
         )
     yield ""
 

@@ -13,7 +13,6 @@ from paceline.plan import Decision, Plan, Rejected
 from paceline.plan.case import case_of_plan
 from paceline.plan.choose import AXES
 from paceline.plan.host import host_limit_bytes, host_limit_source, memory_beside_disk_of_one
-from paceline.plan.reasons import TOO_LARGE
 from paceline.report.table import wrapped
 from paceline.topology import Cluster, Level
 from paceline.units import (
@@ -36,14 +35,18 @@ _NUM_OTHERS = 5
 """Layouts listed besides the chosen one; `--json` has more, `--all` any number."""
 
 
-def format_plan(plan: Plan) -> str:
-    """The layout and why, the batch, memory by part, time, money, the others, and decisions."""
+def format_plan(plan: Plan, *, explained: bool = False) -> str:
+    """The layout and why, the batch, memory by part, time, money, the others, and decisions.
+
+    Args:
+        explained: Whether `explain_plan` follows.
+    """
     return "\n".join(
         (
             *_cautions(plan, first=True),
             *_headline(plan),
             *_cautions(plan),
-            *_memory(plan),
+            *_memory(plan, "below" if explained else "--explain"),
             *_time(plan),
             *_money(plan),
             *_state(plan),
@@ -182,13 +185,13 @@ def gathers_once(plan: Plan) -> bool:
     return plan.engine == "paceline" and plan.layout.sharding == "zero2"
 
 
-def _memory(plan: Plan) -> Iterator[str]:
+def _memory(plan: Plan, parts: str) -> Iterator[str]:
     memory, cluster = plan.estimate.memory, plan.cluster
     needed, limit = bytes_apart(memory.known_bytes, plan.limit_bytes)
     amount = needed if memory.total_bytes is not None else f"{needed} + ?"
     source = cluster.known.get("usable_bytes", "cited")
     yield ""
-    yield _row("memory", f"{amount} on the fullest rank, estimated (parts: --explain)")
+    yield _row("memory", f"{amount} on the fullest rank, estimated (parts: {parts})")
     if memory.low_bytes is not None and memory.high_bytes is not None:
         ends = f"{format_bytes(memory.low_bytes)} to {format_bytes(memory.high_bytes)}"
         engine = f"{plan.engine} {plan.engine_version}".strip()
@@ -364,15 +367,15 @@ def tier_text(tier: StateTier) -> str:
         costs.append(f"adds {format_seconds(tier.step_s)} to a step")
     if tier.interval_s is not None:
         costs.append(f"saves every {format_seconds(tier.interval_s)}")
-    covers = (
-        ""
-        if tier.name == "checkpoint"
-        else f"enough for {tier.covered:.1%} of failures (the others resume from the checkpoint), "
-    )
     each = (
-        f"{covers}{'each' if covers else 'a failure'} costs {format_seconds(tier.recover_s)} and "
-        f"repeats {format_seconds(tier.lost_s)} of work"
+        f"costs {format_seconds(tier.recover_s)} and repeats {format_seconds(tier.lost_s)} of work"
     )
+    if tier.name == "checkpoint":
+        each = f"a failure {each}"
+    else:
+        # Copies on the node itself outlive failures of a process; those elsewhere most others too.
+        of = "" if tier.covered > 0.5 else " (of a process whose node stays)"
+        each = f"each of {tier.covered:.1%} of failures{of} {each}; the others need the checkpoint"
     return "; ".join([f"goodput {tier.useful:.2%}", *costs, each])
 
 
@@ -411,13 +414,13 @@ def _others(plan: Plan) -> Iterator[str]:
     size = len(plan.rejected) if is_whole else plan.space_size
     yield _row("others", f"considered {size:,} layout{'s' * (size != 1)}{took}")
     shown = _most_telling(plan.rejected)
-    is_fitting = True
+    heading = ""
     for each in shown:
-        if is_fitting and each.reason.startswith(TOO_LARGE):
-            is_fitting = False
-            yield "  do not fit:"
+        if each.passed_over not in ("", heading):
+            heading = each.passed_over
+            yield from wrapped("  ", f"{heading}:")
         yield from wrapped("  ", _short(each.layout, plan.layout, plan.full_sharding), indent=4)
-        yield from wrapped(" " * 6, each.reason.removeprefix(TOO_LARGE))
+        yield from wrapped(" " * 6, each.reason)
     hidden = len(plan.rejected) - _NUM_OTHERS
     if hidden > 0:
         yield f"  {hidden} more: --json" if is_whole else "  more: --all N prints the N fastest"

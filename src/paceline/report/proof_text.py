@@ -148,7 +148,7 @@ def _time(proof: Proof, compared: Compared) -> Iterator[str]:
             yield from wrapped(
                 _row("", ""),
                 f"estimate: compute {format_seconds(busy)}, communication {format_seconds(waits)} "
-                "exposed; it hides a part of what can overlap, the simulation all of it",
+                "exposed; the estimate hides a part of what can overlap, the simulation all of it",
             )
     stage = proof.fullest
     total = sum(stage.flops.values())

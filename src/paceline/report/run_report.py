@@ -148,7 +148,7 @@ def _rationale(record: RunRecord) -> Rationale | None:
                 layout=plan.named(each.layout),
                 step_s=each.estimate.step_s,
                 memory_bytes=each.estimate.memory.total_bytes,
-                reason=each.reason,
+                reason=each.why,
             )
             for each in plan.rejected
         ],
