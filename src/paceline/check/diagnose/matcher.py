@@ -58,12 +58,9 @@ class _Kind(NamedTuple):
     """Patterns that match every line of the kind."""
 
     open: Sequence[int]
-    """Patterns that match some of its lines, as their digits are."""
+    """Patterns that match some of its lines, as their digits and ids are."""
 
     benign: Sequence[int]
-    shown: Sequence[bytes] = ()
-    """What each of `sure` matches and the letters beside it, where it looks at no more; else a text
-    that no line holds."""
 
 
 _NOTHING: tuple[()] = ()
@@ -114,22 +111,10 @@ class Matcher:
 
     def forget(self, numbers: Iterable[int]) -> None:
         """Look for these no longer."""
-        gone = self._numbers.intersection(numbers)
-        if not gone:
-            return
-        self._numbers -= gone
-        self._likely.clear()
-        for known in (self._kinds, self._forms):
-            for text, kind in known.items():
-                if kind and not gone.isdisjoint([*kind.sure, *kind.open]):
-                    sure = [at for at, n in enumerate(kind.sure) if n not in gone]
-                    still = _Kind(
-                        [kind.sure[at] for at in sure],
-                        [n for n in kind.open if n not in gone],
-                        kind.benign,
-                        [kind.shown[at] for at in sure] if kind.shown else (),
-                    )
-                    known[text] = still if still.sure or still.open else _NOTHING
+        if gone := self._numbers.intersection(numbers):
+            self._numbers -= gone
+            for known in (self._likely, self._kinds, self._forms):
+                known.clear()
 
     def _learn(self, texts: Sequence[bytes]) -> None:
         joined = b"\n".join(texts)
@@ -139,10 +124,7 @@ class Matcher:
         for text, form in zip(texts, forms, strict=True):
             kind = self._forms[form]
             if kind and form != text:  # ids may stand where a pattern matches
-                still = {n for n, shown in zip(kind.sure, kind.shown, strict=True) if shown in text}
-                if len(still) < len(kind.sure):
-                    open_ones = [*(n for n in kind.sure if n not in still), *kind.open]
-                    kind = _Kind([n for n in kind.sure if n in still], open_ones, kind.benign)
+                kind = _Kind((), [*kind.sure, *kind.open], kind.benign)
             self._kinds[text] = kind
 
     def _judge(self, forms: Sequence[bytes]) -> None:
@@ -158,9 +140,8 @@ class Matcher:
             benign = [each for each in matching if each in self._benign]
             sure = [n for n in matching if _open(n) is _exact(n) and n not in self._benign]
             still = [each for each in matching if each not in {*sure, *benign}]
-            kind = _Kind(sure, still, benign, [_shown(each, text) for each in sure])
             if sure or still:
-                self._forms[form] = kind
+                self._forms[form] = _Kind(sure, still, benign)
 
     def _with_words(self, words: frozenset[str]) -> Sequence[int]:
         if words not in self._likely:
@@ -175,22 +156,6 @@ def _exact(number: int) -> re.Pattern[str]:
     text = all_patterns()[number].text
     bare = text.pattern.removeprefix("^").removesuffix("$")
     return text if bare == text.pattern else re.compile(bare, text.flags)
-
-
-_NOWHERE = b"\n"
-_LOOKS_AROUND = re.compile(r"\(\?(?:[=!]|<[=!])|(?<![\\\[])[\^$]|\\[AZ]")
-
-
-def _shown(number: int, text: str) -> bytes:
-    """What a pattern matches in a text, with the letter on each side for its \\b."""
-    pattern = _exact(number)
-    match = pattern.search(text)
-    if match is None or _LOOKS_AROUND.search(pattern.pattern):
-        return _NOWHERE
-    start, end = match.span()
-    if start == 0 or end == len(text):
-        return _NOWHERE
-    return text[start - 1 : end + 1].encode()
 
 
 @cache
