@@ -1,6 +1,7 @@
 """`map` over several processes of this machine, for work that is Python alone."""
 
 import contextlib
+import mmap
 import multiprocessing
 import os
 import signal
@@ -9,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import cycle, islice
 from multiprocessing.connection import Connection
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 _T = TypeVar("_T")
 _A = TypeVar("_A")
@@ -58,68 +59,88 @@ def _num_cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
 
 
+Item = tuple[bytes, Any]
+"""A block of bytes, and what else the function is to know."""
+
+
+class _Process(NamedTuple):
+    process: multiprocessing.process.BaseProcess
+    connection: Connection
+    memory: mmap.mmap
+    """The block, shared with the process: through the connection it would be copied four times."""
+
+
 class MapAhead:
     """Calls one function on items in processes, one item ahead in each, and gives pairs in order.
 
     The first items are done here; the processes are then forked, with what the function knows by
     then, and kept until the context ends. Memory holds one item for each process.
+
+    Args:
+        alone: Items that are done here.
+        most_bytes: Of one item's block.
     """
 
-    def __init__(self, alone: int) -> None:
+    def __init__(self, alone: int, most_bytes: int = 4 << 20) -> None:
         self._alone = alone
-        self._processes: list[tuple[multiprocessing.process.BaseProcess, Connection]] = []
+        self._most_bytes = most_bytes
+        self._processes: list[_Process] = []
 
     def __call__(
-        self, function: Callable[[_A], _T], items: Iterable[_A]
-    ) -> Iterator[tuple[_A, _T]]:
+        self, function: Callable[[Item], _T], items: Iterable[Item]
+    ) -> Iterator[tuple[Item, _T]]:
         """Each item and what the function gives for it: the same function in every call."""
         left = iter(items)
         for item in islice(left, self._alone if _num_cores() > 1 else None):
             self._alone -= _num_cores() > 1
             yield item, function(item)
-        waiting: deque[tuple[_A, Connection]] = deque()
+        waiting: deque[tuple[Item, Connection]] = deque()
         num = min(_num_cores(), _MOST_AHEAD)
         for item, number in zip(left, cycle(range(num))):
             if number == len(self._processes):
                 self._fork(function)
-            connection = self._processes[number][1]
+            _, connection, memory = self._processes[number]
             done = None
             if len(waiting) == num:
                 oldest = waiting.popleft()[0]
                 done = oldest, _result(connection, function, oldest)
+            block, more = item
             with contextlib.suppress(OSError):  # a process that was killed: `_result` does its work
-                connection.send(item)
+                memory[: len(block)] = block
+                connection.send((len(block), more))
             waiting.append((item, connection))
             if done is not None:
                 yield done
         for item, connection in waiting:
             yield item, _result(connection, function, item)
 
-    def _fork(self, function: Callable[[Any], Any]) -> None:
+    def _fork(self, function: Callable[[Item], Any]) -> None:
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe()
-        not_theirs = [*(each for _, each in self._processes), ours]
-        process = context.Process(target=_serve, args=(theirs, not_theirs, function), daemon=True)
+        memory = mmap.mmap(-1, self._most_bytes)
+        not_theirs = [*(each.connection for each in self._processes), ours]
+        arguments = (theirs, not_theirs, memory, function)
+        process = context.Process(target=_serve, args=arguments, daemon=True)
         process.start()
         theirs.close()
-        self._processes.append((process, ours))
+        self._processes.append(_Process(process, ours, memory))
 
     @property
     def processes(self) -> Sequence[multiprocessing.process.BaseProcess]:
         """Those that were started."""
-        return [process for process, _ in self._processes]
+        return [each.process for each in self._processes]
 
     def __enter__(self) -> "MapAhead":
         return self
 
     def __exit__(self, *error: object) -> None:
-        for process, connection in self._processes:
+        for process, connection, _ in self._processes:
             connection.close()
             process.terminate()
             process.join()
 
 
-def _result(connection: Connection, function: Callable[[_A], _T], item: _A) -> _T:
+def _result(connection: Connection, function: Callable[[Item], _T], item: Item) -> _T:
     try:
         found: _T = connection.recv()
     except (EOFError, OSError):
@@ -128,11 +149,15 @@ def _result(connection: Connection, function: Callable[[_A], _T], item: _A) -> _
 
 
 def _serve(
-    connection: Connection, not_ours: Sequence[Connection], function: Callable[[Any], Any]
+    connection: Connection,
+    not_ours: Sequence[Connection],
+    memory: mmap.mmap,
+    function: Callable[[Item], Any],
 ) -> None:
     _ends_quietly()
     for each in not_ours:  # so that this process ends when its parent does
         each.close()
     with contextlib.suppress(EOFError, OSError):
         while True:
-            connection.send(function(connection.recv()))
+            size, more = connection.recv()
+            connection.send(function((memory[:size], more)))

@@ -16,6 +16,7 @@ from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.check.diagnose.patterns import Kind, all_patterns
 
@@ -192,14 +193,24 @@ def _words_with_grams() -> Mapping[bytes, Sequence[str]]:
 def _likely_words(text: bytes) -> Mapping[int, set[str]]:
     """Number of a line -> words of which it has four letters; all places at once, as numbers."""
     words_with, found = _words_with_grams(), dict[int, set[str]]()
-    wanted = np.frombuffer(b"".join(words_with), "<u4")
+    is_wanted = np.zeros(1 << 16, np.bool_)
+    is_wanted[_hashed(np.frombuffer(b"".join(words_with), "<u4"))] = True
     ends = np.flatnonzero(np.frombuffer(text, np.uint8) == 10)
     for shift in range(min(4, max(0, len(text) - 3))):
         letters = np.frombuffer(text, "<u4", count=(len(text) - shift) // 4, offset=shift)
-        places = np.flatnonzero(np.isin(letters, wanted)) * 4 + shift
+        places = np.flatnonzero(is_wanted[_hashed(letters)]) * 4 + shift
         for at, line in zip(places.tolist(), np.searchsorted(ends, places).tolist(), strict=True):
-            found.setdefault(line, set()).update(words_with[text[at : at + 4]])
+            if words := words_with.get(text[at : at + 4]):
+                found.setdefault(line, set()).update(words)
     return found
+
+
+def _hashed(letters: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """16 bits of each four letters: a table of so many is looked up faster than they are sorted.
+
+    Multiplied by 2**32 over the golden ratio (Knuth, The Art of Computer Programming 3, 6.4).
+    """
+    return (letters * np.uint32(2654435769)) >> np.uint32(16)
 
 
 def with_zeros(text: bytes) -> bytes:
