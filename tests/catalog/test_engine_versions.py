@@ -268,6 +268,21 @@ def test_async_tensor_parallelism_hides_part_of_its_collectives():
     assert 0.5 * plain < hidden < 0.8 * plain
 
 
+def test_expert_exchange_is_hidden_but_for_the_ends_of_a_step():
+    text = JOB.replace("llama-3-8b", "mixtral-8x7b")
+    job = parse_job(text, source="job.yaml", folder=Path("/nowhere"))
+    profile, cluster = resolve_profile(job), find_cluster(job.spec.cluster, job)
+    seconds = {}
+    for hidden in (False, True):
+        engine = as_asked(find_engine("megatron"), async_expert=hidden)
+        asked = case_of(profile, cluster, precision="bf16", engine=engine)
+        for steps in (1, 4):
+            layout = replace(DATA, sharding="zero1", expert=8, accumulation=steps)
+            seconds[hidden, steps] = price_one(layout, asked).terms["expert"]
+    assert seconds[True, 1] == pytest.approx(seconds[False, 1])
+    assert seconds[True, 4] == pytest.approx(seconds[False, 4] / 4)
+
+
 def test_hfu_counts_what_selective_recompute_multiplies_again():
     """torchtitan repeats every second product: key or value, output, and up or gate."""
     layout = replace(DATA, recompute="selective")

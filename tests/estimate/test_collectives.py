@@ -116,6 +116,19 @@ def test_groups_that_stay_in_a_node_do_not_notice_the_network():
     assert float(dispatch_s(GB, 8, 8, 1, near)) == float(dispatch_s(GB, 8, 8, 1, far))
 
 
+def test_node_limited_routing_sends_a_token_to_fewer_nodes():
+    """DeepSeek-V3: 8 of 256 experts in 4 of 8 groups, a group on each of 8 nodes. By hand: a token
+    reaches 4 x (1 - 0.75^8) = 3.6 nodes, not 8 x (1 - 0.875^8) = 5.25; one in 8 is its own."""
+    found = rates("H100-SXM", nodes=8)
+    free = float(dispatch_s(GB, 8, 64, 1, found))
+    limited = float(dispatch_s(GB, 8, 64, 1, found, groups=(8, 4)))
+    assert limited / free == pytest.approx(4 * (1 - 0.75**8) / (8 * (1 - 0.875**8)), rel=0.01)
+    copies = float(all_to_all_s(8 * GB, 64, 1, found))
+    assert limited / copies == pytest.approx(4 * (1 - 0.75**8) / 8, rel=0.01)
+    half = float(dispatch_s(GB, 8, 32, 1, rates("H100-SXM", nodes=4), groups=(8, 4)))
+    assert half < limited  # 4 groups of 8 are on nearly all of 4 nodes
+
+
 def test_one_rank_alone_takes_no_time():
     found = rates("H100-SXM", nodes=2)
     for seconds in (all_gather_s, all_reduce_s, all_to_all_s):

@@ -340,3 +340,40 @@ def test_experts_are_split_within_or_among_the_ranks(engine, expert):
     found = {way for name, way in plan.parallelize.items() if "experts" in name}
     assert found == ({"by expert"} if expert > 1 else {"colwise", "rowwise"})
     assert not any("feed_forward" in name or ".mlp.linear" in name for name in plan.parallelize)
+
+
+DEEPSEEK = """\
+name: moe
+model: {preset: deepseek-v3}
+data: {path: x, seq_len: 4096}
+cluster: {accelerator: H800, nodes: 256, per_node: 8}
+train: {global_batch: 15360, steps: 1000, precision: fp8}
+layout: {pipeline: 16, expert: 64, tensor: 1, sharding: zero1}
+engine: megatron
+"""
+
+
+def test_a_collective_that_takes_much_of_the_step_is_named_with_what_shortens_it():
+    plain, asked = (
+        plan_of(DEEPSEEK, f"train.token_dispatcher={each}") for each in ("auto", "deepep")
+    )
+    found = {each.about: (each.what, each.fix) for each in plain.cautions}
+    what, fix = found["collective"]
+    share = plain.estimate.terms["expert"] / plain.estimate.step_s
+    assert what == (
+        "the exchange of tokens with their experts between nodes takes "
+        f"{format_seconds(plain.estimate.terms['expert'])} of a step of "
+        f"{format_seconds(plain.estimate.step_s)} ({share:.0%})"
+    )
+    assert f"train.token_dispatcher to deepep: {format_seconds(asked.estimate.step_s)} a" in fix
+    assert share > 0.25
+
+
+def test_a_slow_network_is_named_where_gradients_take_most_of_the_step():
+    alone = ("layout.sharding=none", "layout.pipeline=1", "layout.tensor=1", "layout.context=1")
+    found = cautions("cluster.network=1GbE", *alone)
+    what, fix = found["collective"]
+    assert what.startswith("the gathering of parameters and reduction of gradients between nodes")
+    assert fix.startswith("raise train.global_batch (64)")
+    assert fix.endswith("take a faster network (cluster.network)")
+    assert "collective" not in cautions(*alone)

@@ -70,6 +70,8 @@ VALUES = {
     "train.states": "bf16",
     "train.fp8_recipe": "tensorwise",
     "train.async_tensor": True,
+    "train.token_dispatcher": "deepep",
+    "train.async_expert": True,
     "train.optimizer_in_backward": True,
     "train.loss_chunk": 256,
     "train.router_loss": 0.01,

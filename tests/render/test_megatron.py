@@ -435,3 +435,52 @@ def test_how_fp8_is_scaled_is_written_priced_and_refused_where_it_cannot_be():
     ):
         with pytest.raises(PlanError, match=message):
             planned(**llama(train=changes))
+
+
+MIXTRAL = {
+    "model": {"preset": "mixtral-8x7b", "decoder": None},
+    "cluster": {"accelerator": "H100-SXM", "nodes": 4, "per_node": 8},
+}
+"""32 H100 for routed experts."""
+
+
+def test_deepep_and_a_hidden_exchange_are_written_where_expert_ranks_are():
+    asked = {"token_dispatcher": "deepep", "async_expert": True, "precision": "bf16"}
+    layout = {"expert": 8, "pipeline": 2, "schedule": "interleaved", "chunks": 2, "data": 16}
+    found = words(layout=layout, train=asked, **MIXTRAL)
+    assert found["--moe-token-dispatcher-type"] == "flex"
+    assert found["--moe-router-dtype"] == "fp32"
+    assert {"--moe-enable-deepep", "--overlap-moe-expert-parallel-comm"} <= set(found)
+    plain = words(layout=layout, **MIXTRAL)
+    assert plain["--moe-token-dispatcher-type"] == "alltoall"
+    assert not {"--moe-enable-deepep", "--overlap-moe-expert-parallel-comm"} & set(plain)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"layout": {"expert": 1}}, "deepep, and layout.expert is 1: no tokens cross to experts"),
+        ({"model": {"preset": "llama-3-8b"}}, "llama-3-8b has no routed experts"),
+        (
+            {"cluster": {"accelerator": "MI300X", "nodes": 4, "per_node": 8}},
+            "whose kernels are CUDA's, and MI300X is not NVIDIA's",
+        ),
+        (
+            {"layout": {"expert": 8}, "cluster": MIXTRAL["cluster"] | {"nodes": 8, "per_node": 4}},
+            "cannot do expert 8: DeepEP takes .*; at most 4 here",
+        ),
+        (
+            {"train": {"async_expert": True}, "layout": {"recompute": "full"}},
+            "cannot do recompute full: train.async_expert hides nothing there",
+        ),
+        (
+            {"train": {"async_expert": True, "precision": "fp32"}},
+            "takes bf16, fp16 or fp8, and train.precision is fp32",
+        ),
+        ({"engine": "torchtitan"}, "train.token_dispatcher is deepep, and torchtitan cannot"),
+    ],
+)
+def test_an_exchange_that_cannot_be_is_refused(asked, message):
+    asked = {"train": {"token_dispatcher": "deepep"}} | asked
+    with pytest.raises(PlanError, match=message):
+        planned(**llama(**(MIXTRAL | {"layout": {}} | asked)))

@@ -165,6 +165,8 @@ def as_asked(
     attention: str = "auto",
     fp8_recipe: str = "auto",
     async_tensor: bool = False,
+    token_dispatcher: str = "auto",
+    async_expert: bool = False,
     optimizer_in_backward: bool = False,
     is_compiled: bool = False,
 ) -> Engine:
@@ -175,6 +177,8 @@ def as_asked(
         attention: One of `choices.Attention`.
         fp8_recipe: One of `choices.Fp8Recipe`.
         async_tensor: Whether tensor parallelism's collectives hide behind its matrices.
+        token_dispatcher: One of `choices.TokenDispatcher`.
+        async_expert: Whether tokens cross to their experts behind another micro-batch.
         optimizer_in_backward: Whether gradients are freed as they come.
         is_compiled: Whether torch.compile compiles the model.
     """
@@ -189,6 +193,11 @@ def as_asked(
         facts["dropout_bytes"] = 0.0
     if optimizer_in_backward:
         facts["gradient_bytes"] = 0
+    asked: dict[Way, bool] = {
+        "one_copy_a_node": token_dispatcher == "deepep",
+        "hides_exchange": async_expert,
+    }
+    facts["ways"] = (*engine.ways, *(way for way, is_asked in asked.items() if is_asked))
     found = replace(engine, **facts, overlaps_tensor=engine.overlaps_tensor or async_tensor)
     return compiled(found) if is_compiled else found
 

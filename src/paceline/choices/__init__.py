@@ -24,6 +24,7 @@ __all__ = [
     "Recompute",
     "Schedule",
     "Sharding",
+    "TokenDispatcher",
 ]
 
 Sharding = Literal["none", "zero1", "zero2", "full", "hybrid"]
@@ -35,6 +36,7 @@ Offload = Literal["none", "cpu", "nvme"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 Attention = Literal["flash", "fused", "flex", "unfused"]
 Fp8Recipe = Literal["tensorwise", "rowwise", "mxfp8"]
+TokenDispatcher = Literal["alltoall", "deepep"]
 Compression = Literal["none", "bf16", "fp16", "powersgd"]
 Objective = Literal["time", "cost", "ranks"]
 BatchPolicy = Literal["keep", "shrink"]

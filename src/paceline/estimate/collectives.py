@@ -78,7 +78,13 @@ def all_to_all_s(num_bytes: Value, degree: Value, stride: Value, rates: Rates) -
 
 
 def dispatch_s(
-    token_bytes: Value, copies: Value, degree: Value, stride: Value, rates: Rates
+    token_bytes: Value,
+    copies: Value,
+    degree: Value,
+    stride: Value,
+    rates: Rates,
+    *,
+    groups: tuple[Value, Value] = (1, 1),
 ) -> Column:
     """Tokens to their experts: each goes to `copies` of the ranks of a group.
 
@@ -90,18 +96,20 @@ def dispatch_s(
         degree: Ranks that share the experts.
         stride: Ranks between two neighbours of the group.
         rates: The cluster's.
+        groups: Equal parts of the experts, consecutive ranks each, and in how many of them a
+            token's experts are.
 
-    Source: DeepSeek-V3, arXiv:2412.19437, section 3.2.2.
+    Source: DeepSeek-V3, arXiv:2412.19437, sections 2.1.2 and 3.2.2.
     """
     n = np.maximum(degree, 1)
     slowest, latency = np.asarray(0.0), (n > 1) * rates.collective_s
     for level, inside, members in _blocks(n, stride, rates):
         nodes = np.maximum(members / inside, 1)
-        reached = np.where(
-            np.asarray(level.size) > rates.domain,
-            (nodes - 1) * (1 - (1 - 1 / nodes) ** copies),
-            copies * (1 - 1 / nodes),
-        )
+        # Nodes that have some of the groups a token may go to, and those that get the token.
+        outside = (1 - groups[1] / groups[0]) ** np.maximum(groups[0] / nodes, 1)
+        near = np.maximum(nodes * (1 - outside), 1)
+        once = near * (1 - (1 - 1 / near) ** copies)
+        reached = np.where(np.asarray(level.size) > rates.domain, once, copies) * (1 - 1 / nodes)
         rate = level.all_to_all_bytes_per_s * _part(level, nodes)
         slowest = np.maximum(slowest, token_bytes * reached / rate)
         latency = latency + (members > inside) * level.latency_s

@@ -414,9 +414,11 @@ def _expert_s(block: Block, work: Work, t: Layouts, rates: Rates, ways: Ways) ->
     copies = block.experts_per_token
     once = all_to_all_s(tokens * copies, t.expert, stride, rates)
     if np.any(ways.one_copy_a_node):
-        by_node = dispatch_s(tokens, copies, t.expert, stride, rates)
+        groups = (block.expert_groups, block.groups_per_token)
+        by_node = dispatch_s(tokens, copies, t.expert, stride, rates, groups=groups)
         once = np.where(np.asarray(ways.one_copy_a_node) > 0, by_node, once)
-    seconds = 2 * once * (1 - np.asarray(ways.hides_exchange))
+    # Beside the first forward pass and the last backward pass there is no other micro-batch.
+    seconds = 2 * once * (1 - np.asarray(ways.hides_exchange) * (1 - 1 / t.accumulation))
     return np.where((t.expert > 1) & (np.asarray(block.experts) > 0), seconds, 0.0)
 
 

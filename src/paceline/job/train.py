@@ -4,7 +4,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from paceline.choices import Attention, Compression, Fp8Recipe, Optimizer, Precision
+from paceline.choices import (
+    Attention,
+    Compression,
+    Fp8Recipe,
+    Optimizer,
+    Precision,
+    TokenDispatcher,
+)
 from paceline.job.section import Auto, Count, Number, Positive, SmallBytes, Whole, section
 
 
@@ -149,6 +156,16 @@ class TrainSpec:
     async_tensor: bool = False
     """Hide tensor parallelism's gathers and scatters behind its matrices, piece by piece, where the
     engine can be asked for it (torchtitan)."""
+
+    token_dispatcher: Literal["auto", TokenDispatcher] = "auto"
+    """How tokens reach routed experts on other ranks, where the engine has a choice (Megatron,
+    Megatron Bridge): `alltoall` sends one copy for each expert; `deepep` sends one to each node
+    that has some of them, and needs DeepEP on the nodes. `auto` is `alltoall` there."""
+
+    async_expert: bool = False
+    """Hide the exchange of tokens with routed experts behind another micro-batch, where the engine
+    can be asked for it (Megatron, Megatron Bridge). Takes several micro-batches, an interleaved
+    schedule in a pipeline, and no full recompute."""
 
     optimizer_in_backward: bool = False
     """Step the optimizer of each parameter in the backward pass as soon as its gradient is there,

@@ -48,7 +48,7 @@ from paceline.units import with_article
 class Excluded:
     """Choices that an engine has each and not together."""
 
-    when: Mapping[str, tuple[str | bool, ...] | Literal["several"]]
+    when: Mapping[str, tuple[str | bool | int, ...] | Literal["several"]]
     """Field of a layout -> its words, or `several`: a number above 1."""
 
     why: str
@@ -191,6 +191,12 @@ class Abilities:
 
     async_tensor: bool = False
     """Whether its files can ask for tensor parallelism hidden behind its matrices."""
+
+    token_dispatchers: tuple[str, ...] = ()
+    """Ways to send tokens to routed experts that its files can ask for."""
+
+    async_expert: bool = False
+    """Whether its files can ask for that exchange hidden behind another micro-batch."""
 
     optimizer_in_backward: bool = False
     """Whether it can be asked to step the optimizer in the backward pass."""

@@ -116,6 +116,8 @@ def _check_asked(job: Job, able: Abilities, backend: Backend) -> Iterator[Proble
         ("train.attention", "attentions", "a kernel"),
         ("train.fp8_recipe", "fp8_recipes", "this scaling"),
         ("train.async_tensor", "async_tensor", "it"),
+        ("train.token_dispatcher", "token_dispatchers", "a dispatcher"),
+        ("train.async_expert", "async_expert", "it"),
         ("train.optimizer_in_backward", "optimizer_in_backward", "it"),
         ("train.compile", "compiles", "it"),
         ("train.gradient_compression", "compressions", "it"),
@@ -273,12 +275,13 @@ def _not_together(job: Job, excluded: Excluded) -> Problem:
     """Fields that the engine has each and not together."""
     layout = with_implied(job.spec.layout)
     given = " with ".join(f"{name} {getattr(layout, name)}" for name in excluded.when)
-    last = list(excluded.when)[-1]
+    first, *others = excluded.when
+    last = [first, *others][-1]
     return Problem(
         code="L012",
         what=f"{job.spec.engine} cannot do {given}: {excluded.why}",
         where=job.where(f"layout.{last}"),
-        fix=f"leave layout.{last} out, or layout.{next(iter(excluded.when))}",
+        fix=f"leave layout.{last} out" + f", or layout.{first}" * bool(others),
     )
 
 

@@ -23,6 +23,8 @@ def case_of_plan(plan: Plan, cluster: Cluster | None = None) -> Case:
         attention=plan.attention,
         fp8_recipe=plan.fp8_recipe,
         async_tensor=plan.async_tensor,
+        token_dispatcher=plan.token_dispatcher,
+        async_expert=plan.async_expert,
         optimizer_in_backward=plan.optimizer_in_backward,
         is_compiled=plan.is_compiled,
     )

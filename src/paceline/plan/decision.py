@@ -94,6 +94,7 @@ class Caution:
         "efficiency",
         "sample length",
         "checkpoint",
+        "collective",
     ]
     what: str
     """What was seen, in the job's own numbers."""
@@ -173,6 +174,8 @@ class Plan:
 
     fp8_recipe: str = "auto"
     async_tensor: bool = False
+    token_dispatcher: str = "auto"
+    async_expert: bool = False
     optimizer_in_backward: bool = False
 
     optimizer: str = "adamw"

@@ -27,6 +27,7 @@ from paceline.plan.caution import (
     units_of,
 )
 from paceline.plan.choose import choose
+from paceline.plan.collective_share import collective_shares
 from paceline.plan.decide import decide_intervals, decisions_of, length_of
 from paceline.plan.decision import Decision, Plan, Point
 from paceline.plan.host import check_building, host_bytes_of_one
@@ -178,6 +179,8 @@ def _plan_on(asked: Asked) -> Plan:
         attention=job.spec.train.attention,
         fp8_recipe=job.spec.train.fp8_recipe,
         async_tensor=job.spec.train.async_tensor,
+        token_dispatcher=job.spec.train.token_dispatcher,
+        async_expert=job.spec.train.async_expert,
         optimizer_in_backward=job.spec.train.optimizer_in_backward,
         optimizer=case.optimizer,
         loss_chunk=case.loss_chunk,
@@ -201,6 +204,7 @@ def _plan_on(asked: Asked) -> Plan:
                 limit_bytes=limit,
                 takes=partial(_takes, asked),
             ),
+            *collective_shares(asked, case, choice.layout, choice.estimate, limit_bytes=limit),
             *assumed_shape(job, asked.catalog, cluster, choice.layout),
             *assumed_efficiency(efficiencies_of(asked), case),
         ),

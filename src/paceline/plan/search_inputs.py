@@ -19,6 +19,7 @@ from paceline.parallel import Space, abilities_of, check_layout_choices
 from paceline.parallel.abilities import OURS, Abilities, planned_engine
 from paceline.parallel.engine_laws import check_training
 from paceline.plan.decision import Plan
+from paceline.plan.expert_exchange import check_exchange, excluded_by_exchange
 from paceline.profile import (
     DecoderShape,
     ModelProfile,
@@ -55,6 +56,7 @@ def clashes(job: Job, cluster: Cluster, space: Space) -> list[Problem]:
         *check_training(job, space.abilities, cluster.backend),
         *_check_precision(job, cluster),
         *_check_recipe(job, cluster),
+        *check_exchange(job, cluster, space.profile),
     ]
 
 
@@ -71,6 +73,8 @@ def space_of(job: Job, cluster: Cluster, profile: ModelProfile) -> Space:
             abilities = replace(abilities, tensor=False, schedules=(), expert=False)
     if engine == "paceline" and profile.lacks_adapters:  # which stage has which is not known
         abilities = replace(abilities, schedules=())
+    excluded = (*abilities.excluded, *excluded_by_exchange(job, cluster))
+    abilities = replace(abilities, excluded=excluded)
     return Space(
         num_ranks=cluster.num_ranks,
         backend=cluster.backend,
@@ -119,6 +123,8 @@ def case_of_asked(asked: Asked) -> Case:
         attention=spec.train.attention,
         fp8_recipe=spec.train.fp8_recipe,
         async_tensor=spec.train.async_tensor,
+        token_dispatcher=spec.train.token_dispatcher,
+        async_expert=spec.train.async_expert,
         optimizer_in_backward=spec.train.optimizer_in_backward,
         is_compiled=spec.train.compile,
     )

@@ -103,6 +103,11 @@ class Block:
     experts_per_token: int = 0
     """Experts that a token is sent to."""
 
+    expert_groups: int = 1
+    groups_per_token: int = 1
+    """Equal parts of the experts, and how many of them a token's experts may be in: node-limited
+    routing (DeepSeek-V3, arXiv:2412.19437, section 2.1.2)."""
+
     expert_ffn: int = 0
     shared_ffn: int = 0
     """Width of all experts together that every token goes through."""

@@ -30,6 +30,8 @@ class Experts:
     per_token: int
     ffn: int
     shared_ffn: int = 0
+    groups: int = 1
+    groups_per_token: int = 1
     vectors: int = 0
     """Biases of router and experts, and gates that are no matrix."""
 
@@ -167,6 +169,8 @@ def finish(
             name="moe",
             experts=experts.num,
             experts_per_token=experts.per_token,
+            expert_groups=experts.groups,
+            groups_per_token=experts.groups_per_token,
             expert_ffn=experts.ffn,
             shared_ffn=experts.shared_ffn,
             vector_parameters=attention.vector_parameters + experts.vectors,
@@ -280,8 +284,11 @@ def qwen_experts(fields: Fields) -> Experts:
     )
 
 
-def deepseek_experts(first_sparse: int) -> Callable[[Fields], Experts]:
-    """In all layers but the first few; shared experts are one wide layer."""
+def deepseek_experts(
+    first_sparse: int, groups: tuple[int, int] = (1, 1)
+) -> Callable[[Fields], Experts]:
+    """In all layers but the first few; shared experts are one wide layer. `groups` are those of
+    experts, and those of a token, where the file does not say."""
 
     def experts(fields: Fields) -> Experts:
         first = fields.whole("first_k_dense_replace", default=first_sparse)
@@ -293,6 +300,8 @@ def deepseek_experts(first_sparse: int) -> Callable[[Fields], Experts]:
             per_token=fields.size("num_experts_per_tok"),
             ffn=ffn,
             shared_ffn=shared,
+            groups=fields.whole("n_group", default=groups[0]) or 1,
+            groups_per_token=fields.whole("topk_group", default=groups[1]) or 1,
             vectors=has_bias * (2 * shared + fields.size("hidden_size")),
             is_sparse=lambda layer: layer >= first,
         )

@@ -42,6 +42,7 @@ from paceline.render.shell import check_one_line, command, quote, script
 from paceline.render.text import commented, header
 
 _SINCE = {
+    "--overlap-moe-expert-parallel-comm": "0.14",
     "--pipeline-model-parallel-layout": "0.13",
     "--rope-type": "0.14",
     "--use-megatron-fsdp": "0.14",  # --use-custom-fsdp before

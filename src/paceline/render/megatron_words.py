@@ -30,6 +30,7 @@ TOLD = frozenset(
         *("train.schedule", "train.final_learning_rate"),
         *("train.weight_decay", "train.clip_norm", "train.seed", "train.gradient_compression"),
         *("train.betas", "train.eps", "train.decay_steps", "train.router_loss"),
+        *("train.token_dispatcher", "train.async_expert"),
         *("checkpoint.every", "evaluate.every", "evaluate.samples", "recovery.max_restarts"),
     }
 )
@@ -127,7 +128,7 @@ def model_words(plan: Plan, job: Job) -> Words:
             "num_moe_experts": routed.experts,
             "moe_router_topk": routed.experts_per_token,
             "moe_ffn_hidden_size": routed.expert_ffn,
-            "moe_token_dispatcher_type": "alltoall",
+            **_dispatch_words(plan),
             **_router_words(job),
         }
         if routed.shared_ffn:
@@ -136,6 +137,19 @@ def model_words(plan: Plan, job: Job) -> Words:
             parts = (f"[{int(each.experts > 0)}]*{each.count}" for each in profile.blocks)
             found["moe_layer_freq"] = f"({'+'.join(parts)})"
     return found | (_latent_words(block, job) if block.kv_rank else {})
+
+
+def _dispatch_words(plan: Plan) -> Words:
+    """core/transformer/moe/token_dispatcher.py, core_v0.16.1: flex "requires TPxEP > 1", and DeepEP
+    takes probabilities in float32."""
+    found: Words = {"moe_token_dispatcher_type": "alltoall"}
+    if plan.layout.expert > 1:
+        if plan.token_dispatcher == "deepep":
+            found = {"moe_token_dispatcher_type": "flex", "moe_enable_deepep": True}
+            found["moe_router_dtype"] = "fp32"
+        if plan.async_expert:
+            found["overlap_moe_expert_parallel_comm"] = True
+    return found
 
 
 def _latent_words(block: Block, job: Job) -> Words:

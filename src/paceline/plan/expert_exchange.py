@@ -1,0 +1,82 @@
+"""What a job may ask of the exchange of tokens with routed experts, and what that leaves of the
+layouts.
+
+Sources: Megatron-LM core_v0.16.1, core/transformer/transformer_config.py (assertions beside
+`overlap_moe_expert_parallel_comm`); deepseek-ai/DeepEP, csrc/kernels/launch.cuh (SWITCH_RANKS,
+SWITCH_RDMA_RANKS) and configs.cuh (NUM_MAX_NVL_PEERS).
+"""
+
+from collections.abc import Iterator
+
+from paceline.catalog import accelerator_named, load_accelerators
+from paceline.errors import Problem
+from paceline.job import Job
+from paceline.parallel.abilities import Excluded
+from paceline.profile import ModelProfile
+from paceline.topology import Cluster
+
+_PEERS = 8
+"""Ranks of a node that DeepEP's kernels between nodes take."""
+
+_DEEPEP_NODES = 16
+
+_HIDDEN = "train.async_expert hides nothing there (Megatron Core: overlap_moe_expert_parallel_comm)"
+
+_ASYNC = (
+    Excluded(when={"recompute": ("full",)}, why=_HIDDEN),
+    Excluded(when={"pipeline": "several", "schedule": ("1f1b",)}, why=_HIDDEN),
+)
+
+
+def excluded_by_exchange(job: Job, cluster: Cluster) -> tuple[Excluded, ...]:
+    """Layouts that do not go together with how tokens reach their experts."""
+    train, found = job.spec.train, _ASYNC if job.spec.train.async_expert else ()
+    if train.token_dispatcher != "deepep":
+        return found
+    is_full = cluster.ranks_per_node == _PEERS and cluster.uses_rdma
+    most = _PEERS * _DEEPEP_NODES if is_full else min(cluster.ranks_per_node, _PEERS)
+    allowed = {1 << power for power in range(most.bit_length())}
+    others = tuple(n for n in range(2, cluster.num_ranks + 1) if n not in allowed)
+    why = (
+        "DeepEP takes 2, 4 or 8 expert ranks of one node, or 16, 32, 64 or 128 on nodes of 8 GPUs "
+        f"with RDMA; at most {most} here"
+    )
+    return (*found, Excluded(when={"expert": others}, why=why))
+
+
+def check_exchange(job: Job, cluster: Cluster, profile: ModelProfile) -> Iterator[Problem]:
+    """`L012`: an exchange is asked for that the job has not, or that it cannot do."""
+    train = job.spec.train
+    asked = [name for name in ("token_dispatcher", "async_expert") if _is_asked(train, name)]
+    experts = any(block.experts for block in profile.blocks)
+    for name in asked:
+        value = str(getattr(train, name)).lower()
+        if not experts or job.spec.layout.expert == 1:
+            why = "layout.expert is 1" if experts else f"{profile.name} has no routed experts"
+            yield Problem(
+                code="L012",
+                what=f"train.{name} is {value}, and {why}: no tokens cross to experts",
+                where=job.where(f"train.{name}"),
+                fix=f"leave train.{name} out",
+            )
+    chip = accelerator_named(cluster.accelerator, load_accelerators())
+    if train.token_dispatcher == "deepep" and chip is not None and chip.vendor != "NVIDIA":
+        yield Problem(
+            code="L012",
+            what=f"train.token_dispatcher is deepep, whose kernels are CUDA's, and "
+            f"{cluster.accelerator} is not NVIDIA's",
+            where=job.where("train.token_dispatcher"),
+            fix="set train.token_dispatcher to alltoall",
+        )
+    if train.async_expert and train.precision == "fp32":
+        yield Problem(
+            code="L012",
+            what="train.async_expert is true, which takes bf16, fp16 or fp8, and train.precision "
+            "is fp32",
+            where=job.where("train.precision"),
+            fix="set train.precision to bf16, or leave train.async_expert out",
+        )
+
+
+def _is_asked(train: object, name: str) -> bool:
+    return getattr(train, name) not in ("auto", False)
