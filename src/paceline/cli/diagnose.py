@@ -74,7 +74,7 @@ def command(
       1  no cause is known, or the run's end is not in its logs
       2  there is nothing to read
     """
-    from paceline.check.diagnose.data import check_read, diagnosis_data
+    from paceline.check.diagnose.conclusion import check_read, diagnosis_data
     from paceline.check.diagnose.diagnose import diagnose
     from paceline.cli.standard_streams import reader_may_leave
     from paceline.launch.in_processes import MapAhead

@@ -123,7 +123,7 @@ class Answers:
         `logs` are files, folders or names of runs; or give a log's `text`. What quotes a log is in
         fields named `untrusted`.
         """
-        from paceline.check.diagnose.data import check_read, diagnosis_data
+        from paceline.check.diagnose.conclusion import check_read, diagnosis_data
         from paceline.check.diagnose.diagnose import diagnose
         from paceline.record.log_files import Log, find_logs
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from textwrap import wrap
 
 from paceline import units
+from paceline.check.diagnose.candidate import YIELDS
 from paceline.check.diagnose.conclusion import (
     MAX_SHOWN,
     Cause,
@@ -14,7 +15,6 @@ from paceline.check.diagnose.conclusion import (
 )
 from paceline.check.diagnose.line import read_line
 from paceline.check.diagnose.messages import spans
-from paceline.check.diagnose.precedence import YIELDS
 from paceline.check.diagnose.unique import Events
 from paceline.check.finding import Evidence
 from paceline.report.table import text_width

@@ -11,8 +11,7 @@ from paceline.catalog.failure import load_failures
 from paceline.catalog.load import read_shipped
 from paceline.check.diagnose.conclusion import Confidence
 from paceline.check.diagnose.diagnose import diagnose, diagnose_text
-from paceline.check.diagnose.matcher import Matcher
-from paceline.check.diagnose.patterns import all_patterns
+from paceline.check.diagnose.matcher import Matcher, all_patterns
 from paceline.launch.in_processes import MapAhead
 from paceline.record.log_files import Log
 

@@ -8,8 +8,7 @@ from paceline.catalog.failure import load_failures
 from paceline.catalog.symptom import load_symptoms
 from paceline.check.diagnose.conclusion import Confidence
 from paceline.check.diagnose.diagnose import diagnose, diagnose_text
-from paceline.check.diagnose.similar import words_of
-from paceline.check.diagnose.symptom_text import told_causes
+from paceline.check.diagnose.symptoms import told_causes, words_of
 from paceline.record.log_files import Log
 
 WATCHDOG = (

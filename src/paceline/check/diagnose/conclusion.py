@@ -1,11 +1,13 @@
-"""What a diagnosis says: the causes in order, what follows from them, and what else was seen."""
+"""What a diagnosis says, and as JSON: causes in order, what follows from them, what else was seen."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from paceline.catalog.failure import Failure, load_failures
 from paceline.check.finding import Evidence
+from paceline.errors import JobError
 
 MAX_SHOWN = 3
 """Causes and look-alikes that an answer names."""
@@ -129,3 +131,54 @@ class Diagnosis:
         """A cause is known, or nothing is wrong. Words are no proof that nothing is, and logs of a
         run whose end is not in them are none."""
         return bool(self.causes) or not (self.has_failed or self.is_words or self.open_end)
+
+
+def check_read(diagnosis: Diagnosis, names: Sequence[str]) -> None:
+    """
+    Raises:
+        JobError: `V011`, nothing was read of what these names mean.
+    """
+    nothing_read = diagnosis.num_sources and len(diagnosis.troubles) == diagnosis.num_sources
+    says_something = diagnosis.causes or diagnosis.num_lines or not nothing_read
+    if diagnosis.num_bytes and says_something:
+        return
+    why = diagnosis.troubles[0] if diagnosis.troubles else f"{' '.join(names)}: empty"
+    raise JobError.of(
+        code="V011",
+        what=f"nothing was read: {why}",
+        where=" ".join(names),
+        fix="give a log with text in it, or whole dumps of all ranks; "
+        "`... 2>&1 | paceline diagnose -` reads both outputs",
+    )
+
+
+def diagnosis_data(diagnosis: Diagnosis) -> dict[str, Any]:
+    """What `diagnose --json` prints."""
+    return asdict(diagnosis) | {
+        "causes": [_cause(each) for each in diagnosis.causes],
+        "candidates": _candidates(diagnosis),
+        "concluded": diagnosis.is_concluded,
+    }
+
+
+def _candidates(diagnosis: Diagnosis) -> list[dict[str, Any]]:
+    """What the answer names, in order, and how surely: a look-alike is unsure."""
+    named = [
+        {"id": each.id, "certainty": str(each.confidence), "check": each.check}
+        for each in diagnosis.causes
+    ]
+    named += [
+        {"id": each.id, "certainty": "unsure", "check": None} for each in diagnosis.resembling
+    ]
+    return named[:MAX_SHOWN]
+
+
+def _cause(cause: Cause) -> dict[str, Any]:
+    failure = cause.failure
+    return asdict(cause) | {
+        "effect": str(failure.effect),
+        "why": failure.why,
+        "fix": cause.fix or failure.fix,
+        "not_to_confuse": failure.not_to_confuse,
+        "published": list(failure.published),
+    }

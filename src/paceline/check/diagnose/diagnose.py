@@ -6,7 +6,6 @@ from dataclasses import replace
 from itertools import chain
 
 from paceline.check.diagnose.conclusion import Diagnosis
-from paceline.check.diagnose.findings import cause
 from paceline.check.diagnose.flight import (
     MAX_BYTES,
     Dump,
@@ -16,10 +15,9 @@ from paceline.check.diagnose.flight import (
     of_newest_generation,
     read_dump,
 )
-from paceline.check.diagnose.hang import around
-from paceline.check.diagnose.judge import judge
+from paceline.check.diagnose.hang import around, stood_still
+from paceline.check.diagnose.judge import cause, judge
 from paceline.check.diagnose.line import Line
-from paceline.check.diagnose.local_ranks import name_ranks
 from paceline.check.diagnose.nccl import (
     interface_fact,
     network_causes,
@@ -28,6 +26,7 @@ from paceline.check.diagnose.nccl import (
 )
 from paceline.check.diagnose.own_run import is_events, read_own_run
 from paceline.check.diagnose.progress import open_end
+from paceline.check.diagnose.ranks import name_ranks
 from paceline.check.diagnose.scan import MapAhead, Scan, one_by_one
 from paceline.check.diagnose.seen import ErrorLine, Seen, Source
 from paceline.check.diagnose.stacks import (
@@ -39,8 +38,7 @@ from paceline.check.diagnose.stacks import (
     read_stacks,
     unlike_calls,
 )
-from paceline.check.diagnose.symptom_text import is_told, told_causes
-from paceline.check.diagnose.waits import stood_still
+from paceline.check.diagnose.symptoms import is_told, told_causes
 from paceline.record.log_files import Log
 
 _EVENTS_BYTES = 256 << 20

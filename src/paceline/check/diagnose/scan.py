@@ -11,12 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from paceline.catalog.load import read_shipped
-from paceline.check.diagnose.exit_lines import ExitTable, exits_of
-from paceline.check.diagnose.gpus import gpu_of_rank
+from paceline.check.diagnose.exits import ExitTable, exits_of
 from paceline.check.diagnose.line import MAX_LINE, Line, read_line, with_rank, without_colours
-from paceline.check.diagnose.local_ranks import note_first_rank
-from paceline.check.diagnose.matcher import Hit, Matcher
-from paceline.check.diagnose.patterns import Kind, all_patterns
+from paceline.check.diagnose.matcher import Hit, Kind, Matcher, all_patterns
+from paceline.check.diagnose.ranks import gpu_of_rank, note_first_rank
 from paceline.check.diagnose.seen import (
     KEEP_DISTINCT,
     KEEP_NCCL,

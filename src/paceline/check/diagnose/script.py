@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from paceline.catalog.failure import Effect, load_failures
+from paceline.check.diagnose.candidate import GENERAL, SYMPTOMS
 from paceline.check.diagnose.conclusion import Cause, Confidence, Diagnosis
-from paceline.check.diagnose.precedence import GENERAL, SYMPTOMS
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
 from paceline.check.lint.facts.files import Files

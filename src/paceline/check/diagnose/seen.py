@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from paceline.check.diagnose.gpus import Gpu
 from paceline.check.diagnose.line import Line
 
 KEEP_LINES = 8
@@ -14,6 +13,9 @@ KEEP_RANKS = 4096
 KEEP_DISTINCT = 400
 KEEP_RAISED = 2000
 KEEP_NCCL = 40_000
+
+Gpu = tuple[str | None, int]
+"""(host, PCI bus)."""
 
 
 @dataclass(slots=True)
