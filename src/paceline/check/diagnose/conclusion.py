@@ -1,4 +1,4 @@
-"""What a diagnosis says, and as JSON: causes in order, what follows from them, what else was seen."""
+"""What a diagnosis says (JSON too): causes in order, what follows from them, what else was seen."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
