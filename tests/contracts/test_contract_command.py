@@ -2,8 +2,10 @@
 
 import io
 import json
+import socket
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +13,7 @@ from click.testing import CliRunner
 from pydantic import TypeAdapter
 
 from paceline.cli import cli
-from paceline.contracts.skills import SKILLS, find_skill, ray, run_skill
+from paceline.contracts.skills import SKILLS, find_skill, ray, ray_cluster, ray_train, run_skill
 from paceline.contracts.skills.messages.ray import ClusterStatus
 from paceline.contracts.skills.messages.read import answer_json, read_request, schema_of
 from paceline.errors import JobError
@@ -215,6 +217,37 @@ def test_s2_9_an_address_where_nothing_listens_is_told_before_ray_tries(tmp_path
         assert "Connection refused" in answer["message"]
 
 
+@pytest.mark.parametrize(
+    ("greeting", "said"),
+    [
+        (b"SSH-2.0-OpenSSH_9.2p1\r\n", 'what listens there answers "SSH-2.0-OpenSSH_9.2p1"'),
+        (b"", "what listens there closes the connection"),
+        (None, "something listens there, and answers nothing in 0.2 s"),
+    ],
+)
+def test_s2_9_an_address_where_something_else_listens_is_told_with_what_it_answers(
+    tmp_path, monkeypatch, greeting, said
+):
+    def init(**_):
+        raise AssertionError("Ray tries for minutes")
+
+    def greet(connection):
+        connection.recv(64)
+        connection.sendall(greeting)
+        connection.close()
+
+    fake = SimpleNamespace(init=init, shutdown=lambda: None, __spec__="found")
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setattr(ray_cluster, "_CONNECT_S", 0.2 if greeting is None else 10.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        if greeting is not None:
+            threading.Thread(target=lambda: greet(server.accept()[0]), daemon=True).start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        asked = json.dumps({"mode": "cluster", "config": {"address": address}})
+        answer = run_skill("ray-distributed-trainer", asked, source="here", folder=tmp_path)
+    assert f"no Ray cluster answers at {address}: {said} (give HOST:PORT" in answer["message"]
+
+
 def test_s2_9_a_loop_that_fails_answers_with_its_line_and_what_it_had_reached(
     tmp_path, monkeypatch
 ):
@@ -228,10 +261,11 @@ def test_s2_9_a_loop_that_fails_answers_with_its_line_and_what_it_had_reached(
         raise RuntimeError(said)
 
     request = read_request(RAY, workers_here(1, tmp_path), source="here")
-    monkeypatch.setattr(ray, "_loop", lambda *_: None)
-    monkeypatch.setattr(ray, "_reports", lambda: (None, lambda: ({"loss": 5.76}, "/kept/c1")))
-    monkeypatch.setattr(ray, "_trainer", lambda *_, **__: SimpleNamespace(fit=fit))
-    answer = ray._train(request, tmp_path, ClusterStatus(numNodes=1, totalCpu=2, totalGpu=0), 0.0)
+    monkeypatch.setattr(ray_train, "load_loop", lambda *_: None)
+    monkeypatch.setattr(ray_train, "_reports", lambda: (None, lambda: ({"loss": 5.76}, "/kept/c1")))
+    monkeypatch.setattr(ray_train, "make_trainer", lambda *_, **__: SimpleNamespace(fit=fit))
+    status = ClusterStatus(numNodes=1, totalCpu=2, totalGpu=0)
+    answer = ray_train.run_training(request, tmp_path, status, 0.0)
     assert answer.status == "error"
     assert answer.message == "t.py, line 12: RuntimeError: ValueError: boom"
     assert answer.results.metrics == {"loss": 5.76}
@@ -303,15 +337,18 @@ def test_s2_9_more_workers_than_this_machines_memory_holds_are_refused_before_an
     monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")  # where the cluster's own memory counts
     request = read_request(RAY, workers_here(100_000, tmp_path), source="here")
     assert not list(ray._check(request, tmp_path))
-    assert ray._shares_cores(request) is None
+    assert ray_cluster.shares_cores(request) is None
 
 
 def test_s2_9_workers_that_share_this_machines_cores_are_said_to(tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     request = read_request(RAY, workers_here(3, tmp_path), source="here")
-    assert "3 workers ask for 3 cores and share the 2" in ray._shares_cores(request)
-    assert ray._shares_cores(read_request(RAY, workers_here(2, tmp_path), source="here")) is None
+    assert "3 workers ask for 3 cores and share the 2" in ray_cluster.shares_cores(request)
+    assert (
+        ray_cluster.shares_cores(read_request(RAY, workers_here(2, tmp_path), source="here"))
+        is None
+    )
 
 
 @pytest.mark.parametrize(
