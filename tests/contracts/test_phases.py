@@ -341,9 +341,11 @@ def test_the_plan_of_a_refused_job_is_marked_and_can_be_neither_started_nor_paid
     assert "Not this job's plan" not in whole
 
 
-def test_with_the_least_memory_that_is_named_it_does_fit():
+def test_with_the_least_memory_that_is_named_it_does_fit(tmp_path: Path):
     least = output(1, *TOO_LARGE)["minimumRequirements"]["minMemoryPerGPUBytes"]
-    assert plan_job(job_of(*TOO_LARGE, f"cluster.memory={least}")).layout.num_ranks == 8
+    own = tmp_path / "larger.toml"
+    own.write_text(f"[accelerators.L4]\nmemory_bytes = {least}\n", encoding="utf-8")
+    assert plan_job(job_of(*TOO_LARGE, f"cluster.catalog={own}")).layout.num_ranks == 8
 
 
 def test_s2_3_the_gap_is_what_is_required_less_what_is_available():

@@ -723,7 +723,7 @@ def test_where_nothing_fits_an_engine_with_which_it_does_is_named_with_its_time(
     ],
 )
 def test_s0_4_on_one_card_parameters_and_optimizer_are_offloaded_where_nothing_fits_without(
-    accelerator: str, sharding: str, reason: str
+    accelerator: str, sharding: str, reason: str, tmp_path: Path
 ):
     """P001 named other engines and more cards. The more a card holds, the less is copied."""
     one = ("cluster.per_node=1", f"cluster.accelerator={accelerator}", "train.global_batch=32")
@@ -735,23 +735,31 @@ def test_s0_4_on_one_card_parameters_and_optimizer_are_offloaded_where_nothing_f
     # In float32: 8.03 B parameters, their gradients and two moments.
     assert plan.host_bytes == pytest.approx(16 * 8.03e9, rel=0.01)
     assert plan.estimate.memory.parts["parameters"] == 0
-    whole = plan_of(
-        JOB, *one, "cluster.memory=900GiB", "layout.micro_batch=32", "layout.offload=cpu"
-    )
+    large = of_memory(tmp_path, accelerator, "900 GiB")
+    whole = plan_of(JOB, *one, large, "layout.micro_batch=32", "layout.offload=cpu")
     assert whole.host_bytes == plan.host_bytes
     assert f"copied from the host {reason}" in " ".join(format_plan(plan).split())
     problem = refused(*one, "layout.offload=none")
     assert problem.fix.startswith("leave layout.offload at auto: ")
 
 
-def test_s0_4_what_is_copied_between_host_and_card_is_counted_each_time_that_it_crosses():
+def of_memory(folder: Path, accelerator: str, memory: str) -> str:
+    """A card of a catalog file of one's own, like another but for its memory."""
+    path = folder / "large.toml"
+    path.write_text(f'[accelerators.{accelerator}]\nmemory_bytes = "{memory}"\n')
+    return f"cluster.catalog={path}"
+
+
+def test_s0_4_what_is_copied_between_host_and_card_is_counted_each_time_that_it_crosses(
+    tmp_path: Path,
+):
     """8.03 B parameters go there in float32 and their gradients come back, at 80 % of 31.5 GB/s;
     ZeRO-2's gradients do so after each of 16 micro-batches, and are added on the host."""
     one = ("cluster.per_node=1", "train.global_batch=32", "layout.micro_batch=2")
     fixed = (*one, "cluster.accelerator=A100-40", "layout.offload=cpu", "layout.recompute=full")
-    copies = {}
+    copies, large = {}, of_memory(tmp_path, "A100-40", "400 GiB")
     for sharding in ("zero1", "zero2", "full"):
-        space = ("plan.head_room=0", "cluster.memory=400GiB", f"layout.sharding={sharding}")
+        space = ("plan.head_room=0", large, f"layout.sharding={sharding}")
         copies[sharding] = plan_of(JOB, *fixed, *space).estimate.terms["data"]
     assert copies["zero1"] < copies["zero2"] < copies["full"]
     once_s = 4 * 8.03e9 / (0.8 * 31.5e9)
@@ -781,7 +789,7 @@ def test_offloading_and_checkpoints_take_the_time_of_the_card_s_own_host_link():
 
 def test_a_declared_network_and_memory_are_shown_beside_what_the_catalog_has():
     network = "cluster.network=100Gb/s Ethernet"
-    plan = plan_of(JOB, "cluster.nodes=2", network, "cluster.memory=160 GiB")
+    plan = plan_of(JOB, "cluster.nodes=2", network, "cluster.memory=80 GiB")
     told = {each.field: each.reason for each in plan.decisions}
     assert "latency is ethernet-100's, without RDMA" in told["cluster.network"]
     assert told["cluster.memory"] == "as declared; the catalog's H100-SXM has 79.6 GiB"

@@ -340,3 +340,23 @@ def test_a_part_of_a_node_s_accelerators_has_its_part_of_the_nics(
     cluster = find(machine(), f"accelerator={accelerator}", "nodes=2", f"per_node={per_node}")
     assert cluster.network_bytes_per_s == node_bytes_per_s
     assert cluster.levels[-1].bytes_per_s == node_bytes_per_s / per_node
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("memory=5PB", "T026: cluster.memory is 4547 TiB for one accelerator, and A100-80 has"),
+        ("memory=96GB", "T026: cluster.memory is 89.4 GiB for one accelerator, and A100-80 has"),
+        ("network=8x4000Gb/s", "T026: cluster.network is 32,000 Gb/s a node, and the host links"),
+    ],
+)
+def test_numbers_that_the_named_accelerator_cannot_have_are_refused(asked: str, message: str):
+    with pytest.raises(JobError, match=message):
+        find(machine(), "accelerator=A100-80", "nodes=2", asked)
+
+
+@pytest.mark.parametrize("asked", ["memory=80GiB", "memory=80GB", "memory=20GiB", "memory=85GiB"])
+def test_less_memory_than_the_card_has_and_a_gib_for_a_gb_are_taken(asked: str):
+    assert find(machine(), "accelerator=A100-80", "nodes=2", asked).known["memory_bytes"] == (
+        "declared"
+    )

@@ -4,10 +4,11 @@ from being planned for."""
 import re
 from collections import Counter
 from collections.abc import Sequence
+from math import inf
 
 from paceline.catalog import Accelerator, Catalog, accelerator_spellings
 from paceline.errors import JobError, Problem
-from paceline.job import ClusterSpec
+from paceline.job import ClusterSpec, Job
 from paceline.topology.machine import Machine
 from paceline.topology.read_nvidia import FoundGpu
 from paceline.units import format_bytes
@@ -144,3 +145,51 @@ def check_slices(known: Accelerator, spec: ClusterSpec, where: str) -> None:
         fix=f"set per_node to 1 for one {known.name}, or undo the slices (nvidia-smi -mig 0) and "
         f"set accelerator to {known.slice_of}",
     )
+
+
+_MOST_OF_MEMORY = 1.08
+"""Declared memory for the catalog's that is still the same card: a GiB is 7.4 % more than a GB."""
+
+_MOST_OF_HOST_LINKS = 2.0
+"""Declared network of a node for all host links of its accelerators. A guess: beyond it a number or
+a unit is wrong."""
+
+
+def check_declared(known: Accelerator, job: Job, host_link_bytes_per_s: float | None) -> None:
+    """Refuse numbers of the job that the accelerator it names cannot have. Less memory may be a
+    part of the card, or a reserve.
+
+    Args:
+        known: The catalog's row, with the job's own file.
+        job: As read: numbers that others put into it are not looked at.
+        host_link_bytes_per_s: Of one accelerator.
+
+    Raises:
+        JobError: `T026`.
+    """
+    spec = job.spec.cluster
+    fix = (
+        "name the accelerator that you have (`paceline catalog`), or describe yours in "
+        "paceline-catalog.toml"
+    )
+    memory = spec.memory if ("cluster", "memory") in job.lines else "auto"
+    shares = known.shares_host_memory or known.memory_bytes is None
+    if memory != "auto" and not shares and memory > _MOST_OF_MEMORY * (known.memory_bytes or 0):
+        raise JobError.of(
+            code="T026",
+            what=f"cluster.memory is {format_bytes(memory)} for one accelerator, and {known.name} "
+            f"has {format_bytes(known.memory_bytes or 0)}",
+            where=job.where("cluster.memory"),
+            fix=f"leave cluster.memory out, {fix}",
+        )
+    per_node = known.num_per_node if spec.per_node == "auto" else spec.per_node
+    most = max(per_node, known.num_per_node) * (host_link_bytes_per_s or inf)
+    if spec.network != "auto" and spec.network > _MOST_OF_HOST_LINKS * most:
+        raise JobError.of(
+            code="T026",
+            what=f"cluster.network is {spec.network * 8e-9:,.0f} Gb/s a node, and the host links "
+            f"of its {known.name} carry {most * 8e-9:,.0f} Gb/s together",
+            where=job.where("cluster.network"),
+            fix="write what the NICs of a node carry together, such as "
+            f"{known.network_node_bytes_per_s * 8e-9:,.0f} Gb/s (usual); or {fix}",
+        )

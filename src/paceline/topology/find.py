@@ -16,6 +16,7 @@ from paceline.catalog.mig import RATES_WITHIN
 from paceline.errors import JobError
 from paceline.job import ClusterSpec, Job, KubernetesSpec
 from paceline.topology.cards import (
+    check_declared,
     check_gpus_seen,
     check_one_kind,
     check_slices,
@@ -97,6 +98,7 @@ def _find(spec: ClusterSpec, job: Job, machine: Machine | None, catalog: Catalog
     check_one_kind(spec.accelerator, catalog, where)
     known = find_accelerator(spec.accelerator, where=where, catalog=catalog)
     check_slices(known, spec, job.where("cluster.per_node"))
+    check_declared(known, job, host_bytes_per_s(known, catalog.links))
     if known.slice_of is not None:
         spec = replace(spec, per_node=1)
     num_here = sum(_is_of(gpu, known, catalog) for gpu in machine.gpus)

@@ -149,8 +149,10 @@ def _with_more_nodes(job: Job, replan: Replan) -> Plan | None:
 
 
 def _with_memory(job: Job, num_bytes: int) -> Job:
+    """On a card that may be no catalog's: the memory has no line of the job."""
+    lines = {place: line for place, line in job.lines.items() if place != ("cluster", "memory")}
     cluster = replace(job.spec.cluster, memory=num_bytes)
-    return replace(job, spec=replace(job.spec, cluster=cluster))
+    return replace(job, spec=replace(job.spec, cluster=cluster), lines=lines)
 
 
 def _try(job: Job, replan: Replan) -> Plan | None:
