@@ -17,7 +17,7 @@ from paceline.control.failover import Memory, replay, snapshot
 from paceline.control.frames import Order, Report, open_order, seal
 from paceline.control.journal import Journal
 from paceline.control.state import State
-from paceline.record.events import AlertFired, AnyEvent, EventLog, read_events
+from paceline.record.events import AlertFired, AnyEvent, event_log, read_events
 
 TOKEN = "secret"
 
@@ -98,7 +98,7 @@ class Scene:
             memory=self.memory,
             journal=journal,
             listener=self.listener,
-            events=EventLog(self.folder / "events.jsonl"),
+            events=event_log(self.folder / "events.jsonl"),
             agents=self.nowhere,
             lease_s=30.0,
         )

@@ -9,8 +9,8 @@ import pytest
 from paceline.job.alerts import AlertSpec, AlertsSpec
 from paceline.launch.judge_alerts import Alarms, Reader
 from paceline.record import events as log
-from paceline.record.events import EventLog
-from paceline.record.machines import MachineLog, MachineSample
+from paceline.record.events import event_log
+from paceline.record.machines import MachineSample, machine_log
 from paceline.record.metric_names import METRICS
 from paceline.record.metrics import MetricsLog, StepMetrics
 from paceline.record.samples import Sample
@@ -36,7 +36,7 @@ class Scene:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.events = EventLog(folder / "events.jsonl")
+        self.events = event_log(folder / "events.jsonl")
         self.metrics = MetricsLog(folder / "metrics.jsonl")
         self.recorded: list[Any] = []
 
@@ -106,7 +106,7 @@ def test_a_step_an_event_and_a_machine_are_judged(scene: Scene):
         log.WorkerLost(at=now, rank=2, node=0, pid=7, how="killed", detail=None, last_step=3)
     )
     machine = MachineSample(at=now, node=0, gpus=[GpuSample(gpu=1, temperature_c=90.0)])
-    MachineLog(scene.folder, 0).write(machine)
+    machine_log(scene.folder, 0).write(machine)
     fired = scene.judge(alarms, now)
     assert {(event.rule, event.of, event.step) for event in fired} >= {("high", "", 3)}
     assert {(event.rule, event.of) for event in fired} == {
@@ -206,7 +206,7 @@ def test_every_sample_has_a_known_name(scene: Scene):
     gpu = dict.fromkeys(GpuSample.__struct_fields__, 1)
     host = {name: 1 for name in MachineSample.__struct_fields__ if name not in ("gpus", "ranks")}
     full = MachineSample(**host, gpus=[GpuSample(**gpu)])  # type: ignore[arg-type]
-    MachineLog(scene.folder, 0).write(full)
+    machine_log(scene.folder, 0).write(full)
     names = {sample.metric for sample in reader.look(10.0)}
     assert {name for name in names if not name.startswith("event ")} <= set(METRICS)
     assert {"eval/loss", "gpu/power_share", "host/disk_free_bytes", "run/usd"} <= names

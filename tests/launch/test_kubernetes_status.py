@@ -2,8 +2,8 @@
 
 import pytest
 
-from paceline.launch.kube import in_order
 from paceline.launch.kubernetes import read_status
+from paceline.record.log_files import natural
 
 
 def condition(kind, status="True", message=""):
@@ -62,4 +62,4 @@ def test_a_failure_says_its_reason():
 
 def test_the_tenth_pod_comes_after_the_second():
     names = [f"job-node-0-{number}-{tail}" for number, tail in ((10, "a"), (2, "z"), (0, "7x"))]
-    assert sorted(names, key=in_order) == [names[2], names[1], names[0]]
+    assert sorted(names, key=natural) == [names[2], names[1], names[0]]

@@ -14,7 +14,7 @@ from tests.run.scene import Scene, wait_until
 
 from paceline.cli.status import _lines
 from paceline.launch.run_status import stand
-from paceline.record.machines import MachineLog, MachineSample, newest_gpus
+from paceline.record.machines import MachineSample, machine_log, newest_gpus
 from paceline.record.pace import cost_of, pace_s
 from paceline.topology.read_use import GpuSample
 
@@ -80,7 +80,7 @@ def test_s0_22_a_run_is_asked_followed_and_stopped_from_another_terminal(tmp_pat
 
 
 def test_s0_22_the_newest_use_of_each_gpu_is_found_and_shown(tmp_path):
-    log = MachineLog(make_run(tmp_path / "r"), 0)
+    log = machine_log(make_run(tmp_path / "r"), 0)
     for at in range(2000):  # more than is read of the end
         use = 0.25 if at == 1999 else 0.9
         gpus = [GpuSample(gpu=0, utilization=0.75), GpuSample(gpu=1, utilization=use)]

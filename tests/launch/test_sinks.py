@@ -32,7 +32,7 @@ from paceline.launch.sinks.run_sinks import check_sinks, sinks_beside, what_is_m
 from paceline.launch.sinks.send import send_run
 from paceline.launch.sinks.supervisor import MOST_STARTS, keep_sinks, log_file, secret_values
 from paceline.launch.sinks.tensorboard import open_sink as open_tensorboard
-from paceline.record.machines import MachineLog, MachineSample
+from paceline.record.machines import MachineSample, machine_log
 from paceline.record.media import MediaLog, png_of
 from paceline.record.run import RunFolder
 
@@ -192,7 +192,7 @@ def test_pictures_and_texts_are_sent_from_their_files(run, np):
 def test_s0_21_samples_of_machines_are_sent_with_the_step_of_their_time(run):
     append(run, "metrics.jsonl", step(1), step(2), step(3))
     for node in (0, 1):
-        log = MachineLog(run, node)
+        log = machine_log(run, node)
         for at in (1001.5 + node, 1009.0):
             log.write(MachineSample(at=at, node=node, cpu_utilization=0.5))
         log.close()

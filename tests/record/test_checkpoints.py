@@ -158,7 +158,11 @@ def test_a_commit_that_fails_puts_the_replaced_checkpoint_back(tmp_path, monkeyp
 ENTRIES = st.lists(
     st.builds(
         lambda step, complete, loss: CheckpointEntry(
-            step=step, path=None, is_complete=complete, held_out_loss=loss if complete else None
+            step=step,
+            path=None,
+            manifest=Manifest(step=step, world_size=1, files={}, held_out_loss=loss)
+            if complete
+            else None,
         ),
         st.integers(0, 40),
         st.booleans(),

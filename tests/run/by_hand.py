@@ -118,7 +118,7 @@ def control(
         memory=memory,
         journal=journal,
         listener=listener,
-        events=log.EventLog(run.events_file),
+        events=log.event_log(run.events_file),
         agents=agents,
         lease_s=recovery.lease,
         on_progress=lambda progress: on_progress(memory, progress),

@@ -41,7 +41,7 @@ def digests_of_restored(rank, world, folders, optimizer):
         for sharding in SHARDINGS:
             model, fresh = build(layout_of(world, sharding), optimizer=optimizer, seed=9)
             restored = Checkpointer(folder, CheckpointSpec()).restore_newest(model, fresh)
-            assert (restored.step, restored.held_out_loss) == (2, 1.5)
+            assert (restored.step, restored.manifest.held_out_loss) == (2, 1.5)
             assert restored.refused == []
             digests.append(state_digest(model, fresh))
     return digests
@@ -207,13 +207,18 @@ def saved_in_fp16(rank, world, folder):
     scaler.update(found_inf=False)
     keeper.save(1, model, optimizer, loss_scaler=scaler.state_dict())
     again = LossScaler(patience=3)
-    again.load_state_dict(keeper.restore_newest(model, optimizer).loss_scaler)
+    again.load_state_dict(keeper.restore_newest(model, optimizer).manifest.loss_scaler)
     before = again.factor
     for each in (scaler, again):
         each.update(found_inf=False)
         each.update(found_inf=False)
     keeper.save(2, model, optimizer)
-    return before, scaler.factor, again.factor, keeper.restore_newest(model, optimizer).loss_scaler
+    return (
+        before,
+        scaler.factor,
+        again.factor,
+        keeper.restore_newest(model, optimizer).manifest.loss_scaler,
+    )
 
 
 def test_the_loss_scale_and_its_patience_go_on_from_a_checkpoint(tmp_path):

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from paceline.control.health import Gpu, ask, find_gpus
-from paceline.record.machines import MachineLog, MachineSample, RankSample
+from paceline.record.machines import MachineSample, RankSample, machine_log
 from paceline.topology.machine import read_meminfo
 from paceline.topology.read_use import (
     NVIDIA_QUERY,
@@ -74,7 +74,7 @@ class Sampling(threading.Thread):
         try:
             host = Host(self._run_folder)
             ask_gpus = find_way() if self._has_gpus else list
-            log = MachineLog(self._run_folder, self._node)
+            log = machine_log(self._run_folder, self._node)
             while True:
                 sample = host.sample(self._node, ask_gpus())
                 log.write(msgspec.structs.replace(sample, ranks=self._ranks()))

@@ -38,6 +38,7 @@ from paceline.record.events import (
     ExactnessChanged,
     FaultInjected,
     RunFinished,
+    event_log,
     read_events,
 )
 from paceline.record.history import Event, History
@@ -216,7 +217,7 @@ class _Post:
         on_beat: Callable[[bool], None],
     ) -> State:
         """Control the run to its end."""
-        events = EventLog(self.run.events_file)
+        events = event_log(self.run.events_file)
         journal = Journal(self.run.journal_file)
         agents = self.site.agents(self.lock)
         memory = self._take_over(events, journal, on_event) if takes_over else self._begin(journal)

@@ -7,7 +7,6 @@ called, and no credential is read from anywhere but the kubeconfig or the pod's 
 import importlib.util
 import json
 import logging
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -17,6 +16,7 @@ import yaml
 
 from paceline.errors import JobError, Problem, RunError
 from paceline.job.packages import install_line
+from paceline.record.log_files import natural
 
 _TIMEOUT_S = (5.0, 30.0)
 """To connect, and to answer. A guess: webhooks may take 10 s by default."""
@@ -131,7 +131,7 @@ class Api:
         except Refused as error:
             _cannot(error)
         items: list[dict[str, Any]] = found.get("items") or []
-        return sorted(items, key=lambda each: in_order(str(each["metadata"]["name"])))
+        return sorted(items, key=lambda each: natural(str(each["metadata"]["name"])))
 
     def log(
         self, namespace: str, pod: str, *, follow: bool, write: Callable[[bytes], None]
@@ -212,15 +212,8 @@ class Api:
             RunError: `W021`, there is no kubeconfig, or it is damaged; `W023`, its login fails.
         """
         if self._client is None:
-            try:
-                from kubernetes import client
-            except ImportError:
-                raise RunError.of(
-                    code="W009",
-                    what="the package kubernetes is not installed",
-                    where="PYTHONPATH",
-                    fix=install_line("kubernetes"),
-                ) from None
+            RunError.raise_for(check_client())
+            from kubernetes import client
 
             configuration = client.Configuration()
             _log_in(configuration)
@@ -281,15 +274,6 @@ def _unknown(error: Exception) -> Problem:
         where="KUBECONFIG, ~/.kube/config",
         fix="log in to your cluster, or see what would be submitted with --dry-run",
     )
-
-
-def in_order(name: str) -> list[str | int]:
-    """What names with numbers are sorted by.
-
-    >>> sorted(["job-node-0-10-x", "job-node-0-2-y"], key=in_order)
-    ['job-node-0-2-y', 'job-node-0-10-x']
-    """
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 def _refusal(error: Refused, each: Mapping[str, Any]) -> Problem:

@@ -18,6 +18,7 @@ from paceline.errors import JobError, PacelineError, Problem, RunError
 from paceline.job import Job, Script
 from paceline.launch.kube import Api, check_client
 from paceline.launch.places import Sight, State, Submission
+from paceline.launch.tools import never_submitted
 from paceline.plan import Plan
 from paceline.record.placement import Placement
 from paceline.record.run import RunFolder
@@ -99,16 +100,7 @@ def prepare(
         objects = [config_map(job, program), render_ray.rayjob(plan, job)]
     else:
         objects = render_kubernetes.objects(plan, job)
-    notes = [
-        _BY_API,
-        _NOTE,
-        *(gap.line for gap in files.gaps),
-    ]
-    return Submission(
-        files={OBJECTS: to_yaml(header(plan, job), *objects)},
-        command=["kubectl", "create", "--filename", OBJECTS],
-        notes=notes,
-    )
+    return _submission(plan, job, objects, [gap.line for gap in files.gaps])
 
 
 def _engine_submission(job: Job, plan: Plan, run: str) -> Submission:
@@ -129,18 +121,18 @@ def _engine_submission(job: Job, plan: Plan, run: str) -> Submission:
         for gap in refused
     )
     objects = render_kubernetes.objects(plan, job, rendered.files, run=run)
+    # The section `kubernetes` is what these objects are made of.
+    left_out = [gap.line for gap in gaps if gap.where != "kubernetes"]
+    return _submission(plan, job, objects, left_out)
+
+
+def _submission(
+    plan: Plan, job: Job, objects: Sequence[dict[str, Any]], left_out: Sequence[str]
+) -> Submission:
     return Submission(
         files={OBJECTS: to_yaml(header(plan, job), *objects)},
         command=["kubectl", "create", "--filename", OBJECTS],
-        notes=[
-            _BY_API,
-            _NOTE,
-            *(
-                gap.line
-                for gap in gaps
-                if gap.where != "kubernetes"  # the section is what these objects are made of
-            ),
-        ],
+        notes=[_BY_API, _NOTE, *left_out],
     )
 
 
@@ -158,12 +150,7 @@ def look(placement: Placement) -> Sight:
     api = Api()
     found = api.get(_KINDS[kind], namespace, name)
     if found is None:
-        raise RunError.of(
-            code="W012",
-            what=f"the cluster has no {_KINDS[kind]} {name} in {namespace} (any more)",
-            where="kubernetes",
-            fix="submit it again: paceline run --resume RUN --on kubernetes",
-        )
+        raise _gone(placement, "submit it again: paceline run --resume RUN --on kubernetes")
     return read_status(kind, found.get("status") or {}, _pods(api, namespace, kind, found))
 
 
@@ -213,12 +200,7 @@ def cancel(placement: Placement) -> None:
     namespace, kind, name = _parts(placement)
     api = Api()
     if not api.delete(_KINDS[kind], namespace, name):
-        raise RunError.of(
-            code="W012",
-            what=f"the cluster has no {_KINDS[kind]} {name} in {namespace} (any more)",
-            where="kubernetes",
-            fix="nothing to do: it has ended",
-        )
+        raise _gone(placement, "nothing to do: it has ended")
     if kind == "trainjob":
         api.delete("TrainingRuntime", namespace, f"{name}-runtime")
     api.delete("ConfigMap", namespace, f"{name}-program")
@@ -234,13 +216,14 @@ def log_command(placement: Placement, rank: int | None, follow: bool) -> Sequenc
 def _parts(placement: Placement) -> tuple[str, str, str]:
     parts = (placement.job_id or "").split(".")
     if len(parts) != 3 or parts[1] not in _KINDS:
-        raise RunError.of(
-            code="W012",
-            what="the run was not submitted",
-            where="place.json",
-            fix="submit it: paceline run --resume RUN --on kubernetes",
-        )
+        raise never_submitted("kubernetes")
     return parts[0], parts[1], parts[2]
+
+
+def _gone(placement: Placement, fix: str) -> RunError:
+    namespace, kind, name = _parts(placement)
+    what = f"the cluster has no {_KINDS[kind]} {name} in {namespace} (any more)"
+    return RunError.of(code="W012", what=what, where="kubernetes", fix=fix)
 
 
 def _unix(text: str | None) -> float | None:

@@ -227,7 +227,7 @@ def send_to(target: TargetSpec, message: Message) -> None:
     request = urllib.request.Request(
         url, json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    opener = urllib.request.build_opener(_Stays)
+    opener = urllib.request.build_opener(Stays)
     try:
         opener.open(request, timeout=LIMIT_S).close()
     except urllib.error.HTTPError as error:
@@ -235,7 +235,7 @@ def send_to(target: TargetSpec, message: Message) -> None:
         raise
 
 
-class _Stays(urllib.request.HTTPRedirectHandler):
+class Stays(urllib.request.HTTPRedirectHandler):
     """Follows no redirect: it may lead to another host, and a POST becomes a GET on the way."""
 
     def redirect_request(self, *_: Any) -> None:

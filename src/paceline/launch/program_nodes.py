@@ -4,8 +4,6 @@ that starts it there.
 Leaves out the launcher's own life on its node (`on_node.py`) and restarts (`script_run.py`).
 """
 
-import shutil
-import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +16,7 @@ from paceline.job.hosts import find_hosts
 from paceline.launch import ray, srun, ssh
 from paceline.launch.hosts import Hosts, check_hosts
 from paceline.launch.node_commands import Here, Way
+from paceline.launch.tools import ask_tool, check_tool
 from paceline.record.run import RunFolder
 from paceline.units import counted
 
@@ -83,13 +82,7 @@ def check_place(script: Script, place: str) -> Iterator[Problem]:
         except JobError as error:
             yield from error.problems
             return
-        if shutil.which("ssh") is None:
-            yield Problem(
-                code="W009",
-                what="ssh is not installed",
-                where="$PATH",
-                fix="install OpenSSH's client on this machine",
-            )
+        yield from check_tool("ssh", fix=ssh.INSTALL_SSH)
         if len(hosts) < nodes:
             yield Problem(
                 code="W008",
@@ -154,9 +147,7 @@ def _name_behind(command: Sequence[str]) -> str:
     `ssh -G` prints its configuration and connects to nothing (ssh(1), OpenSSH 6.8).
     """
     *options, _, host, _ = command[1:]
-    done = subprocess.run(
-        ["ssh", "-G", *options, "--", host], capture_output=True, text=True, check=False
-    )
+    done = ask_tool(["ssh", "-G", *options, "--", host])
     named = (line.partition(" ")[2] for line in done.stdout.splitlines() if line[:9] == "hostname ")
     return next(named, host.rpartition("@")[2])
 

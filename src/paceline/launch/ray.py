@@ -8,18 +8,17 @@ plan's are spares.
 
 import importlib.util
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from paceline.control.network import address_toward
 from paceline.errors import JobError, Problem
 from paceline.job import Job, Script
 from paceline.job.packages import install_line
 from paceline.launch.hosts import Hosts, HostSite, check_hosts, starts_of
 from paceline.launch.places import Inspection, Start
 from paceline.launch.ray_step import UNREACHED
+from paceline.launch.tools import Silent, address_among, ask_tool
 from paceline.plan import Plan
 from paceline.record.run import RunFolder
 from paceline.units import counted
@@ -130,7 +129,7 @@ def open_site(
         place="ray",
     )
     check_hosts(hosts, on_note, inspection)
-    return HostSite(hosts, _address(able))
+    return HostSite(hosts, address_among(node.address for node in able))
 
 
 def _way(job: Job, plan: Plan) -> Through:
@@ -151,16 +150,9 @@ def find_nodes(address: str | None) -> list[Node]:
         JobError: `W030`, no cluster answers.
     """
     try:
-        done = subprocess.run(
-            [*_step(address), "--list"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_VISIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise JobError(_no_cluster(address, f"no answer within {_VISIT_S:.0f} s")) from None
+        done = ask_tool([*_step(address), "--list"], limit_s=_VISIT_S)
+    except Silent as error:
+        raise JobError(_no_cluster(address, str(error))) from None
     lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
     if done.returncode or not lines:
         said = done.stderr.strip().splitlines() or ["it said nothing"]
@@ -181,13 +173,3 @@ def _no_cluster(address: str | None, why: str) -> Problem:
 def _step(address: str | None) -> list[str]:
     words = [sys.executable, "-m", _STEP]
     return words if address is None else [*words, f"--address={address}"]
-
-
-def _address(nodes: Sequence[Node]) -> str:
-    """Address of this machine, as the first other node is reached from it."""
-    for node in nodes:
-        try:
-            return address_toward(node.address)
-        except OSError:
-            continue
-    return "127.0.0.1"

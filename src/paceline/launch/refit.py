@@ -16,12 +16,12 @@ from paceline.plan import Plan
 from paceline.plan.refit import Refit, next_fit, settings_of
 from paceline.record.events import (
     AnyEvent,
-    EventLog,
     FaultInjected,
     PlanChanged,
     RunFinished,
     RunStarted,
     WorkerLost,
+    event_log,
     read_events,
 )
 from paceline.record.run import RunFolder, open_run
@@ -59,7 +59,7 @@ def refit(
         tried = ", ".join(setting for each in changed for setting in each.settings) or "none"
         state.reason = f"{state.reason}; no layout that needs less memory is left; tried: {tried}"
         return None
-    layout, log = found.plan.layout, EventLog(run.events_file)
+    layout, log = found.plan.layout, event_log(run.events_file)
     event = PlanChanged(
         at=time.time(),
         generation=events[-1].generation,

@@ -10,7 +10,6 @@ Leaves out runs whose folder is here: `run_status.py`.
 import contextlib
 import re
 import shlex
-import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,6 +20,7 @@ from paceline.catalog.load import read_shipped
 from paceline.errors import JobError, PacelineError, Problem, RunError
 from paceline.job.places import check_host
 from paceline.launch.places import PLACES, queued
+from paceline.launch.tools import Silent, ask_tool, check_tool
 from paceline.record.placement import Placement
 
 Verb = Literal["status", "logs", "stop"]
@@ -237,17 +237,9 @@ def _answer(job: PlaceJob, verb: Verb) -> str:
     words = job.command(verb)
     _need(words[0])
     try:
-        done = subprocess.run(
-            words,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_ASK_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise RunError(_no_answer(words, f"no answer within {_ASK_S:.0f} s")) from None
+        done = ask_tool(words, limit_s=_ASK_S)
+    except Silent as error:
+        raise RunError(_no_answer(words, str(error))) from None
     if done.returncode:
         lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
         raise RunError(
@@ -257,13 +249,8 @@ def _answer(job: PlaceJob, verb: Verb) -> str:
 
 
 def _need(tool: str) -> None:
-    if shutil.which(tool) is None:
-        raise RunError.of(
-            code="W009",
-            what=f"{tool} is not installed",
-            where="$PATH",
-            fix="run this on a machine of that place, such as its login node",
-        )
+    fix = "run this on a machine of that place, such as its login node"
+    RunError.raise_for(check_tool(tool, fix=fix))
 
 
 def _no_answer(words: Sequence[str], why: str) -> Problem:

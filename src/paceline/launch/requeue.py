@@ -12,8 +12,9 @@ nothing. A job that may not go back is cancelled.
 
 import os
 import re
-import subprocess
 import time
+
+from paceline.launch.tools import Answer, ask_tool
 
 _LOOK_S = 5.0
 """Between two looks. Slurm gives up a silent node after SlurmdTimeout, 300 s by default."""
@@ -33,15 +34,13 @@ def main() -> None:
             if left and head not in left:
                 print(f"{head} is lost: the job goes back into the queue", flush=True)
                 if _ask("requeue", job_id).returncode:
-                    subprocess.run(["scancel", job_id], check=False)
+                    ask_tool(["scancel", job_id])
                 return
         time.sleep(_LOOK_S)
 
 
-def _ask(*words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        ["scontrol", "--oneliner", *words], capture_output=True, text=True, check=False
-    )
+def _ask(*words: str) -> Answer:
+    return ask_tool(["scontrol", "--oneliner", *words])
 
 
 def value_of(line: str, name: str) -> str | None:

@@ -11,7 +11,7 @@ import msgspec
 from paceline.launch.logs import Growing
 from paceline.launch.script_lines import named
 from paceline.launch.script_numbers import Found, Lines, Numbers
-from paceline.record.events import AnyEvent, EventLog
+from paceline.record.events import AnyEvent, event_log
 from paceline.record.metrics import MetricsLog, StepMetrics
 from paceline.record.run import RunFolder
 
@@ -38,7 +38,7 @@ class ScriptRecord:
         """Where `paceline.log` writes."""
 
         self._num_ranks = num_ranks
-        self._events = EventLog(run.events_file)
+        self._events = event_log(run.events_file)
         self._metrics = MetricsLog(run.metrics_file)
         self._decode = msgspec.json.Decoder(_Logged).decode
         self.step = 0

@@ -9,9 +9,7 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import socket
-import subprocess
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,6 +17,7 @@ from paceline.errors import JobError, Problem, RunError
 from paceline.job import Job, Script
 from paceline.job.packages import install_line
 from paceline.launch.places import Sight, State, Submission
+from paceline.launch.tools import Answer, Silent, ask_tool, check_tool, never_submitted
 from paceline.plan import Plan
 from paceline.record.placement import Placement
 from paceline.record.run import RunFolder
@@ -54,14 +53,11 @@ FAILED."""
 
 def check(job: Job | Script, plan: Plan | None) -> Iterator[Problem]:
     """Whether SkyPilot is here, and the secrets that the job names."""
-    if shutil.which("sky") is None:
-        yield Problem(
-            code="W009",
-            what="sky is not installed",
-            where="$PATH",
-            fix=f"{install_line('sky')} and your cloud's part, such as 'skypilot[aws]', here "
-            "or in an environment of its own; or see what would be submitted with --dry-run",
-        )
+    yield from check_tool(
+        "sky",
+        fix=f"{install_line('sky')} and your cloud's part, such as 'skypilot[aws]', here "
+        "or in an environment of its own; or see what would be submitted with --dry-run",
+    )
     if isinstance(job, Job):
         missing = [name for name in job.spec.cloud.secrets if not os.environ.get(name)]
         if missing:
@@ -195,12 +191,7 @@ def log_command(placement: Placement, rank: int | None, follow: bool) -> Sequenc
 def _parts(placement: Placement) -> tuple[str, int]:
     name, colon, number = (placement.job_id or "").rpartition(":")
     if not colon or not number.isdecimal() or not re.fullmatch(r"[a-z0-9-]+", name):
-        raise RunError.of(
-            code="W012",
-            what="the run was not submitted",
-            where="place.json",
-            fix="submit it: paceline run --resume RUN --on sky",
-        )
+        raise never_submitted("sky")
     return name, int(number)
 
 
@@ -213,28 +204,16 @@ def _read(*words: str) -> Any:
         raise RunError(_refused(words, done.stdout + done.stderr)) from None
 
 
-def _ask(
-    *words: str, folder: str | None = None, limit_s: float = _ASK_S
-) -> "subprocess.CompletedProcess[str]":
+def _ask(*words: str, folder: str = ".", limit_s: float = _ASK_S) -> Answer:
     """A command of SkyPilot, to its end.
 
     Raises:
         RunError: It is not there, or does not end.
     """
     try:
-        return subprocess.run(
-            words,
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=limit_s,
-            check=False,
-        )
-    except FileNotFoundError:
-        raise RunError(_refused(words, "it is not installed")) from None
-    except subprocess.TimeoutExpired:
-        raise RunError(_refused(words, f"no answer in {limit_s:.0f} s")) from None
+        return ask_tool(words, limit_s=limit_s, folder=folder)
+    except Silent as error:
+        raise RunError(_refused(words, str(error))) from None
 
 
 def _refused(words: Sequence[str], said: str) -> Problem:

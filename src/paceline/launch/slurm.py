@@ -5,7 +5,6 @@ Leaves out the batch scripts (`render/slurm.py`) and what runs inside of the job
 
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -15,6 +14,7 @@ from paceline.errors import JobError, Problem, RunError
 from paceline.job import Job, Script
 from paceline.launch.places import Sight, State, Submission
 from paceline.launch.requeue import value_of
+from paceline.launch.tools import Answer, Silent, ask_tool, check_tool, never_submitted
 from paceline.plan import Plan
 from paceline.record.placement import Placement
 from paceline.record.run import RunFolder
@@ -25,6 +25,8 @@ SCRIPT = "job.sbatch"
 
 _PATIENCE_S = 30.0
 """How long a command of Slurm may take. A guess: three times its MessageTimeout."""
+
+_LOGIN = "run this on a login node of the cluster"
 
 _DOWN = re.compile(
     "unable to contact slurm controller|connection refused"
@@ -49,16 +51,8 @@ _FIRST: tuple[State, ...] = ("running", "waiting", "failed", "cancelled", "finis
 
 def check(job: Job | Script, plan: Plan | None) -> Iterator[Problem]:
     """Whether Slurm's commands are here."""
-    for command in ("sbatch", "scontrol", "scancel"):
-        if shutil.which(command) is None:
-            yield Problem(
-                code="W009",
-                what=f"{command} is not installed",
-                where="$PATH",
-                fix="run this on a login node of the cluster, or see what would be submitted "
-                "with --dry-run",
-            )
-            return
+    fix = f"{_LOGIN}, or see what would be submitted with --dry-run"
+    yield from check_tool("sbatch", "scontrol", "scancel", fix=fix)
 
 
 def prepare(
@@ -243,40 +237,21 @@ def _escaped(path: str) -> str:
 
 def _id_of(placement: Placement) -> str:
     if placement.job_id is None or not re.fullmatch(r"\d+", placement.job_id):
-        raise RunError.of(
-            code="W012",
-            what="the run was not submitted",
-            where="place.json",
-            fix="submit it: paceline run --resume RUN --on slurm",
-        )
+        raise never_submitted("slurm")
     return placement.job_id
 
 
-def _ask(*command: str, folder: str | None = None) -> "subprocess.CompletedProcess[str]":
+def _ask(*command: str, folder: str = ".") -> Answer:
     """A command of Slurm, to its end.
 
     Raises:
         RunError: `W011`, it does not answer, or is not here.
     """
+    RunError.raise_for(check_tool(command[0], fix=_LOGIN))
     try:
-        return subprocess.run(
-            command,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_PATIENCE_S,
-            check=False,
-        )
-    except FileNotFoundError:
-        raise RunError.of(
-            code="W009",
-            what=f"{command[0]} is not installed",
-            where="$PATH",
-            fix="run this on a login node of the cluster",
-        ) from None
-    except subprocess.TimeoutExpired:
-        raise RunError(_silent(command[0], f"no answer within {_PATIENCE_S:.0f} s")) from None
+        return ask_tool(command, limit_s=_PATIENCE_S, folder=folder)
+    except Silent as error:
+        raise RunError(_silent(command[0], str(error))) from None
 
 
 def _silent(command: str, said: str) -> Problem:

@@ -6,20 +6,18 @@ made with `--no-kill`. Nodes beyond the plan's are spares.
 """
 
 import os
-import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from paceline.control.agent import ORPHANED
 from paceline.control.host_agents import GONE, LIVES
-from paceline.control.network import address_toward
 from paceline.errors import JobError, Problem
 from paceline.job import Job, Script
 from paceline.launch.hosts import Hosts, HostSite, check_hosts, starts_of
 from paceline.launch.places import Inspection, Start
+from paceline.launch.requeue import value_of
+from paceline.launch.tools import address_among, ask_tool, check_tool
 from paceline.plan import Plan
 from paceline.record.run import RunFolder
 from paceline.units import counted
@@ -80,15 +78,10 @@ def check(job: Job | Script, plan: Plan | None) -> Iterator[Problem]:
             f"salloc --no-kill --nodes={'N' if plan is None else plan.cluster.num_nodes}",
         )
         return
-    for command in ("srun", "scontrol"):
-        if shutil.which(command) is None:
-            yield Problem(
-                code="W009",
-                what=f"{command} is not installed",
-                where="$PATH",
-                fix="load Slurm's module in slurm.setup, or ask for it",
-            )
-            return
+    fix = "load Slurm's module in slurm.setup, or ask for it"
+    if missing := list(check_tool("srun", "scontrol", fix=fix)):
+        yield from missing
+        return
     try:
         names = node_names()
     except JobError as error:
@@ -111,9 +104,7 @@ def node_names() -> list[str]:
         JobError: `W011`, scontrol does not answer.
     """
     listed = os.environ.get("SLURM_JOB_NODELIST", "")
-    done = subprocess.run(
-        ["scontrol", "show", "hostnames", listed], capture_output=True, text=True, check=False
-    )
+    done = ask_tool(["scontrol", "show", "hostnames", listed])
     if done.returncode or not done.stdout.split():
         raise JobError.of(
             code="W011",
@@ -150,29 +141,11 @@ def open_site(
         place="slurm",
     )
     check_hosts(hosts, on_note, inspection)
-    return HostSite(hosts, _address(hosts.names))
-
-
-def _address(names: Sequence[str]) -> str:
-    """Address of this machine, as the first other node is reached from it."""
     own = os.environ.get("SLURMD_NODENAME")
-    for name in names:
-        if name == own:
-            continue
-        try:
-            return address_toward(address_of(name))
-        except OSError:
-            continue
-    return "127.0.0.1"  # nobody else is there
+    return HostSite(hosts, address_among(address_of(each) for each in hosts.names if each != own))
 
 
 def address_of(node: str) -> str:
     """What Slurm itself reaches a node by, which need not be its name."""
-    done = subprocess.run(
-        ["scontrol", "--oneliner", "show", "node", node],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    found = re.search(r"\bNodeAddr=(\S+)", done.stdout)
-    return found[1] if found else node
+    said = ask_tool(["scontrol", "--oneliner", "show", "node", node]).stdout
+    return value_of(said, "NodeAddr") or node

@@ -7,7 +7,6 @@ standard input.
 
 import os
 import shlex
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from paceline.job import Job, Script, SshSpec
 from paceline.job.hosts import check_slots, find_hosts
 from paceline.launch.hosts import Hosts, HostSite, check_hosts, starts_of
 from paceline.launch.places import Inspection, Start
+from paceline.launch.tools import check_tool
 from paceline.plan import Plan
 from paceline.record.run import RunFolder
 from paceline.units import counted
@@ -33,6 +33,8 @@ beats; this is for the process that would stay. A guess."""
 
 _START_S = 45.0
 """Beyond connecting, for the login shell and Python to start there. A guess: a busy file server."""
+
+INSTALL_SSH = "install OpenSSH's client on this machine"
 
 _CARRIED = ("PYTHONPATH",)
 """Environment variables that the hosts' Python needs before it can read anything."""
@@ -82,13 +84,7 @@ class Ssh:
 def check(job: Job | Script, plan: Plan | None) -> Iterator[Problem]:
     """What keeps the job from running there; no host is asked."""
     spec = job.spec.ssh
-    if shutil.which("ssh") is None:
-        yield Problem(
-            code="W009",
-            what="ssh is not installed",
-            where="$PATH",
-            fix="install OpenSSH's client on this machine",
-        )
+    yield from check_tool("ssh", fix=INSTALL_SSH)
     try:
         hosts = find_hosts(job)
     except JobError as error:

@@ -44,6 +44,8 @@ COMMIT = "COMMIT"
 
 _NAME = re.compile(r"step-(\d{8,})")
 _UNFINISHED = re.compile(r"step-\d{8,}(\.[0-9a-f]+)?\.(tmp|deleting|replaced)")
+"""Folders of ours that are no checkpoint: half written, half deleted, or replaced."""
+
 _CHUNK_BYTES = 1 << 20
 _USE_EARLIER = "nothing to do if an earlier checkpoint is valid: it is used instead"
 
@@ -123,20 +125,16 @@ class CheckpointEntry:
     """Optimizer steps done."""
 
     path: Path
-    is_complete: bool
-    """Whether it was committed: COMMIT is there and is the manifest's hash."""
+    manifest: Manifest | None
+    """None unless it was committed: COMMIT is there and is the manifest's hash."""
 
-    held_out_loss: float | None = None
-    """From the manifest; None where there is none."""
+    @property
+    def is_complete(self) -> bool:
+        return self.manifest is not None
 
-    loss_scaler: Mapping[str, float] | None = None
-    """From the manifest; None where there is none."""
-
-    batches: BatchChanges = ()
-    """From the manifest."""
-
-    best: Best | None = None
-    """From the manifest; None where there is none."""
+    @property
+    def held_out_loss(self) -> float | None:
+        return self.manifest.held_out_loss if self.manifest is not None else None
 
 
 def checkpoint_name(step: int) -> str:
@@ -161,7 +159,15 @@ def list_checkpoints(folder: Path) -> list[CheckpointEntry]:
         return []
     matches = (_NAME.fullmatch(name) for name in names)
     steps = sorted((int(match[1]) for match in matches if match), reverse=True)
-    return [_entry(folder / checkpoint_name(step), step) for step in steps]
+    paths = ((step, folder / checkpoint_name(step)) for step in steps)
+    return [
+        CheckpointEntry(
+            step=step,
+            path=path,
+            manifest=None if isinstance(found := read_manifest(path), Problem) else found,
+        )
+        for step, path in paths
+    ]
 
 
 def read_manifest(path: Path, *, name: str | None = None) -> Manifest | Problem:
@@ -408,24 +414,10 @@ def prune(
         doomed = entry.path.with_name(entry.path.name + ".deleting")
         _remove(doomed)
         entry.path.rename(doomed)
-    for leftover in _leftovers(folder):
-        _remove(leftover)
+    for path in sorted(folder.iterdir()):
+        if _UNFINISHED.fullmatch(path.name):
+            _remove(path)
     return deleted
-
-
-def _entry(path: Path, step: int) -> CheckpointEntry:
-    manifest = read_manifest(path)
-    if isinstance(manifest, Problem):
-        return CheckpointEntry(step=step, path=path, is_complete=False)
-    return CheckpointEntry(
-        step=step,
-        path=path,
-        is_complete=True,
-        held_out_loss=manifest.held_out_loss,
-        loss_scaler=manifest.loss_scaler,
-        batches=manifest.batches,
-        best=manifest.best,
-    )
 
 
 _MOST_NAMED = 3
@@ -452,13 +444,6 @@ def _whose(path: Path, name: str, manifest: Manifest) -> str:
         return ""
     rest = len(damaged) - _MOST_NAMED
     return f"; damaged: {', '.join(damaged[:_MOST_NAMED])}" + (f" and {rest} more" * (rest > 0))
-
-
-def _leftovers(folder: Path) -> Iterable[Path]:
-    """Folders of ours that are no checkpoint: half written, half deleted, or replaced."""
-    for path in sorted(folder.iterdir()):
-        if _UNFINISHED.fullmatch(path.name):
-            yield path
 
 
 def _remove(path: Path) -> None:

@@ -6,13 +6,13 @@ writer. What a worker or an agent finds out it sends as the event itself (`Repor
 controller adds these two. docs/reference/events.md is generated from the texts below.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from paceline.record.lines import LineFile
+from paceline.record.lines import JsonLines, decoded
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
@@ -619,34 +619,18 @@ Reported = (
 others."""
 
 
-class EventLog:
+EventLog = JsonLines[AnyEvent]
+
+
+def event_log(path: Path) -> EventLog:
     """The writer of a run's `events.jsonl`. Every line is on disk before `write` returns, unless
     the disk is full: then as soon as it is not."""
+    return EventLog(path, sync=True)
 
-    def __init__(self, path: Path) -> None:
-        self._file = LineFile(path, sync=True)
 
-    def write(self, event: AnyEvent) -> None:
-        """Append one event."""
-        self._file.write(msgspec.json.encode(event))
-
-    def close(self) -> None:
-        """Close the file; another write opens it again."""
-        self._file.close()
+decode_event: Callable[[bytes], AnyEvent] = msgspec.json.Decoder(AnyEvent).decode
 
 
 def read_events(path: Path) -> list[AnyEvent]:
     """Every whole event of a file; a torn last line is left out."""
-    return list(_read_lines(path))
-
-
-def _read_lines(path: Path) -> Iterator[AnyEvent]:
-    decoder = msgspec.json.Decoder(AnyEvent)
-    if not path.is_file():
-        return
-    for line in path.read_bytes().split(b"\n"):
-        if line.strip():
-            try:
-                yield decoder.decode(line)
-            except msgspec.DecodeError:
-                continue
+    return list(decoded(path.read_bytes(), decode_event)) if path.is_file() else []

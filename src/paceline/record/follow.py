@@ -13,8 +13,8 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from paceline.record.events import AnyEvent
-from paceline.record.metrics import StepMetrics
+from paceline.record.events import AnyEvent, decode_event
+from paceline.record.metrics import StepMetrics, decode_step
 
 _CHUNK_BYTES = 8 << 20
 """Read at a time. A guess: some 20,000 lines, far less memory than what they decode to."""
@@ -139,9 +139,8 @@ class RunFollower:
 
     def _begin(self) -> None:
         folder = self._folder
-        self._metrics = Follower(folder / "metrics.jsonl", msgspec.json.Decoder(StepMetrics).decode)
-        events: Callable[[bytes], AnyEvent] = msgspec.json.Decoder(AnyEvent).decode
-        self._events = Follower(folder / "events.jsonl", events)
+        self._metrics = Follower(folder / "metrics.jsonl", decode_step)
+        self._events = Follower(folder / "events.jsonl", decode_event)
 
 
 def rising(lines: Iterable[_Step]) -> Iterator[list[_Step]]:

@@ -1,10 +1,12 @@
 """Files that are written whole or line by line: JSON lines outlive a full disk."""
 
+import contextlib
 import errno
 import json
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -54,6 +56,45 @@ class LineFile:
         except OSError as error:
             if error.errno not in _MEANWHILE_FULL:
                 raise
+
+
+class JsonLines(Generic[_T]):
+    """Appends values of one kind as lines of JSON."""
+
+    def __init__(self, path: Path, *, sync: bool = False) -> None:
+        self._file = LineFile(path, sync=sync)
+        self.close = self._file.close
+
+    def write(self, value: _T) -> None:
+        self._file.write(msgspec.json.encode(value))
+
+
+def decoded(content: bytes, decode: Callable[[bytes], _T]) -> Iterator[_T]:
+    """The values of the lines; one that is torn or of another kind is left out."""
+    for line in content.split(b"\n"):
+        if line.strip():
+            with contextlib.suppress(msgspec.DecodeError):
+                yield decode(line)
+
+
+def read_tail(path: Path, num_bytes: int = 64 << 10) -> bytes:
+    """The end of a file: of most kinds, some hundred lines."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - num_bytes))
+        return file.read()
+
+
+def write_json(path: Path, value: object) -> None:
+    """A value as a file of JSON for people, whole or not at all."""
+    write_whole(path, msgspec.json.format(msgspec.json.encode(value)) + b"\n")
+
+
+def read_json(path: Path, kind: type[_T]) -> _T | None:
+    """The value of a file; None where there is none that this version can read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def write_whole(path: Path, content: bytes) -> None:

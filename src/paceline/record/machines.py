@@ -4,13 +4,12 @@ Each node's agent writes `machines/node-N.jsonl`; of your own script, `paceline 
 machine does not say is null. Leaves out how a machine is asked (`control/sampling.py`).
 """
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from paceline.record.lines import LineFile
+from paceline.record.lines import JsonLines, decoded, read_tail
 from paceline.topology.read_use import GpuSample
 
 
@@ -61,25 +60,10 @@ def machines_folder(run: Path) -> Path:
     return run / "machines"
 
 
-class MachineLog:
-    """The writer of one node's file."""
-
-    def __init__(self, run: Path, node: int) -> None:
-        """Args:
-        run: The run's folder.
-        node: Whose file.
-        """
-        folder = machines_folder(run)
-        folder.mkdir(exist_ok=True)
-        self._file = LineFile(folder / f"node-{node}.jsonl")
-
-    def write(self, sample: MachineSample) -> None:
-        """Append one sample."""
-        self._file.write(msgspec.json.encode(sample))
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+def machine_log(run: Path, node: int) -> JsonLines[MachineSample]:
+    """The writer of one node's file in a run's folder."""
+    machines_folder(run).mkdir(exist_ok=True)
+    return JsonLines(machines_folder(run) / f"node-{node}.jsonl")
 
 
 def machine_files(run: Path) -> list[Path]:
@@ -90,22 +74,13 @@ def machine_files(run: Path) -> list[Path]:
 decode_machine = msgspec.json.Decoder(MachineSample).decode
 
 
-_TAIL_BYTES = 64 << 10
-"""Read for a node's newest sample: a line of 64 GPUs is some ten kilobytes."""
-
-
 def newest_gpus(run: Path) -> dict[str, GpuSample]:
     """The newest whole sample of every GPU of a run, by `node 0 GPU 1`."""
     found: dict[str, GpuSample] = {}
     for path in machine_files(run):
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            lines = file.read().split(b"\n")
-        for line in reversed(lines[:-1]):
-            with contextlib.suppress(msgspec.DecodeError):  # the first of the tail may be cut
-                sample = decode_machine(line)
-                found |= {f"node {sample.node} GPU {gpu.gpu}": gpu for gpu in sample.gpus}
-                break
+        *_, newest = (None, *decoded(read_tail(path), decode_machine))  # a line of 64 GPUs is 10 kB
+        if newest is not None:
+            found |= {f"node {newest.node} GPU {gpu.gpu}": gpu for gpu in newest.gpus}
     return found
 
 

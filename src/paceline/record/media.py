@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.record.lines import LineFile, write_whole
+from paceline.record.lines import JsonLines, write_whole
 
 Pixels = NDArray[np.uint8]
 """Height x width, or height x width x 3 (RGB) or 4 (RGBA)."""
@@ -51,7 +51,8 @@ class MediaLog:
 
     def __init__(self, run: Path) -> None:
         self._run = run
-        self._lines = LineFile(run / "media.jsonl")
+        self._lines = JsonLines[Medium](run / "media.jsonl")
+        self.close = self._lines.close
         self._num_files = self._num_bytes = -1
         self._has_refused = False
 
@@ -90,13 +91,8 @@ class MediaLog:
         write_whole(self._run / file, encoded)
         self._num_files += 1
         self._num_bytes += len(encoded)
-        line = Medium(step=step, generation=generation, at=at, name=name, file=file)
-        self._lines.write(msgspec.json.encode(line))
+        self._lines.write(Medium(step=step, generation=generation, at=at, name=name, file=file))
         return None
-
-    def close(self) -> None:
-        """Close the file of lines."""
-        self._lines.close()
 
     def _count(self) -> None:
         """What earlier parts of the run have left, once."""

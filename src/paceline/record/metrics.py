@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.record.lines import LineFile
+from paceline.record.lines import LineFile, decoded, read_tail
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +108,9 @@ class StepMetrics:
     not printed. None for Paceline's own runtime, which measures every step."""
 
 
+decode_step = msgspec.json.Decoder(StepMetrics).decode
+
+
 def most_bytes(sizes: Iterable[int | None]) -> int | None:
     """The largest of what was measured; None where nothing was."""
     return max((size for size in sizes if size is not None), default=None)
@@ -131,7 +134,8 @@ class MetricsLog:
     def write_missing(self, metrics: StepMetrics) -> None:
         """Append a step unless it is among the newest in the file: who should have written it may
         have died before that."""
-        if metrics.step not in {line.step for line in _newest_metrics(self._path)}:
+        newest = read_tail(self._path) if self._path.exists() else b""
+        if metrics.step not in {line.step for line in decoded(newest, decode_step)}:
             self.write(metrics)
 
     def close(self) -> None:
@@ -149,28 +153,4 @@ def read_metrics(path: Path) -> list[StepMetrics]:
 
 def read_all_metrics(path: Path) -> list[StepMetrics]:
     """Every whole line, also of steps that were repeated, in the order written."""
-    return _decoded(path.read_bytes()) if path.exists() else []
-
-
-_TAIL_BYTES = 64 << 10
-"""Read for the newest steps: some hundred lines of about 400 bytes."""
-
-
-def _newest_metrics(path: Path) -> list[StepMetrics]:
-    if not path.exists():
-        return []
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-        return _decoded(file.read())
-
-
-def _decoded(content: bytes) -> list[StepMetrics]:
-    decoder = msgspec.json.Decoder(StepMetrics)
-    found = []
-    for line in content.split(b"\n"):
-        if line.strip():
-            try:
-                found.append(decoder.decode(line))
-            except msgspec.DecodeError:
-                continue
-    return found
+    return list(decoded(path.read_bytes(), decode_step)) if path.exists() else []

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from paceline.record.lines import write_whole
+from paceline.record.lines import read_json, write_json
 from paceline.units import counted
 
 NAME = "outputs.json"
@@ -86,12 +86,9 @@ def _together(
 
 def write_outputs(run: Path, outputs: Outputs) -> None:
     """Put it into a run's folder, in place of what was there."""
-    write_whole(run / NAME, msgspec.json.format(msgspec.json.encode(outputs), indent=1) + b"\n")
+    write_json(run / NAME, outputs)
 
 
 def read_outputs(run: Path) -> Outputs | None:
     """Outputs of a run's folder; None where there are none that can be read."""
-    try:
-        return msgspec.json.decode((run / NAME).read_bytes(), type=Outputs)
-    except (OSError, msgspec.MsgspecError):
-        return None
+    return read_json(run / NAME, Outputs)

@@ -27,7 +27,7 @@ from typing import IO
 import msgspec
 
 from paceline.errors import JobError, Problem
-from paceline.record.lines import write_whole
+from paceline.record.lines import read_json, write_whole
 
 CONTROL_FILE = "control.json"
 
@@ -97,10 +97,7 @@ def publish_controller(folder: Path, controller: InCharge) -> None:
 
 def find_controller(folder: Path) -> InCharge | None:
     """The last that published itself, whether or not it lives; None when there is none."""
-    try:
-        return msgspec.json.decode((folder / CONTROL_FILE).read_bytes(), type=InCharge)
-    except (OSError, msgspec.DecodeError):
-        return None
+    return read_json(folder / CONTROL_FILE, InCharge)
 
 
 def claim_control(folder: Path, *, patience_s: float) -> IO[bytes]:
@@ -181,7 +178,7 @@ def _is_locked(folder: Path, name: str) -> bool:
     found = _probe(folder / name)
     if found is not None:
         return found
-    owner = _owner(folder / OWNER_FILE)
+    owner = read_json(folder / OWNER_FILE, _Owner)
     if owner is not None and owner.machine != machine():
         return True  # as far as can be seen from here
     return _probe(_own_locks_of(folder) / name) is True
@@ -318,7 +315,7 @@ def _claim_among_machines(folder: Path, lock: IO[bytes], reason: str) -> None:
             file=sys.stderr,
         )
     except FileExistsError:
-        owner = _owner(path)
+        owner = read_json(path, _Owner)
         if owner is None or owner.machine != mine.machine:
             raise JobError(_owned(folder, owner, reason)) from None
         write_whole(path, msgspec.json.encode(mine))
@@ -327,15 +324,8 @@ def _claim_among_machines(folder: Path, lock: IO[bytes], reason: str) -> None:
 
 def _give_up(path: Path, mine: _Owner) -> None:
     # A process that was forked has this, too.
-    if os.getpid() == mine.pid and _owner(path) == mine:
+    if os.getpid() == mine.pid and read_json(path, _Owner) == mine:
         path.unlink(missing_ok=True)
-
-
-def _owner(path: Path) -> _Owner | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_Owner)
-    except (OSError, msgspec.DecodeError):
-        return None
 
 
 def machine() -> str:

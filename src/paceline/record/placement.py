@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.errors import JobError
-from paceline.record.lines import write_whole
+from paceline.record.lines import write_json
 
 PLACE_FILE = "place.json"
 
@@ -31,8 +31,7 @@ class Placement:
 
 def write_placement(folder: Path, placement: Placement) -> None:
     """Whole or not at all."""
-    content = msgspec.json.format(msgspec.json.encode(placement))
-    write_whole(folder / PLACE_FILE, content + b"\n")
+    write_json(folder / PLACE_FILE, placement)
 
 
 def read_placement(folder: Path) -> Placement | None:

@@ -35,7 +35,7 @@ from paceline.job import (
 )
 from paceline.job.pretrained import find_pretrained, loads_weights
 from paceline.record.checkpoints import MANIFEST, list_checkpoints
-from paceline.record.lines import write_whole
+from paceline.record.lines import write_json, write_whole
 from paceline.record.run_files import flat
 from paceline.record.starts import keep_start
 from paceline.topology import Cluster
@@ -241,7 +241,7 @@ def _create(
             made.mkdir(parents=True, exist_ok=True)
         fill(run)
         keep_start(run.path, Path(info.job_folder))
-        run.info_file.write_bytes(msgspec.json.format(msgspec.json.encode(info)) + b"\n")
+        write_json(run.info_file, info)
     except OSError as error:
         shutil.rmtree(run.path, ignore_errors=True)  # it was empty or not there
         raise JobError.of(
@@ -380,7 +380,8 @@ def check_steps_left(run: RunFolder, job: Job, *, meanwhile: bool = False) -> No
     steps = job.spec.train.steps
     if newest is None:
         return
-    best, patience = newest.best, job.spec.evaluate.patience
+    best = newest.manifest.best if newest.manifest is not None else None
+    patience = job.spec.evaluate.patience
     if best is not None and patience is not None and best.waited >= patience:
         raise JobError.of(
             code="R008",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.record.lines import write_whole
+from paceline.record.lines import read_json
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,14 +101,6 @@ def observed_file(run: Path, rank: int) -> Path:
     return run / f"observed-{rank}.json"
 
 
-def write_observed(path: Path, seen: Observed) -> None:
-    """Put it in place, whole."""
-    write_whole(path, msgspec.json.encode(seen))
-
-
 def read_observed(path: Path) -> Observed:
     """What a rank has kept; nothing seen where there is no such file."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Observed)
-    except (OSError, msgspec.MsgspecError):
-        return Observed()
+    return read_json(path, Observed) or Observed()

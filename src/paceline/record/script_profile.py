@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.record.lines import write_whole
+from paceline.record.lines import read_json
 
 VARIABLE = "PACELINE_PROFILE"
 """Names the file, in the environment of the process that is profiled."""
@@ -49,14 +49,6 @@ class ScriptProfile(msgspec.Struct, frozen=True, kw_only=True):
     """Those with the most time of their own."""
 
 
-def write_profile(path: Path, profile: ScriptProfile) -> None:
-    """Put it in place, whole."""
-    write_whole(path, msgspec.json.format(msgspec.json.encode(profile)))
-
-
 def read_profile(run: Path) -> ScriptProfile | None:
     """The profile in a run's folder; None where there is none that this version reads."""
-    try:
-        return msgspec.json.decode((run / "profile.json").read_bytes(), type=ScriptProfile)
-    except (OSError, msgspec.MsgspecError):
-        return None
+    return read_json(run / "profile.json", ScriptProfile)

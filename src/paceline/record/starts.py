@@ -23,7 +23,7 @@ import msgspec
 import paceline
 from paceline.job.secret_names import find_in_code
 from paceline.job.secrets import find_secret, without_secrets
-from paceline.record.lines import LineFile, write_whole
+from paceline.record.lines import JsonLines, write_whole
 from paceline.topology.node.probe_storage import is_of_a_run
 
 STARTS_FILE = "starts.jsonl"
@@ -124,8 +124,8 @@ def keep_start(run: Path, job_folder: Path) -> None:
         code=code,
         no_code=why_not,
     )
-    file = LineFile(path)
-    file.write(msgspec.json.encode(start))
+    file = JsonLines[Start](path)
+    file.write(start)
     file.close()
 
 

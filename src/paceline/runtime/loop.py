@@ -238,15 +238,16 @@ class Loop:
         if restored.path is None and held.is_anywhere:
             held.forget()
             raise StartOver
-        state.last_step = state.saved_step = state.told_step = restored.step
+        saved = restored.manifest
+        state.last_step = state.saved_step = state.told_step = saved.step
         state.newest_line = None
-        state.best = restored.best or Best()
-        state.batches.changes = restored.batches
+        state.best = saved.best or Best()
+        state.batches.changes = saved.batches
         if restored.path is not None:
             if here.is_first:
                 set_aside([path for path, _ in restored.refused])
-            state.held_out_loss = restored.held_out_loss
-            state.load_scaler(restored.loss_scaler)
+            state.held_out_loss = saved.held_out_loss
+            state.load_scaler(saved.loss_scaler)
         return restored
 
     def _mend(self, wrong: Verdict) -> None:

@@ -35,12 +35,12 @@ from torch.optim.optimizer import (
 from torch.utils.data import DataLoader
 
 from paceline.errors import reason_of
+from paceline.record.lines import write_json
 from paceline.record.script_observed import (
     Act,
     Observed,
     StepSeen,
     observed_file,
-    write_observed,
 )
 from paceline.runtime._torch_private import tree_map_only
 from paceline.runtime.memory import held_bytes
@@ -433,7 +433,7 @@ class Observer:
         self.seen.has_one_batch = any(
             len(epoch) > 1 and len(set(epoch)) == 1 for epoch in self._digests.values()
         )
-        write_observed(self._path, self.seen)
+        write_json(self._path, self.seen)
 
 
 if __name__ == "__main__":

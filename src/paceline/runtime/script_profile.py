@@ -31,7 +31,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from paceline.record.script_profile import VARIABLE, Part, ScriptProfile, write_profile
+from paceline.record.lines import write_json
+from paceline.record.script_profile import VARIABLE, Part, ScriptProfile
 from paceline.runtime.memory import peak_bytes
 
 AFTER = 3
@@ -140,12 +141,12 @@ class _Watch:
         self.is_over = True
         num_steps = max(0, self.steps - AFTER)
         if self.profiler is None or num_steps == 0:
-            write_profile(self.path, ScriptProfile(steps=0, after=self.steps))
+            write_json(self.path, ScriptProfile(steps=0, after=self.steps))
             return
         _settle()
         seconds = time.perf_counter() - self.began_s
         self.profiler.stop()
-        write_profile(self.path, _summed(self.profiler, num_steps, seconds))
+        write_json(self.path, _summed(self.profiler, num_steps, seconds))
 
 
 def _settle() -> None:

@@ -7,7 +7,7 @@ from the same files.
 """
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,12 +77,3 @@ def mark_file(run: Path, name: str) -> Path:
 def lock_file(run: Path, name: str) -> Path:
     """Held by the one process that sends a run to this sink."""
     return run / f".sink-{name}.lock"
-
-
-def dotted(section: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted field -> value, for every value that is no section."""
-    for name, value in section.items():
-        if isinstance(value, Mapping):
-            yield from dotted(value, f"{path}{name}.")
-        else:
-            yield f"{path}{name}", value

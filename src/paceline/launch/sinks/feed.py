@@ -31,14 +31,13 @@ from paceline.launch.sinks import (
     Sink,
     SinkRefused,
     Told,
-    dotted,
     lock_file,
     mark_file,
     opener,
 )
 from paceline.record.events import Evaluated
 from paceline.record.follow import LineFollower
-from paceline.record.lines import write_whole
+from paceline.record.lines import read_json, write_whole
 from paceline.record.machines import (
     MachineSample,
     decode_machine,
@@ -46,6 +45,7 @@ from paceline.record.machines import (
     numbers_of_machine,
 )
 from paceline.record.metric_names import numbers_of, numbers_of_evaluation
+from paceline.record.run_files import flat
 
 LAST_S = 30.0
 """For what is left when a run is over. A guess: 15,000 steps to the slowest sink measured."""
@@ -248,9 +248,7 @@ def _finite(values: Mapping[str, float | None]) -> dict[str, float]:
 
 def read_mark(run: Path, name: str) -> Mark | None:
     """What a sink has of a run; None where nothing is known to be there."""
-    with contextlib.suppress(OSError, msgspec.DecodeError):
-        return msgspec.json.decode(mark_file(run, name).read_bytes(), type=Mark)
-    return None
+    return read_json(mark_file(run, name), Mark)
 
 
 def settings_of(metrics: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -364,7 +362,7 @@ def _settings_of(run: Path) -> dict[str, Any]:
     """The job's settings that are given; without those of the sinks and the environment's."""
     job = yaml.safe_load((run / "job.yaml").read_text())
     shown = {key: value for key, value in job.items() if key not in ("metrics", "environment")}
-    return {key: value for key, value in dotted(shown) if value not in (None, [], "")}
+    return {key: value for key, value in flat(shown) if value not in (None, [], "")}
 
 
 def _pipe_has_ended() -> bool:

@@ -79,7 +79,6 @@ class _Mlflow:
             self._has[name] = max((row.step for row in history), default=-1)
 
     def write(self, step: int, at: float, values: Mapping[str, float]) -> None:
-        """Numbers of a step, sent with the next flush."""
         rows = dict(values)
         if not all(name.startswith(_OF_MACHINES) for name in values):
             kind = _EVALUATED if _EVALUATED in values else _STEP
@@ -92,11 +91,9 @@ class _Mlflow:
         self._rows += [self._metric(n, v, round(1000 * at), step) for n, v in rows.items()]
 
     def media(self, step: int, at: float, name: str, file: Path) -> None:
-        """The file as an artifact."""
         self._client.log_artifact(self._run_id, str(file), f"media/{name}")
 
     def flush(self) -> None:
-        """Send what is there; returns when the server has it."""
         rows, self._rows = self._rows, []
         if rows:
             self._client.log_batch(self._run_id, metrics=rows)

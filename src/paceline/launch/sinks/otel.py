@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from paceline.launch.notify import Stays
 from paceline.launch.sinks import Told
 from paceline.record.metric_names import METRICS
 
@@ -44,7 +45,6 @@ _UNITS = {
 
 @contextmanager
 def open_sink(told: Told) -> Iterator["_Otel"]:
-    """The sink."""
     endpoint = told.settings["endpoint"] or os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"]
     given = os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", "")
     pairs = (pair.partition("=") for pair in given.split(",") if "=" in pair)
@@ -66,7 +66,6 @@ class _Otel:
         """A repeated point has its own time, or the time and value that it had."""
 
     def write(self, step: int, at: float, values: Mapping[str, float]) -> None:
-        """Numbers of a step, sent with the next flush."""
         if self._num_points > _MOST_POINTS:
             self.flush()
         for name, value in {**values, "run/step": float(step)}.items():
@@ -128,11 +127,5 @@ def _show_refused(answer: bytes) -> None:
         print(f"the collector refused a part: {refused}")
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """The headers may hold a credential, which no other host is to see."""
-
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        return None
-
-
-_OPENER = urllib.request.build_opener(_NoRedirects)
+_OPENER = urllib.request.build_opener(Stays)
+"""The headers may hold a credential, which no other host is to see."""

@@ -11,7 +11,6 @@ from paceline.launch.sinks import Told
 
 @contextmanager
 def open_sink(told: Told) -> Iterator["_TensorBoard"]:
-    """The sink."""
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
     writer = EventFileWriter(str(told.run / "tensorboard"))
@@ -33,12 +32,10 @@ class _TensorBoard:
         self._add(done + 1, time.time(), session_log=start)
 
     def write(self, step: int, at: float, values: Mapping[str, float]) -> None:
-        """Numbers of a step as scalars."""
         make = self._summaries.Summary.Value
         self._show(step, at, [make(tag=name, simple_value=value) for name, value in values.items()])
 
     def media(self, step: int, at: float, name: str, file: Path) -> None:
-        """A picture as it is, or a text."""
         make, content = self._summaries.Summary.Value, file.read_bytes()
         if file.suffix == ".png":
             width, height = struct.unpack(">II", content[16:24])  # of IHDR, the first

@@ -59,11 +59,9 @@ class _Wandb:
         """W&B knows by the step what it has."""
 
     def write(self, step: int, at: float, values: Mapping[str, float]) -> None:
-        """Numbers of a step as a row."""
         self._run.log(dict(values), step=step)
 
     def media(self, step: int, at: float, name: str, file: Path) -> None:
-        """A picture or a text in the row of its step."""
         if file.suffix == ".png":
             self._run.log({name: self._wandb.Image(str(file))}, step=step)
         else:

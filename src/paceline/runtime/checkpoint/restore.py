@@ -1,6 +1,6 @@
 """Bring back a state: the newest checkpoint that is whole, the same one on every rank."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,8 +10,7 @@ from torch import nn
 
 from paceline.errors import CheckpointError, PacelineError, Problem
 from paceline.record import checkpoints
-from paceline.record.best import Best
-from paceline.record.checkpoints import BatchChanges, CheckpointEntry, Manifest
+from paceline.record.checkpoints import CheckpointEntry, Manifest
 from paceline.record.remote import Remote
 from paceline.record.tensors import Place
 from paceline.runtime.checkpoint._all_ranks import (
@@ -25,27 +24,26 @@ from paceline.runtime.checkpoint._load_plan import Saved, Target, make_target, t
 from paceline.runtime.checkpoint._read import Found, Reading, Tables, open_tables, read, readings_of
 from paceline.runtime.state import DATA, MODEL, split_optimizer_name
 
+_FRESH = Manifest(step=0, world_size=0, files={})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
     """What a run resumes from."""
 
-    step: int = 0
-    """Optimizer steps done; 0 when there was no checkpoint."""
-
     path: Path | None = None
     """The checkpoint that was loaded, or None when there was none: a fresh start."""
 
-    held_out_loss: float | None = None
-    loss_scaler: Mapping[str, float] | None = None
-    """State of fp16's loss scaler, from its manifest; None for other precisions."""
+    manifest: Manifest = _FRESH
+    """The checkpoint's; of step 0 when there was none."""
 
-    batches: BatchChanges = ()
-    """Where the global batch changed its size, from its manifest."""
-
-    best: Best | None = None
     refused: list[tuple[Path, Problem]] = field(default_factory=list)
     """Newer checkpoints that were not whole, and why."""
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done; 0 when there was no checkpoint."""
+        return self.manifest.step
 
 
 def restore_newest(
@@ -83,15 +81,8 @@ def restore_newest(
         else:
             problem = _try_load(entry.path, manifest, model, optimizer, group)
         if problem is None:
-            return Restored(
-                step=entry.step,
-                path=entry.path,
-                held_out_loss=entry.held_out_loss,
-                loss_scaler=entry.loss_scaler,
-                batches=entry.batches,
-                best=entry.best,
-                refused=refused,
-            )
+            assert isinstance(manifest, Manifest)
+            return Restored(path=entry.path, manifest=manifest, refused=refused)
         refused.append((entry.path, problem))
     if refused:
         raise CheckpointError(*(problem for _, problem in refused))
