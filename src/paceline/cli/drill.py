@@ -10,6 +10,7 @@ import click
 
 from paceline.cli.options import PathName, json_option, runs_option, set_option, timeout_option
 from paceline.cli.screen import say, show
+from paceline.errors import JobError
 
 if TYPE_CHECKING:
     from paceline.check.drill.oracle import Drilled, Reference, Verdict
@@ -163,7 +164,7 @@ def _drill(
 ) -> int:
     from paceline.check.drill.oracle import judge
     from paceline.cli.prepare_progress import show_preparing
-    from paceline.launch.drill import check_faults, raise_problems, run_to_end
+    from paceline.launch.drill import check_faults, run_to_end
     from paceline.prepare import find_data
     from paceline.record.run import create_run
     from paceline.report.drill_text import verdict_lines
@@ -175,7 +176,7 @@ def _drill(
     if not job.spec.drill.all_faults:
         raise click.UsageError("There is no fault: give --fault, --random, or drill.faults in JOB.")
     plan, data = plan_of(job), find_data(job, show_preparing())
-    raise_problems(check_faults(job, plan))
+    JobError.raise_for(check_faults(job, plan))
     length = _length(job.spec.train.steps, asked, given=steps is not None)
     say(f"steps        {length}")
     calm = _reference(job, plan, reference, runs, data, limit_s)
@@ -245,7 +246,6 @@ def _drawn(
     """So many random faults, no more than one for each step that can be hit: of more, some would
     find no step finished between them, which is what `recovery.max_restarts` ends a run for."""
     from paceline.check.drill.schedule import random_schedule
-    from paceline.errors import JobError
 
     last = max(_FIRST + 1, (steps or min(job.spec.train.steps, _USUAL)) - _QUIET)
     most = last - _FIRST + 1
@@ -320,12 +320,11 @@ def plan_of(job: "Job") -> "Plan":
     Raises:
         JobError, PlanError: It cannot be run.
     """
-    from paceline.launch.drill import raise_problems
     from paceline.launch.plannable import planned
     from paceline.launch.ready import check_can_run
 
     plan = planned(job)
-    raise_problems(check_can_run(job, plan))
+    JobError.raise_for(check_can_run(job, plan))
     return plan
 
 

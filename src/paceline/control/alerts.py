@@ -7,7 +7,7 @@ Pure: the same samples make the same alerts. Leaves out where samples come from
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import get_args
+from typing import Any, get_args
 
 from paceline.errors import Problem, did_you_mean
 from paceline.job.alerts import AlertSpec, AlertsSpec
@@ -112,31 +112,25 @@ class Rules:
         return state.count >= rule.steps and sample.at - state.since >= (rule.lasting or 0.0)
 
     def _fired(self, rule: AlertSpec, sample: Sample) -> AlertFired:
+        about = self._about(rule, sample)
         return AlertFired(
-            at=sample.at,
-            rule=rule.name,
-            condition=rule.condition,
-            metric=rule.metric or rule.event or "",
-            value=sample.value,
-            of=sample.of,
-            step=sample.step,
-            severity=rule.severity,
-            action=rule.action,
-            to=list(self.to if rule.to is None else rule.to),
-            on_alert=rule.on_alert,
+            condition=rule.condition, action=rule.action, on_alert=rule.on_alert, **about
         )
 
     def _over(self, rule: AlertSpec, sample: Sample) -> AlertOver:
-        return AlertOver(
-            at=sample.at,
-            rule=rule.name,
-            metric=sample.metric,
-            value=sample.value,
-            of=sample.of,
-            step=sample.step,
-            severity=rule.severity,
-            to=list(self.to if rule.to is None else rule.to),
-        )
+        return AlertOver(**self._about(rule, sample))
+
+    def _about(self, rule: AlertSpec, sample: Sample) -> dict[str, Any]:
+        return {
+            "at": sample.at,
+            "rule": rule.name,
+            "metric": rule.metric or rule.event or "",
+            "value": sample.value,
+            "of": sample.of,
+            "step": sample.step,
+            "severity": rule.severity,
+            "to": list(self.to if rule.to is None else rule.to),
+        }
 
 
 def _may_fire(rule: AlertSpec, state: _State, at: float) -> bool:

@@ -74,7 +74,7 @@ def run_reference(
     calm = replace(job, spec=replace(job.spec, drill=replace(job.spec.drill, kill=[], faults=[])))
     folder = runs / f"drill-reference-{_key(calm)}"
     if (folder / "run.json").exists():
-        known = _read(open_run(folder), (), 0.0)
+        known = _read(open_run(folder))
         if known.digest is not None:
             return known
         folder = runs / f"{folder.name}-{int(time.time())}"
@@ -92,7 +92,7 @@ def run_reference(
 
 def read_run(folder: Path) -> Ran:
     """A run that has ended, in its folder."""
-    return _read(open_run(folder), (), 0.0)
+    return _read(open_run(folder))
 
 
 def run_to_end(
@@ -193,7 +193,7 @@ def _starts_again(events: list[log.AnyEvent], starts: int) -> bool:
     return ended >= starts and not is_over
 
 
-def _read(run: RunFolder, left: tuple[str, ...], seconds: float) -> Ran:
+def _read(run: RunFolder, left: tuple[str, ...] = (), seconds: float = 0.0) -> Ran:
     return Ran(
         run=run,
         events=log.read_events(run.events_file),
@@ -243,10 +243,3 @@ def check_faults(job: Job, plan: Plan) -> Iterator[Problem]:
             fix="change rank or step, or raise train.steps; "
             "`paceline drill --list` shows every kind",
         )
-
-
-def raise_problems(problems: Iterator[Problem]) -> None:
-    """Raises:
-    JobError: There are any.
-    """
-    JobError.raise_for(problems)

@@ -1,13 +1,11 @@
 """Try a micro-batch for real: one step of the built-in decoder in a helper process."""
 
 import importlib.util
-import json
-import subprocess
-import sys
 from dataclasses import asdict
 
 from paceline.errors import JobError, RunError
 from paceline.job import Job
+from paceline.launch.helper import NoAnswer, ask
 from paceline.plan import Plan
 
 _TIMEOUT_S = 600
@@ -60,27 +58,14 @@ def try_batch(job: Job, plan: Plan, micro_batch: int, *, limit_bytes: int) -> in
         "device": "cuda" if plan.cluster.backend == "nccl" else "cpu",
         "limit_bytes": limit_bytes,
     }
-    command = [sys.executable, "-m", "paceline.runtime.try_batch"]
-    text = json.dumps(request).encode()
     try:
-        done = subprocess.run(
-            command, input=text, capture_output=True, timeout=_TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise _failed(job, micro_batch, f"took longer than {_TIMEOUT_S} s") from None
-    if done.returncode == _DOES_NOT_FIT or done.returncode < 0:
-        return None
-    if done.returncode != 0:
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        reason = lines[-1] if lines else f"exited with {done.returncode}"
-        raise _failed(job, micro_batch, reason)
-    return int(json.loads(done.stdout.splitlines()[-1])["peak_bytes"])
-
-
-def _failed(job: Job, micro_batch: int, reason: str) -> RunError:
-    return RunError.of(
-        code="R014",
-        what=f"a step in a micro-batch of {micro_batch} failed: {reason}",
-        where=job.where("layout.micro_batch"),
-        fix="try a smaller --limit, or leave --measure out",
-    )
+        return ask("try_batch", request, int, limit_s=_TIMEOUT_S)
+    except NoAnswer as error:
+        if error.code is not None and (error.code == _DOES_NOT_FIT or error.code < 0):
+            return None
+        raise RunError.of(
+            code="R014",
+            what=f"a step in a micro-batch of {micro_batch} failed: the process {error}",
+            where=job.where("layout.micro_batch"),
+            fix="try a smaller --limit, or leave --measure out",
+        ) from None

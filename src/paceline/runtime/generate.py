@@ -5,7 +5,6 @@
 A process of its own, on one device: the model is what transformers loads from the folder.
 """
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 
 from paceline.job.prompts import Prompt
 from paceline.record.outputs import Generation
+from paceline.runtime.answer import answer
 from paceline.runtime.huggingface import import_transformers
 
 
@@ -67,6 +67,7 @@ class _Tokenizer:
 
 def generate(asked: Request) -> list[Generation]:
     """The likeliest continuation of each prompt, up to the end of its text."""
+    assert Path(asked.folder).is_dir(), "the exported folder is there"
     transformers = import_transformers("transformers", "generating needs transformers")
     found_device = torch.accelerator.current_accelerator(check_available=True)
     device = found_device or torch.device("cpu")
@@ -97,12 +98,5 @@ def generate(asked: Request) -> list[Generation]:
     return found
 
 
-def main() -> None:
-    """Answer the request on stdin."""
-    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
-    assert Path(asked.folder).is_dir(), "the exported folder is there"
-    print(msgspec.json.encode(generate(asked)).decode())
-
-
 if __name__ == "__main__":
-    main()
+    answer(Request, generate)

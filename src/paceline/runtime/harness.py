@@ -6,7 +6,6 @@ A process of its own, on one device. Both are JSON; the answer is stdout's last 
 """
 
 import math
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 
 from paceline.job.packages import import_package
 from paceline.record.outputs import Score
+from paceline.runtime.answer import answer
 
 _BATCH = 4
 """Texts in a pass. A guess: four of 4,096 tokens by a vocabulary of 128,000 are 8 GiB of logits."""
@@ -80,12 +80,5 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def main() -> None:
-    """Answer the request on stdin."""
-    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
-    answer = msgspec.json.encode(evaluate(asked)).decode()
-    print(f"\n{answer}", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    answer(Request, evaluate)

@@ -2,7 +2,7 @@
 
     python -m paceline.runtime.try_batch < REQUEST.json
 
-Prints one line of JSON, `{"peak_bytes": N}`. Exits with `DOES_NOT_FIT` when the memory does not
+Answers with the bytes at the peak. Exits with `DOES_NOT_FIT` when the memory does not
 suffice. On a CPU the kernel refuses what is over the limit (RLIMIT_DATA), so that the machine never
 swaps for a try; on an accelerator its allocator does.
 
@@ -22,6 +22,7 @@ from paceline.parallel.layout import Layout
 from paceline.profile import DecoderShape
 from paceline.runtime import strategy
 from paceline.runtime._torch_private import fake_store
+from paceline.runtime.answer import answer
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.memory import peak_bytes
 from paceline.runtime.optimizer import make_optimizer
@@ -51,7 +52,8 @@ def try_step(request: Request) -> int:
     layout = Layout(data=1, sharding="none", micro_batch=request.micro_batch, accumulation=1)
     with torch.device(device):
         model = Decoder(DecoderShape(**request.shape), request.seq_len)
-    train = TrainSpec(global_batch=layout.global_batch, steps=1, optimizer=_kind(request.optimizer))
+    kind: Any = "sgd" if request.optimizer == "sgd" else "adamw"
+    train = TrainSpec(global_batch=layout.global_batch, steps=1, optimizer=kind)
     trainer = Trainer(
         model=model,
         optimizer=make_optimizer(model, train, strategy.ways_of(model)),
@@ -72,10 +74,6 @@ def try_step(request: Request) -> int:
     return peak
 
 
-def _kind(name: str) -> Any:
-    return "sgd" if name == "sgd" else "adamw"
-
-
 def _limit(request: Request, device: torch.device) -> None:
     if device.type == "cpu":
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -85,23 +83,17 @@ def _limit(request: Request, device: torch.device) -> None:
     torch.cuda.set_per_process_memory_fraction(min(1.0, request.limit_bytes / whole), device)
 
 
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether an error is the CPU allocator's, of which torch says only this."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(
-        error
-    )
-
-
-def main() -> None:
-    request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
+def _peak_of(request: Request) -> int:
     try:
-        peak = try_step(request)
+        return try_step(request)
     except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
-            raise
-        sys.exit(DOES_NOT_FIT)
-    sys.stdout.buffer.write(b"\n" + msgspec.json.encode({"peak_bytes": peak}) + b"\n")
+        # Of its CPU allocator torch says only this.
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(
+            error
+        ):
+            sys.exit(DOES_NOT_FIT)
+        raise
 
 
 if __name__ == "__main__":
-    main()
+    answer(Request, _peak_of)

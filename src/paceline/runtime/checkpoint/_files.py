@@ -24,6 +24,7 @@ import xxhash
 from paceline.record import checkpoints
 from paceline.record.best import Best
 from paceline.record.checkpoints import BatchChanges, FileRecord, Manifest
+from paceline.record.lines import write_whole
 from paceline.record.tensors import (
     TENSORS,
     Piece,
@@ -181,7 +182,7 @@ def data_file(rank: int) -> str:
 def publish_part(task: WriteTask, part: bytes) -> None:
     """Let the rank that seals have this rank's part."""
     with telling(task):
-        _write_synced(task.tmp / f"part-{task.rank}", part)
+        write_whole(task.tmp / f"part-{task.rank}", part)
 
 
 def wait_for_parts(task: WriteTask, check_wanted: Callable[[], None]) -> None:
@@ -215,9 +216,9 @@ def seal(task: WriteTask, metadata: bytes) -> int:
     with telling(task):
         paths = [task.tmp / f"part-{rank}" for rank in range(task.manifest.world_size)]
         parts = [msgspec.json.decode(path.read_bytes(), type=_PartFile) for path in paths]
-        _write_synced(task.tmp / ".metadata", metadata)
+        write_whole(task.tmp / ".metadata", metadata)
         tensors = join_tables(part.tensors for part in parts)
-        _write_synced(task.tmp / TENSORS, encode_tensors(tensors))
+        write_whole(task.tmp / TENSORS, encode_tensors(tensors))
         files = {name: record for part in parts for name, record in part.files.items()}
         for name in (".metadata", TENSORS):
             files[name] = checkpoints.hash_file(task.tmp / name)
@@ -225,16 +226,10 @@ def seal(task: WriteTask, metadata: bytes) -> int:
         for path in paths:
             path.unlink()
         checkpoints.commit(task.tmp, task.final, manifest)
-    prune(task)
-    return manifest.num_bytes
-
-
-def prune(task: WriteTask) -> None:
-    """A disk that refuses here costs space, not the checkpoint that was just written."""
-    try:
+    # A disk that refuses here costs space, not the checkpoint that was just written.
+    with suppress(OSError):  # tried again after the next save
         checkpoints.prune(task.folder, **task.keep)  # type: ignore[arg-type]
-    except OSError:
-        return  # tried again after the next save
+    return manifest.num_bytes
 
 
 def remove_unfinished(task: WriteTask) -> None:
@@ -339,12 +334,3 @@ def _mapped(path: Path, size: int) -> Iterator[memoryview]:
         memoryview(content) as view,
     ):
         yield view
-
-
-def _write_synced(path: Path, content: bytes) -> None:
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)

@@ -9,7 +9,6 @@ conversion is read back, and its digest compared with that of the source.
 
 import json
 import shutil
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -19,7 +18,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -33,6 +31,7 @@ from paceline.profile.runnable import is_built_in
 from paceline.record.conversion import AdapterFacts, Conversion, Converted
 from paceline.record.log_files import natural
 from paceline.record.run import RunFolder
+from paceline.runtime.answer import answer
 from paceline.runtime.checkpoint._files import WriteError
 from paceline.runtime.checkpoint.adapter_files import (
     adapter_files,
@@ -489,14 +488,12 @@ _WRITERS = {
 }
 
 
-def main() -> None:
-    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Conversion)
+def _converted(asked: Conversion) -> Converted:
     try:
-        done = convert(asked)
+        return convert(asked)
     except PacelineError as error:
-        done = Converted(problem=error.problems[0])
-    sys.stdout.buffer.write(b"\n" + msgspec.json.encode(done) + b"\n")
+        return Converted(problem=error.problems[0])
 
 
 if __name__ == "__main__":
-    main()
+    answer(Conversion, _converted)

@@ -6,16 +6,14 @@ What it holds; and where it is asked, whether every value is a number, the shape
 model that config.json describes, and the tokenizer loads and stays inside the embedding.
 """
 
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from paceline.errors import PacelineError, Problem, reason_of
 from paceline.profile.fitting import listed
 from paceline.record.conversion import HeldTensor, Look, Seen
+from paceline.runtime.answer import answer
 from paceline.runtime.checkpoint.external import Entry, Weights, tensors_in
 from paceline.runtime.checkpoint.fit import check_fit
 from paceline.runtime.checkpoint.pickles import read_pickle
@@ -159,10 +157,5 @@ def _tokenizer(asked: Look, config: Mapping[str, Any], said: _Said) -> None:
         checked.append(f"the tokenizer loads; its largest token {largest} is below {rows}")
 
 
-def main() -> None:
-    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Look)
-    sys.stdout.buffer.write(b"\n" + msgspec.json.encode(look(asked)) + b"\n")
-
-
 if __name__ == "__main__":
-    main()
+    answer(Look, look)

@@ -7,15 +7,12 @@ loaded by transformers, adapters by peft. Both compute the logits of the same sa
 float32, one model in memory at a time.
 """
 
-import contextlib
 import importlib
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -26,6 +23,7 @@ from paceline.job.data_rules import is_prepared, objective_of
 from paceline.prepare import find_prepared
 from paceline.record.conversion import Comparison, LogitsCheck
 from paceline.record.run import RunFolder
+from paceline.runtime.answer import answer
 from paceline.runtime.checkpoint.own_model import own_model
 from paceline.runtime.data import Samples, load_prepared, load_text
 from paceline.runtime.huggingface import as_plain_model
@@ -197,12 +195,5 @@ def _versions(*names: str) -> dict[str, str]:
     return {name: str(importlib.import_module(name).__version__) for name in names}
 
 
-def main() -> None:
-    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Comparison)
-    with contextlib.redirect_stdout(sys.stderr):
-        found = compare(asked)
-    sys.stdout.buffer.write(b"\n" + msgspec.json.encode(found) + b"\n")
-
-
 if __name__ == "__main__":
-    main()
+    answer(Comparison, compare)

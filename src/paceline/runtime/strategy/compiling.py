@@ -43,27 +43,21 @@ def compile_blocks(
 
 def check_compiler(device_type: str, *, num_blocks: int = 1) -> Iterator[Problem]:
     """Whether this machine can compile a model's blocks."""
+    reasons = {}
     if num_blocks == 0:
-        yield Problem(
-            code="R035",
-            what="train.compile compiles a model's blocks, and this model has no list of them",
-            where="train.compile",
-            fix="leave train.compile out, or say where the blocks are in Ways.blocks",
+        reasons["train.compile compiles a model's blocks, and this model has no list of them"] = (
+            "leave train.compile out, or say where the blocks are in Ways.blocks"
         )
     if device_type == "cpu" and not _has_cpp_compiler():
-        yield Problem(
-            code="R035",
-            what="torch.compile needs a C++ compiler for a CPU, and there is no g++ or clang++",
-            where="train.compile",
-            fix="install one (apt install g++), or leave train.compile out",
+        reasons["torch.compile needs a C++ compiler for a CPU, and there is no g++ or clang++"] = (
+            "install one (apt install g++), or leave train.compile out"
         )
     if device_type == "cuda" and not has_triton():
-        yield Problem(
-            code="R035",
-            what="torch.compile needs Triton for a GPU, and this torch has none",
-            where="train.compile",
-            fix="install triton for this torch, or leave train.compile out",
+        reasons["torch.compile needs Triton for a GPU, and this torch has none"] = (
+            "install triton for this torch, or leave train.compile out"
         )
+    for what, fix in reasons.items():
+        yield Problem(code="R035", what=what, where="train.compile", fix=fix)
 
 
 def _has_cpp_compiler() -> bool:

@@ -212,22 +212,17 @@ def _shard_part(
     pin = pins_memory(meshes.device_type)
     offload = CPUOffloadPolicy(pin_memory=pin) if layout.offload == "cpu" else OffloadPolicy()
     policy, root_policy, expert_policy = _policies(precision, is_whole=layout.pipeline == 1)
-    for module in expert_modules(part):
-        fully_shard(
-            module,
-            mesh=meshes.expert_fsdp,
-            reshard_after_forward=stays,
-            shard_placement_fn=even_placement(meshes.expert_fsdp),
-            mp_policy=expert_policy,
-            offload_policy=offload,
-        )
-    units = [(block, policy) for block in _own_units(part, ways)] + [(part, root_policy)]
-    for unit, unit_policy in units:
+    units = [
+        *((module, meshes.expert_fsdp, expert_policy) for module in expert_modules(part)),
+        *((block, meshes.fsdp, policy) for block in _own_units(part, ways)),
+        (part, meshes.fsdp, root_policy),
+    ]
+    for unit, mesh, unit_policy in units:
         fully_shard(
             unit,
-            mesh=meshes.fsdp,
+            mesh=mesh,
             reshard_after_forward=stays,
-            shard_placement_fn=even_placement(meshes.fsdp),
+            shard_placement_fn=even_placement(mesh),
             mp_policy=unit_policy,
             offload_policy=offload,
         )
