@@ -123,3 +123,33 @@ def test_the_errors_that_powersgd_carries_are_named_as_in_no_checkpoint():
 def test_all_nodes_together_write_no_faster_than_the_fastest_storage():
     assert DEFAULTS.storage_of(8) == 8 * DEFAULTS.storage_bytes_per_s
     assert DEFAULTS.storage_of(100_000) == DEFAULTS.most_storage_bytes_per_s
+
+
+def test_on_spot_the_goodput_the_time_and_the_interval_are_those_of_spot_machines():
+    """The time was that of spot machines, and the goodput beside it that of machines on demand."""
+    text = JOB.replace("per_node: 8", "per_node: 8, nodes: 16").replace("1000", "50000")
+    ways = ("plan.provider=azure", "plan.spot=true")
+    spot, demand = (plan_of(text, ways[0], f"plan.spot={way}") for way in ("true", "false"))
+    train_s = demand.wall_s * demand.goodput.useful
+    assert spot.wall_s == pytest.approx(train_s / spot.goodput.useful)
+    assert spot.goodput.useful == pytest.approx(spot.cost.useful)
+    assert spot.goodput.useful < demand.goodput.useful
+    assert spot.checkpoint_every < demand.checkpoint_every
+    interval_s = spot.checkpoint_every * spot.estimate.step_s
+    assert spot.goodput.interval_s == pytest.approx(interval_s, abs=spot.estimate.step_s)
+    fixed = plan_of(text, *ways, "checkpoint.every=500")
+    assert fixed.checkpoint_every == 500
+    assert fixed.goodput.interval_s == pytest.approx(500 * fixed.estimate.step_s)
+    assert fixed.goodput.useful < spot.goodput.useful
+    shown = " ".join(format_plan(spot).split())
+    assert f"goodput {spot.goodput.useful:.2%}" in shown.partition("recovery")[0]
+    assert "a failure or spot instance taken expected every" in shown
+
+
+def test_a_run_shorter_than_the_best_interval_has_one_goodput_on_the_whole_screen():
+    text = JOB.replace("1000", "40")
+    plan = plan_of(text, "cluster.nodes=2")
+    view = outlook(plan, job_of(text, "cluster.nodes=2"))
+    assert view.checkpoints.every_steps == 40
+    assert view.checkpoints.goodput.interval_s == pytest.approx(40 * view.step_s)
+    assert view.checkpoints.goodput == view.goodput

@@ -62,7 +62,10 @@ class Failures:
 
     interval_s: float | None = None
     """Seconds of training between checkpoints; None is the best interval for the failures there
-    are. On spot the best interval is always taken."""
+    are."""
+
+    is_fixed: bool = False
+    """Whether spot machines keep that interval too. Else theirs is the best for them."""
 
     background_s: float = 0.0
     """A checkpoint is written on while training goes on."""
@@ -77,7 +80,7 @@ class Failures:
         if num_spot_instances:
             taken_s = job_mtbf_s(num_spot_instances, self.spot_mtbf_s)
             mtbf_s = 1 / (1 / mtbf_s + 1 / taken_s)
-        interval_s = None if num_spot_instances else self.interval_s
+        interval_s = None if num_spot_instances and not self.is_fixed else self.interval_s
         if interval_s is None:
             interval_s = best_interval_s(self.save_s, mtbf_s, background_s=self.background_s)
         seconds = {

@@ -104,7 +104,7 @@ def bill_of_plan(
         f"{view.num_steps} steps of {_seconds(view.step_s)} each, as planned: {plan.layout_name}",
         f"a checkpoint every {counted(plan.checkpoint_every, 'step')}, {format_bytes(state)}{kept}",
         *_all_kept(plan, view.num_checkpoints),
-        *_assumed(view.restart_s),
+        *_assumed(view.restart_s, is_fixed=view.failures.is_fixed),
         *_recovers(view.state),
     ]
     return _bill(
@@ -359,13 +359,13 @@ def _bill(
     )
 
 
-def _assumed(restart_s: float) -> list[str]:
+def _assumed(restart_s: float, *, is_fixed: bool = False) -> list[str]:
     hours = DEFAULTS.rank_mtbf_s / 3600
     return [
         f"assumed: one failure every {hours:,.0f} accelerator-hours",
         f"assumed: {format_seconds(restart_s)} to restart",
         f"assumed: a spot instance lasts {format_seconds(DEFAULT_SPOT_MTBF_S)} on average",
-        "on spot, checkpoints are saved at the cheapest interval, not at the job's",
+        *([] if is_fixed else ["on spot, checkpoints are saved at the cheapest interval there"]),
     ]
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from paceline.estimate.goodput import Goodput
 from paceline.job import Job
 from paceline.plan.decision import Caution, Plan
 from paceline.plan.outlook import Outlook
@@ -28,19 +29,34 @@ def with_advised(plan: Plan, job: Job, view: Outlook) -> Plan:
     every, gain = advice.every_steps, advice.goodput.useful - good.useful
     if gain <= (0 if every < plan.checkpoint_every else _LEAST_GAINED) or ours == best:
         return plan
+    reason = (
+        f"every {plan.checkpoint_every} would give a goodput of {ours}, not {best}"
+        f"{_if_alone(view)}: {advice.reason} ({_guess(view)})"
+    )
+    return _every(plan, every, reason)
+
+
+def with_spot(plan: Plan, job: Job, good: Goodput) -> Plan:
+    """The plan with the interval that its spot machines are priced with, where it is left open."""
+    step_s = plan.estimate.step_s
+    if job.spec.checkpoint.every != "auto" or not step_s:
+        return plan
+    every = max(1, min(job.spec.train.steps, round(good.interval_s / step_s)))
+    reason = (
+        f"the best where a machine fails or a spot instance is taken every "
+        f"{format_seconds(good.mtbf_s)}: goodput {good.useful:.2%}"
+    )
+    return _every(plan, every, reason)
+
+
+def _every(plan: Plan, every: int, reason: str) -> Plan:
+    """The plan with another interval, and why."""
+    changed = {"value": counted(every, "step"), "reason": reason}
     return replace(
         plan,
         checkpoint_every=every,
         decisions=tuple(
-            replace(
-                each,
-                value=counted(every, "step"),
-                reason=f"every {plan.checkpoint_every} would give a goodput of {ours}, not {best}"
-                f"{_if_alone(view)}: "
-                f"{advice.reason} ({_guess(view)})",
-            )
-            if each.field == "checkpoint.every"
-            else each
+            replace(each, **changed) if each.field == "checkpoint.every" else each
             for each in plan.decisions
         ),
     )

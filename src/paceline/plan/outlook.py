@@ -103,6 +103,9 @@ class Outlook:
     from_checkpoints: Goodput | None
     """With the plan's own interval, if every failure resumed from a checkpoint."""
 
+    failures: Failures
+    """What they cost with the plan's own interval and copies."""
+
     state: StatePlan | None
     """Where a lost rank's state comes from; None when a step's time is unknown."""
 
@@ -144,6 +147,7 @@ def outlook(
         restart_s=restart_s,
         rank_mtbf_s=assumptions.rank_mtbf_s,
         interval_s=None if step_s is None else plan.checkpoint_every * step_s,
+        is_fixed=job.spec.checkpoint.every != "auto",
         background_s=background_s,
     )
     good = best = from_checkpoints = advice = None
@@ -156,9 +160,8 @@ def outlook(
             rank_mtbf_s=assumptions.rank_mtbf_s,
             step_s=step_s,
             background_s=background_s,
+            num_steps=train.steps,
         )
-        if advice.every_steps is not None:  # a shorter run saves once, at its end
-            advice = replace(advice, every_steps=min(advice.every_steps, train.steps))
         from_checkpoints = failures.goodput(cluster.num_ranks)
         failures = replace(failures, copies=_copies(state, step_s))
         good = best = failures.goodput(cluster.num_ranks)
@@ -187,6 +190,7 @@ def outlook(
         goodput=good,
         best_goodput=best,
         from_checkpoints=from_checkpoints,
+        failures=failures,
         state=state,
         costs=_costs(plan, job, train_s, rows, failures, keeping or keeping_of(plan, job)),
         assumptions=assumptions,

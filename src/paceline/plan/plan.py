@@ -32,7 +32,7 @@ from paceline.plan.decide import decide_intervals, decisions_of, length_of
 from paceline.plan.decision import Decision, Plan, Point
 from paceline.plan.host import check_building, host_bytes_of_one
 from paceline.plan.infeasible import nothing_fits, offloads_of
-from paceline.plan.interval import interval_caution, with_advised
+from paceline.plan.interval import interval_caution, with_advised, with_spot
 from paceline.plan.limits import limit_not_kept, limits_of
 from paceline.plan.loss import check_loss_chunk, check_router_loss, router_loss_of
 from paceline.plan.outlook import Outlook, needs_of, outlook
@@ -347,8 +347,12 @@ def _with_outlook(plan: Plan, asked: Asked, found: Found) -> Plan:
         why = why_none(wanted.provider, prices, needs_of(plan))
         raise PlanError(_no_such_provider(asked, view, why))
     wall_s = view.train_s if cluster.is_local else view.wall_s
+    good = None if cluster.is_local else view.goodput
     if cost is not None and cost.way == "spot":
         wall_s = cost.hours * 3600
+        good = view.failures.goodput(cluster.num_ranks, cost.num_instances)
+        plan = with_spot(plan, asked.job, good)
+        view = replace(view, state=outlook(plan, asked.job, prices=()).state)
     usd = None if cost is None else cost.usd
     no_cost = None
     if cost is None and not cluster.is_local:
@@ -361,7 +365,7 @@ def _with_outlook(plan: Plan, asked: Asked, found: Found) -> Plan:
         cost=cost,
         why_no_cost=no_cost,
         costs=_cheapest_providers(view),
-        goodput=None if cluster.is_local else view.goodput,
+        goodput=good,
         state=view.state,
         wall_s=wall_s,
         pareto=tuple(_points(found, plan, case_of_asked(asked), usd)),

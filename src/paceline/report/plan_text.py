@@ -283,11 +283,12 @@ def _utilisation(plan: Plan) -> Iterator[str]:
 def _money(plan: Plan) -> Iterator[str]:
     """The whole run: how long, what failures leave of it, and what it costs."""
     cost, good = plan.cost, plan.goodput
+    taken = " or spot instance taken" if cost is not None and cost.way == "spot" else ""
     if good is not None and plan.wall_s is not None:
         yield from wrapped(
             _row("run", ""),
             f"{format_seconds(plan.wall_s)}; goodput {good.useful:.2%}{losses(good.terms, 1)}; a "
-            f"failure expected every {format_seconds(good.mtbf_s)}",
+            f"failure{taken} expected every {format_seconds(good.mtbf_s)}",
         )
     if cost is not None:
         yield from wrapped(
@@ -336,11 +337,13 @@ def _state(plan: Plan) -> Iterator[str]:
         return
     yield ""
     asked = "asked for" if state.is_asked else "chosen"
+    is_spot = plan.cost is not None and plan.cost.way == "spot"
     often = f"; a failure is expected every {format_seconds(state.mtbf_s)}"
     yield from wrapped(
         _row("recovery", ""),
         f"from {RECOVERS_FROM[state.chosen]} ({asked})"
-        + (often if plan.goodput is None or plan.wall_s is None else ""),
+        + (often if plan.goodput is None or plan.wall_s is None else "")
+        + ("; failures alone, without spot instances that are taken" if is_spot else ""),
     )
     for tier in sorted(state.tiers, key=lambda each: each.name != state.chosen):
         yield from wrapped(f"  {tier.name:<12}", tier_text(tier))

@@ -58,6 +58,7 @@ def advise_checkpoints(
     rank_mtbf_s: float | None = None,
     step_s: float | None = None,
     background_s: float = 0.0,
+    num_steps: int | None = None,
 ) -> CheckpointAdvice:
     """When to write checkpoints, by Young and by Daly, against the rule of 30 to 60 minutes.
 
@@ -69,6 +70,7 @@ def advise_checkpoints(
             accelerator in Llama 3's training.
         step_s: Seconds of one step, to give the interval in steps.
         background_s: Seconds that a checkpoint is written on while training goes on.
+        num_steps: Of the whole run, which saves at its end; None where it is not known.
 
     Source: Young 1974 and Daly 2006, as in `paceline.estimate.goodput`.
 
@@ -80,7 +82,11 @@ def advise_checkpoints(
     mtbf_s = job_mtbf_s(ranks, rank_mtbf_s or DEFAULT_RANK_MTBF_S)
     daly = daly_interval_s(save_s, mtbf_s)
     interval = best_interval_s(save_s, mtbf_s, background_s=background_s, step_s=step_s)
-    every = round(interval / step_s) if step_s else None
+    every = None
+    if step_s:
+        every = round(interval / step_s)
+        every = every if num_steps is None else min(every, num_steps)
+        interval = every * step_s
 
     def at(interval_s: float, mtbf_s: float = mtbf_s) -> Goodput:
         return goodput(
