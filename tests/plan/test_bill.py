@@ -180,12 +180,27 @@ def test_spot_machines_that_go_faster_than_the_run_restarts_have_no_price():
 
 
 def test_the_host_memory_that_a_machine_lacks_is_told_in_parts_that_add_up():
-    needs = needs_of(plan_of(JOB, "layout.offload=cpu"))
+    needs = needs_of(plan_of(JOB, "layout.offload=cpu"), None)
     assert sum(needs.host_parts.values()) == needs.host_memory_bytes
-    assert set(needs.host_parts) == {"offloaded", "a checkpoint's copy", "processes"}
+    assert set(needs.host_parts) == {
+        "offloaded",
+        "a checkpoint's copy",
+        "copies in memory",
+        "processes",
+    }
     small = replace(find_prices("H100-SXM")[0], num_accelerators=8, host_memory_bytes=2**30)
     why = cannot_run(small, needs) or ""
     assert re.search(r"GiB \(offloaded .*, a checkpoint's copy .*, processes .*\)", why)
+
+
+def test_copies_in_memory_are_a_part_of_the_host_memory_that_a_machine_must_have():
+    text = JOB.replace("per_node: 8", "per_node: 8, nodes: 2")
+    kept = plan_of(text, "recovery.state=memory")
+    needs, alone = needs_of(kept, kept.state), needs_of(kept, None)
+    copies = kept.state.tier("memory").host_bytes
+    assert copies > 0
+    assert needs.host_memory_bytes - alone.host_memory_bytes == copies
+    assert needs.host_parts["copies in memory"] == copies
 
 
 def test_a_mixture_of_experts_computes_its_active_parameters_and_stores_all():
@@ -197,6 +212,7 @@ def test_a_mixture_of_experts_computes_its_active_parameters_and_stores_all():
     assert some.train_s == pytest.approx(whole.train_s * 37 / 671)
     assert some.keeping == whole.keeping
     assert "(37B active)" in some.name
+    assert (some.size.num_active, some.size.num_parameters) == (37e9, 671e9)
     assert any("all are taken as active (--active-params)" in line for line in whole.basis)
     assert not any("taken as active" in line for line in some.basis)
     with pytest.raises(ValueError, match="7B active parameters are more than the model's 1B"):

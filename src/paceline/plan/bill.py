@@ -6,7 +6,7 @@ the reason.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
@@ -50,6 +50,30 @@ Data parallelism over whole nodes hides its traffic at that rate; a plan knows i
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """A run that is known by its size alone."""
+
+    num_parameters: float
+    tokens: float
+    num_ranks: int
+    num_active: float | None = None
+    """Parameters that one token passes, in a mixture of experts; None is all."""
+
+    mfu: float | None = None
+    """Share of the peak that trains, recomputed work not counted; None is assumed."""
+
+    tokens_per_s: float | None = None
+    """Measured tokens a second of all ranks together; it takes the place of `mfu`."""
+
+    recompute: Literal["none", "full"] = "none"
+
+    @property
+    def num_computed(self) -> float:
+        """Parameters that each token is computed with."""
+        return self.num_parameters if self.num_active is None else self.num_active
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Bill:
     """A run, and what it costs where."""
 
@@ -78,6 +102,9 @@ class Bill:
 
     spot_unpriced: tuple[str, ...]
     """Providers whose lists have no spot price of it."""
+
+    size: Size | None = None
+    """What was asked; None of a job."""
 
 
 def bill_of_plan(
@@ -115,7 +142,7 @@ def bill_of_plan(
         basis=basis,
         costs=view.costs,
         rows=rows,
-        needs=needs_of(plan),
+        needs=needs_of(plan, view.state),
         keeping=keeping,
     )
 
@@ -137,30 +164,6 @@ def _all_kept(plan: Plan, count: int) -> Iterator[str]:
             f"{plan.engine} deletes no checkpoint: all {count} are counted as stored for the whole "
             "run (an upper bound)"
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
-    """A run that is known by its size alone."""
-
-    num_parameters: float
-    tokens: float
-    num_ranks: int
-    num_active: float | None = None
-    """Parameters that one token passes, in a mixture of experts; None is all."""
-
-    mfu: float | None = None
-    """Share of the peak that trains, recomputed work not counted; None is assumed."""
-
-    tokens_per_s: float | None = None
-    """Measured tokens a second of all ranks together; it takes the place of `mfu`."""
-
-    recompute: Literal["none", "full"] = "none"
-
-    @property
-    def num_computed(self) -> float:
-        """Parameters that each token is computed with."""
-        return self.num_parameters if self.num_active is None else self.num_active
 
 
 def bill_of_size(
@@ -229,7 +232,7 @@ def bill_of_size(
         needs=needs,
         keeping=keeping,
     )
-    return _bill(
+    bill = _bill(
         name=f"{format_count(size.num_parameters)} parameters{_active(size)}, "
         f"{format_count(size.tokens)} tokens",
         accelerator=accelerator.name,
@@ -245,6 +248,7 @@ def bill_of_size(
         needs=needs,
         keeping=keeping,
     )
+    return replace(bill, size=size)
 
 
 def _active(size: Size) -> str:

@@ -192,7 +192,14 @@ def outlook(
         from_checkpoints=from_checkpoints,
         failures=failures,
         state=state,
-        costs=_costs(plan, job, train_s, rows, failures, keeping or keeping_of(plan, job)),
+        costs=_costs(
+            train_s,
+            rows,
+            failures,
+            keeping or keeping_of(plan, job),
+            needs_of(plan, state),
+            epochs=None if job.length is None else job.length.epochs,
+        ),
         assumptions=assumptions,
     )
 
@@ -209,14 +216,16 @@ def keeping_of(plan: Plan, job: Job) -> Keeping:
     )
 
 
-def needs_of(plan: Plan) -> Needs:
-    """What a rented machine must have: whole nodes, host memory for offloaded state and for the
-    copy of the state that a checkpoint is written from, and the network that the plan's time
-    counts on."""
+def needs_of(plan: Plan, state: StatePlan | None) -> Needs:
+    """What a rented machine must have: whole nodes, host memory for offloaded state, for the copy
+    of the state that a checkpoint is written from and for the copies in memory that failures
+    recover from, and the network that the plan's time counts on."""
     cluster = plan.cluster
+    copies = 0 if state is None else state.tier(state.chosen).host_bytes
     parts = {
         "offloaded": plan.host_bytes if plan.layout.offload == "cpu" else 0,
         "a checkpoint's copy": plan.estimate.num_checkpoint_bytes / cluster.num_nodes,
+        "copies in memory": copies,
         "processes": cluster.ranks_per_node * PROCESS_BYTES,
     }
     return Needs(
@@ -243,23 +252,24 @@ def _copies(state: StatePlan | None, step_s: float) -> Copies | None:
 
 
 def _costs(
-    plan: Plan,
-    job: Job,
     train_s: float | None,
     prices: Iterable[Price],
     failures: Failures,
     keeping: Keeping,
+    needs: Needs,
+    *,
+    epochs: float | None,
 ) -> tuple[RunCost, ...]:
     if train_s is None:
         return ()
     return cheapest_costs(
         run_costs(
-            num_accelerators=plan.cluster.num_ranks,
+            num_accelerators=needs.num_nodes * needs.accelerators_per_node,
             train_s=train_s,
             prices=prices,
             failures=failures,
-            epochs=None if job.length is None else job.length.epochs,
-            needs=needs_of(plan),
+            epochs=epochs,
+            needs=needs,
             keeping=keeping,
         )
     )

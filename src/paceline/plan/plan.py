@@ -344,7 +344,7 @@ def _with_outlook(plan: Plan, asked: Asked, found: Found) -> Plan:
     ]
     cost = costs[0] if costs else None
     if wanted.provider is not None and cost is None:
-        why = why_none(wanted.provider, prices, needs_of(plan))
+        why = why_none(wanted.provider, prices, needs_of(plan, view.state))
         raise PlanError(_no_such_provider(asked, view, why))
     wall_s = view.train_s if cluster.is_local else view.wall_s
     good = None if cluster.is_local else view.goodput

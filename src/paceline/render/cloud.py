@@ -174,7 +174,7 @@ def offers(plan: Plan, providers: Sequence[str]) -> list[Price]:
     """Price rows of instances with a node's accelerators at the providers that can run the plan,
     the cheapest first. Where the network of all of them is slower than the plan counts on, they
     still have a price an hour, which limits hold; the run's time is then not known."""
-    count, needs = plan.cluster.ranks_per_node, needs_of(plan)
+    count, needs = plan.cluster.ranks_per_node, needs_of(plan, plan.state)
     alone = replace(needs, num_nodes=1, network_bytes_per_s=None, is_rdma=False)
     rows = offers_of_nodes(
         [row for row in find_prices(plan.cluster.accelerator) if row.provider in providers], count
