@@ -196,6 +196,7 @@ def test_a_step_that_fails_is_an_error_and_the_run_is_kept(ask):
     code, answer = ask(action="run", pipelinePath="pipeline.py", runConfig=arguments, **here)
     assert (code, answer["status"], answer["runStatus"]) == (4, "error", "failed")
     assert "'double'" in answer["message"]
+    assert answer["message"].endswith("(ValueError: no numbers below 0)")
     assert "\x1b" not in answer["message"]
     _, listed = ask(action="list", **here)
     assert [each["runStatus"] for each in listed["runs"]] == ["failed"]
@@ -251,7 +252,11 @@ def test_an_api_that_refuses_or_is_not_there_is_an_error_in_its_words(ask, api):
 @pytest.mark.engine("kfp", validated="the contract: files that are no pipeline")
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("x = 1\n", "0 pipelines"), ("import nowhere\n", "No module named 'nowhere'")],
+    [
+        ("x = 1\n", "0 pipelines"),
+        ("import nowhere\n", "other.py, line 1: ModuleNotFoundError: No module named 'nowhere'"),
+        ("\nx = (\n", "other.py, line 2: SyntaxError: '(' was never closed"),
+    ],
 )
 def test_a_file_that_is_no_pipeline_is_an_error(ask, tmp_path, text, said):
     (tmp_path / "other.py").write_text(text)

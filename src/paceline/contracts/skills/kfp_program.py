@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contracts.skills.messages.kubeflow import PipelineConfig
-from paceline.contracts.skills.words import last_words
+from paceline.contracts.skills.words import exceptions_in, last_words, raised_in
 from paceline.errors import PacelineError
 
 COMPILED = "pipeline.yaml"
@@ -65,7 +65,11 @@ def run_program(act: str, path: Path, out: Path, given: dict[str, Any]) -> None:
     )
     sys.stderr.write(done.stdout)
     if done.returncode:
-        raise PipelineError(f"{path.name}: {last_words(done.stdout)}")
+        last = last_words(done.stdout)
+        # kfp's own last words name the step that failed, not the exception that ended it.
+        *_, before = ["", *(each for each in exceptions_in(done.stdout) if each != last)]
+        why = f" ({before[:400]})" if before else ""
+        raise PipelineError(f"{raised_in(done.stdout, path.name) or f'{path.name}: '}{last}{why}")
 
 
 def main() -> None:

@@ -4,7 +4,6 @@ import contextlib
 import importlib
 import importlib.util
 import os
-import re
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 from paceline.contracts.skills.messages.ray import Answer, ClusterStatus, Request, Results
 from paceline.contracts.skills.ray_cluster import resources_of_worker, shares_cores, workers_of
+from paceline.contracts.skills.words import raised_in
 
 Report = tuple[Mapping[str, Any], str | None]
 """Metrics of the last report, and the path of the newest checkpoint."""
@@ -144,10 +144,8 @@ def failure_of(
     assert request.trainConfig is not None
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "")
-    name = request.trainConfig.trainerPath
-    frames = re.findall(r'File "(.+)", line (\d+)', "".join(traceback.format_exception(error)))
-    numbers = [number for path, number in frames if Path(path).name == Path(name).name]
-    where = f"{name}, line {numbers[-1]}: " if numbers else ""
+    trace = "".join(traceback.format_exception(error))
+    where = raised_in(trace, request.trainConfig.trainerPath)
     return Answer(
         status="error",
         results=Results(metrics=plain(dict(report[0])) or None),

@@ -1,6 +1,7 @@
 """The line of a program's output that says why it failed, and a problem in a request."""
 
 import re
+from pathlib import Path
 
 from paceline.errors import Problem
 
@@ -15,8 +16,24 @@ def last_words(text: str) -> str:
     'ValueError: no'
     """
     lines = [line.strip() for line in _COLOUR.sub("", text).splitlines() if line.strip()]
-    errors = [line for line in lines if _ERROR.match(line)]
-    return (errors or lines or ["it said nothing"])[-1][:400]
+    return (exceptions_in(text) or lines or ["it said nothing"])[-1][:400]
+
+
+def exceptions_in(text: str) -> list[str]:
+    """The lines that name an exception, in order."""
+    lines = (line.strip() for line in _COLOUR.sub("", text).splitlines())
+    return [line for line in lines if _ERROR.match(line)]
+
+
+def raised_in(text: str, path: str | Path) -> str:
+    """A file, and the last line of it that a traceback shows; empty where it shows none.
+
+    >>> raised_in('File "/a/t.py", line 7, in f\\nFile "/b.py", line 1', "t.py")
+    't.py, line 7: '
+    """
+    frames = re.findall(r'File "(.+)", line (\d+)', text)
+    numbers = [number for each, number in frames if Path(each).name == Path(path).name]
+    return f"{path}, line {numbers[-1]}: " if numbers else ""
 
 
 def problem(key: str, what: str, fix: str) -> Problem:
