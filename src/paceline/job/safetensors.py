@@ -6,11 +6,10 @@ after row. Source: https://github.com/huggingface/safetensors#format.
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import JobError
 
@@ -50,7 +49,7 @@ def stored_tensors(paths: Sequence[Path], *, where: str) -> dict[str, StoredTens
     for path in paths:
         try:
             tensors = _read_header(path)
-        except (OSError, ValueError, TypeError, KeyError, RecursionError, struct.error) as error:
+        except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise _damaged(path, reason or type(error).__name__, where) from None
         for each in tensors:
@@ -64,38 +63,61 @@ def stored_tensors(paths: Sequence[Path], *, where: str) -> dict[str, StoredTens
 def _read_header(path: Path) -> list[StoredTensor]:
     size = path.stat().st_size
     with path.open("rb") as file:
+        if size < 8:
+            raise ValueError(f"it has {size} bytes, too few for a header")
         (length,) = struct.unpack("<Q", file.read(8))
         if length > min(_MOST_HEADER_BYTES, size - 8):
             raise ValueError(f"its header of {length} bytes does not fit its {size} bytes")
-        header: Mapping[str, Any] = json.loads(file.read(length))
+        try:
+            header = json.loads(file.read(length))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"its header is no JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise ValueError("its header is JSON, but no object of names and tensors")
+    data = 8 + length
     tensors = []
     for name, entry in header.items():
         if name == "__metadata__":
             continue
-        if isinstance(entry["dtype"], str) and entry["dtype"] not in BYTES:
+        dtype, shape, begin, end = _read_entry(name, entry)
+        if dtype not in BYTES:
             raise JobError.of(
                 code="C012",
-                what=f"layout not read: {name} is of type {entry['dtype']}",
+                what=f"layout not read: {name} is of type {dtype}",
                 where=str(path),
                 fix=f"save it as one of {', '.join(BYTES)}",
             )
-        begin, end = entry["data_offsets"]
-        shape = tuple(int(each) for each in entry["shape"])
-        if end - begin != prod(shape) * BYTES[entry["dtype"]] or not 0 <= begin <= end:
+        if end - begin != prod(shape) * BYTES[dtype]:
             raise ValueError(f"{name} has {end - begin} bytes, which its shape {shape} does not")
-        if 8 + length + end > size:
+        if data + end > size:
             raise ValueError(
-                f"it ends after {size} bytes, and {name} lies up to {8 + length + end}: "
+                f"it ends after {size} bytes, and {name} lies up to {data + end}: "
                 "the download was cut off"
             )
-        start = 8 + length + begin
-        tensors.append(
-            StoredTensor(name=name, path=path, dtype=entry["dtype"], shape=shape, start=start)
-        )
-    last = max((each.start + bytes_of(each) for each in tensors), default=8 + length)
-    if last != size:
-        raise ValueError(f"it has {size} bytes, and its tensors end at {last}")
+        start = data + begin
+        tensors.append(StoredTensor(name=name, path=path, dtype=dtype, shape=shape, start=start))
+    reached = data
+    for each in sorted(tensors, key=lambda each: (each.start, bytes_of(each))):
+        if each.start != reached:
+            raise ValueError(
+                f"{each.name} begins at byte {each.start}, the one before ends at {reached}"
+            )
+        reached += bytes_of(each)
+    if reached != size:
+        raise ValueError(f"it has {size} bytes, and its tensors end at {reached}")
     return tensors
+
+
+def _read_entry(name: str, entry: object) -> tuple[str, tuple[int, ...], int, int]:
+    """A tensor's type, shape, and first and last byte after the header."""
+    match entry:
+        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(begin), int(end)]}:
+            if all(isinstance(each, int) and each >= 0 for each in shape) and 0 <= begin <= end:
+                return dtype, tuple(shape), begin, end
+    raise ValueError(
+        f"its header gives {name} as {json.dumps(entry)[:80]}, and not as dtype, shape and "
+        "data_offsets, a text and lists of whole numbers from 0 on"
+    )
 
 
 def bytes_of(each: StoredTensor) -> int:
