@@ -287,6 +287,36 @@ def test_s0_18_a_tokenizer_that_is_larger_than_the_embedding_or_broken_is_a_prob
     assert "the tokenizer does not load" in problem["what"]
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"eos_token_id": [2, 20]},
+            "eos_token_id of config.json is 20, the tokenizer's largest",
+        ),
+        ({"vocab_size": 5000}, "5000 rows and the tokenizer 16 tokens: 4984 rows to spare"),
+        ({"vocab_size": 1040}, None),  # as padding to a multiple may make it
+        ({"pad_token_id": -1}, None),
+    ],
+)
+def test_s0_18_a_tokenizer_of_another_smaller_vocabulary_is_a_warning(folder, change, said):
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | change
+    path.write_text(json.dumps(config))
+    rows = config["vocab_size"]
+
+    def grow(tensors):
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            if name in tensors:
+                tensors[name] = torch.nn.functional.pad(tensors[name], (0, 0, 0, rows - 16))
+
+    edited(folder, grow)
+    code, (result,) = printed("verify", folder)
+    assert (code, result["problems"]) == (0, [])
+    whats = [each["what"] for each in result["warnings"] if each["code"] == "C017"]
+    assert whats == [] if said is None else said in whats[0]
+
+
 def test_s0_18_the_model_answers_a_prompt_and_the_answer_is_compared(folder):
     code, (result,) = printed("verify", folder, "--infer", "a b", "--tokens", "2")
     (answer,) = result["answer"]

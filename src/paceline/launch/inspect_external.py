@@ -274,7 +274,7 @@ def _more_checks(found: ForeignCheckpoint, seen: Seen) -> Seen:
         checked=tuple(checked),
         skipped=tuple(skipped),
         problems=tuple(problems),
-        warnings=tuple(_types(found, seen)),
+        warnings=(*seen.warnings, *_types(found, seen)),
     )
 
 

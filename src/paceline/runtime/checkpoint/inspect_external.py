@@ -37,6 +37,7 @@ def look(asked: Look) -> Seen:
         return Seen(problems=(Problem(code="C012", what=what, where=asked.path, fix=fix),))
     config = asked.config or weights.config
     checked, skipped, problems = list[str](), list[str](), list[Problem]()
+    warnings: list[Problem] = []
     if asked.scan:
         for kind, entries in _values(asked, weights, problems):
             wrong = list(_scan(asked, entries))
@@ -52,7 +53,7 @@ def look(asked: Look) -> Seen:
             skipped += [fit.skipped] if fit.skipped else []
             problems += fit.problems
         if asked.tokenizer is not None:
-            _tokenizer(asked, config or {}, (checked, skipped, problems))
+            warnings += _tokenizer(asked, config or {}, (checked, skipped, problems))
     held = [
         HeldTensor(name=name, dtype=str(each.dtype).removeprefix("torch."), shape=each.shape)
         for name, each in weights.entries.items()
@@ -65,6 +66,7 @@ def look(asked: Look) -> Seen:
         checked=tuple(checked),
         skipped=tuple(skipped),
         problems=tuple(problems),
+        warnings=tuple(warnings),
     )
 
 
@@ -128,8 +130,12 @@ def _scan(asked: Look, entries: Mapping[str, Entry]) -> Iterator[Problem]:
         )
 
 
-def _tokenizer(asked: Look, config: Mapping[str, Any], said: _Said) -> None:
-    """`C017`: the tokenizer does not load, or has tokens that the embedding has no row for."""
+def _tokenizer(asked: Look, config: Mapping[str, Any], said: _Said) -> Iterator[Problem]:
+    """`C017`: the tokenizer does not load, or has tokens that the embedding has no row for.
+
+    Yields:
+        What shows that it is another model's: warnings.
+    """
     checked, skipped, problems = said
     fix = "copy the tokenizer's files of the same model beside config.json"
     try:
@@ -148,13 +154,38 @@ def _tokenizer(asked: Look, config: Mapping[str, Any], said: _Said) -> None:
         return
     text = config.get("text_config") or config
     rows = text.get("vocab_size")
-    if rows is None:
-        checked.append(f"the tokenizer loads; its largest token is {largest}")
-    elif largest >= rows:
+    if rows is not None and largest >= rows:
         what = f"the tokenizer has tokens up to {largest}, and the embedding {rows} rows"
         problems.append(Problem(code="C017", what=what, where=str(asked.tokenizer), fix=fix))
-    else:
-        checked.append(f"the tokenizer loads; its largest token {largest} is below {rows}")
+        return
+    said_of = f"is {largest}" if rows is None else f"{largest} is below {rows}"
+    checked.append(f"the tokenizer loads; its largest token {said_of}")
+    for what in _of_another_model(text, rows, largest):
+        yield Problem(code="C017", what=what, where=str(asked.tokenizer), fix=fix)
+
+
+_PADDED_ROWS = 1024
+"""Rows that a vocabulary is padded by at most: Megatron's --make-vocab-size-divisible-by, 128,
+times 8 tensor ranks."""
+
+_SPARE_SHARE = 0.05
+"""Of an embedding, rows beyond those that a tokenizer leaves unused: twice what the published model
+with most spare rows has, DeepSeek-V2 with 102,400 for 100,002 tokens (its config.json)."""
+
+
+def _of_another_model(text: Mapping[str, Any], rows: int | None, largest: int) -> Iterator[str]:
+    """What a tokenizer that stays inside the embedding lacks of the model's own."""
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        given = text.get(key)
+        for token in given if isinstance(given, list) else [given]:
+            if isinstance(token, int) and token > largest:
+                yield f"{key} of config.json is {token}, the tokenizer's largest token {largest}"
+    spare = 0 if rows is None else rows - largest - 1
+    if rows is not None and spare > max(_PADDED_ROWS, _SPARE_SHARE * rows):
+        yield (
+            f"the embedding has {rows} rows and the tokenizer {largest + 1} tokens: {spare} rows "
+            "to spare are more than padding, so it seems to be another model's"
+        )
 
 
 if __name__ == "__main__":
