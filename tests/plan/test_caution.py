@@ -377,3 +377,11 @@ def test_a_slow_network_is_named_where_gradients_take_most_of_the_step():
     assert fix.startswith("raise train.global_batch (64)")
     assert fix.endswith("take a faster network (cluster.network)")
     assert "collective" not in cautions(*alone)
+
+
+def test_a_plan_over_rdma_names_the_pods_that_do_not_have_it():
+    both = SMALL + "slurm: {partition: gpu}\nkubernetes: {image: 'registry/x:1'}\n"
+    what, fix = cautions(text=both)["network"]
+    assert what.startswith("the plan counts on infiniband-ndr, which the pods of the section")
+    assert fix.endswith("`paceline run --on kubernetes` plans again, over TCP")
+    assert "network" not in cautions("kubernetes.rdma_resource=rdma/hca", text=both)

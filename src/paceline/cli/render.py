@@ -58,9 +58,10 @@ def command(
     from paceline.cli.screen import say
     from paceline.launch.plannable import check_planned, planned
     from paceline.render.example import needs_own_program
+    from paceline.topology.places import at_place
 
     job = read_plannable(job_file, overrides)
-    plan = planned(job)
+    plan = planned(at_place(job, engine))
     rendered = render_job(engine, plan, _with_hosts(job, plan.cluster.ranks_per_node))
     notes = check_planned(job, plan) if renderer_of(plan.engine) == engine else []
     for note in notes:

@@ -84,11 +84,12 @@ def plan_with(
     from paceline.errors import JobError
     from paceline.launch.engine_run import OwnScript, check
     from paceline.launch.plannable import planned
+    from paceline.topology.places import at_place
 
     if job_file is None:
         raise click.UsageError("--with plans the ranks: name a job file as well.")
     job = with_hosts_of(read_job(job_file, overrides), hosts, place)
-    plan = planned(job)
+    plan = planned(at_place(job, place))
     own = OwnScript(path=script, arguments=arguments)
     JobError.raise_for(check(engine, job, plan, place=place, own=own))
     return job, plan, own

@@ -238,8 +238,9 @@ def check_and_plan(job: "Job", place: str, *, dry_run: bool = False) -> "Plan":
         PacelineError: It cannot, with every reason.
     """
     from paceline.launch.plannable import planned
+    from paceline.topology.places import at_place
 
-    plan = planned(job)
+    plan = planned(at_place(job, place))
     _check(job, plan, place, dry_run=dry_run)
     return plan
 

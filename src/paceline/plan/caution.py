@@ -24,11 +24,11 @@ from paceline.parallel.table import table_of
 from paceline.plan.choose import choose
 from paceline.plan.decision import Caution, Unit
 from paceline.plan.host import host_limit_bytes, is_host_assumed
+from paceline.plan.pods import pods_over_tcp
 from paceline.plan.search import estimates_of, search
 from paceline.profile import ModelProfile, last_position, resolve_config
 from paceline.profile.block import dense_parameters, expert_parameters
 from paceline.topology import Cluster
-from paceline.topology.find import lacks_rdma
 from paceline.units import format_bytes, format_seconds, with_article
 
 MOST_BUBBLE = 0.2
@@ -86,7 +86,7 @@ def cautions_of(
     """
     yield from _runs_elsewhere(case, takes)
     yield from _slices_of_nodes(case.cluster)
-    yield from _pods_over_tcp(job, case.cluster)
+    yield from pods_over_tcp(job, case.cluster)
     yield from _newer_patch(case)
     yield from _assumed_length(job)
     yield from _errors_not_kept(job)
@@ -119,22 +119,6 @@ def _slices_of_nodes(cluster: Cluster) -> Iterator[Caution]:
             "from 2.32 on, without peer-to-peer, and was not tried",
             fix=f"set cluster.accelerator to {card}, undivided (nvidia-smi -mig 0)",
         )
-
-
-def _pods_over_tcp(job: Job, cluster: Cluster) -> Iterator[Caution]:
-    """The pods' own network is in no file: its rate is assumed."""
-    rate, link = cluster.network_bytes_per_s, cluster.network_link
-    is_assumed = cluster.known["network_bytes_per_s"] == "estimated"
-    if not (lacks_rdma(job) and is_assumed and link and rate) or cluster.is_local:
-        return
-    unused = "" if job.spec.cluster.network == "auto" else " and not cluster.network"
-    yield Caution(
-        about="network",
-        what=f"the pods ask for no RDMA device, so NCCL uses TCP{unused}; the rate of their "
-        f"network is not known, {8e-9 * rate:.4g} Gb/s a node are assumed",
-        fix="set kubernetes.rdma_resource to what `kubectl describe node` counts RDMA devices as, "
-        "or cluster.network to what the pods have, such as 25GbE",
-    )
 
 
 def _newer_patch(case: Case) -> Iterator[Caution]:

@@ -14,7 +14,7 @@ from paceline.catalog import (
 )
 from paceline.catalog.mig import RATES_WITHIN
 from paceline.errors import JobError
-from paceline.job import ClusterSpec, Job, KubernetesSpec
+from paceline.job import ClusterSpec, Job
 from paceline.topology.cards import (
     check_declared,
     check_gpus_seen,
@@ -34,6 +34,7 @@ from paceline.topology.levels import (
     usual_network_bytes_per_s,
 )
 from paceline.topology.machine import Machine, find_local_machine, with_links
+from paceline.topology.places import lacks_rdma
 from paceline.topology.read_nvidia import FoundGpu, GpuTopology, read_matrices
 from paceline.topology.unknown import EstimatedCard, estimate_card, pcie_bytes_per_s, pcie_link
 from paceline.topology.wiring import levels_of_node
@@ -70,13 +71,6 @@ def find_cluster(spec: ClusterSpec, job: Job, machine: Machine | None = None) ->
     usual = min(wired, key=lambda link: abs(link.bytes_per_s - (cluster.network_bytes_per_s or 0)))
     estimated: dict[str, Known] = {"network_bytes_per_s": "estimated"}
     return replace(cluster.over_network(usual), known={**cluster.known, **estimated})
-
-
-def lacks_rdma(job: Job) -> bool:
-    """Whether the job's nodes are pods that ask for no RDMA device: they talk over TCP, whatever
-    the cluster's NICs can do."""
-    pods, asks = job.spec.kubernetes, job.spec.cluster.rdma is True
-    return pods != KubernetesSpec() and pods.rdma_resource is None and not asks
 
 
 def _find(spec: ClusterSpec, job: Job, machine: Machine | None, catalog: Catalog) -> Cluster:
