@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from paceline.record.verification import Case, RankFacts, Reference
 from paceline.runtime.strategy import make_meshes
-from paceline.runtime.verify.faults import Faults
 from paceline.runtime.verify.model import with_vocab
 from paceline.runtime.verify.reference import make_reference
 from paceline.runtime.verify.steps import Bench, read_epochs, train
@@ -23,7 +22,6 @@ def verify_rank(
     folder: Path,
     device: torch.device,
     *,
-    faults: Faults | None = None,
     on_progress: OnProgress = lambda line: None,
 ) -> tuple[RankFacts, Reference | None]:
     """Everything this rank sees, and on rank 0 the single device's numbers. Collective."""
@@ -39,12 +37,7 @@ def verify_rank(
     truth = torch.load(folder / "truth.pt", map_location=device, weights_only=True)
     meshes = make_meshes(case.layout, device.type)
     bench = Bench(
-        case=case,
-        device=device,
-        truth=truth,
-        folder=folder,
-        faults=faults or Faults(),
-        meshes={case.layout: meshes},
+        case=case, device=device, truth=truth, folder=folder, meshes={case.layout: meshes}
     )
     runs = {}
     for run in case.runs:

@@ -31,7 +31,6 @@ from paceline.runtime.verify.compare import (
     held_bytes,
     pieces_of,
 )
-from paceline.runtime.verify.faults import Faults
 from paceline.runtime.verify.masks import Masks
 from paceline.runtime.verify.model import build_model, job_of, micro_batches, train_spec
 from paceline.runtime.verify.reductions import watch_reductions
@@ -47,7 +46,6 @@ class Bench:
     device: torch.device
     truth: Mapping[str, Tensor]
     folder: Path
-    faults: Faults
     meshes: dict[strategy.Meshes | object, Meshes]
     """By layout: process groups are made once."""
 
@@ -62,35 +60,28 @@ def train(run: Run, bench: Bench) -> RunFacts:
         PlanError: The case's own layout is not possible; that of a run beside it is only noted.
     """
     try:
-        return _Training(run, bench).facts()
+        return Training(run, bench).facts()
     except PlanError as refused:  # the same on every rank: what a layout cannot do is arithmetic
         if run.layout == bench.case.layout and run.compression == "none":
             raise
         return RunFacts(name=run.name, refused="; ".join(each.what for each in refused.problems))
 
 
-class _Noting(NoHooks):
+class Noting(NoHooks):
     """What is noted inside a step."""
 
-    def __init__(self, training: "_Training") -> None:
-        self._training = training
-
-    def pass_by(self, point: str, step: int) -> set[str]:
-        if point == "vote":  # gradients are reduced, and nothing is concluded from them
-            of = self._training
-            of.faults.before_update(of.run, step, of.model, of.meshes)
-        return set()
+    def __init__(self, training: "Training") -> None:
+        self.training = training
 
     def decided(self, outcome: Outcome) -> None:
-        self._training.note_gradients(outcome.step)
+        self.training.note_gradients(outcome.step)
 
 
-class _Training:
+class Training:
     """The state of one run."""
 
     def __init__(self, run: Run, bench: Bench) -> None:
-        self.run, self.case, self.faults = run, bench.case, bench.faults
-        self.bench = bench
+        self.run, self.case, self.bench = run, bench.case, bench
         self.start = time.perf_counter()
         if run.layout not in bench.meshes:
             bench.meshes[run.layout] = make_meshes(run.layout, bench.device.type)
@@ -121,7 +112,7 @@ class _Training:
             seed=self.seed,
             clip_norm=self.train.clip_norm,
             scaler=strategy.LossScaler() if self.precision == "fp16" else None,
-            hooks=_Noting(self),
+            hooks=Noting(self),
         )
         self.watch, self.masks = Watch(), Masks()
         self.gradients: dict[str, Deviation] = {}
@@ -142,7 +133,6 @@ class _Training:
             loaded = state_digest(self.model, self.optimizer)
             if (scaler := self.trainer.scaler) is not None:
                 scaler.load_state_dict(self.bench.scales[run.load])
-        self.faults.built(run, self.model, self.optimizer, self.meshes)
         steps = []
         reductions = None
         # PowerSGD sends whole gradients in its first steps.
@@ -174,14 +164,12 @@ class _Training:
 
     def step(self, number: int) -> StepFacts:
         """One optimizer step, by the driver that trains in a run."""
-        run, model, meshes = self.run, self.model, self.meshes
-        ids = self.faults.ids(run, number, self._ids(number), meshes)
-        step, num_overflows = self._try(number, ids), 0
+        ids = self.ids(number)
+        step, num_overflows = self.try_step(number, ids), 0
         while step.overflowed:
             # A refused step changes nothing: the next one has the same parameters, lower scaled.
             num_overflows += 1
-            step = self._try(number, ids)
-        self.faults.after_update(run, number, model, self.optimizer, meshes)
+            step = self.try_step(number, ids)
         return StepFacts(
             step=number,
             loss_sum=float(step.loss_sum),
@@ -193,26 +181,24 @@ class _Training:
             gradients=self.gradients,
             missing=self.missing,
             parameters=self._parameters(number),
-            digests=digests_of(model),
+            digests=digests_of(self.model),
             masks=self.masks.digests,
             mask_counts=self.masks.counts,
             loss_scale=self.trainer.loss_scale,
             num_overflows=num_overflows,
         )
 
-    def _try(self, number: int, ids: Ids) -> Step:
-        run, model, meshes = self.run, self.model, self.meshes
+    def try_step(self, number: int, ids: Ids) -> Step:
+        """Compute and apply a step of these samples, which an overflow refuses."""
         step = self.trainer.begin(number, learning_rate_at(number, self.train))
-        torch.manual_seed(self.faults.seed(run, number, torch.initial_seed(), meshes))
         self.watch.clear()
         self.masks.clear()
-        batches = micro_batches(self.case, ids, meshes, self.bench.device)
+        batches = micro_batches(self.case, ids, self.meshes, self.bench.device)
         with ExitStack() as stack:
-            if run.watched:
-                stack.enter_context(self.watch.over(model))
-            if run.dropout:
-                stack.enter_context(self.masks.over(model))
-            stack.enter_context(self.faults.around_backward(run, number, model, meshes))
+            if self.run.watched:
+                stack.enter_context(self.watch.over(self.model))
+            if self.run.dropout:
+                stack.enter_context(self.masks.over(self.model))
             step.train(lambda _: next(batches), self.case.num_samples)
         step.apply()
         return step
@@ -225,7 +211,8 @@ class _Training:
         if self.run.watched or self.run.compared:
             self.gradients, self.missing = self._gradients(number)
 
-    def _ids(self, number: int) -> Ids:
+    def ids(self, number: int) -> Ids:
+        """The samples of this rank in a step."""
         layout = self.run.layout
         slots = rank_slots(layout, self.meshes.place.data)
         whole = range(slots[0].start, slots[-1].stop)
