@@ -11,18 +11,18 @@ What follows from each event is in modules of their own. They are as pure as thi
 state they are given, and add to one decision in the making (`decision.py`). Each uses only those
 above it:
 
-    seats        who has which rank, and who is still waited for
-    crew         processes are started and ended
-    ending       the run ends
-    drilling     faults that a drill asked for
-    resizing     the world shrinks and grows; workers leave
-    interrupting a generation is left, in two moves
-    forming      slots are filled, and a generation joins
-    losing       workers are lost
-    laggards     ranks that stand still or are slow
-    progress     state is back, steps are done, ranks are through
-    news         what workers say
-    deadlines    what is due by now
+    rank_assignment  who has which rank, and who is still waited for
+    start_workers    processes are started and ended
+    ending           the run ends
+    drilling         faults that a drill asked for
+    resizing         the world shrinks and grows; workers leave
+    interrupting     a generation is left, in two moves
+    forming          slots are filled, and a generation joins
+    worker_loss      workers are lost
+    stalls           ranks that stand still or are slow
+    progress         state is back, steps are done, ranks are through
+    worker_messages  what workers say
+    deadlines        what is due by now
 """
 
 from typing import assert_never
@@ -98,13 +98,7 @@ def _from_agent(
     match event:
         case say.Started(pid=pid):
             worker.pid = pid
-            decision.record(
-                log.WorkerStarted(
-                    rank=worker.rank,
-                    node=worker.node,
-                    pid=pid,
-                )
-            )
+            decision.record(log.WorkerStarted(rank=worker.rank, node=worker.node, pid=pid))
         case say.Exited():
             worker_gone(state, event.worker, event, decision)
         case say.FaultDone():

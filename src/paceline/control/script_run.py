@@ -10,7 +10,7 @@ Leaves out: recovery in place, which needs our runtime, and more than one machin
 
 import signal
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -342,7 +342,7 @@ def _exited(state: State, event: Exited, clock: Clock) -> list[Action]:
         how = f"exited with 0 after step {reached} of {wanted}"
         state.is_hopeless = not state.has_progressed
         actions += [
-            _lost(event.rank, how, pid=pid, cause="process", step=reached),
+            _lost(event.rank, how, pid=pid, cause="process", last_step=reached),
             *_end(state, f"every {state.setup.word} {how}", clock),
         ]
     return [*actions, *_try_again(state, clock)]
@@ -363,7 +363,7 @@ def _failed(state: State, event: Exited, pid: int | None, clock: Clock) -> list[
     is_outside = -event.returncode in _FROM_OUTSIDE or (raised is not None and raised.is_passing)
     state.is_hopeless = not (state.has_progressed or lasted or is_outside)
     why = f"{state.setup.word} {rank}: {how}" + (f": {words}" if words else "")
-    lost = _lost(rank, how, pid=pid, cause=cause, step=state.step, detail=words)
+    lost = _lost(rank, how, pid=pid, cause=cause, last_step=state.step, detail=words)
     return [lost, *_end(state, why, clock)]
 
 
@@ -416,7 +416,7 @@ def _hangs(state: State, stacks: dict[int, str], clock: Clock) -> list[Action]:
     ]
     how = f"no {state.setup.word} has printed anything for {silence_s:.1f} s"
     rank, pid = min(state.alive.items(), default=(0, 0))
-    actions.append(_lost(rank, how, pid=pid, cause="hang", step=state.step))
+    actions.append(_lost(rank, how, pid=pid, cause="hang", last_step=state.step))
     return [*actions, *_end(state, how, clock)]
 
 
@@ -456,35 +456,12 @@ def _over(state: State, outcome: Outcome, reason: str | None) -> list[Action]:
     end = log.RunFinished(
         outcome=outcome,
         step=state.step,
-        saved_step=None,
-        state_digest=None,
-        held_out_loss=None,
         restarts=state.restarts,
         reason=reason,
         exactness="unknown",
-        baseline_bytes=[],
-        peak_bytes=[],
     )
     return [Signal(signal.SIGKILL), Record(end)]
 
 
-def _lost(
-    rank: int,
-    how: str,
-    *,
-    pid: int | None = None,
-    cause: str,
-    step: int = 0,
-    detail: str | None = None,
-) -> Record:
-    return Record(
-        log.WorkerLost(
-            rank=rank,
-            node=0,
-            pid=pid,
-            how=how,
-            detail=detail,
-            last_step=step,
-            cause=cause,
-        )
-    )
+def _lost(rank: int, how: str, **more: Any) -> Record:
+    return Record(log.WorkerLost(rank=rank, node=0, how=how, **more))

@@ -293,14 +293,14 @@ class WorkerLost(Event, frozen=True, kw_only=True, tag=True):
 
     rank: int
     node: int
-    pid: int | None
+    pid: int | None = None
     how: str
     """`killed by SIGKILL`, `exited with 1`, `node 0 is lost`."""
 
-    detail: str | None
+    detail: str | None = None
     """The worker's own last words, when it had any."""
 
-    last_step: int
+    last_step: int = 0
     """Last step this rank finished."""
 
     cause: str = "unknown"
@@ -542,11 +542,11 @@ class RunFinished(Event, frozen=True, kw_only=True, tag=True):
     saved_step: int | None = None
     """Step of the newest committed checkpoint; None when no rank left a completion record."""
 
-    state_digest: str | None
+    state_digest: str | None = None
     """SHA-256 of parameters and optimizer state, the same on every rank; None unless finished,
     and with `recovery.final_digest: false`."""
 
-    held_out_loss: float | None
+    held_out_loss: float | None = None
     restarts: int
     reason: str | None
     """Why it failed."""
@@ -554,11 +554,11 @@ class RunFinished(Event, frozen=True, kw_only=True, tag=True):
     exactness: Exactness = "bitwise"
     """What is promised of the state: see `ExactnessChanged`."""
 
-    baseline_bytes: list[int | None]
+    baseline_bytes: list[int | None] = []
     """Memory of each rank before the model was built, in rank order; None is what was not
     measured."""
 
-    peak_bytes: list[int | None]
+    peak_bytes: list[int | None] = []
     """Highest memory of each rank, in rank order; None is what was not measured."""
 
 

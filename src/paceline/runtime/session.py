@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -72,9 +72,6 @@ from paceline.runtime.stream import Stateful, Stream, states
 load_compiler()  # here it counts as start-up, not as training
 
 _T = TypeVar("_T")
-
-BUILT_WHOLE = "the model is built whole in the host memory of every rank before it is split"
-"""Begins the note on a factory that cannot be run without its numbers."""
 
 
 class Session:
@@ -191,8 +188,7 @@ class Session:
         a failure, and by a warm spare before it has a rank."""
         if name not in self._kept:
             self._kept[name] = make()
-        kept: _T = self._kept[name]
-        return kept
+        return cast("_T", self._kept[name])
 
     def loader(
         self,
@@ -242,10 +238,9 @@ class Session:
         Args:
             make_model: Builds the whole model on the CPU. Called with torch's, numpy's and Python's
                 generators seeded from `train.seed`, and without memory for parameters: each rank
-                then draws its own part, the same numbers in every layout. A factory that looks at
-                its parameters' numbers is called again as it is, and the whole model is in memory
-                meanwhile.
-                Where ranks have the state from before a failure, nothing is drawn.
+                then draws its own part, the same numbers in every layout; where ranks have the
+                state from before a failure, nothing is drawn. A factory that looks at its
+                parameters' numbers is called as it is, with the whole model in memory meanwhile.
             ways: How a model of your own may be split over tensor and pipeline ranks. Known ones
                 need none, nor do layouts over data ranks alone.
 
@@ -255,40 +250,36 @@ class Session:
         if self._baseline_bytes is None and self.plan.cluster.backend == "gloo":
             self._baseline_bytes = memory.held_bytes(torch.device("cpu"))
         self.progress.enter(Phase.BUILDING)
+        train, plan = self.job.spec.train, self.plan
         options = strategy.options_of(
-            self.job.spec.train,
-            loss_chunk=self.plan.loss_chunk,
-            router_loss=self.plan.router_loss,
+            train, loss_chunk=plan.loss_chunk, router_loss=plan.router_loss
         )
         if self.held.model is not None:
             place = self.place  # after which the model may be of no use any more
         live = self.held.model
         if live is not None:
             self.ways = ways or strategy.ways_of(live)
+            layout, meshes, precision = self.plan.layout, self.meshes, self.precision
             kept = strategy.rejoin(
-                live,
-                self.plan.layout,
-                self.meshes,
-                precision=self.precision,
-                ways=self.ways,
-                options=options,
+                live, layout, meshes, precision=precision, ways=self.ways, options=options
             )
             if kept is not None:
                 return kept
-        blueprint = self._blueprints.of(
-            make_model, self.job.spec.train.seed, self.member.generation
-        )
+        blueprint = self._blueprints.of(make_model, train.seed, self.member.generation)
         place = self.place
         if self._baseline_bytes is None:
             self._baseline_bytes = memory.held_bytes(place.device)
         whole = blueprint.take_model()
         draws, weights = not self.held.is_anywhere, None
-        if isinstance(make_model, FromPretrained) and (draws or self.job.spec.train.adapter):
+        if isinstance(make_model, FromPretrained) and (draws or train.adapter):
             weights = make_model.weights_of(whole, digest=self.run.info().weights_digest or "")
         self.ways = ways or strategy.ways_of(whole)
-        self._say_risks()
+        asked = train.gradient_compression
+        if asked in strategy.RISKS:
+            self._note(f"train.gradient_compression {asked}: {strategy.RISKS[asked]}")
         if blueprint.why_whole is not None:
-            self._note(f"{BUILT_WHOLE}: its factory {blueprint.why_whole}")
+            why = f"its factory {blueprint.why_whole}"
+            self._note(f"the model is whole in every rank's host memory before it is split: {why}")
         offloads = self.plan.layout.offload == "cpu"
         model = strategy.apply(
             whole,
@@ -493,24 +484,16 @@ class Session:
             meshes = strategy.make_meshes(self.plan.layout, place.device.type)
         # The world that answered, not the one that was asked for.
         self.channel.send(say.Met(world_size=len(self.held.applied), backend=dist.get_backend()))
-        self._check_precision(place.device)
-        self._place, self._meshes = place, meshes
-        self.progress.enter(Phase.BUILDING)
-
-    def _check_precision(self, device: torch.device) -> None:
         PlanError.raise_for(
             strategy.check_precision(
-                self.precision, self.plan.layout, device.type, capability_of(device)
+                self.precision, self.plan.layout, place.device.type, capability_of(place.device)
             )
         )
         strategy.set_up_precision(self.precision)
-
-    def _say_risks(self) -> None:
-        """What comes with the compression that the job asks for; once, not after each restart."""
-        asked = self.job.spec.train.gradient_compression
-        if asked in strategy.RISKS:
-            self._note(f"train.gradient_compression {asked}: {strategy.RISKS[asked]}")
+        self._place, self._meshes = place, meshes
+        self.progress.enter(Phase.BUILDING)
 
     def _note(self, text: str) -> None:
+        """Record what is to be known of the run: once, not after each restart."""
         if self.place.generation == 1:
             self.report(events.Noted(text=text))
