@@ -103,20 +103,24 @@ def _parts_of(
     saved = saved * here.trained_share
     parts["checkpoint"] = np.asarray(h.saving_share * saved / t.num_ranks())
     slack = (h.reserved_share - 1) * (activations + gathered)
-    parts["slack"] = np.asarray(slack + cached + _on_side_streams(t, h, here, then.gradients))
+    parts["slack"] = np.asarray(slack + (cached + _on_side_streams(t, h, here, then.gradients)))
     parts["overhead"] = np.broadcast_to(np.asarray(h.overhead_bytes, float), np.shape(dense))
     return {name: np.asarray(parts[name]) for name in PARTS}
 
 
-def fullest(model: Model, layouts: Layouts, holdings: Holdings) -> dict[str, Column]:
-    """Bytes by part on the fullest rank: the first, second or last stage.
+def fullest_stages(t: Layouts) -> list[Column]:
+    """The stages of which one is the fullest: the first, second or last one.
 
     Stages between the second and the last hold fewer micro-batches of as many blocks than the
     second, so one of the three is the fullest.
     """
-    last = layouts.pipeline - 1
-    stages = [0, np.minimum(1, last), last]
-    tables = memory_parts(model, layouts, holdings, stages)
+    last = np.asarray(t.pipeline) - 1
+    return [np.asarray(0), np.minimum(1, last), last][: 1 + min(int(last.max(initial=0)), 2)]
+
+
+def fullest(model: Model, layouts: Layouts, holdings: Holdings) -> dict[str, Column]:
+    """Bytes by part on the fullest rank."""
+    tables = memory_parts(model, layouts, holdings, fullest_stages(layouts))
     totals = np.stack([np.broadcast_to(total_of(each.values()), len(layouts)) for each in tables])
     worst = np.argmax(totals, axis=0)
     return {
@@ -220,6 +224,7 @@ def _fullest_moment(
         later = later + mine * each.deferred
         working = np.maximum(working, each.again * (mine > 0))
         peak = np.maximum(peak, each.peak * (mine > 0))
+    mine = here.block_share * sum(np.asarray(each.count, float) for each in model.blocks)
     outside = outside_bytes(model.head_inputs, model.head_outputs, h.kernels)
     held: Column = np.asarray(1.0)
     held_head: Column = np.asarray(1.0)
@@ -236,8 +241,8 @@ def _fullest_moment(
         given = np.where(here.has_head & (stages == 1), 0.0, held * stages + 1) * (t.pipeline > 1)
         in_loop = (t.schedule == _INTERLEAVED) & (t.chunks > 1)
         if np.any(in_loop):
-            mine = here.block_share * sum(np.asarray(each.count, float) for each in model.blocks)
-            most = held_in_loop(*order[:-1], chunk_blocks(model, t, mine, here.has_head))
+            of_stages = chunk_blocks(model, t, mine, here.has_head)
+            most = held_in_loop(*order[:-1], of_stages)
             held = np.where(in_loop, most / np.maximum(mine, 1), held)
         whole = h.kernels.stream_bytes * whole_share(h, stream) * model.head_inputs
         blocks = tokens * (held * kept + put_off * later + given * whole)
@@ -278,14 +283,14 @@ def _fullest_moment(
         # The first block to go backward is the last one: there are gradients of it and of the head.
         # The second micro-batch finds those of its stage; at a rank's first stage, which comes
         # last, those of all its stages.
-        count = np.maximum(here.block_share * sum(np.asarray(b.count) for b in model.blocks), 1)
+        count = np.maximum(mine, 1)
         inside, v = here.dense + here.routed - here.root, stages_each(t.schedule, t.chunks)
         head = here.root * (here.has_head | (t.pipeline == 1))
         share, of_stage = ((head + inside / n) / (here.root + inside) for n in (count, v))
         early, first = np.where(appear, 0.0, gradients), np.where(appear, share, 1.0) * gradients
         if is_staged and np.any(in_loop & here.has_head):
             # Its last stage has gone backward when the second loss is there.
-            begun = head + inside * chunk_blocks(model, t, mine, here.has_head).last / count
+            begun = head + inside * of_stages.last / count
             early = np.where(
                 appear & in_loop & here.has_head, begun / (here.root + inside) * gradients, early
             )
@@ -293,26 +298,29 @@ def _fullest_moment(
         second = tokens * kept * np.maximum((t.accumulation - 1) / v, 1 / count) + once
         before = tokens * kept * (t.accumulation - 1 / v) + once
         at_last = [
-            _Moment(np.where(appear, held_then, 0.0), gathered_block, theirs * gradients)
+            _Moment(appear * held_then, gathered_block, theirs * gradients)
             for held_then, theirs in ((second, 1.0), (before, of_stage))[: 1 + is_staged]
         ]
         if np.any(is_first & here.has_head):
             one = tokens * (kept + kept_outside + one_head / t.tensor)
             next_loss = np.where(appear & is_first & here.has_head, at_loss - one, 0.0)
             at_last.append(_Moment(next_loss, gathered_loss, gradients))
-    fullest_of = _Moment(at_loss, gathered_loss, early)
-    most = total_of(fullest_of)
-    cached: Column = none
-    for then in (
-        _Moment(blocks, gathered_head, early),
+    moments = [
         _Moment(at_block, gathered_block, first),
         *at_last,
         _Moment(none, np.maximum(gathered_root, stepping), _with_sums(gradients, t, h)),
-    ):
+    ]
+    if np.any(here.has_head):
+        apart = [_Moment(blocks, gathered_head, early)] if np.any(h.ways.wraps_ends) else []
+        moments = [_Moment(at_loss, gathered_loss, early), *apart, *moments]
+    fullest_of, most, cached = moments[0], total_of(moments[0]), none
+    for then in moments[1:]:
         held_then = total_of(then)
         if then.activations is none and np.any(h.ways.flat_step):
             cached = h.ways.flat_step * (stepping + most - np.maximum(most, held_then))
         is_more = held_then > most
+        if not is_more.any():
+            continue
         most = np.maximum(most, held_then)
         pairs = zip(then, fullest_of, strict=True)
         fullest_of = _Moment(

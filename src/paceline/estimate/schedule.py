@@ -176,7 +176,8 @@ def held_in_loop(
     def forward(number: Column, first: Column, count: Column) -> Column:
         """How many of `number` chunks in order are of the `count` stages from `first` on."""
         rounds = np.floor(number / (q * v))
-        return count * q * rounds + np.clip(number - rounds * q * v - first * q, 0, count * q)
+        more = np.maximum(number - rounds * q * v - first * q, 0)
+        return count * q * rounds + np.minimum(more, count * q)
 
     held = []
     for gone in (0.0, q):

@@ -175,7 +175,7 @@ def _balanced(n: Column, p: Column, head: Column, least: Column) -> tuple[Column
     slow, last, seconds = np.ceil(n / p), np.ceil(n / p), np.full(np.shape(n / p), 1e30)
     fair = np.floor((n - (p - 1) * head) / p)
     for more in (0, 1, 2):
-        fewer = np.clip(fair + more, least, n)
+        fewer = np.minimum(np.maximum(fair + more, least), n)
         others = np.ceil((n - fewer) / np.maximum(p - 1, 1))
         time = np.maximum(others, fewer + head)
         is_better = time < seconds - 1e-9

@@ -14,7 +14,7 @@ import numpy as np
 from paceline.errors import Problem
 from paceline.estimate import Case
 from paceline.estimate.engine_memory import holdings_of
-from paceline.estimate.memory import memory_parts
+from paceline.estimate.memory import fullest_stages, memory_parts
 from paceline.job import Job
 from paceline.parallel import Layout, Layouts, table_of
 from paceline.parallel.table import code_of
@@ -116,11 +116,9 @@ def _off_accelerators(layouts: Layouts, case: Case) -> tuple[Any, Any]:
         in_memory = np.where(is_disk, added_up, 0.0)
         sums = holdings.ways.hosts_sums * ~is_full * (layouts.accumulation > 1)
         beside = _FLOAT32_BYTES + added_up - in_memory + sums * holdings.gathered_bytes
-    last = layouts.pipeline - 1
     most: Any = 0.0
     stay: Any = 0.0
-    stages = (0, np.minimum(1, last), last)
-    for parts in memory_parts(case.model, on_device, holdings, stages):
+    for parts in memory_parts(case.model, on_device, holdings, fullest_stages(layouts)):
         trained = parts["optimizer"] / holdings.moment_bytes
         moved = parts["parameters"]
         if not hosts:

@@ -9,13 +9,14 @@ small (see `parallel.candidates`), so what depends on a few of them is worked ou
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
 from paceline.estimate import Case, Estimate, Prices, price
 from paceline.estimate.estimate import case_holdings
-from paceline.estimate.memory import memory_parts
+from paceline.estimate.memory import fullest_stages, memory_parts
 from paceline.estimate.step import slow_end, step_terms, total_of
 from paceline.parallel import Layout, Layouts
 from paceline.parallel.candidates import Grid, Space, grids
@@ -30,6 +31,11 @@ FEW = 48
 
 _MOST_NEAR = 20_000
 """Rows kept that are within the margin; more than a thousand are rare."""
+
+_POOL_BYTES = 2**24
+"""Size of an array that a search allocates and frees before anything else. glibc then keeps up to
+twice as much freed memory for the next arrays (mallopt(3), M_MMAP_THRESHOLD, M_TRIM_THRESHOLD). By
+default it returns the pages of each grid's columns to the kernel, which zeroes them again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +120,7 @@ def search(space: Space, case: Case, *, limit_bytes: float, margin: float) -> Fo
         margin: Share of the fastest time that a simpler layout may be slower.
     """
     began = time.perf_counter()
+    np.empty(_POOL_BYTES, np.uint8)
     kept: list[Grid] = []
     near: list[tuple[int, Column, Column, Column]] = []
     everything: list[tuple[int, Column, Column, Column]] = []
@@ -171,14 +178,8 @@ def grid_seconds(layouts: Layouts, case: Case) -> Column:
 def grid_bytes(layouts: Layouts, case: Case) -> Column:
     """Bytes of the fullest rank for every cell of a grid: the total of `price`."""
     holdings = case_holdings(layouts, case)
-    last = layouts.pipeline - 1
-    stages = [0, np.minimum(1, last), last] if np.any(last > 0) else [0]
-    totals = [
-        total_of(parts.values()) for parts in memory_parts(case.model, layouts, holdings, stages)
-    ]
-    memory: Any = totals[0]
-    for total in totals[1:]:
-        memory = np.maximum(memory, total)
+    stages = memory_parts(case.model, layouts, holdings, fullest_stages(layouts))
+    memory = reduce(np.maximum, (total_of(parts.values()) for parts in stages))
     return np.broadcast_to(memory, layouts.shape)
 
 
@@ -194,7 +195,7 @@ def _note_ways(
     ]
     places = [(kind, np.flatnonzero(kinds == kind)) for kind in sorted(set(kinds.tolist()))]
     for values, best in ((step, fastest), (memory, leanest)):
-        least = values.min(axis=(1, 2))
+        least = values.min(axis=1).min(axis=1)
         for context, expert, rows in ways:
             lines = least[rows].min(axis=0)
             for kind, columns in places:
