@@ -7,15 +7,15 @@ launch against the script it starts; a manifest or batch script against the scri
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from paceline.check.finding import Finding
 from paceline.check.lint.configs import Config
 from paceline.check.lint.configs.kubernetes import read_jobs
-from paceline.check.lint.configs.launch_line import Launch, file_name, launches_in
+from paceline.check.lint.configs.launch_line import Launch, file_name, launches_in, whole
 from paceline.check.lint.configs.marked import Marked
-from paceline.check.lint.configs.say import found
+from paceline.check.lint.configs.say import Fault, findings
 from paceline.check.lint.configs.scene import Scene, scene_of, started
 from paceline.check.lint.configs.variables import Variable, check_variables
 from paceline.check.lint.context import Context, merged
@@ -129,59 +129,38 @@ def _said_by_accelerate(config: Marked) -> Context:
     return Context(nodes=nodes, world_size=world, devices=world // nodes if world else None)
 
 
-def check_across(
-    configs: Sequence[Config], programs: Set[str], context: Context
-) -> Iterator[Finding]:
-    """What configurations show together.
-
-    Args:
-        programs: Names of the programs that launch lines are held against, one by one:
-            `check_beside`.
-    """
-    starts = starts_in(configs, context)
-    deepspeed = _named(configs, "deepspeed")
-    for start in starts:
-        yield from _check_arguments(start.launch, deepspeed)
+def check_across(configs: Sequence[Config], context: Context) -> Iterator[Finding]:
+    """What configurations show together: the arguments of launch lines against the DeepSpeed files
+    that they name."""
+    deepspeed = {file_name(one.path): one for one in configs if one.kind == "deepspeed"}
+    for start in starts_in(configs, context):
+        named = start.launch.argument("deepspeed", "deepspeed_config", "ds_config")
+        config = deepspeed.get(file_name(named.text)) if named is not None else None
+        if config is not None:
+            yield from findings(config.path, _check_arguments(start.launch, config.document))
 
 
 def check_beside(program: Program, starts: Sequence[Start], context: Context) -> Iterator[Finding]:
     """What a program shows beside the configurations, and the launch lines that start it."""
     for start in starts:
-        if _target(start) == file_name(program.path):
-            yield from _check_start(start, program)
-    yield from check_variables(variables_in(program), context)
+        target = start.launch.target
+        if target is not None and file_name(target.text) == file_name(program.path):
+            yield from findings(start.launch.path, _check_start(start, program))
+    yield from findings(program.path, check_variables(variables_in(program), context))
 
 
-def _named(configs: Sequence[Config], kind: str) -> dict[str, Config]:
-    return {file_name(one.path): one for one in configs if one.kind == kind}
-
-
-def _target(start: Start) -> str | None:
-    target = start.launch.target
-    return file_name(target.text) if target is not None else None
-
-
-def variables_in(program: Program) -> list[Variable]:
+def variables_in(program: Program) -> Iterator[Variable]:
     """`os.environ["NAME"] = "text"`, setdefault, update, `|=` and putenv, where name and text are
     written out."""
     if "environ" not in program.text and "putenv" not in program.text:
-        return []
-    return [
-        Variable(
-            name=key.value,
-            value=value.value,
-            path=program.path,
-            line=key.lineno,
-            column=(node if node.lineno == key.lineno else key).col_offset + 1,
-        )
-        for node in program.source.nodes
-        if isinstance(node, ast.stmt | ast.expr)
-        for key, value in _set_in(node)
-        if isinstance(key, ast.Constant)
-        and isinstance(key.value, str)
-        and isinstance(value, ast.Constant)
-        and isinstance(value.value, str)
-    ]
+        return
+    for node in program.source.nodes:
+        for key, value in _set_in(node):
+            match key, value:
+                case ast.Constant(value=str(name)), ast.Constant(value=str(text)):
+                    at = node if getattr(node, "lineno", 0) == key.lineno else key
+                    column = getattr(at, "col_offset", 0) + 1
+                    yield Variable(name=name, value=text, line=key.lineno, column=column)
 
 
 def _set_in(node: ast.AST) -> Iterator[tuple[ast.AST | None, ast.AST]]:
@@ -230,7 +209,7 @@ def _needs_launcher(program: Program) -> bool:
     )
 
 
-def _check_start(start: Start, program: Program) -> Iterator[Finding]:
+def _check_start(start: Start, program: Program) -> Iterator[Fault]:
     """A launch line against the script it starts."""
     launch, scene = start.launch, start.scene
     if launch.program != "python":
@@ -244,29 +223,30 @@ def _check_start(start: Start, program: Program) -> Iterator[Finding]:
             "starts it"
         )
         fix = f"torchrun --standalone --nproc-per-node=gpu {file_name(program.path)} ..."
-        yield found("launcher-plain-python", launch.path, launch.line, what, fix)
+        yield Fault("launcher-plain-python", launch.line, what, fix)
 
 
 _SAME = (
-    ("per_device_train_batch_size", ("train_micro_batch_size_per_gpu",)),
-    ("gradient_accumulation_steps", ("gradient_accumulation_steps",)),
+    ("per_device_train_batch_size", "train_micro_batch_size_per_gpu"),
+    ("gradient_accumulation_steps", "gradient_accumulation_steps"),
 )
 """Argument of the script -> the key of DeepSpeed's file that must say the same."""
 
 
-def _check_arguments(launch: Launch, deepspeed: Mapping[str, Config]) -> Iterator[Finding]:
+def _check_arguments(launch: Launch, config: Marked) -> Iterator[Fault]:
     """Arguments on the command line against the DeepSpeed file that it names."""
-    named = launch.argument("deepspeed", "deepspeed_config", "ds_config")
-    config = deepspeed.get(file_name(named.text)) if named is not None else None
-    if config is None:
-        return
-    for argument, path in _SAME:
-        word, key = launch.argument(argument), config.document.at(*path)
-        given = int(word.text) if word is not None and word.text.isdigit() else None
-        if word is not None and key is not None:
-            yield from _differ(config, key, path[-1], given, launch.path, word.line, argument)
+    for argument, name in _SAME:
+        word, key, number = launch.argument(argument), config.at(name), config.number(name)
+        given = whole(word.text) if word is not None else None
+        if word is not None and key is not None and None not in {given, number} and given != number:
+            what = (
+                f"{name} is {number} here, and {argument} is {given} in {launch.path} line "
+                f"{word.line}"
+            )
+            seen = ((launch.path, word.line, f"{argument}={given}"),)
+            yield Fault("ds-batch-size-mismatch", key, what, f'"{name}": "auto"', seen=seen)
     for argument, other in (("bf16", "fp16"), ("fp16", "bf16")):
-        word, key = launch.argument(argument), config.document.at(other)
+        word, key = launch.argument(argument), config.at(other)
         if word is None or key is None or word.text.lower() in {"false", "0", "no"}:
             continue
         if key.true("enabled"):
@@ -275,29 +255,5 @@ def _check_arguments(launch: Launch, deepspeed: Mapping[str, Config]) -> Iterato
                 f"--{argument}"
             )
             fix = '"enabled": "auto" in both, and one option on the command line'
-            yield found(
-                "ds-fp16-bf16-both",
-                config.path,
-                key.line,
-                what,
-                fix,
-                evidence=[(launch.path, word.line, f"--{argument}")],
-            )
-
-
-def _differ(
-    config: Config, key: Marked, name: str, given: int | None, path: str, line: int, argument: str
-) -> Iterator[Finding]:
-    number = key.number()
-    if given is None or number is None or given == number:
-        return
-    what = f"{name} is {number} here, and {argument} is {given} in {path} line {line}"
-    fix = f'"{name}": "auto"'
-    yield found(
-        "ds-batch-size-mismatch",
-        config.path,
-        key.line,
-        what,
-        fix,
-        evidence=[(path, line, f"{argument}={given}")],
-    )
+            seen = ((launch.path, word.line, f"--{argument}"),)
+            yield Fault("ds-fp16-bf16-both", key, what, fix, seen=seen)

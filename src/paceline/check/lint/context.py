@@ -38,9 +38,13 @@ class Context:
 
     def version(self, package: str) -> tuple[int, ...] | None:
         """Numbers of a package's version, `(2, 6, 0)`; None when it is not known."""
-        text = self.versions.get(package)
-        numbers = re.match(r"(\d+(?:\.\d+)*)", text) if text else None
-        return tuple(int(part) for part in numbers[1].split(".")) if numbers else None
+        return version_numbers(self.versions.get(package, "")) or None
+
+
+def version_numbers(text: str) -> tuple[int, ...]:
+    """`(2, 6, 0)` of "2.6.0+cpu"; nothing of what begins with no number."""
+    numbers = re.match(r"\d+(?:\.\d+)*", text)
+    return tuple(map(int, numbers[0].split("."))) if numbers else ()
 
 
 def merged(first: Context, second: Context) -> Context:

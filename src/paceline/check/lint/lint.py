@@ -21,6 +21,7 @@ from paceline.check.lint.configs import Config, Planned, check_config, check_pla
 from paceline.check.lint.configs import Unreadable as UnreadableConfig
 from paceline.check.lint.configs.launch_line import file_name
 from paceline.check.lint.configs.marked import NoParser
+from paceline.check.lint.configs.say import findings as findings_of
 from paceline.check.lint.context import Context, merged
 from paceline.check.lint.facts.files import Files
 from paceline.check.lint.facts.program import read_program
@@ -195,11 +196,11 @@ def lint_files(
         found = judged.over(path, config.kind, partial(check_config, config, own))
         if config.kind == "job" and not found:
             plan = planned(path)
-            judged.findings += check_planned(path, config.document, plan)
+            judged.findings += findings_of(path, check_planned(config.document, plan))
             if isinstance(plan, str):
                 not_planned.append(Unread(path=path, line=None, what=plan))
     if configs:
-        across = partial(check_across, configs, once, context)
+        across = partial(check_across, configs, context)
         judged.over(configs[0].path, "check_across", across)
     broken = set(judged.broken)
     root = commonprefix([f"{path.rpartition('/')[0]}/" for path in sources]).rpartition("/")[0]

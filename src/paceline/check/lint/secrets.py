@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.finding import Finding
-from paceline.check.lint.configs.say import ERROR, INFO, found
+from paceline.check.lint.configs.say import ERROR, INFO, Fault, findings
 from paceline.job.secrets import find_in_lines
 
 SECRET = "secret-in-file"
@@ -34,7 +34,7 @@ def check_secrets_in(path: str, text: str, *, in_code: bool) -> Iterator[Finding
             what += LOOKS_REAL
         elif secret.certainty == "word":
             level = INFO
-        yield found(SECRET, path, secret.line, f"{what} (not shown)", level=level)
+        yield from findings(path, [Fault(SECRET, secret.line, f"{what} (not shown)", None, level)])
 
 
 def _docstrings(text: str) -> frozenset[int]:

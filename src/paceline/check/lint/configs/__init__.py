@@ -8,8 +8,8 @@ from paceline.check.finding import Finding
 from paceline.check.lint.configs.accelerate import check_accelerate, is_accelerate
 from paceline.check.lint.configs.deepspeed import check_deepspeed, is_deepspeed
 from paceline.check.lint.configs.degrees import check_parallel, is_parallel
-from paceline.check.lint.configs.kubernetes import is_manifest
-from paceline.check.lint.configs.kubernetes_rules import check_manifest
+from paceline.check.lint.configs.kubernetes import check_manifest, is_manifest
+from paceline.check.lint.configs.launch_rules import check_script
 from paceline.check.lint.configs.marked import (
     Bomb,
     Marked,
@@ -26,14 +26,15 @@ from paceline.check.lint.configs.planned import (
     is_job,
     is_plan,
 )
-from paceline.check.lint.configs.script_rules import check_script
+from paceline.check.lint.configs.say import Fault, findings
 from paceline.check.lint.configs.shell import Script, read_shell
 from paceline.check.lint.configs.small_kinds import (
-    check_dockerfile,
-    check_environment,
+    dockerfile_variables,
+    environment_variables,
     is_dockerfile,
     is_environment,
 )
+from paceline.check.lint.configs.variables import check_variables
 from paceline.check.lint.context import Context
 
 __all__ = ["Config", "Planned", "Unreadable", "check_config", "check_planned", "read_config"]
@@ -156,15 +157,16 @@ def _of_text(path: str, name: str, ending: str, text: str) -> Config | None:
     return _first(path, text, (), kinds)
 
 
-_CHECKS: dict[str, Callable[[Config, Context], Iterator[Finding]]] = {
+_CHECKS: dict[str, Callable[[Config, Context], Iterator[Fault]]] = {
+    "shell": lambda one, context: check_script(one.script, context) if one.script else iter(()),
     "manifest": lambda one, context: check_manifest(one.path, one.documents, context),
-    "accelerate": lambda one, context: check_accelerate(one.path, one.document, context),
-    "parallel": lambda one, context: check_parallel(one.path, one.document, context),
-    "plan": lambda one, context: check_plan(one.path, one.document, one.text),
+    "accelerate": lambda one, context: check_accelerate(one.document, context),
+    "parallel": lambda one, context: check_parallel(one.document, context),
+    "plan": lambda one, context: check_plan(one.document, one.text),
     "job": lambda one, context: check_job(one.path, one.text),
-    "deepspeed": lambda one, context: check_deepspeed(one.path, one.document, context),
-    "dockerfile": lambda one, context: check_dockerfile(one.path, one.text, context),
-    "environment": lambda one, context: check_environment(one.path, one.text, context),
+    "deepspeed": lambda one, context: check_deepspeed(one.document, context),
+    "dockerfile": lambda one, context: check_variables(dockerfile_variables(one.text), context),
+    "environment": lambda one, context: check_variables(environment_variables(one.text), context),
     "requirements": lambda one, context: iter(()),
 }
 """Kind -> what is wrong in a file of it."""
@@ -172,7 +174,4 @@ _CHECKS: dict[str, Callable[[Config, Context], Iterator[Finding]]] = {
 
 def check_config(config: Config, context: Context) -> Iterator[Finding]:
     """What one configuration shows by itself and in its context."""
-    if config.script is not None:
-        yield from check_script(config.script, context)
-    else:
-        yield from _CHECKS[config.kind](config, context)
+    return findings(config.path, _CHECKS[config.kind](config, context))

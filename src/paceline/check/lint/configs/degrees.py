@@ -3,10 +3,9 @@ arguments of Megatron-LM and its like, and in YAML of NeMo and its like, by the 
 
 from collections.abc import Callable, Iterator
 
-from paceline.check.finding import Finding
 from paceline.check.lint.configs.launch_line import Launch, whole
 from paceline.check.lint.configs.marked import Marked
-from paceline.check.lint.configs.say import found
+from paceline.check.lint.configs.say import Fault, Placed
 from paceline.check.lint.configs.scene import Scene, started
 from paceline.check.lint.context import Context
 from paceline.units import counted
@@ -28,19 +27,18 @@ _UNEVEN = (
 )
 """Settings with which stages need not have equally many layers."""
 
-Given = Callable[..., tuple[int | None, int] | None]
-"""By the names of a setting, its positive whole number and line; None where it is not given."""
+Given = Callable[..., tuple[int | None, Placed] | None]
+"""By the names of a setting, its positive whole number and place; None where it is not given."""
 
 
-def check_megatron(launch: Launch, scene: Scene) -> Iterator[Finding]:
+def check_megatron(launch: Launch, scene: Scene) -> Iterator[Fault]:
     """What the degrees in a launch of Megatron-LM, or of a script with its words, contradict."""
 
-    def given(*names: str) -> tuple[int | None, int] | None:
+    def given(*names: str) -> tuple[int | None, Placed] | None:
         word = launch.argument(*names)
-        return None if word is None else (whole(word.text) or None, word.line)
+        return None if word is None else (whole(word.text) or None, word)
 
-    world = started(launch, scene).world or scene.context.num_processes
-    yield from _check(launch.path, given, world)
+    yield from _check(given, started(launch, scene).world or scene.context.num_processes)
 
 
 def is_parallel(document: Marked) -> bool:
@@ -48,19 +46,17 @@ def is_parallel(document: Marked) -> bool:
     return _find(document, *TENSOR, *PIPELINE) is not None
 
 
-def check_parallel(path: str, document: Marked, context: Context) -> Iterator[Finding]:
+def check_parallel(document: Marked, context: Context) -> Iterator[Fault]:
     """What the degrees of a YAML file contradict, at any depth of it."""
 
-    def given(*names: str) -> tuple[int | None, int] | None:
+    def given(*names: str) -> tuple[int | None, Placed] | None:
         value = _find(document, *names)
         number = value.number() if value is not None else None
-        return None if value is None else (number if (number or 0) > 0 else None, value.line)
+        return None if value is None else (number if (number or 0) > 0 else None, value)
 
     per_node = document.number("trainer", "devices") or context.gpus_per_node or context.devices
     nodes = document.number("trainer", "num_nodes") or context.nodes
-    yield from _check(
-        path, given, per_node * nodes if per_node and nodes else context.num_processes
-    )
+    yield from _check(given, per_node * nodes if per_node and nodes else context.num_processes)
 
 
 def _find(document: Marked, *names: str) -> Marked | None:
@@ -69,7 +65,7 @@ def _find(document: Marked, *names: str) -> Marked | None:
     return next((value for name, value in inside if name in names), None)
 
 
-def _check(path: str, given: Given, world: int | None) -> Iterator[Finding]:
+def _check(given: Given, world: int | None) -> Iterator[Fault]:
     place = given(*TENSOR) or given(*PIPELINE)
     if place is None:
         return
@@ -86,7 +82,7 @@ def _check(path: str, given: Given, world: int | None) -> Iterator[Finding]:
             f"divide {counted(world, 'rank')}"
         )
         fix = "choose degrees whose product divides the number of ranks"
-        yield found("divisibility", path, place[1], what, fix=fix)
+        yield Fault("divisibility", place[1], what, fix)
         return
     for name, degree, by in (
         ("num_attention_heads", tensor, "tensor"),
@@ -95,27 +91,26 @@ def _check(path: str, given: Given, world: int | None) -> Iterator[Finding]:
         ("num_layers", 1 if given(*_UNEVEN) else pipeline, "pipeline"),
         ("seq_length", 2 * cut if cut > 1 else 1, "2 x context"),
     ):
-        size, line = given(name) or (None, 0)
+        size, at = given(name) or (None, 0)
         if size and size % degree and not (name == "num_query_groups" and degree % size == 0):
             what = f"{name} {size} is not divisible by {by} parallel {degree}"
-            fix = f"choose a degree that divides {size}"
-            yield found("divisibility", path, line, what, fix=fix)
-    micro, (batch, line) = number("micro_batch_size"), given("global_batch_size") or (None, 0)
+            yield Fault("divisibility", at, what, f"choose a degree that divides {size}")
+    micro, (batch, at) = number("micro_batch_size"), given("global_batch_size") or (None, 0)
     if not (world and micro and batch):
         return
     data = world // split
     if batch % (micro * data):
         what = f"global batch {batch} is not a multiple of micro-batch {micro} x {data} data ranks"
-        yield found("divisibility", path, line, what, fix=f"a multiple of {micro * data}")
+        yield Fault("divisibility", at, what, f"a multiple of {micro * data}")
     elif pipeline > 1:
         chunk, layers = number("num_layers_per_virtual_pipeline_stage"), number("num_layers")
         chunks = number("virtual_pipeline_model_parallel_size") or 1
         chunks = layers // (pipeline * chunk) if chunk and layers else chunks
-        line = (given(*PIPELINE) or place)[1]
-        yield from bubble(path, line, pipeline, batch // (micro * data), max(chunks, 1))
+        at = (given(*PIPELINE) or place)[1]
+        yield from bubble(at, pipeline, batch // (micro * data), max(chunks, 1))
 
 
-def bubble(path: str, line: int, stages: int, batches: int, chunks: int) -> Iterator[Finding]:
+def bubble(at: int | Placed, stages: int, batches: int, chunks: int) -> Iterator[Fault]:
     """A pipeline whose stages wait more than a fifth of a step.
 
     Source: arXiv:2104.04473, section 2.2: (p - 1) / (v m) of the ideal time.
@@ -125,4 +120,4 @@ def bubble(path: str, line: int, stages: int, batches: int, chunks: int) -> Iter
         enough = -(-4 * (stages - 1) // chunks)
         what = f"{stages} stages with {batches} micro-batches wait {share:.0%} of each step"
         fix = f"{enough} micro-batches or more, fewer stages, or interleaved chunks"
-        yield found("pipeline-bubble", path, line, what, fix=fix)
+        yield Fault("pipeline-bubble", at, what, fix)

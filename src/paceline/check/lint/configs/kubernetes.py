@@ -10,10 +10,12 @@ from dataclasses import dataclass, field, replace
 
 from paceline.catalog.generation import gpu_in
 from paceline.check.lint.configs.launch_line import Launch, read_launch
+from paceline.check.lint.configs.launch_rules import check_launch
 from paceline.check.lint.configs.marked import Marked
+from paceline.check.lint.configs.say import Fault
 from paceline.check.lint.configs.scene import Scene
 from paceline.check.lint.configs.shell import Word, commands_of
-from paceline.check.lint.configs.variables import Variable
+from paceline.check.lint.configs.variables import Variable, check_variables
 from paceline.check.lint.context import Context
 from paceline.check.lint.words import words_of
 
@@ -49,16 +51,14 @@ class Pods:
                         return value.number() or 0
         return 0
 
-    def variables(self, path: str) -> dict[str, Variable]:
+    def variables(self) -> dict[str, Variable]:
         """The container's environment; what comes from a secret has an empty text."""
         found = {}
         for entry in (self.container.at("env") or Marked([], 0)).items():
             name, place = entry.text("name"), entry.at("value") or entry
             if name is not None:
                 value = entry.text("value") or ""
-                found[name] = Variable(
-                    name=name, value=value, path=path, line=place.line, column=place.column
-                )
+                found[name] = Variable(name=name, value=value, line=place.line, column=place.column)
         return found
 
 
@@ -206,26 +206,75 @@ def _trainer(containers: Sequence[Marked]) -> Marked:
 def _launches(job: ClusterJob) -> Iterator[Launch]:
     """What the containers, or a RayJob's entrypoint, start."""
     entry = job.document.at("spec", "entrypoint")
-    if job.kind == "RayJob" and entry is not None and isinstance(entry.value, str):
-        words: tuple[Word, ...] = (
-            Word("bash", entry.line),
-            Word("-c", entry.line),
-            Word(entry.value, entry.text_line or entry.line, single=True),
+    starts = [
+        (
+            pods.variables(),
+            [
+                Word(str(each.value), each.text_line or each.line, each.column, single=True)
+                for key in ("command", "args")
+                for each in (pods.container.at(key) or Marked([], 0)).items()
+                if not isinstance(each.value, dict | list)
+            ],
         )
-        environment = job.pods[0].variables(job.path) if job.pods else {}
-        for command in commands_of(job.path, words):
+        for pods in job.pods
+    ]
+    if job.kind == "RayJob" and entry is not None and isinstance(entry.value, str):
+        text = Word(entry.value, entry.text_line or entry.line, single=True)
+        words = [Word("bash", entry.line), Word("-c", entry.line), text]
+        starts = [(job.pods[0].variables() if job.pods else {}, words)]
+    for environment, words in starts:
+        for command in commands_of(job.path, tuple(words)):
             if (launch := read_launch(job.path, command, environment)) is not None:
                 yield launch
+
+
+def check_manifest(path: str, documents: Sequence[Marked], context: Context) -> Iterator[Fault]:
+    """What the documents of one file do to the training they start."""
+    for job in read_jobs(path, documents):
+        scene = job.scene(context)
+        for launch in job.launches:
+            yield from check_launch(launch, scene)
+        for pods in job.pods:
+            yield from check_variables(pods.variables().values(), scene.known)
+        yield from _check_images(job)
+        wanted = job.per_node.number() if job.per_node is not None else None
+        few = next((one for one in job.pods if wanted and 0 < one.gpus < wanted), None)
+        if job.per_node is not None and few is not None:
+            what = f"{wanted} processes on each pod, and the {few.role} pods have {few.gpus} GPUs"
+            fix = f"say {few.gpus}, or ask for {wanted} GPUs"
+            yield Fault("invalid-device-ordinal", job.per_node, what, fix)
+
+
+KEEPS = {"IfNotPresent", "Never"}
+"""With these a node starts the image that it has; without one, `latest` is pulled at each start."""
+
+
+def _check_images(job: ClusterJob) -> Iterator[Fault]:
+    """Images that may be another one on each node."""
+    if job.num_pods < 2 or not job.num_gpus:
         return
+    seen: dict[str, Marked] = {}
     for pods in job.pods:
-        words = tuple(
-            Word(str(each.value), each.text_line or each.line, each.column, single=True)
-            for key in ("command", "args")
-            for each in (pods.container.at(key) or Marked([], 0)).items()
-            if not isinstance(each.value, dict | list)
-        )
-        environment = pods.variables(job.path)
-        for command in commands_of(job.path, words):
-            launch = read_launch(job.path, command, environment)
-            if launch is not None:
-                yield launch
+        image = pods.container.at("image")
+        text = image.text() if image is not None else None
+        if image is None or text is None or re.search(r"\$|\{\{", text) or pods.role == "Launcher":
+            continue
+        last = text.rsplit("/", 1)[-1]
+        if re.search("[A-Z]", last.split(":")[0]):
+            continue  # a place for an image: names of images are lower case (OCI distribution spec)
+        keeps = pods.container.text("imagePullPolicy") in KEEPS
+        if keeps and "@sha256:" not in text and (":" not in last or last.endswith(":latest")):
+            what = (
+                f"{text} may be a different image on each of {job.num_pods} nodes, with a "
+                "different NCCL"
+            )
+            fix = "name one build: a tag that never moves, or @sha256:..."
+            yield Fault("nccl-version-mismatch", image, what, fix)
+            return
+        if pods.gpus:
+            seen.setdefault(text, image)
+    if len(seen) > 1:
+        (first, _), (second, place) = list(seen.items())[:2]
+        if first.rsplit(":", 1)[0] == second.rsplit(":", 1)[0] or job.kind == "PyTorchJob":
+            what = f"pods of one job run {first} and {second}"
+            yield Fault("nccl-version-mismatch", place, what, "one image for all pods")

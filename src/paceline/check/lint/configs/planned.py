@@ -11,9 +11,8 @@ from typing import Any
 
 import msgspec
 
-from paceline.check.finding import Finding
 from paceline.check.lint.configs.marked import Marked
-from paceline.check.lint.configs.say import INFO, WARNING, found
+from paceline.check.lint.configs.say import INFO, WARNING, Fault
 from paceline.errors import JobError, PacelineError, Problem
 from paceline.job.job import ModelSpec
 from paceline.job.length import uncounted
@@ -51,54 +50,51 @@ def is_plan(document: Marked) -> bool:
     )
 
 
-def check_plan(path: str, document: Marked, text: str) -> Iterator[Finding]:
+def check_plan(document: Marked, text: str) -> Iterator[Fault]:
     """What the plan in a file says against itself, and what it allows and a person should know."""
     try:
         plan = plan_from_json(text.encode())
     except (msgspec.ValidationError, ValueError) as error:
         what = f"this version of Paceline cannot read the plan: {error}"
-        yield found("plan-file", path, 1, what, fix=_AGAIN, level=WARNING)
+        yield Fault("plan-file", 1, what, _AGAIN, WARNING)
         return
     for keys, what, fix in _contradictions(plan):
-        yield found("plan-file", path, _line(document, keys), what, fix=fix)
-    yield from _plan_findings(path, document, plan)
+        yield Fault("plan-file", _line(document, keys), what, fix)
+    yield from _cautions(document, plan)
 
 
-def check_planned(path: str, document: Marked, planned: Planned) -> Iterator[Finding]:
+def check_planned(document: Marked, planned: Planned) -> Iterator[Fault]:
     """What the planner refuses of a job file, or cautions of."""
     if isinstance(planned, PacelineError):
-        for problem in planned.problems:
-            yield problem_finding(path, problem)
+        yield from map(_problem, planned.problems)
     elif isinstance(planned, Plan):
-        yield from _plan_findings(path, document, planned)
+        yield from _cautions(document, planned)
 
 
-def problem_finding(path: str, problem: Problem) -> Finding:
+def _problem(problem: Problem) -> Fault:
     """A problem of a job file, on the line that it names."""
     line = re.search(r"line (\d+)", problem.where)
     what = f"{problem.code}: {problem.what.partition(chr(10))[0]}"
-    return found("job-file", path, int(line[1]) if line else 1, what, fix=problem.fix)
+    return Fault("job-file", int(line[1]) if line else 1, what, problem.fix)
 
 
-def _plan_findings(path: str, document: Marked, plan: Plan) -> Iterator[Finding]:
+def _cautions(document: Marked, plan: Plan) -> Iterator[Fault]:
     for caution in plan.cautions:
         id, level, keys = _CAUTIONS.get(caution.about, ("plan-caution", INFO, ()))
-        yield found(id, path, _line(document, keys), caution.what, fix=caution.fix, level=level)
+        yield Fault(id, _line(document, keys), caution.what, caution.fix, level)
     for limit in plan.limits:
         if limit.is_kept is False and limit.name != "memory":
             what = f"plan.{limit.name} is {limit.limit:g}, and {limit.expected:g} is expected"
             fix = f"raise plan.{limit.name}, or take fewer steps"
-            keys = ("plan", limit.name)
-            yield found("plan-caution", path, _line(document, keys), what, fix=fix)
-    yield from _scaling(path, document, plan)
+            yield Fault("plan-caution", _line(document, ("plan", limit.name)), what, fix)
+    yield from _scaling(document, plan)
 
 
-def _scaling(path: str, document: Marked, plan: Plan) -> Iterator[Finding]:
+def _scaling(document: Marked, plan: Plan) -> Iterator[Fault]:
     """Ranks that wait for each other so long that far fewer would do nearly as much."""
     told = {each.about for each in plan.cautions}
-    names = [name for name in _WAITING if name not in told]
     terms, step_s = plan.estimate.terms, plan.estimate.step_s
-    waits = {name: terms.get(name, 0.0) for name in names}
+    waits = {name: terms.get(name, 0.0) for name in _WAITING if name not in told}
     if not step_s or sum(waits.values()) <= MOST_COMMUNICATION * step_s:
         return
     share, most = sum(waits.values()) / step_s, max(waits, key=waits.__getitem__)
@@ -111,7 +107,7 @@ def _scaling(path: str, document: Marked, plan: Plan) -> Iterator[Finding]:
         "a larger train.global_batch, fewer ranks, or a faster network; "
         "`paceline bench --ranks` measures it"
     )
-    yield found("scaling-not-linear", path, _line(document, ("cluster",)), what, fix)
+    yield Fault("scaling-not-linear", _line(document, ("cluster",)), what, fix)
 
 
 def _contradictions(plan: Plan) -> Iterator[tuple[tuple[str, ...], str, str]]:
@@ -167,11 +163,10 @@ def is_job(document: Marked) -> bool:
     return document.at("train") is not None and bool(_MODEL & set(model.value))
 
 
-def check_job(path: str, text: str) -> Iterator[Finding]:
+def check_job(path: str, text: str) -> Iterator[Fault]:
     """Every problem of the file, where it is."""
     try:
         if parse_script(text, source=path, folder=Path("/")) is None:
             parse_job(text, source=path, folder=Path("/"), count=uncounted)
     except JobError as error:
-        for problem in error.problems:
-            yield problem_finding(path, problem)
+        yield from map(_problem, error.problems)

@@ -1,6 +1,7 @@
-"""A finding of a configuration, from its place and what is said there."""
+"""What is wrong in a configuration, said of a place in it; and the findings that it makes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from paceline.catalog.failure import load_failures
@@ -18,39 +19,49 @@ class Placed(Protocol):
     def column(self) -> int | None: ...
 
 
-def found(
-    failure: str,
-    path: str,
-    at: "int | Placed",
-    what: str,
-    fix: str | None = None,
-    *,
-    column: int | None = None,
-    evidence: Iterable[tuple[str, int, str]] = (),
-    level: Severity = ERROR,
-) -> Finding:
-    """One finding; without a nearer `fix` it has the catalog's.
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One failure at a place of the file that is read."""
 
-    Args:
-        at: What shows it; a line alone where its column is of no use.
-        evidence: Path, line and text of what else shows it.
-    """
-    line, column = (at, column) if isinstance(at, int) else (at.line, at.column)
-    return Finding(
-        id=failure,
-        severity=lint_level(failure, level),
-        where=Place(path=path, line=line, column=column),
-        what=what,
-        fix=fix if fix is not None else load_failures()[failure].fix,
-        evidence=tuple(
-            Evidence(where=Place(path=one, line=number), text=text)
-            for one, number, text in evidence
-        ),
-    )
+    id: str
+    at: int | Placed
+    """What shows it; a line alone where its column is of no use."""
+
+    what: str
+    fix: str | None = None
+    """Of None it has the catalog's."""
+
+    level: Severity = ERROR
+    """How far the file shows it."""
+
+    seen: tuple[tuple[str, int, str], ...] = ()
+    """Path, line and text of what else shows it; an empty path is the file's own."""
+
+    renames: tuple[str, str] | None = None
 
 
-def bf16_finding(path: str, line: int, said: str, gpu: str) -> Finding:
+def findings(path: str, faults: Iterable[Fault]) -> Iterator[Finding]:
+    """The faults of one file as findings, at no higher level than their failures have in lint."""
+    for fault in faults:
+        line, column = (
+            (fault.at, None) if isinstance(fault.at, int) else (fault.at.line, fault.at.column)
+        )
+        yield Finding(
+            id=fault.id,
+            severity=lint_level(fault.id, fault.level),
+            where=Place(path=path, line=line, column=column),
+            what=fault.what,
+            fix=fault.fix if fault.fix is not None else load_failures()[fault.id].fix,
+            evidence=tuple(
+                Evidence(where=Place(path=file or path, line=number), text=text)
+                for file, number, text in fault.seen
+            ),
+            renames=fault.renames,
+        )
+
+
+def no_bf16(at: int | Placed, said: str, gpu: str) -> Fault:
     """bf16 asked for on a GPU before Ampere."""
     what = f"{said} asks for bf16, which {gpu} does not have"
     fix = "fp16 with loss scaling, or an Ampere GPU or newer"
-    return found("bf16-unsupported-gpu", path, line, what, fix)
+    return Fault("bf16-unsupported-gpu", at, what, fix)

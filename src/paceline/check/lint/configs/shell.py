@@ -231,17 +231,13 @@ class _Reader:
         if len(word.text) > _MOST_LETTERS:
             word = replace(word, text=word.source[:_MOST_LETTERS])
         self.holds[name] = word
-        self.variables.append(
-            Variable(
-                name=name,
-                value=word.text,
-                path=self.path,
-                line=self._line(node),
-                column=self._column(node),
-            )
-        )
+        self.variables.append(self._variable(name, word, node))
         if value_node is not None:
             self._substitutions(value_node)
+
+    def _variable(self, name: str, word: Word | None, node: Any) -> Variable:
+        value = word.text if word is not None else ""
+        return Variable(name=name, value=value, line=self._line(node), column=self._column(node))
 
     def _command(self, node: Any) -> None:
         environment, words = [], []
@@ -250,15 +246,8 @@ class _Reader:
                 name, value = child.child_by_field_name("name"), child.child_by_field_name("value")
                 if name is None:
                     continue
-                environment.append(
-                    Variable(
-                        name=self._text(name),
-                        value=self._word(value).text if value is not None else "",
-                        path=self.path,
-                        line=self._line(child),
-                        column=self._column(child),
-                    )
-                )
+                word = self._word(value) if value is not None else None
+                environment.append(self._variable(self._text(name), word, child))
             elif child.type == "command_name":
                 for inner in child.children:
                     words += self._words(inner)
@@ -283,9 +272,7 @@ class _Reader:
         for word in words:
             name, sign, value = word.text.partition("=")
             if sign:
-                self.variables.append(
-                    Variable(name=name, value=value, path=self.path, line=word.line)
-                )
+                self.variables.append(Variable(name=name, value=value, line=word.line))
 
     def _substitutions(self, node: Any) -> None:
         if node.type in {"command_substitution", "process_substitution"}:

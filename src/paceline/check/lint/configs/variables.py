@@ -2,23 +2,51 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
+from paceline.catalog.load import read_shipped
 from paceline.catalog.nccl import UNWANTED, wrong_value
-from paceline.check.finding import Finding, Severity
-from paceline.check.lint.configs.known_variables import (
-    NCCL,
-    OTHER_VALUES,
-    OTHERS,
-    PLUGINS,
-    PREFIXES,
-    RENAMED,
-    STILL_READ,
-    TORCH_NCCL,
-)
-from paceline.check.lint.configs.say import ERROR, INFO, WARNING, found
+from paceline.check.finding import Severity
+from paceline.check.lint.configs.say import ERROR, INFO, WARNING, Fault, Placed
 from paceline.check.lint.context import Context
+from paceline.check.lint.words import words_of
+
+RENAMED: Mapping[str, tuple[str, str]] = {
+    old: (new, since)
+    for old, (new, since) in read_shipped("software.toml")["environment"]["renamed"].items()
+}
+"""Old name -> what is read instead, since when. The first six and the flight recorder's are still
+read by torch, which warns (ProcessGroupNCCL.hpp, Utils.hpp `getCvarInt` lists); NCCL's own are
+in its user guide's list of variables."""
+
+STILL_READ = frozenset(
+    {
+        "NCCL_MAX_NCHANNELS",
+        "NCCL_MIN_NCHANNELS",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE",
+    }
+)
+"""Old names that work as before."""
+
+OTHER_VALUES = frozenset(
+    {"NCCL_TREE_THRESHOLD", "NCCL_LL_THRESHOLD", "NCCL_RINGS", "NCCL_IB_CUDA_SUPPORT"}
+)
+"""Old names whose values mean something else under the new one."""
+
+TORCH_NCCL = words_of("environment", "torch_nccl")
+"""Variables of ProcessGroupNCCL.hpp, torch 2.2 to 2.13."""
+
+KNOWN = words_of("environment", "nccl") | TORCH_NCCL | words_of("environment", "others")
+"""Those, variables of NCCL's user guide 2.28 and `NCCL_PARAM` in its sources, what images name its
+folders, and others'."""
+
+_NOT_OURS = re.compile(
+    r"NCCL_(FASTRAK|GPUDIRECTTCPX|OFI|SHIMNET|GPU|PROFILE|INSPECTOR|SHARP|TESTS)_.*"
+    r"|.*_(LIBS?|LIBDIR|INC|INCLUDE|ROOT|PATH|DIR|HOME|VERSION|PREFIX|URL)S?"
+)
+"""Names that network and profiler plugins, compilers and images read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,97 +55,46 @@ class Variable:
 
     name: str
     value: str
-    path: str
     line: int
     column: int | None = None
 
 
-def is_many(context: Context) -> bool:
-    return context.nodes is not None and context.nodes > 1
-
-
-def check_variables(variables: Sequence[Variable], context: Context) -> Iterator[Finding]:
-    """What each variable does wrong by its own name and value, and with those beside it."""
+def check_variables(variables: Iterable[Variable], context: Context) -> Iterator[Fault]:
+    """What each variable does wrong by its own name and value."""
     for each in variables:
         yield from _check_name(each)
         yield from _check_value(each, context)
         yield from _check_interface(each, context)
-        yield from _check_libraries(each)
         yield from _check_master(each, context)
+        if each.name == "LD_PRELOAD" and "libnccl" in each.value:
+            what = f"LD_PRELOAD puts {each.value} in place of the NCCL that torch came with"
+            fix = "unset it, or be sure that every node has the same file"
+            yield Fault("nccl-version-mismatch", each, what, fix)
 
 
-def _say(
-    each: Variable,
-    failure: str,
-    what: str,
-    fix: str | None = None,
-    *,
-    becomes: str | None = None,
-    level: Severity = ERROR,
-) -> Finding:
-    said = found(failure, each.path, each.line, what, fix=fix, column=each.column, level=level)
-    return replace(said, renames=(each.name, becomes)) if becomes else said
-
-
-_OF_A_BUILD = re.compile(r"_(LIBS?|LIBDIR|INC|INCLUDE|ROOT|PATH|DIR|HOME|VERSION|PREFIX|URL)S?$")
-"""Endings of names that compilers and images read."""
-
-
-def _check_name(each: Variable) -> Iterator[Finding]:
+def _check_name(each: Variable) -> Iterator[Fault]:
     """A name that nothing reads, or that got another name."""
-    if each.name in RENAMED:
-        new, since = RENAMED[each.name]
-        what = f"{each.name} has been {new} since {since}"
-        fix = f"set {new} instead"
-        yield _say(
-            each,
-            "nccl-env-deprecated",
-            what,
-            fix,
-            becomes=None if each.name in OTHER_VALUES else new,
-            level=INFO if each.name in STILL_READ or f"TORCH_{each.name}" == new else WARNING,
-        )
-        return
-    known = NCCL | TORCH_NCCL | OTHERS
-    if (
-        each.name in known
-        or not each.name.startswith(PREFIXES)
-        or each.name.startswith(PLUGINS)
-        or not re.fullmatch(r"[A-Z0-9_]+", each.name)
-        or _OF_A_BUILD.search(each.name)
+    name, level, fix = each.name, WARNING, ""
+    becomes: str | None = None
+    if name in RENAMED:
+        becomes, since = RENAMED[name]
+        what, fix = f"{name} has been {becomes} since {since}", f"set {becomes} instead"
+        level = INFO if name in STILL_READ or f"TORCH_{name}" == becomes else WARNING
+    elif re.fullmatch(r"(NCCL|TORCH_NCCL|CUDA|PYTORCH|GLOO)_[A-Z0-9_]*", name) and not (
+        name in KNOWN or _NOT_OURS.fullmatch(name)
     ):
-        return
-    near = [name for name in _near(each.name, known) if _distance(each.name, name) <= 2]
-    if near:
-        what = f"nothing reads {each.name}: the name is {near[0]}"
-        fix = f"write {near[0]}"
-        yield _say(each, "nccl-env-deprecated", what, fix, becomes=near[0], level=WARNING)
-    elif each.name.startswith("NCCL_") and f"TORCH_{each.name}" in TORCH_NCCL:
-        what = f"NCCL does not read {each.name}; PyTorch reads TORCH_{each.name}"
-        fix = f"set TORCH_{each.name} instead"
-        yield _say(
-            each, "nccl-env-deprecated", what, fix, becomes=f"TORCH_{each.name}", level=WARNING
-        )
-
-
-def _check_value(each: Variable, context: Context) -> Iterator[Finding]:
-    """A value that NCCL does not take as it was meant, or that does harm."""
-    wrong = wrong_value(each.name, each.value)
-    if wrong is not None:
-        level = Severity(wrong.level)
-        yield _say(each, wrong.failure, wrong.what, wrong.fix, level=level)
-        return
-    row = UNWANTED.get(each.name)
-    if row is None or each.name in RENAMED or not row.harms(each.value) or "$" in each.value:
-        return
-    if row.failure == "ethernet-fallback" and context.nodes == 1:
-        return
-    what = f"{each.name}={each.value.strip()}: {row.reason}"
-    yield _say(each, row.failure, what, f"remove {each.name}", level=Severity(row.level))
-
-
-def _near(name: str, known: Iterable[str]) -> list[str]:
-    return difflib.get_close_matches(name, known, n=3, cutoff=0.8)
+        near = difflib.get_close_matches(name, KNOWN, n=3, cutoff=0.8)
+        becomes = next((one for one in near if _distance(name, one) <= 2), None)
+        what, fix = f"nothing reads {name}: the name is {becomes}", f"write {becomes}"
+        if becomes is None and name.startswith("NCCL_") and f"TORCH_{name}" in TORCH_NCCL:
+            becomes = f"TORCH_{name}"
+            what, fix = (
+                f"NCCL does not read {name}; PyTorch reads {becomes}",
+                f"set {becomes} instead",
+            )
+    if becomes is not None:
+        renames = None if name in OTHER_VALUES else (name, becomes)
+        yield Fault("nccl-env-deprecated", each, what, fix, level, renames=renames)
 
 
 def _distance(one: str, other: str) -> int:
@@ -133,69 +110,57 @@ def _distance(one: str, other: str) -> int:
     return row[-1]
 
 
+def _check_value(each: Variable, context: Context) -> Iterator[Fault]:
+    """A value that NCCL does not take as it was meant, or that does harm."""
+    wrong = wrong_value(each.name, each.value)
+    if wrong is not None:
+        yield Fault(wrong.failure, each, wrong.what, wrong.fix, Severity(wrong.level))
+        return
+    row = UNWANTED.get(each.name)
+    if row is None or each.name in RENAMED or not row.harms(each.value) or "$" in each.value:
+        return
+    if row.failure != "ethernet-fallback" or context.nodes != 1:
+        what = f"{each.name}={each.value.strip()}: {row.reason}"
+        yield Fault(row.failure, each, what, f"remove {each.name}", Severity(row.level))
+
+
 _VIRTUAL = re.compile(r"(docker|virbr|br-|veth|cni|flannel|cali|tun|kube|lxc)")
 
 
-def _check_interface(each: Variable, context: Context) -> Iterator[Finding]:
+def _check_interface(each: Variable, context: Context) -> Iterator[Fault]:
     """The interface that NCCL or Gloo is told to use."""
+    value, is_gloo = each.value.strip(), each.name.startswith("GLOO")
     if each.name not in {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME"}:
         return
-    value = each.value.strip()
     if not value or "$" in value or context.nodes == 1:
         return
-    is_gloo = each.name.startswith("GLOO")
-    taken = value.lstrip("=")
     if is_gloo and value[0] in "^=!":
         what = (
             f"Gloo takes the whole name of an interface, not `{value}`: signs such as ^ are NCCL's"
         )
         fix = "write the whole name of the interface between the nodes"
-        yield _say(each, "gloo-ifname-missing", what, fix)
+        yield Fault("gloo-ifname-missing", each, what, fix)
         return
+    first = re.split("[,:]", value.lstrip("="))[0]
+    id = "gloo-ifname-missing" if is_gloo else "nccl-wrong-interface"
+    fix = "name the interface that the nodes reach each other by"
+    level = ERROR if (context.nodes or 1) > 1 else INFO
     if value.startswith("^"):
         return
-    first = taken.split(",")[0].split(":")[0]
-    if first == "lo" or first.startswith("lo,"):
+    if first == "lo":
         what = f"{each.name}={value} is the loopback: no other node can be reached over it"
-        fix = (
-            "name the interface that the nodes reach each other by, "
-            + ("" if is_gloo else "or exclude: ^lo,docker0; ")
-            + "`ip -br addr` lists them"
-        )
-        yield _say(
-            each,
-            "gloo-loopback-fullmesh" if is_gloo else "nccl-wrong-interface",
-            what,
-            fix,
-            level=ERROR if is_many(context) else INFO,
-        )
+        fix += ", " + ("" if is_gloo else "or exclude: ^lo,docker0; ") + "`ip -br addr` lists them"
+        yield Fault("gloo-loopback-fullmesh" if is_gloo else id, each, what, fix, level)
     elif _VIRTUAL.match(first):
         what = f"{each.name}={value} is a bridge inside one machine, with the same address on each"
-        fix = "name the interface that the nodes reach each other by"
-        yield _say(
-            each,
-            "gloo-ifname-missing" if is_gloo else "nccl-wrong-interface",
-            what,
-            fix,
-            level=ERROR if is_many(context) else INFO,
-        )
+        yield Fault(id, each, what, fix, level)
     elif re.fullmatch(r"[\d.]+(/\d+)?", first):
         what = f"{each.name}={value} is an address; it takes the name of an interface"
         fix = "write the interface that has this address: `ip -br addr` lists them"
-        yield _say(each, "gloo-ifname-missing" if is_gloo else "nccl-wrong-interface", what, fix)
-
-
-def _check_libraries(each: Variable) -> Iterator[Finding]:
-    """Libraries that are put before those that torch was built with."""
-    if each.name == "LD_PRELOAD" and "libnccl" in each.value:
-        what = f"LD_PRELOAD puts {each.value} in place of the NCCL that torch came with"
-        fix = "unset it, or be sure that every node has the same file"
-        yield _say(each, "nccl-version-mismatch", what, fix)
+        yield Fault(id, each, what, fix)
 
 
 LOOPBACK = re.compile(r"(?i)^\[?(localhost|127\.\d+\.\d+\.\d+|::1|0\.0\.0\.0)\]?$")
-
-
 FIRST_NODE = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 
 
@@ -208,30 +173,25 @@ def wrong_host(value: str) -> tuple[str, str] | None:
     return None
 
 
-def _check_master(each: Variable, context: Context) -> Iterator[Finding]:
+def _check_master(each: Variable, context: Context) -> Iterator[Fault]:
     """Where the ranks are told to meet."""
-    value = each.value.strip()
-    if each.name in {"MASTER_ADDR", "PET_MASTER_ADDR"}:
-        if context.nodes != 1 and (wrong := wrong_host(value)) is not None:
-            yield _say(each, wrong[0], f"{each.name}={value}: {wrong[1]}", FIRST_NODE, level=ERROR)
-        elif LOOPBACK.match(value) and is_many(context):
-            what = f"{each.name}={value} names a different machine on each of {context.nodes} nodes"
-            fix = "set it to an address of the first node that the others reach"
-            yield _say(each, "rendezvous-c10d-timeout", what, fix)
+    value, name = each.value.strip(), each.name.removeprefix("PET_")
+    if name == "MASTER_ADDR" and context.nodes != 1 and (wrong := wrong_host(value)) is not None:
+        yield Fault(wrong[0], each, f"{each.name}={value}: {wrong[1]}", FIRST_NODE)
+    elif name == "MASTER_ADDR" and LOOPBACK.match(value) and (context.nodes or 1) > 1:
+        what = f"{each.name}={value} names a different machine on each of {context.nodes} nodes"
+        fix = "set it to an address of the first node that the others reach"
+        yield Fault("rendezvous-c10d-timeout", each, what, fix)
     refuses = (context.version("torch") or (2,)) >= (2,)
-    if each.name in {"MASTER_PORT", "PET_MASTER_PORT"} and value.isdigit() and refuses:
-        yield from check_port(each.path, each.line, each.name, int(value), column=each.column)
+    if name == "MASTER_PORT" and value.isdigit() and refuses:
+        yield from check_port(each, each.name, int(value))
 
 
-def check_port(
-    path: str, line: int, name: str, port: int, *, column: int | None = None
-) -> Iterator[Finding]:
+def check_port(at: Placed, name: str, port: int) -> Iterator[Fault]:
     """A port that an ordinary user's process cannot bind."""
-    if 0 < port < 1024:
-        what = f"{name} {port} is below 1024: only root may listen there"
+    if 0 < port < 1024 or port > 65535:
+        why = "is not a port: the highest is 65535"
+        if port < 1024:
+            why = "is below 1024: only root may listen there"
         fix = "take one between 20000 and 32767"
-        yield found("port-in-use", path, line, what, fix, column=column)
-    elif port > 65535:
-        what = f"{name} {port} is not a port: the highest is 65535"
-        fix = "take one between 20000 and 32767"
-        yield found("port-in-use", path, line, what, fix, column=column)
+        yield Fault("port-in-use", at, f"{name} {port} {why}", fix)

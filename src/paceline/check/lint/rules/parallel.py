@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from paceline.catalog import accelerator_spellings, load_accelerators
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.configs.degrees import bubble
+from paceline.check.lint.configs.say import findings
 from paceline.check.lint.context import Context
 from paceline.check.lint.facts.events import Call
 from paceline.check.lint.facts.names import DDP
@@ -108,7 +109,8 @@ def check_pipeline_bubble(program: Program, context: Context) -> Iterator[Findin
         many = len(chunks.items or ()) if chunks is not None else 0
         if counts and batches is not None and isinstance(batches.const, int) and batches.const > 0:
             ranks = counts[0] // max(1, many)
-            yield from bubble(program.path, call.line, ranks, batches.const, max(1, many))
+            waits = bubble(call.line, ranks, batches.const, max(1, many))
+            yield from findings(program.path, waits)
 
 
 def check_needless(program: Program, context: Context) -> Iterator[Finding]:

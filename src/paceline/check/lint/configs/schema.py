@@ -1,0 +1,172 @@
+"""A file against the keys and values that its program's own classes know (`software.toml`)."""
+
+import difflib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from paceline.catalog.load import read_shipped
+from paceline.check.finding import Severity
+from paceline.check.lint.configs.marked import Marked
+from paceline.check.lint.configs.say import ERROR, INFO, Fault
+from paceline.check.lint.context import Context, version_numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Values:
+    """What some keys take."""
+
+    names: str
+    words: str = ""
+    """In any case. Empty: a whole number."""
+
+    lowest: int = 0
+    is_closed: bool = False
+    """Whether no version knows another word; otherwise only what is nearly one is an error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """One mapping of the file. Lists are texts with blanks between the words."""
+
+    path: str = ""
+    """Keys that lead to it."""
+
+    keys: str
+    prefix: str = ""
+    """What a key of the file has before the name that is listed, or may have."""
+
+    otherwise: str
+    """What becomes of another key."""
+
+    near: Severity = ERROR
+    """Level of a key that is nearly one of these, or one of another section."""
+
+    far: Severity = ERROR
+    comments: str = ""
+    """Beginnings of keys that people write comments in."""
+
+    is_home: bool = False
+    """Whether people write its keys one level too high."""
+
+    example: str = ""
+    """The section written right, where another value than a mapping ends the start."""
+
+    may_be_bool: bool = False
+    since: str = ""
+    """Version of the program from which on other keys matter."""
+
+    values: tuple[Values, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schema:
+    """What a program reads of its file."""
+
+    id: str
+    """Failure of what it does not know."""
+
+    title: str
+    package: str
+    again: Severity
+    """Level of a key that is given twice."""
+
+    filled: str = ""
+    """Word in place of a value that is filled in before the program reads it."""
+
+    instead: dict[str, str] = field(default_factory=dict)
+    """Key that people write -> where it belongs."""
+
+    sections: tuple[Section, ...]
+
+    def keys(self, path: str) -> frozenset[str]:
+        """The keys of one section."""
+        return frozenset(
+            word for one in self.sections if one.path == path for word in one.keys.split()
+        )
+
+
+def load_schema(software: str) -> Schema:
+    """The schema of a program in `software.toml`."""
+    return msgspec.convert(read_shipped("software.toml")[software], Schema)
+
+
+def check_schema(schema: Schema, document: Marked, context: Context) -> Iterator[Fault]:
+    """Keys that nothing reads or that stand twice, and values that the program does not take."""
+    version = context.version(schema.package)
+    for section in schema.sections:
+        inside = document.at(*section.path.split())
+        if inside is None or inside.value is None:
+            continue
+        if isinstance(inside.value, dict):
+            if version is None or version >= version_numbers(section.since):
+                yield from _check_keys(schema, section, inside)
+            yield from _check_values(schema, section, inside)
+        elif section.example and not (section.may_be_bool and isinstance(inside.value, bool)):
+            what = f"{section.path} is {_shown(inside)}, and has to be a mapping: the start fails"
+            yield Fault(schema.id, inside, what, section.example)
+
+
+def _check_keys(schema: Schema, section: Section, inside: Marked) -> Iterator[Fault]:
+    known = section.keys.split()
+    title = section.path.rpartition(" ")[2] or schema.title
+    strange = []
+    for name, value in inside.entries():
+        for old in value.again:
+            what = f"{name} is given again here: its value in line {old.line} is lost"
+            seen = (("", old.line, name),)
+            yield Fault(schema.id, value, what, "keep one", schema.again, seen)
+        short = name.removeprefix(section.prefix)
+        if short in known or name.startswith(tuple(section.comments.split())):
+            continue
+        home = schema.instead.get(name) or next(
+            (
+                one.path
+                for one in schema.sections
+                if one.is_home and one is not section
+                if name in {one.prefix + key for key in one.keys.split()}
+            ),
+            None,
+        )
+        near = difflib.get_close_matches(short, known, n=1, cutoff=0.7)
+        if home or near:
+            fix = f"move it into {home}" if home else f"write {section.prefix}{near[0]}"
+            what = f"{title} has no key {name}: {section.otherwise}"
+            yield Fault(schema.id, value, what, fix, section.near)
+        else:
+            strange.append((name, value))
+    groups = [strange] if section.path and strange else [[one] for one in strange]
+    for group in groups:
+        names, keys = ", ".join(name for name, _ in group), "key" if len(group) == 1 else "keys"
+        what = f"{title} has no {keys} {names}: {section.otherwise}"
+        fix = f"take {'it' if len(group) == 1 else 'them'} out"
+        yield Fault(schema.id, group[0][1], what, fix, section.far)
+
+
+def _check_values(schema: Schema, section: Section, inside: Marked) -> Iterator[Fault]:
+    for row in section.values:
+        for name in row.names.split():
+            value = inside.at(name)
+            text = _shown(value) if value is not None else ""
+            if value is None or text in {"", schema.filled} or re.search(r"[${}<>%]", text):
+                continue
+            known = {word.lower(): word for word in row.words.split()}
+            number = value.number() if not isinstance(value.value, bool) else None
+            if not known:
+                if number is None or number < row.lowest:
+                    what = f"{name} is {text}: it has to be a whole number from {row.lowest} on"
+                    yield Fault(schema.id, value, what, f"{name}: {row.lowest}")
+            elif (word := "no" if value.false() else text.lower()) not in known:  # as YAML reads no
+                near = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
+                what = f"{name} is {text}, which is not one of {', '.join(sorted(known.values()))}"
+                fix = f"write {known[near[0]]}" if near else "one of these"
+                level = ERROR if near or row.is_closed else INFO
+                yield Fault(schema.id, value, what, fix, level)
+
+
+def _shown(value: Marked) -> str:
+    if isinstance(value.value, dict | list):
+        return "a mapping" if isinstance(value.value, dict) else "a list"
+    return value.text() or ""
