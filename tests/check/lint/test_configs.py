@@ -105,3 +105,13 @@ def test_what_paceline_renders_gives_no_warning():
         assert linted.unread == []
         loud = [one for one in linted.findings if one.severity is not Severity.INFO]
         assert [(one.id, str(one.where), one.what) for one in loud] == []
+
+
+def test_a_batch_size_of_deepspeed_that_is_no_number_is_named():
+    text = '{"train_batch_size": "all", "zero_optimization": {"stage": "full"}}'
+    found = findings("ds.json", text, Context())
+    assert [one.what.partition(",")[0] for one in found] == [
+        "train_batch_size is all: it has to be a whole number from 1 on",
+        "stage is full",
+    ]
+    assert {one.id for one in found} == {"ds-config-silent-keys"}

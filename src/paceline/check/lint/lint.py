@@ -168,13 +168,13 @@ def lint_files(
             continue
         if path.endswith(".ipynb"):  # its cells are no program: searched for secrets alone
             kinds[path] = "notebook"
-        seen, config = memory.of_text(path), None
+        seen, config = memory.of(path), None
         if seen is None:
             seen, config = _look(path, source)
             if config is not None:
                 configs.append(config)
             else:
-                memory.keep_text(seen)
+                memory.keep(seen)
         judged.take(seen)
     kinds |= {config.path: config.kind for config in configs}
     starts = starts_in(configs, context)
@@ -183,12 +183,12 @@ def lint_files(
     files = Files({path: sources[path] for path in programs})
     reading = Reading(files, configs, starts, context, once)
     memory.surround(context, programs, [config.path for config in configs])
-    kept_ones = {path: kept for path in programs if (kept := memory.of_program(path)) is not None}
-    for one in kept_ones.values():
+    kept = {path: memory.of(path, is_program=True) for path in programs}
+    for seen in filter(None, kept.values()):
+        judged.take(seen)
+    for one in judge_all(reading.judge, [path for path in programs if kept[path] is None]):
         judged.take(one)
-    for one in judge_all(reading.judge, [path for path in programs if path not in kept_ones]):
-        judged.take(one)
-        memory.keep_program(one)
+        memory.keep(one, is_program=True)
     not_planned: list[Unread] = []
     for config in configs:
         path = config.path

@@ -55,35 +55,22 @@ class Memory:
             parts += [f"{path} {self.digests[path]}" for path in sorted(configs)]
             self.around = digest("\n".join(parts).encode(errors="surrogateescape"))
 
-    def of_text(self, path: str) -> Judged | None:
-        """What a text gave before that is no program and no configuration; None where it changed
-        or was not seen."""
-        return self._same(path, "")
-
-    def of_program(self, path: str) -> Judged | None:
-        """What a program gave before; None where something that it depends on changed."""
-        return self._same(path, self.around)
-
-    def _same(self, path: str, around: str) -> Judged | None:
+    def of(self, path: str, *, is_program: bool = False) -> Judged | None:
+        """What a program, or a text that is no configuration, gave before; None where it was not
+        seen, or something that it depends on changed."""
         kept = self.before.get(path)
-        if not self.is_on or kept is None or kept.around != around:
+        if not self.is_on or kept is None or kept.around != (self.around if is_program else ""):
             return None
         if any(self.digests.get(each) != was for each, was in kept.digests.items()):
             return None
         self.now[path] = kept
         return kept.judged
 
-    def keep_text(self, judged: Judged) -> None:
-        """Keep what a text gave."""
-        self._keep(judged, "")
-
-    def keep_program(self, judged: Judged) -> None:
-        """Keep what a program gave."""
-        self._keep(judged, self.around)
-
-    def _keep(self, judged: Judged, around: str) -> None:
+    def keep(self, judged: Judged, *, is_program: bool = False) -> None:
+        """Keep what a program gave, or such a text."""
         if self.is_on and all(map(is_utf8, judged.read)):  # JSON has no other names
             digests = {path: self.digests[path] for path in judged.read}
+            around = self.around if is_program else ""
             self.now[judged.path] = Kept(judged=judged, digests=digests, around=around)
 
     @property

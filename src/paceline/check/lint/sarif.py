@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from paceline import __version__
 from paceline.catalog.failure import load_failures
@@ -36,29 +37,18 @@ def sarif(
         }
         for one in unread
     ]
-    return {
-        "$schema": SCHEMA,
-        "version": "2.1.0",
-        "runs": [
-            {
-                "tool": {
-                    "driver": {
-                        "name": "paceline lint",
-                        "version": __version__,
-                        "rules": [_rule(name) for name in ids],
-                    }
-                },
-                "columnKind": "unicodeCodePoints",
-                "invocations": [
-                    {"executionSuccessful": not notes, "toolExecutionNotifications": notes}
-                ],
-                "results": [
-                    _result(one, ids, is_answered=number >= len(findings))
-                    for number, one in enumerate(every)
-                ],
-            }
-        ],
+    results = [_result(one, ids) for one in findings]
+    results += [_result(one, ids) | {"suppressions": [{"kind": "inSource"}]} for one in answered]
+    rules = [_rule(name) for name in ids]
+    run = {
+        "tool": {
+            "driver": {"name": "paceline lint", "version": __version__, "rules": rules},
+        },
+        "columnKind": "unicodeCodePoints",
+        "invocations": [{"executionSuccessful": not notes, "toolExecutionNotifications": notes}],
+        "results": results,
     }
+    return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
 def _rule(name: str) -> dict[str, Any]:
@@ -85,22 +75,15 @@ def _link(source: str) -> str | None:
     return source if re.fullmatch(r"https?://[^\s]+", source) else None
 
 
-def _result(finding: Finding, ids: Sequence[str], *, is_answered: bool) -> dict[str, Any]:
+def _result(finding: Finding, ids: Sequence[str]) -> dict[str, Any]:
+    place = finding.where
     found: dict[str, Any] = {
         "ruleId": finding.id,
         "ruleIndex": ids.index(finding.id),
         "level": LEVELS[finding.severity],
         "message": {"text": f"{finding.what}. Fix: {finding.fix}"},
-        "locations": [
-            {
-                "physicalLocation": _place(
-                    finding.where.path, finding.where.line, finding.where.column
-                )
-            }
-        ],
+        "locations": [{"physicalLocation": _place(place.path, place.line, place.column)}],
     }
-    if is_answered:
-        found["suppressions"] = [{"kind": "inSource"}]
     related = [
         {
             "id": number,
@@ -109,27 +92,14 @@ def _result(finding: Finding, ids: Sequence[str], *, is_answered: bool) -> dict[
         }
         for number, one in enumerate(finding.evidence)
     ]
-    if related:
-        found["relatedLocations"] = related
-    return found
+    return found | ({"relatedLocations": related} if related else {})
 
 
 def _place(path: str, line: int | None, column: int | None) -> dict[str, Any]:
-    place: dict[str, Any] = {"artifactLocation": {"uri": _uri(path)}}
+    # A relative reference: what a URI may not hold stands as its bytes in percent signs.
+    uri = quote(path.replace("\\", "/"))
+    place: dict[str, Any] = {"artifactLocation": {"uri": uri}}
     if line is not None:
-        region = {"startLine": max(line, 1)}
-        if column is not None:
-            region["startColumn"] = max(column, 1)
-        place["region"] = region
+        place["region"] = {"startLine": max(line, 1)}
+        place["region"] |= {"startColumn": max(column, 1)} if column is not None else {}
     return place
-
-
-_PLAIN = re.compile(r"[A-Za-z0-9_.~/-]")
-
-
-def _uri(path: str) -> str:
-    """A path as a relative reference: what a URI may not hold, as its bytes in percent signs."""
-    return "".join(
-        sign if _PLAIN.match(sign) else "".join(f"%{byte:02X}" for byte in sign.encode())
-        for sign in path.replace("\\", "/")
-    )

@@ -35,48 +35,36 @@ def context_from_facts(facts: Mapping[str, Any]) -> Context:
     >>> context_from_facts({"launch": "torchrun --nnodes=2 --nproc-per-node=8"}).num_processes
     16
     """
-    known = {one.name for one in fields(Context)}
-    found: dict[str, Any] = {}
-    for key, value in facts.items():
-        name = OTHER_NAMES.get(key, key)
-        if name not in known or value is None:
-            continue
-        if name in NUMBERS:
-            number = _number(str(value))
-            if number:
-                found[name] = number
-        elif name == "gpu":
-            if knows_gpu(str(value)):
-                found[name] = str(value)
-        elif name == "versions":
-            if isinstance(value, Mapping):
-                found[name] = {str(package): str(text) for package, text in value.items()}
-        else:
-            found[name] = str(value)
-    context = Context(**found)
-    if context.launch is None:
-        return context
-    return merged(context, context_from_launch(context.launch))
+    taken = ((OTHER_NAMES.get(key, key), _taken(key, value)[0]) for key, value in facts.items())
+    context = Context(**{name: value for name, value in taken if value is not None})
+    return merged(context, context_from_launch(context.launch)) if context.launch else context
 
 
 def unread_facts(facts: Mapping[str, Any]) -> list[str]:
     """What of a mapping of facts `context_from_facts` takes nothing from, in words."""
-    known = {one.name for one in fields(Context)} | set(OTHER_NAMES)
-    said = []
-    for key, value in facts.items():
-        name = OTHER_NAMES.get(key, key)
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            said.append(f"no fact is called {key}" + (f" ({near[0]}?)" if near else ""))
-        elif value is None:
-            continue
-        elif name in NUMBERS and not _number(str(value)):
-            said.append(f"{key} is {value}, and has to be a whole number from 1 on")
-        elif name == "versions" and not isinstance(value, Mapping):
-            said.append(f'{key} is {value}, and has to be {{"torch": "2.6.0"}}')
-        elif name == "gpu" and not knows_gpu(str(value)):
-            said.append(f"no accelerator is called {value}")
-    return said
+    return [why for key, value in facts.items() if (why := _taken(key, value)[1])]
+
+
+def _taken(key: str, value: Any) -> tuple[Any, str]:
+    """What a fact is taken as, or None; and why nothing is taken from it."""
+    name, known = OTHER_NAMES.get(key, key), {one.name for one in fields(Context)}
+    if name not in known:
+        near = difflib.get_close_matches(key, known | set(OTHER_NAMES), n=1)
+        return None, f"no fact is called {key}" + (f" ({near[0]}?)" if near else "")
+    if value is None:
+        return None, ""
+    text = str(value).strip()
+    if name in NUMBERS:
+        number = int(text) if re.fullmatch(r"\d+", text) else 0
+        why = f"{key} is {value}, and has to be a whole number from 1 on"
+        return (number, "") if number else (None, why)
+    if name == "versions":
+        if isinstance(value, Mapping):
+            return {str(package): str(each) for package, each in value.items()}, ""
+        return None, f'{key} is {value}, and has to be {{"torch": "2.6.0"}}'
+    if name == "gpu" and not knows_gpu(text):
+        return None, f"no accelerator is called {value}"
+    return str(value), ""
 
 
 def context_from_launch(line: str) -> Context:
@@ -95,8 +83,3 @@ def context_from_launch(line: str) -> Context:
         return Context(launch=line.strip())
     how = started(launch, Scene())
     return Context(nodes=how.nodes, devices=how.per_node, world_size=how.world, launch=line.strip())
-
-
-def _number(text: str) -> int | None:
-    """A whole number; a range `1:4` or a variable says nothing sure."""
-    return int(text) if re.fullmatch(r"\d+", text.strip()) else None

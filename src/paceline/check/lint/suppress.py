@@ -1,8 +1,8 @@
 """Findings that a comment answers: `# paceline: ignore[id] reason`.
 
 The comment stands on the finding's line or on another line of the same statement, or alone on a
-line above it. Several ids are parted by
-commas; published names count as well. Without a reason nothing is suppressed.
+line above it. Commas part several ids; published names count too. Without a reason nothing is
+suppressed.
 """
 
 import io
@@ -32,8 +32,12 @@ class Suppression:
 
     names: tuple[str, ...]
     reason: str
-    ids: frozenset[str] = frozenset()
-    unknown: tuple[str, ...] = ()
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """Failures that it names; none where it gives no reason."""
+        named = (one.id for name in self.names for one in failures_named(name))
+        return frozenset(named if self.reason else ())
 
 
 def suppressions_in(
@@ -53,28 +57,14 @@ def suppressions_in(
         match = _COMMENT.search(line)
         if match is None or number in strings:
             continue
-        covers = number
-        if _ALONE.match(line):
-            while covers < len(lines) and (
-                not lines[covers].strip() or _ALONE.match(lines[covers])
-            ):
-                covers += 1
-            covers += 1
+        below = enumerate(lines[number:], start=number + 1)
+        is_alone = _ALONE.match(line) is not None
+        said = (at for at, one in below if one.strip() and not _ALONE.match(one))
+        covers = next(said, len(lines) + 1) if is_alone else number
         covers, last = _whole_statement(covers, lines, spans)
         names = tuple(name.strip() for name in (match[1] or "").split(",") if name.strip())
-        known = {name: failures_named(name) for name in names}
-        found.append(
-            Suppression(
-                path=path,
-                line=number,
-                covers=covers,
-                last=last,
-                names=names,
-                reason=match[2].strip(" -:"),
-                ids=frozenset(one.id for each in known.values() for one in each),
-                unknown=tuple(name for name, each in known.items() if not each),
-            )
-        )
+        reason = match[2].strip(" -:")
+        found.append(Suppression(path, number, covers, last, names, reason))
     return found
 
 
@@ -112,45 +102,34 @@ def apply_suppressions(
             by_place.setdefault((one.path, line), []).append(one)
     stay: list[Finding] = []
     answered: list[Finding] = []
-    used: set[int] = set()
+    used: set[Suppression] = set()
     for finding in findings:
-        for one in by_place.get((finding.where.path, finding.where.line or 0), ()):
-            if finding.id in one.ids and one.reason:
-                used.add(id(one))
-                answered.append(finding)
-                break
-        else:
-            stay.append(finding)
-    for one in given:
-        stay += _complaint(one, is_used=id(one) in used)
-    return stay, answered
+        around = by_place.get((finding.where.path, finding.where.line or 0), ())
+        answer = next((one for one in around if finding.id in one.ids), None)
+        (stay if answer is None else answered).append(finding)
+        used |= {answer} if answer is not None else set()
+    complaints = (_complaint(one, is_used=one in used) for one in given)
+    return [*stay, *filter(None, complaints)], answered
 
 
-def _complaint(one: Suppression, *, is_used: bool) -> list[Finding]:
+def _complaint(one: Suppression, *, is_used: bool) -> Finding | None:
     severity = Severity.WARNING  # somebody counts on it, and it does nothing
+    unknown = [name for name in one.names if not failures_named(name)]
     if not one.names:
         what, fix = "it names no finding", "# paceline: ignore[id] reason"
-    elif one.unknown:
-        what = f"no finding is called {', '.join(one.unknown)}"
+    elif unknown:
+        what = f"no finding is called {', '.join(unknown)}"
         fix = "`paceline explain --list` has all ids"
     elif not one.reason:
         what = "it gives no reason, so it suppresses nothing"
         fix = f"# paceline: ignore[{', '.join(one.names)}] why it is right here"
     elif not is_used:
         what = f"nothing is found here that {', '.join(one.names)} would answer"
-        fix = "take the comment out"
-        severity = Severity.INFO
+        fix, severity = "take the comment out", Severity.INFO
     else:
-        return []
-    return [
-        Finding(
-            id="lint-suppression",
-            severity=severity,
-            where=Place(path=one.path, line=one.line),
-            what=f"suppression: {what}",
-            fix=fix,
-        )
-    ]
+        return None
+    where, what = Place(path=one.path, line=one.line), f"suppression: {what}"
+    return Finding(id="lint-suppression", severity=severity, where=where, what=what, fix=fix)
 
 
 def ids_of(name: str) -> frozenset[str]:

@@ -8,7 +8,7 @@ from paceline.catalog.load import read_shipped
 def words_of(software: str, key: str) -> frozenset[str]:
     """One list of words.
 
-    >>> "zero_optimization" in words_of("deepspeed", "top_level")
+    >>> "NCCL_DEBUG" in words_of("environment", "nccl")
     True
     """
     return frozenset(read_shipped("software.toml")[software][key].split())

@@ -1,7 +1,7 @@
 """Configurations and launch lines: recognised by what they say, read as facts, judged."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from paceline.check.finding import Finding
@@ -98,62 +98,52 @@ def _of_yaml(path: str, text: str) -> Config | None:
     if not documents:
         return None
     first = documents[0]
-    kinds: tuple[tuple[str, bool], ...] = (
-        ("manifest", is_manifest(documents)),
-        ("accelerate", is_accelerate(first)),
-        ("job", is_job(first)),
-        ("parallel", is_parallel(first)),
-        ("requirements", re.search(r"(^|/)environment[\w.-]*\.ya?ml$", path) is not None),
-    )
+    kinds = {
+        "manifest": is_manifest(documents),
+        "accelerate": is_accelerate(first),
+        "job": is_job(first),
+        "parallel": is_parallel(first),
+        "requirements": re.search(r"(^|/)environment[\w.-]*\.ya?ml$", path) is not None,
+    }
     return _first(path, text, documents, kinds)
 
 
 def _of_json(path: str, text: str) -> Config | None:
     value = read_json(text)
-    kinds = (
-        ("deepspeed", isinstance(value.value, dict) and is_deepspeed(value)),
-        ("accelerate", is_accelerate(value)),
-        ("manifest", is_manifest([value])),
-        ("plan", is_plan(value)),
-    )
+    kinds = {
+        "deepspeed": isinstance(value.value, dict) and is_deepspeed(value),
+        "accelerate": is_accelerate(value),
+        "manifest": is_manifest([value]),
+        "plan": is_plan(value),
+    }
     return _first(path, text, (value,), kinds)
 
 
 def _first(
-    path: str, text: str, documents: tuple[Marked, ...], kinds: tuple[tuple[str, bool], ...]
+    path: str, text: str, documents: tuple[Marked, ...], kinds: Mapping[str, bool]
 ) -> Config | None:
-    kind = next((name for name, matches in kinds if matches), None)
-    if kind is None:
-        return None
-    return Config(path=path, kind=kind, text=text, documents=documents)
+    kind = next((name for name, matches in kinds.items() if matches), None)
+    return Config(path=path, kind=kind, text=text, documents=documents) if kind else None
 
 
 def _of_text(path: str, name: str, ending: str, text: str) -> Config | None:
     """Files without a telling ending."""
-    is_shell = (
-        ending in {"sh", "bash", "sbatch", "slurm", "job", "zsh"}
-        or re.match(r"#!.*\b(ba|z|da|k)?sh\b", text) is not None
-        or re.search(r"(?m)^#SBATCH\s", text) is not None
-    )
-    if is_shell:
+    if ending in {"sh", "bash", "sbatch", "slurm", "job", "zsh"} or re.search(
+        r"\A#!.*\b(ba|z|da|k)?sh\b|^#SBATCH\s", text, re.M
+    ):
         return Config(path=path, kind="shell", text=text, script=read_shell(path, text))
     if text.lstrip()[:1] in {"{", "["} and ending in {"", "config", "cfg"}:
         try:
             return _of_json(path, text)
         except Unreadable:
             return None
-    kinds = (
-        (
-            "dockerfile",
-            is_dockerfile(text) and ("docker" in name or ending in {"", "containerfile"}),
-        ),
-        ("requirements", re.fullmatch(r"requirements[\w.-]*\.txt", name) is not None),
-        (
-            "environment",
-            (ending in {"", "env", "conf", "deepspeed_env"} and is_environment(text))
-            or (name.startswith(".env") and is_environment(text)),
-        ),
-    )
+    may_set = ending in {"", "env", "conf", "deepspeed_env"} or name.startswith(".env")
+    may_build = "docker" in name or ending in {"", "containerfile"}
+    kinds = {
+        "dockerfile": may_build and is_dockerfile(text),
+        "requirements": re.fullmatch(r"requirements[\w.-]*\.txt", name) is not None,
+        "environment": may_set and is_environment(text),
+    }
     return _first(path, text, (), kinds)
 
 

@@ -150,9 +150,11 @@ def _check_values(schema: Schema, section: Section, inside: Marked) -> Iterator[
         for name in row.names.split():
             value = inside.at(name)
             text = _shown(value) if value is not None else ""
-            if value is None or text in {"", schema.filled} or re.search(r"[${}<>%]", text):
-                continue
             known = {word.lower(): word for word in row.words.split()}
+            if value is None or value.value is None or (known and not text):
+                continue
+            if re.search(r"[${}<>%]", text) or text == schema.filled != "":
+                continue
             number = value.number() if not isinstance(value.value, bool) else None
             if not known:
                 if number is None or number < row.lowest:

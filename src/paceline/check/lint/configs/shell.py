@@ -7,9 +7,10 @@ text given to `bash -c`. Nothing is run: a variable stands for the last text giv
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import zip_longest
 from typing import Any
 
 from paceline.check.lint.configs.marked import NoParser
@@ -81,17 +82,7 @@ _SHORT = {
     "-n": "ntasks",
     "-c": "cpus-per-task",
     "-G": "gpus",
-    "-t": "time",
-    "-J": "job-name",
-    "-p": "partition",
-    "-o": "output",
-    "-e": "error",
-    "-a": "array",
-    "-w": "nodelist",
-    "-A": "account",
     "-C": "constraint",
-    "-d": "dependency",
-    "-D": "chdir",
 }
 
 
@@ -104,29 +95,17 @@ def read_sbatch(text: str) -> dict[str, Option]:
                 words = shlex.split(line[7:], comments=True)
             except ValueError:
                 words = line[7:].split()
-            found.update(_options(words, number))
+            for word, after in zip_longest(words, words[1:], fillvalue="-"):
+                name, sign, value = word.removeprefix("--").partition("=")
+                if not word.startswith("--"):
+                    name, sign = _SHORT.get(word[:2], ""), word[2:]
+                    value = sign.lstrip("=")
+                if word.startswith("-") and name:
+                    given = value if sign else after if not after.startswith("-") else ""
+                    found[name] = Option(given, number)
         elif line.strip() and not line.lstrip().startswith("#"):
             break
     return found
-
-
-def _options(words: list[str], line: int) -> Iterator[tuple[str, Option]]:
-    index = 0
-    while index < len(words):
-        word = words[index]
-        index += 1
-        if word.startswith("--"):
-            name, sign, value = word[2:].partition("=")
-            if not sign and index < len(words) and not words[index].startswith("-"):
-                value = words[index]
-                index += 1
-            yield name, Option(value, line)
-        elif word[:2] in _SHORT:
-            value = word[2:].lstrip("=")
-            if not value and index < len(words):
-                value = words[index]
-                index += 1
-            yield _SHORT[word[:2]], Option(value, line)
 
 
 @cache
@@ -168,6 +147,7 @@ def commands_of(path: str, words: tuple[Word, ...]) -> list[Command]:
     return _Reader(path, "")._handed_on(command) or [command]
 
 
+_SHELL = re.compile(r"(^|/)(ba|z|da)?sh$")
 _MOST_DEPTH = 60
 _MOST_LETTERS = 2**16
 """Letters of a variable's text; one that doubles itself would never end."""
@@ -255,24 +235,17 @@ class _Reader:
                 words += self._words(child)
             if child.is_named:
                 self._substitutions(child)
-        words = _flat(words)
+        words = [word for word in words if word.text or word.source]
         if not words and not environment:
             return
-        command = Command(
-            words=tuple(words),
-            environment=tuple(environment),
-            line=self._line(node),
-        )
-        inner = self._handed_on(command)
-        self.commands += inner if inner else [command]
+        given, line = tuple(environment), self._line(node)
+        command = Command(words=tuple(words), environment=given, line=line)
+        self.commands += self._handed_on(command) or [command]
         if words and words[0].text == "export":  # `export "A=b"`, which is a plain command
-            self._exports(words[1:])
-
-    def _exports(self, words: list[Word]) -> None:
-        for word in words:
-            name, sign, value = word.text.partition("=")
-            if sign:
-                self.variables.append(Variable(name=name, value=value, line=word.line))
+            for word in words[1:]:
+                name, sign, value = word.text.partition("=")
+                if sign:
+                    self.variables.append(Variable(name=name, value=value, line=word.line))
 
     def _substitutions(self, node: Any) -> None:
         if node.type in {"command_substitution", "process_substitution"}:
@@ -286,14 +259,10 @@ class _Reader:
         """The commands of a text that is given to another shell; nothing for other commands."""
         words = command.words
         for number, word in enumerate(words[:-1]):
-            if not (word.text == "-c" or re.fullmatch(r"-\w*c", word.text)) or not number:
-                continue
-            if re.search(r"(^|/)(ba|z|da)?sh$", words[number - 1].text) is None and not any(
-                re.search(r"(^|/)(ba|z|da)?sh$", one.text) for one in words[:number]
-            ):
-                continue
-            outer, script, after = words[: number + 1], words[number + 1], words[number + 3 :]
-            return self._read_inner(command, outer, script, after)
+            is_given_text = re.fullmatch(r"-\w*c", word.text) is not None
+            if is_given_text and any(_SHELL.search(one.text) for one in words[:number]):
+                script, after = words[number + 1], words[number + 3 :]
+                return self._read_inner(command, words[: number + 1], script, after)
         if words and words[0].text in {"ssh", "pdsh"} and " " in words[-1].text:
             return self._read_inner(command, words[:-1], words[-1], ())
         return []
@@ -381,10 +350,6 @@ class _Reader:
             held = self.holds.get(default[1])
             return held.text if held is not None else default[2]
         return source
-
-
-def _flat(words: list[Word]) -> list[Word]:
-    return [word for word in words if word.text or word.source]
 
 
 _ARITHMETIC = re.compile(r"\$\(\([^()]*\)\)")
