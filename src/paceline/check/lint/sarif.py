@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
-from urllib.parse import quote
 
 from paceline import __version__
 from paceline.catalog.failure import load_failures
@@ -96,8 +95,11 @@ def _result(finding: Finding, ids: Sequence[str]) -> dict[str, Any]:
 
 
 def _place(path: str, line: int | None, column: int | None) -> dict[str, Any]:
+    def escaped(sign: re.Match[str]) -> str:
+        return "".join(f"%{byte:02X}" for byte in sign[0].encode())
+
     # A relative reference: what a URI may not hold stands as its bytes in percent signs.
-    uri = quote(path.replace("\\", "/"))
+    uri = re.sub(r"[^A-Za-z0-9_.~/-]", escaped, path.replace("\\", "/"))
     place: dict[str, Any] = {"artifactLocation": {"uri": uri}}
     if line is not None:
         place["region"] = {"startLine": max(line, 1)}
