@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from paceline.adapt.script import Script
 
@@ -41,7 +41,7 @@ def _is_to(call: ast.Call) -> bool:
     return isinstance(call.func, ast.Attribute) and call.func.attr == "to"
 
 
-def is_choice(script: Script, node: ast.IfExp) -> bool:
+def is_choice(script: Script, node: ast.IfExp | ast.If) -> bool:
     """Whether more than the machine decides between its two devices."""
     test = node.test
     place = script.place(test)
@@ -92,11 +92,29 @@ def _devices(script: Script, node: ast.expr, seen: set[ast.expr]) -> set[str]:
     default = _default(script, node)
     if bound or default:
         values = [each.value for each in bound if each.index is None]
-        return _all(script, values + default, seen)
+        found = _all(script, values + default, seen)
+        by_machine = not default and _is_by_machine(script, [each.stmt for each in bound])
+        return {NUMBER} if found == {NUMBER, "cpu"} and by_machine else found
     if isinstance(node, ast.Attribute):
         found = _held(script, node.value, node.attr, seen)
         return found or _from_elsewhere(script, node, node.attr)
     return _from_elsewhere(script, node, node.id) if isinstance(node, ast.Name) else set()
+
+
+def _is_by_machine(script: Script, stmts: Sequence[ast.AST]) -> bool:
+    """Whether nothing but the machine's GPUs decides which of the assignments holds."""
+    branches = [set(_branches(script, stmt)) for stmt in stmts]
+    some = {each for around in branches for each in around}
+    choices = [test for test, side in some if not all((test, side) in each for each in branches)]
+    return bool(choices) and not any(is_choice(script, each) for each in choices)
+
+
+def _branches(script: Script, node: ast.AST) -> Iterator[tuple[ast.If, bool]]:
+    """Each `if` around a statement, and whether it stands in what is done where the test holds."""
+    for holder in script.up(node):
+        if isinstance(holder, ast.If):
+            yield holder, node in holder.body
+        node = holder
 
 
 def _default(script: Script, node: ast.expr) -> list[ast.expr]:
