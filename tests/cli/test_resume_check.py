@@ -14,9 +14,12 @@ from paceline.cli.run_job import begin_with, find_source
 from paceline.errors import CheckpointError, JobError
 from paceline.job import load_job, make_script
 from paceline.plan import plan_job
+from paceline.profile.fitting import decoder_tensors
+from paceline.profile.resolve import resolve_decoder
 from paceline.record.checkpoints import newest_valid
 from paceline.record.placement import Placement, write_placement
 from paceline.record.run import RunFolder, create_run, create_script_run
+from paceline.record.tensors import TensorRecord
 
 
 @pytest.fixture
@@ -134,8 +137,7 @@ def test_what_is_no_checkpoint_is_refused(job_file, what):
 
 
 def test_a_new_run_begins_with_the_checkpoint_that_it_is_given(job_file, monkeypatch):
-    built_in = {"model/blocks.0.ffn.up.weight": None}
-    monkeypatch.setattr("paceline.record.tensors.read_tensors", lambda path: built_in)
+    holds(monkeypatch, weights_of(load_job(job_file)))
     run, given = new_run(job_file), write(job_file.parent / "elsewhere", 3)
     begin_with(run, find_source(given, load_job(job_file), "local"))
     newest, refused = newest_valid(run.checkpoints)
@@ -150,18 +152,44 @@ def test_a_checkpoint_of_the_last_step_begins_no_run(job_file):
         find_source(given, load_job(job_file), "local")
 
 
+def weights_of(job):
+    """The table of a checkpoint of the job's built-in decoder."""
+    shape = resolve_decoder(job)
+    return {f"model/{name}": size for name, size in decoder_tensors(shape).items()}
+
+
+def holds(monkeypatch, weights):
+    table = {n: TensorRecord(size=s, dtype="float32", pieces=()) for n, s in weights.items()}
+    monkeypatch.setattr("paceline.record.tensors.read_tensors", lambda path: table)
+
+
 def test_weights_by_other_names_than_the_built_in_decoders_begin_no_run(job_file, monkeypatch):
     given = write(job_file.parent / "elsewhere", 3)
-    for names, is_refused in (
-        ({"model/transformer.h.0.attn": None}, True),
-        ({"model/blocks.0.ffn.up.weight": None}, False),
-    ):
-        monkeypatch.setattr("paceline.record.tensors.read_tensors", lambda path, has=names: has)
-        if is_refused:
-            with pytest.raises(JobError, match=r"R005: .* other names .*transformer\.h\.0\.attn"):
-                find_source(given, load_job(job_file), "local")
-        else:
-            assert find_source(given, load_job(job_file), "local") == given
+    holds(monkeypatch, {"model/transformer.h.0.attn": (4, 4)})
+    with pytest.raises(JobError, match=r"R005: .* other names .*transformer\.h\.0\.attn"):
+        find_source(given, load_job(job_file), "local")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model/blocks.0.ffn.up.weight": (7, 5)}, r"another shape: .*up_proj.weight \(7 x 5, not"),
+        ({"model/norm.weight": None}, "not in the files: model.norm.weight"),
+        (
+            {"model/blocks.99.ffn.up.weight": (4, 4)},
+            "of the files are not in the model: model.layers.99",
+        ),
+    ],
+    ids=["another size", "one is missing", "more blocks"],
+)
+def test_weights_of_other_sizes_than_the_jobs_decoder_begin_no_run(
+    job_file, monkeypatch, change, said
+):
+    given = write(job_file.parent / "elsewhere", 3)
+    weights = weights_of(load_job(job_file)) | change
+    holds(monkeypatch, {name: size for name, size in weights.items() if size is not None})
+    with pytest.raises(JobError, match=rf"M013: .*{said}(?s:.)*--from: {given}\n  fix: give a job"):
+        find_source(given, load_job(job_file), "local")
 
 
 def test_a_damaged_checkpoint_begins_no_run(job_file):

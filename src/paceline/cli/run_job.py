@@ -267,12 +267,15 @@ def find_source(path: Path, job: "Job", place: str) -> Path:
 
     Raises:
         UsageError: The machines of this place do not read it.
-        JobError: There is none, or it is of another training (`R005`).
+        JobError: There is none, or it is of another training (`R005`) or of a model of other sizes
+            (`M013`).
         CheckpointError: It is damaged.
     """
     from paceline.errors import CheckpointError, JobError, Problem
     from paceline.launch.places import find_place
+    from paceline.profile.fitting import check_decoder_sizes
     from paceline.profile.hf_names import to_hf_name
+    from paceline.profile.resolve import resolve_decoder
     from paceline.record.checkpoints import read_manifest, verify_checkpoint
     from paceline.record.find_checkpoints import one_checkpoint_at
     from paceline.record.run import training_digest
@@ -302,19 +305,25 @@ def find_source(path: Path, job: "Job", place: str) -> Path:
             where="--from",
             fix=f"set train.steps beyond {manifest.step}, or give an earlier step",
         )
-    stored = [name for name in read_tensors(folder) or () if name.startswith(_MODEL)]
-    names = [name.removeprefix(_MODEL) for name in stored]
-    spec = job.spec.model
-    is_built_in = any(to_hf_name(name) is not None for name in names)
-    if (spec.decoder or spec.size) and names and not is_built_in:
+    held = (read_tensors(folder) or {}).items()
+    stored = {n.removeprefix(_MODEL): each for n, each in held if n.startswith(_MODEL)}
+    shape = resolve_decoder(job) if stored and manifest.job_digest is None else None
+    if shape is None:
+        return folder
+    if all(to_hf_name(name) is None for name in stored):
         raise JobError.of(
             code="R005",
             what=f"{folder} has weights by other names than the job's built-in decoder has: "
-            f"{names[0]}",
+            f"{next(iter(stored))}",
             where="--from",
             fix="convert it beside its config.json, which tells what its names mean: paceline "
             "checkpoint convert",
         )
+    if job.spec.train.adapter is None:  # else the adapter's own tensors are there, or are not
+        sizes = {to_hf_name(name) or name: each.size for name, each in stored.items()}
+        fix = "give a job whose model is the one that the checkpoint was made from"
+        unlike = check_decoder_sizes(shape, sizes, where=f"--from: {folder}")
+        JobError.raise_for(replace(each, fix=fix) for each in unlike)
     return folder
 
 

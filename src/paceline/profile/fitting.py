@@ -60,9 +60,18 @@ def check_decoder_tensors(
 ) -> Iterator[Problem]:
     """`M013`: every tensor of the files that the built-in decoder lacks, that it has and the files
     lack, and of another shape than its own; `M014`: of a type that is not read."""
+    yield from check_decoder_sizes(shape, {n: t.shape for n, t in stored.items()}, where=where)
     wanted = decoder_tensors(shape)
-    targets = {name: decoder_name(name) for name in stored}
-    found = {target: stored[name].shape for name, target in targets.items() if target in wanted}
+    yield from check_types((t for name, t in stored.items() if decoder_name(name) in wanted), where)
+
+
+def check_decoder_sizes(
+    shape: DecoderShape, sizes: Mapping[str, tuple[int, ...]], *, where: str
+) -> Iterator[Problem]:
+    """The `M013` of `check_decoder_tensors`, for tensors of which only the sizes are known."""
+    wanted = decoder_tensors(shape)
+    targets = {name: decoder_name(name) for name in sizes}
+    found = {target: sizes[name] for name, target in targets.items() if target in wanted}
     lacking = [name for name in wanted if name not in found]
     tied: set[str] = {"embedding.weight", "output.weight"} if shape.tied_embeddings else set()
     missing = [name for name in lacking if name not in tied or tied <= set(lacking)]
@@ -75,7 +84,6 @@ def check_decoder_tensors(
     ]
     wrong = {name: size for name, size in found.items() if name and size != wanted[name]}
     yield from mismatches(missing, left_over, wrong, wanted, where)
-    yield from check_types((stored[n] for n, target in targets.items() if target in wanted), where)
 
 
 def check_types(used: Iterable[StoredTensor], where: str) -> Iterator[Problem]:
