@@ -131,7 +131,7 @@ def event_schema() -> str:
         "seconds. This page is generated from `paceline.record.events`.\n",
     ]
     texts = _field_texts(Path(events.__file__))
-    for event in get_args(events.AnyEvent):
+    for event in sorted(get_args(events.AnyEvent), key=lambda each: [*texts].index(each.__name__)):
         lines += _fields_of(event.__name__, event.__doc__ or "", texts[event.__name__])
     return "\n".join(lines) + "\n"
 

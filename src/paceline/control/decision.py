@@ -35,11 +35,9 @@ class Decision:
             self.record(change)
 
     def send(self, node: int, message: say.ToAgent) -> None:
-        """Give the agent of a node a message."""
         self.actions.append(Send(node, message))
 
     def send_all(self, nodes: Iterable[int], message: say.ToAgent) -> None:
-        """Give the agents of nodes a message."""
         for node in sorted(nodes):
             self.send(node, message)
 

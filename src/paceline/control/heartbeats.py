@@ -63,11 +63,9 @@ class Beats:
         self._checked_s: float | None = None
 
     def joined(self, node: int, now_s: float) -> None:
-        """Its agent has come."""
         self._nodes[node] = _Node(now_s)
 
     def left(self, node: int) -> None:
-        """Its agent is gone."""
         self._nodes.pop(node, None)
 
     def heard(self, node: int, now_s: float) -> None:

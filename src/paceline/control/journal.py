@@ -91,7 +91,6 @@ class Journal:
         self._num_bytes += len(record)
 
     def close(self) -> None:
-        """Close the file."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None

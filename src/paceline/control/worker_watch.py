@@ -115,14 +115,12 @@ class Lookout:
         self._watched[worker] = _Watched(pid, slot)
 
     def drop(self, worker: int) -> None:
-        """It has ended."""
         watched = self._watched.pop(worker, None)
         if watched is not None:
             watched.slot.close()
             self._patience.forget(worker)
 
     def close(self) -> None:
-        """Drop all."""
         for worker in list(self._watched):
             self.drop(worker)
 

@@ -53,7 +53,6 @@ class Ran:
 
     @property
     def digest(self) -> str | None:
-        """SHA-256 of the state at the end."""
         ends = [event for event in self.events if isinstance(event, log.RunFinished)]
         return ends[-1].state_digest if ends else None
 
@@ -91,7 +90,6 @@ def run_reference(
 
 
 def read_run(folder: Path) -> Ran:
-    """A run that has ended, in its folder."""
     return _read(open_run(folder))
 
 
@@ -221,7 +219,6 @@ def _left_behind(run: RunFolder, token: str) -> Iterator[str]:
 
 
 def check_faults(job: Job, plan: Plan) -> Iterator[Problem]:
-    """Faults that cannot happen in this job."""
     num_ranks, steps = plan.cluster.num_ranks, job.spec.train.steps
     saves = [plan.checkpoint_every]
     if job.spec.evaluate.outputs_every is not None:

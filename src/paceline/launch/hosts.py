@@ -228,7 +228,6 @@ class HostAgents:
         return False
 
     def end(self) -> None:
-        """Wait until all have ended, and see to it."""
         self._ends = True
         deadline = time.monotonic() + END_S
         for _, _, client in self._clients:

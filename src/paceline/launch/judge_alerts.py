@@ -60,7 +60,6 @@ class Alarms:
         self._thread = threading.Thread(target=self._work, name="paceline-alerts", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch."""
         self._thread.start()
 
     def close(self) -> None:

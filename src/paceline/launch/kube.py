@@ -45,7 +45,6 @@ KINDS: Mapping[str, Kind] = {
 
 
 def check_client() -> Iterator[Problem]:
-    """Whether the client is installed."""
     if importlib.util.find_spec("kubernetes") is None:
         yield Problem(
             code="W020",

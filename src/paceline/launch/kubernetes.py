@@ -145,7 +145,6 @@ def submit(submission: Submission, run: RunFolder) -> str:
 
 
 def look(placement: Placement) -> Sight:
-    """What the cluster says of the job now."""
     namespace, kind, name = _parts(placement)
     api = Api()
     found = api.get(_KINDS[kind], namespace, name)
@@ -290,7 +289,6 @@ def _ranks_per_pod(kind: str, found: dict[str, Any]) -> int:
 
 
 def main() -> None:
-    """Print logs."""
     words = [word for word in sys.argv[1:] if word != "--follow"]
     try:
         print_logs(words[0], int(words[1]) if words[1:] else None, follow="--follow" in sys.argv)

@@ -27,7 +27,6 @@ from paceline.units import counted
 
 
 def check(job: Job, plan: Plan) -> Iterator[Problem]:
-    """What keeps this machine from running the job."""
     if not plan.cluster.is_local:
         yield Problem(
             code="R011",
@@ -48,7 +47,6 @@ def check(job: Job, plan: Plan) -> Iterator[Problem]:
 
 
 def starts(job: Job, plan: Plan, run: RunFolder) -> list[Start]:
-    """The agents that would be started; nobody is asked."""
     return [
         Start(host="this machine", command=_agent_command(run, node, LATER))
         for node in range(plan.cluster.num_nodes)
@@ -78,7 +76,6 @@ class Here:
         return "127.0.0.1"
 
     def agents(self, lock: IO[bytes]) -> "_Agents":
-        """Processes of this machine."""
         return _Agents(self.run, lock)
 
     def end_by_force(self) -> None:
@@ -142,7 +139,6 @@ class _Agents:
         return True
 
     def end(self) -> None:
-        """Wait until all have ended, and see to it."""
         deadline = time.monotonic() + 10
         for process in self._processes:
             try:

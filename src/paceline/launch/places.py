@@ -216,12 +216,10 @@ def find_place(name: str) -> Place:
 
 
 def attached(name: str) -> AttachedModule:
-    """The module of an attached place."""
     assert find_place(name).kind == "attached"
     return cast(AttachedModule, importlib.import_module(PLACES[name].module))
 
 
 def queued(name: str) -> QueuedModule:
-    """The module of a queued place."""
     assert find_place(name).kind == "queued"
     return cast(QueuedModule, importlib.import_module(PLACES[name].module))

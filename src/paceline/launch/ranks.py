@@ -39,7 +39,6 @@ class Failing:
     """What to change where one of them dies."""
 
     def problem(self, what: str, fix: str) -> Problem:
-        """The problem of it."""
         return Problem(code=self.code, what=what, where=self.where, fix=fix)
 
 
@@ -82,7 +81,6 @@ class RankProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it."""
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 self._command,

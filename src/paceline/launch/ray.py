@@ -87,7 +87,6 @@ def check(job: Job | Script, plan: Plan | None) -> Iterator[Problem]:
 
 
 def starts(job: Job, plan: Plan, run: RunFolder) -> list[Start]:
-    """The agents that would be started; nobody is asked."""
     names = [f"RAY-NODE-{node}" for node in range(plan.cluster.num_nodes)]
     return starts_of(_way(job, plan), run, names)
 

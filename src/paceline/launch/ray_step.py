@@ -56,7 +56,6 @@ class Step:
         threading.Thread(target=self._read, daemon=True).start()
 
     def end_input(self) -> None:
-        """Close the command's input."""
         assert self._process is not None
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):

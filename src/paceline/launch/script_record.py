@@ -47,7 +47,6 @@ class ScriptRecord:
         self.begin(0)
 
     def begin(self, attempt: int) -> None:
-        """An attempt starts: what comes now is of it."""
         size = self.logged.stat().st_size if self.logged.exists() else 0
         self._growing, self._torn = Growing(self.logged, at=size), b""
         self._attempt, self._has_logged = attempt, False
@@ -55,7 +54,6 @@ class ScriptRecord:
         self._numbers = Numbers(generation=attempt, num_ranks=self._num_ranks)
 
     def write(self, event: AnyEvent) -> None:
-        """Record an event."""
         self._events.write(event)
 
     def take(self, rank: int, content: bytes, at: float) -> bool:

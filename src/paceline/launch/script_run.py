@@ -62,14 +62,16 @@ def check_script(script: Script, *, is_here: bool = True) -> Iterator[Problem]:
     yield from check_sinks(metrics, lambda field: f"{field}, {script.source}")
     if not is_here:
         return
+
+    def no_start(what: str, where: str, fix: str) -> Problem:
+        return Problem(code="R050", what=what, where=where, fix=fix)
+
     program = script.spec.command[0]
     here = script.folder / program
     if shutil.which(program) is None and not (here.is_file() and os.access(here, os.X_OK)):
-        yield Problem(
-            code="R050",
-            what=f"there is no program {program!r} to start",
-            where=f"command, {script.source}",
-            fix="name one that is on PATH, such as python, or give its path",
+        fix = "name one that is on PATH, such as python, or give its path"
+        yield no_start(
+            f"there is no program {program!r} to start", f"command, {script.source}", fix
         )
     is_python = Path(program).name.startswith("python") and len(script.spec.command) > 1
     if script.spec.profile and not (is_python and script.spec.command[1].endswith(".py")):
@@ -85,19 +87,11 @@ def check_script(script: Script, *, is_here: bool = True) -> Iterator[Problem]:
     file = script.folder / name
     where = name if script.source == "--script" else f"command, {script.source}"
     if file.is_dir() and not (file / "__main__.py").is_file():
-        yield Problem(
-            code="R050",
-            what=f"{file} is a folder, and no program of Python's",
-            where=where,
-            fix="name the script in it that is to be started",
-        )
+        fix = "name the script in it that is to be started"
+        yield no_start(f"{file} is a folder, and no program of Python's", where, fix)
     elif name.endswith(".py") and not file.is_file():
-        yield Problem(
-            code="R050",
-            what=f"there is no script {file}",
-            where=where,
-            fix=f"give the path of one that is there, as seen from {script.folder}",
-        )
+        fix = f"give the path of one that is there, as seen from {script.folder}"
+        yield no_start(f"there is no script {file}", where, fix)
 
 
 def run_script(

@@ -121,7 +121,6 @@ def job_text(
     steps: int = _STEPS,
     optimizer: str = "adamw",
 ) -> str:
-    """The tiny job."""
     return f"""\
 name: selftest
 model: {{decoder: {{layers: 2, hidden: 64, heads: 4}}}}

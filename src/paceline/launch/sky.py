@@ -132,7 +132,6 @@ def submit(submission: Submission, run: RunFolder) -> str:
 
 
 def look(placement: Placement) -> Sight:
-    """What SkyPilot says of the job now."""
     name, number = _parts(placement)
     if name == MANAGED:
         rows = _read("sky", "jobs", "queue", "--all", "--output", "json")

@@ -68,7 +68,6 @@ class Srun:
 
 
 def check(job: Job | Script, plan: Plan | None) -> Iterator[Problem]:
-    """What keeps the job from running in this allocation."""
     if "SLURM_JOB_ID" not in os.environ:
         yield Problem(
             code="W014",
@@ -131,7 +130,6 @@ def open_site(
     on_note: Callable[[str], None],
     inspection: Inspection | None,
 ) -> HostSite:
-    """The nodes of the allocation, each with the run's folder and this Paceline."""
     way = Srun(job.spec.slurm.python or sys.executable)
     hosts = Hosts(
         run=run,

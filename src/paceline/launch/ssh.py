@@ -112,7 +112,6 @@ def check(job: Job | Script, plan: Plan | None) -> Iterator[Problem]:
 
 
 def starts(job: Job, plan: Plan, run: RunFolder) -> list[Start]:
-    """The agents that would be started; nobody is asked."""
     names = [host for host, _ in find_hosts(job)]
     return starts_of(Ssh(job.spec.ssh, job.folder), run, names[: plan.cluster.num_nodes])
 
@@ -124,7 +123,6 @@ def open_site(
     on_note: Callable[[str], None],
     inspection: Inspection | None,
 ) -> HostSite:
-    """The hosts, each of them reached, with the run's folder and this Paceline."""
     names = tuple(host for host, _ in find_hosts(job))
     way = Ssh(job.spec.ssh, job.folder)
     hosts = Hosts(run=run, names=names, num_nodes=plan.cluster.num_nodes, way=way, place="ssh")

@@ -562,42 +562,6 @@ class RunFinished(Event, frozen=True, kw_only=True, tag=True):
     """Highest memory of each rank, in rank order; None is what was not measured."""
 
 
-AnyEvent = (
-    RunStarted
-    | WorkerStarted
-    | TrainingStarted
-    | CheckpointRefused
-    | CheckpointSaved
-    | CheckpointFailed
-    | CheckpointCopied
-    | CheckpointCopyFailed
-    | Evaluated
-    | StoppedEarly
-    | BaselineEvaluated
-    | Noted
-    | StepRefused
-    | CorruptionFound
-    | FaultInjected
-    | WorkerStuck
-    | StragglerNamed
-    | LossOutlierNamed
-    | WorkerLost
-    | WorldChanged
-    | BatchChanged
-    | PlanChanged
-    | ExactnessChanged
-    | NodeSetAside
-    | GpuHealth
-    | BatchSkipped
-    | Recovered
-    | ControllerReplaced
-    | AlertFired
-    | AlertOver
-    | AlertNotSent
-    | StopAsked
-    | RunFinished
-)
-
 Reported = (
     CheckpointSaved
     | CheckpointFailed
@@ -617,6 +581,28 @@ Reported = (
 )
 """What workers, agents and the watch over alerts report; the controller alone knows of the
 others."""
+
+AnyEvent = (
+    Reported
+    | RunStarted
+    | WorkerStarted
+    | TrainingStarted
+    | CheckpointRefused
+    | FaultInjected
+    | WorkerStuck
+    | StragglerNamed
+    | LossOutlierNamed
+    | WorkerLost
+    | WorldChanged
+    | PlanChanged
+    | ExactnessChanged
+    | NodeSetAside
+    | BatchSkipped
+    | Recovered
+    | ControllerReplaced
+    | StopAsked
+    | RunFinished
+)
 
 
 EventLog = JsonLines[AnyEvent]

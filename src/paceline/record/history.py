@@ -73,7 +73,6 @@ class History:
         self._promise: Promise = "bitwise"
 
     def add(self, event: Event) -> None:
-        """One more event."""
         kind = event.event
         if kind == "RunStarted":
             self._start(event)

@@ -22,7 +22,6 @@ class MachineSeries:
         self._ranks: dict[int, tuple[float, RankSample]] = {}
 
     def take(self, samples: Iterable[MachineSample]) -> None:
-        """Add samples of any nodes, in any order."""
         for sample in samples:
             self.num += 1
             self._ranks.update({each.rank: (sample.at, each) for each in sample.ranks})

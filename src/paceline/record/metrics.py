@@ -139,7 +139,6 @@ class MetricsLog:
             self.write(metrics)
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

@@ -156,7 +156,6 @@ class RunFolder:
         return _read(self.plan_file, msgspec.json.Decoder(_PlansCluster).decode).cluster
 
     def info(self) -> RunInfo:
-        """What `run.json` says."""
         return _read(self.info_file, msgspec.json.Decoder(RunInfo).decode)
 
 

@@ -138,7 +138,6 @@ TRUNC_NORMAL: Any = getattr(nn.init, TRUNC_NORMAL_NAME)
 
 
 def written_arguments(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Arguments that an operator changes."""
     schema = operator._schema.arguments
     named = [(each, kwargs[each.name]) for each in schema if each.name in kwargs]
     given = [*zip(schema, args, strict=False), *named]

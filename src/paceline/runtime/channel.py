@@ -87,7 +87,6 @@ class Channel:
         self._reporting: threading.Thread | None = None
 
     def open(self) -> None:
-        """Begin to listen."""
         self._listening.start()
 
     def send(self, message: say.FromWorker) -> None:
@@ -171,7 +170,6 @@ class Channel:
         return self._save
 
     def forget_save(self) -> None:
-        """All ranks have agreed to save."""
         self._save = False
 
     def _listen(self) -> None:

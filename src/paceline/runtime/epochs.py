@@ -437,7 +437,6 @@ def _build(own: dict[str, Any]) -> nn.Module:
 
 
 def main() -> None:
-    """One process of a training."""
     asked_file, answer_file = (Path(each) for each in sys.argv[1:])
     is_first = int(os.environ.get("RANK", 0)) == 0
     answer: dict[str, Any] = {}

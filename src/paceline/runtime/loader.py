@@ -71,7 +71,6 @@ class Loader:
         self._rank, self._pins = rank, pins_memory(device)
 
     def leave(self) -> None:
-        """End the workers."""
         self._iterator = None
 
     def take(self, place: Place) -> Fed:

@@ -58,17 +58,14 @@ class Pairs:
 
     @property
     def num_samples(self) -> int:
-        """Pairs."""
         return self.data.num_samples
 
     @property
     def order(self) -> int | Mixture:
-        """What ids are drawn from."""
         return self.data.order
 
     @property
     def sources(self) -> dict[str, range]:
-        """Name of each source, and the ids of its pairs."""
         return self.data.sources
 
     @property

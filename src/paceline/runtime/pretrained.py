@@ -80,7 +80,6 @@ class Weights:
 
     @property
     def names(self) -> frozenset[str]:
-        """Parameters and saved buffers that come from files."""
         return frozenset(self._pieces)
 
     @torch.no_grad()

@@ -61,7 +61,6 @@ from paceline.runtime.script_tensors import (
 
 
 def main() -> None:
-    """Run the script of the command line."""
     run, steps, *words = sys.argv[1:]
     observer = Observer(observed_file(Path(run), int(os.environ.get("RANK", "0"))), int(steps))
     observer.begin()

@@ -50,7 +50,6 @@ _NCCL = re.compile(r"nccl(?:Dev)?Kernel_(\w+?)(?:_|\()")
 
 
 def main() -> None:
-    """Run the script of the command line."""
     path = os.environ.get(VARIABLE)
     if path is not None:
         _Watch(Path(path)).begin()

@@ -85,7 +85,6 @@ class Trainer:
 
     @property
     def rank(self) -> int:
-        """This one."""
         return dist.get_rank() if dist.is_initialized() else 0
 
     @property

@@ -175,7 +175,6 @@ class _Log:
         self._file.write(shown if self._room > 0 else b"--- the log is full\n")
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

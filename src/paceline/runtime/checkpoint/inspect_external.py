@@ -25,7 +25,6 @@ _Said = tuple[list[str], list[str], list[Problem]]
 
 
 def look(asked: Look) -> Seen:
-    """What is there, and what is wrong with it."""
     try:
         weights = read_weights(asked.form, Path(asked.path), asked.key)
     except PacelineError as error:

@@ -27,7 +27,6 @@ LEAST_SCALE = 1e-3
 
 
 def make(groups: list[dict[str, Any]], train: TrainSpec) -> torch.optim.Optimizer:
-    """The optimizer over groups of parameters."""
     return Adafactor(groups, lr=train.learning_rate)
 
 
@@ -45,7 +44,6 @@ class Adafactor(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
         assert closure is None
         updates = [
             _Update(parameter, self.state[parameter], group)

@@ -32,7 +32,6 @@ LEAST_SIZE = 4096
 
 
 def make(groups: list[dict[str, Any]], train: TrainSpec) -> torch.optim.Optimizer:
-    """The optimizer over groups of parameters."""
     return AdamW8bit(groups, lr=train.learning_rate, betas=train.betas, eps=train.eps)
 
 
@@ -54,7 +53,6 @@ class AdamW8bit(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
         assert closure is None
         for group in self.param_groups:
             for parameter in group["params"]:

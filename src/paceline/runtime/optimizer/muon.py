@@ -36,7 +36,6 @@ LIKE_ADAM = 0.2
 
 
 def make(groups: list[dict[str, Any]], train: TrainSpec) -> torch.optim.Optimizer:
-    """The optimizer over groups of parameters."""
     return Muon(groups, lr=train.learning_rate, betas=train.betas, eps=train.eps)
 
 
@@ -60,7 +59,6 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
         assert closure is None
         for group in self.param_groups:
             move = self._move_hidden if group["is_hidden"] else self._move_other

@@ -13,5 +13,4 @@ MOMENTUM = 0.9
 
 
 def make(groups: list[dict[str, Any]], train: TrainSpec) -> torch.optim.Optimizer:
-    """The optimizer over groups of parameters."""
     return torch.optim.SGD(groups, lr=train.learning_rate, momentum=MOMENTUM)

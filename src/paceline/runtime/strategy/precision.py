@@ -144,5 +144,4 @@ class LossScaler:
         return {"scale": self._scale, "num_good": self._num_good}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Go on as saved."""
         self._scale, self._num_good = state["scale"], int(state["num_good"])

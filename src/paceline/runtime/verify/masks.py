@@ -27,12 +27,10 @@ class Masks:
         self.counts: dict[str, int] = {}
 
     def clear(self) -> None:
-        """Before a step."""
         self.digests, self.counts = {}, {}
 
     @contextmanager
     def over(self, model: nn.Module) -> Iterator[None]:
-        """Watch a model's dropout modules."""
         hooks = [
             module.register_forward_pre_hook(self._before(name.removeprefix("module.")))
             for name, module in dropouts(model).items()

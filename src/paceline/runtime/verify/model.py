@@ -85,7 +85,6 @@ def with_vocab(case: Case) -> Case:
 
 
 def dropouts(model: nn.Module) -> dict[str, nn.Dropout]:
-    """Dropout modules by name."""
     return {name: each for name, each in model.named_modules() if isinstance(each, nn.Dropout)}
 
 

@@ -33,12 +33,10 @@ class Watch:
         """Module -> of what went in."""
 
     def clear(self) -> None:
-        """Before a step."""
         self.modules, self.inputs = {}, {}
 
     @contextmanager
     def over(self, model: nn.Module) -> Iterator[None]:
-        """Watch a model, as it is after it was split."""
         hooks = []
         inner = unwrapped(model)
         for name, module in inner.named_modules():

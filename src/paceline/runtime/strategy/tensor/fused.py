@@ -57,12 +57,10 @@ def split_fused(model: nn.Module, ways: Ways) -> None:
 
 
 def out_features(linear: nn.Module) -> int:
-    """Features a linear gives."""
     return _weight(linear).shape[1 if is_transposed(linear) else 0]
 
 
 def in_features(linear: nn.Module) -> int:
-    """Features a linear takes."""
     weight = _weight(linear)
     return value_box((0, 0), weight)[1][0 if is_transposed(linear) else 1]
 
