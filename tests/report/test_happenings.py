@@ -148,8 +148,8 @@ def test_s1_19_a_corrupted_rank_is_shown_with_its_tensor_and_what_it_was_repaire
         goes_on_after=12,
     )
     assert describe(found) == (
-        "after step 12 model/embedding.weight and 1 more are wrong on rank 1 (majority); "
-        "repaired from a replica"
+        "after step 12 model/embedding.weight and 1 more are wrong on rank 1 (most replicas "
+        "differ from it); repaired from a replica"
     )
     unknown = msgspec.structs.replace(found, ranks=[], suspects=[0, 1], tensors=["a"])
     unsure = "and which is right is not known"

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from paceline.record import events as log
 from paceline.record.checkpoints import checkpoint_name
+from paceline.record.repair_text import corruption_text, recovery_text
 from paceline.report.alert_text import describe_alert
 from paceline.units import counted, format_seconds
 
@@ -60,16 +61,7 @@ def describe(event: log.AnyEvent) -> str | None:
                 f"{event.num_steps} steps: it reads other data, or computes with other weights"
             )
         case log.CorruptionFound():
-            first, *others = event.tensors or ["a tensor"]
-            tensors = f"{first} and {len(others)} more" if others else first
-            odd = event.ranks or event.suspects
-            on = f" on rank{'s' if len(odd) > 1 else ''} {', '.join(map(str, odd))}" if odd else ""
-            does = f"{'are' if others else 'is'} wrong{on} ({event.verdict})"
-            if not event.ranks:
-                differs = "differ" if others else "differs"
-                does = f"{differs}{on or ' between ranks'}, and which is right is not known"
-            healed = _HEALED.get(event.healed, f"repaired from {event.healed}")
-            return f"after step {event.step} {tensors} {does}; {healed}"
+            return corruption_text(event)
         case log.WorkerLost():
             return (
                 f"rank {event.rank} lost ({event.cause}): {event.how}; "
@@ -158,12 +150,7 @@ def _describe_recovery(event: log.Recovered) -> str:
     if event.detect_s is not None:
         parts.insert(0, ("detect", event.detect_s))
     shown = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in parts)
-    lost = (
-        f"{counted(event.steps_lost, 'finished step')} repeated from step {event.resumed_from_step}"
-        if event.steps_lost
-        else f"no finished step lost, state from {_SOURCES.get(event.source, event.source)}"
-    )
-    return f"recovered in {format_seconds(event.downtime_s)} ({shown}); {lost}"
+    return f"recovered in {format_seconds(event.downtime_s)} ({shown}); {recovery_text(event)}"
 
 
 _ORIGINS = {
@@ -172,22 +159,6 @@ _ORIGINS = {
     "memory": "the newest step in memory",
     "checkpoint": "a checkpoint",
     "initial": "the initial state",
-}
-
-_HEALED = {
-    "replica": "repaired from a replica",
-    "memory": "repaired from the newest step in memory",
-    "checkpoint": "repaired from a checkpoint",
-    "initial": "training begins again",
-    "recomputed": "computed again",
-}
-
-_SOURCES = {
-    "own": "the ranks themselves",
-    "replica": "a replica",
-    "memory": "memory",
-    "checkpoint": "a checkpoint",
-    "initial": "the seed",
 }
 
 

@@ -180,8 +180,8 @@ def test_a_run_that_repaired_wrong_numbers_names_rank_tensor_repair_and_what_is_
     assert diagnosis.is_concluded
     assert not diagnosis.causes
     assert shown(diagnosis).startswith(
-        "repaired after step 29 model/a and 1 more was wrong on rank 1 (most replicas differ "
-        "from it): copied from a replica to do nothing for this run; if rank 1 (node 3) is "
+        "repaired after step 29 model/a and 1 more are wrong on rank 1 (most replicas differ "
+        "from it); repaired from a replica to do nothing for this run; if rank 1 (node 3) is "
         "named again, test its memory"
     )
 
@@ -194,8 +194,8 @@ def test_a_machine_that_was_wrong_twice_is_to_be_tested():
 def test_numbers_that_differ_between_two_ranks_blame_nobody_and_count_the_repeated_steps():
     one = wrong(ranks=[], suspects=[0, 1], verdict="undecided", healed="initial", goes_on_after=0)
     facts = told(one, ended("finished")).facts
-    assert "differed on ranks 0, 1, which is wrong is not known" in facts["repaired"]
-    assert facts["repaired"].endswith("began again from the initial state, 29 steps repeated")
+    assert "differ on ranks 0, 1, and which is right is not known" in facts["repaired"]
+    assert facts["repaired"].endswith("training begins again, 29 steps repeated")
     assert "recovery.fingerprint_every=1" in facts["to do"]
 
 
@@ -226,11 +226,11 @@ def test_a_run_that_recovered_shows_the_lost_rank_and_where_its_state_came_from(
     diagnosis = told(lost(), back(), ended("finished"))
     assert "nothing no sign" not in shown(diagnosis)
     assert diagnosis.facts["recovered"] == (
-        "rank 1 was lost after step 29 (killed by SIGKILL): its state came from a replica, "
-        "no step lost"
+        "rank 1 was lost after step 29 (killed by SIGKILL): no finished step lost, state from a "
+        "replica"
     )
     assert "the kernel's log of node 0" in diagnosis.facts["to do"]
-    assert "4 steps repeated" in told(lost(), back("checkpoint", 4)).facts["recovered"]
+    assert "4 finished steps repeated" in told(lost(), back("checkpoint", 4)).facts["recovered"]
 
 
 def test_what_a_failed_run_repaired_before_is_a_fact_beside_its_cause():

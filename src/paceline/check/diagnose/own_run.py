@@ -1,31 +1,33 @@
 """A run's own `events.jsonl`, told as log lines: which ranks were lost and how, and how it ended.
 
 Each line of the file becomes one line of text, so that line numbers stay; what says nothing of a
-failure becomes an empty one. What a drill broke on purpose, and what the run came through, is no
-failure and is told as a fact.
+failure becomes an empty one. What a drill broke on purpose, what the run came through and what it
+repaired by itself is no failure and is told as a fact.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from paceline.check.diagnose.healed import healed_facts
 from paceline.check.diagnose.stacks import Stack, read_stacks
 from paceline.record.events import (
     SCRIPT_PHASE,
     AnyEvent,
+    CorruptionFound,
     FaultInjected,
     Recovered,
     RunFinished,
     WorkerLost,
+    WorkerStarted,
     WorkerStuck,
 )
+from paceline.record.repair_text import corruption_text, recovery_text
 
 _START = b'{"event":"'
 _MOST = 3
-"""Losses that are told one by one."""
+"""Losses, repairs and recoveries that are told one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,26 +53,26 @@ def is_events(start: bytes) -> bool:
 def read_own_run(data: bytes) -> OwnRun:
     """The events of a run; lines that are damaged or of a later version say nothing."""
     decoder = msgspec.json.Decoder(AnyEvent)
-    events: list[AnyEvent | None] = []
+    by_line: list[AnyEvent | None] = []
     for raw in data.split(b"\n"):
         try:
-            events.append(decoder.decode(raw))
+            by_line.append(decoder.decode(raw))
         except msgspec.DecodeError:
-            events.append(None)
+            by_line.append(None)
+    events = [each for each in by_line if each is not None]
     drilled = {(each.rank, each.pid) for each in events if isinstance(each, FaultInjected)}
     end = next((each for each in reversed(events) if isinstance(each, RunFinished)), None)
     has_finished = end is not None and end.outcome == "finished"
-    lines = ["" if has_finished else _told(each, drilled) for each in events]
+    lines = ["" if has_finished else _told(each, drilled) for each in by_line]
     return OwnRun(
         text="\n".join(lines).encode() + b"\n",
-        facts=healed_facts([each for each in events if each is not None], drilled)
-        | {"run": _fact(events, drilled, end)},
+        facts=_facts(events, drilled, end),
         has_finished=has_finished,
         stacks=() if has_finished else tuple(_stacks(events)),
     )
 
 
-def _stacks(events: Iterable[AnyEvent | None]) -> Iterator[Stack]:
+def _stacks(events: Sequence[AnyEvent]) -> Iterator[Stack]:
     stuck = {each.rank: each for each in events if isinstance(each, WorkerStuck)}
     for rank, event in sorted(stuck.items()):
         if event.phase == SCRIPT_PHASE:
@@ -90,22 +92,83 @@ def _told(event: AnyEvent | None, drilled: set[tuple[int, int]]) -> str:
     return ""
 
 
-def _fact(
-    events: Iterable[AnyEvent | None], drilled: set[tuple[int, int]], end: RunFinished | None
-) -> str:
-    kept = [each for each in events if each is not None]
-    parts = [f"{end.outcome} at step {end.step}" if end else "its end was not written"]
-    losses = Counter(
-        f"rank {each.rank} was lost after step {each.last_step} ({each.how}"
-        + (", by the drill)" if (each.rank, each.pid) in drilled else ")")
-        for each in kept
-        if isinstance(each, WorkerLost)
-    )
-    told = [f"{loss}{_times(count)}" for loss, count in losses.items()]
-    parts += told[:_MOST] + ([f"{len(told) - _MOST} more"] if len(told) > _MOST else [])
-    recovered = sum(isinstance(each, Recovered) for each in kept)
-    return "; ".join([*parts, *([f"recovered{_times(recovered)}"] if recovered else [])])
+def _facts(
+    events: Sequence[AnyEvent], drilled: set[tuple[int, int]], end: RunFinished | None
+) -> dict[str, str]:
+    """How the run stands; what it repaired and recovered from, and then what is left to do."""
+    lost: dict[int, str] = {}
+    losses, repaired, recovered = Counter[str](), list[str](), list[str]()
+    for number, event in enumerate(events):
+        if isinstance(event, WorkerLost):
+            how = event.how + ", by the drill" * ((event.rank, event.pid) in drilled)
+            lost[event.rank] = f" ({how})"
+            losses[f"rank {event.rank} was lost after step {event.last_step} ({how})"] += 1
+        elif isinstance(event, Recovered):
+            how = lost.pop(event.lost_rank, "")
+            step = event.failed_after_step
+            loss = f"rank {event.lost_rank} was lost after step {step}{how}"
+            recovered.append(f"{loss}: {recovery_text(event)}")
+        elif isinstance(event, CorruptionFound):
+            drill = ", by the drill" * _is_drilled(event, events[:number])
+            repaired.append(corruption_text(event, drill))
+    facts = {"repaired": _joined(repaired), "recovered": _joined(recovered)}
+    if (repaired or recovered) and (end is None or end.outcome != "failed"):
+        facts["to do"] = _to_do(events, drilled)
+    run = [f"{end.outcome} at step {end.step}" if end else "its end was not written"]
+    run += [_joined([f"{loss}{_times(count)}" for loss, count in losses.items()])]
+    run += [f"recovered{_times(len(recovered))}" * bool(recovered)]
+    facts["run"] = "; ".join(filter(None, run))
+    return {name: fact for name, fact in facts.items() if fact}
+
+
+def _joined(found: Sequence[str]) -> str:
+    more = [f"{len(found) - _MOST} more"] if len(found) > _MOST else []
+    return "; ".join([*found[:_MOST], *more])
 
 
 def _times(count: int) -> str:
     return f" {count} times" if count > 1 else ""
+
+
+def _to_do(events: Sequence[AnyEvent], drilled: set[tuple[int, int]]) -> str:
+    """What a person should look at: a machine that was wrong, or a loss without a cause."""
+    wrong: dict[str, int] = {}
+    is_unknown = False
+    for number, event in enumerate(events):
+        if isinstance(event, CorruptionFound) and not _is_drilled(event, events[:number]):
+            is_unknown |= not event.ranks
+            for rank in event.ranks:
+                place = _place(rank, events[:number])
+                wrong[place] = wrong.get(place, 0) + 1
+    advice = [
+        f"{place} was wrong {count} times: test its memory, or leave it out"
+        for place, count in wrong.items()
+        if count > 1
+    ]
+    if wrong and not advice:
+        advice = [f"if {' or '.join(wrong)} is named again, test its memory"]
+    if is_unknown and not wrong:
+        advice = [
+            "if it happens again, recovery.fingerprint_every=1 or three replicas name the rank"
+        ]
+    losses = [each for each in events if isinstance(each, WorkerLost)]
+    advice += [
+        f"rank {each.rank} was {each.how}: the kernel's log of node {each.node} may have "
+        "the reason (paceline diagnose dmesg.txt)"
+        for each in losses
+        if "SIGKILL" in each.how and (each.rank, each.pid) not in drilled
+    ][:1]
+    return "; ".join(["nothing for this run", *advice])
+
+
+def _is_drilled(event: CorruptionFound, before: Sequence[AnyEvent]) -> bool:
+    ranks = {*event.ranks, *event.suspects}
+    return any(
+        isinstance(each, FaultInjected) and each.fault.startswith("flip ") and each.rank in ranks
+        for each in before
+    )
+
+
+def _place(rank: int, before: Sequence[AnyEvent]) -> str:
+    starts = [each.node for each in before if isinstance(each, WorkerStarted) and each.rank == rank]
+    return f"rank {rank}" + (f" (node {starts[-1]})" if starts else "")
