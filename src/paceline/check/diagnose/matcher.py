@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,6 +95,7 @@ _KEEP_FORMS = 50_000
 _ENDS_OF_LINE = 16 * 1024
 """Bytes at the beginning and at the end of a very long line that are searched."""
 
+_LINE_FEED = 10
 _ZEROS = bytes.maketrans(b"0123456789", b"0" * 10)
 _IDS = re.compile(
     rb"[0a-fA-F]{8}(?:"
@@ -107,9 +107,6 @@ _IDS = re.compile(
 Shorter names that are hexadecimal numbers too (a100, bf16) are words of patterns."""
 
 _ID = b"0" * 8
-_FEW_BYTES = 4096
-"""Bytes of a few lines, for which the calls of numpy take longer than an expression. A guess."""
-
 _IS_HEX = bytes(byte in b"0abcdefABCDEF" for byte in range(256))
 _TOKENS = re.compile(
     r"\(\?<?![^()]*\)|\\x..|\\.|\{\d+(?:,\d*)?\}|\[\^?\]?(?:\\.|[^\]])*\]|\(\?P<\w+>|\d"
@@ -122,6 +119,8 @@ match it, and of those of harmless lines that may. A plain tuple, which pickles 
 
 
 class _Kind(NamedTuple):
+    """What is known of a kind of line; None of one that no pattern matches."""
+
     sure: Sequence[int]
     """Patterns that match every line of the kind."""
 
@@ -129,10 +128,6 @@ class _Kind(NamedTuple):
     """Patterns that match some of its lines, as their digits and ids are."""
 
     benign: Sequence[int]
-
-
-_NOTHING: tuple[()] = ()
-"""What is known of a kind that no pattern matches."""
 
 
 class Matcher:
@@ -143,8 +138,8 @@ class Matcher:
         self._benign = {at for at, each in enumerate(patterns) if each.kind is Kind.BENIGN}
         self._numbers = set(numbers) | self._benign
         self._likely: dict[frozenset[str], Sequence[int]] = {}
-        self._kinds: dict[bytes, _Kind | tuple[()]] = {}
-        self._forms: dict[bytes, _Kind | tuple[()]] = {}
+        self._kinds: dict[bytes, _Kind | None] = {}
+        self._forms: dict[bytes, _Kind | None] = {}
         self._num_bytes = 0
 
     def find(self, block: bytes) -> list[Hit]:
@@ -156,18 +151,15 @@ class Matcher:
             self._num_bytes = 0
         if len(self._forms) > _KEEP_FORMS:
             self._forms.clear()
-        found = list(map(kinds.get, texts))
-        if None in found:
-            pairs = zip(texts, found, strict=True)
-            self._learn(list({text for text, kind in pairs if kind is None}))
-            found = list(map(kinds.get, texts))
-        if not any(found):
-            return []
-        ends = [*np.flatnonzero(np.frombuffer(block, np.uint8) == 10).tolist(), len(block), -1]
-        hits = []
-        for at, kind in compress(enumerate(found), found):
-            assert kind
-            start, end = ends[at - 1] + 1, ends[at]
+        if new := set(texts).difference(kinds):
+            self._learn(list(new))
+        found = [kinds[text] for text in texts]
+        lines = np.flatnonzero(np.fromiter(map(bool, found), np.bool_, len(found)))
+        feeds = np.flatnonzero(np.frombuffer(block, np.uint8) == _LINE_FEED)
+        bounds = np.concatenate(([-1], feeds, [len(block)]))
+        starts, ends = (bounds[lines] + 1).tolist(), bounds[lines + 1].tolist()
+        hits: list[Hit] = []
+        for kind, start, end in zip(filter(None, found), starts, ends, strict=True):
             numbers = kind.sure
             if kind.open:
                 text = _readable(block[start:end])
@@ -196,14 +188,14 @@ class Matcher:
             self._kinds[text] = kind
 
     def _judge(self, forms: Sequence[bytes]) -> None:
-        self._forms.update(dict.fromkeys(forms, _NOTHING))
+        self._forms.update(dict.fromkeys(forms))
         for line, words in _likely_words(b"\n".join(forms).lower()).items():
             form, text = forms[line], _readable(forms[line])
             small = text.lower()
             matching = [
                 number
                 for number in self._with_words(frozenset(word for word in words if word in small))
-                if need_of(number).holds(small) and _open(number).search(text)
+                if _open(number).search(text)
             ]
             benign = [each for each in matching if each in self._benign]
             sure = [n for n in matching if _open(n) is _exact(n) and n not in self._benign]
@@ -262,7 +254,7 @@ def _likely_words(text: bytes) -> Mapping[int, set[str]]:
     words_with, found = _words_with_grams(), dict[int, set[str]]()
     is_wanted = np.zeros(1 << 16, np.bool_)
     is_wanted[_hashed(np.frombuffer(b"".join(words_with), "<u4"))] = True
-    ends = np.flatnonzero(np.frombuffer(text, np.uint8) == 10)
+    ends = np.flatnonzero(np.frombuffer(text, np.uint8) == _LINE_FEED)
     for shift in range(min(4, max(0, len(text) - 3))):
         letters = np.frombuffer(text, "<u4", count=(len(text) - shift) // 4, offset=shift)
         places = np.flatnonzero(is_wanted[_hashed(letters)]) * 4 + shift
@@ -293,8 +285,6 @@ def without_ids(zeros: bytes) -> bytes:
     >>> without_ids(with_zeros(b"comm 0x7f3a5c0012ab opCount 0x1f"))
     b'comm 0x00000000 opCount 0x0f'
     """
-    if len(zeros) < _FEW_BYTES:
-        return _IDS.sub(_ID, zeros)
     parts, done = [], 0
     for start in _hex_runs(zeros):
         if start >= done and (found := _IDS.match(zeros, start)) is not None:
@@ -352,14 +342,6 @@ class Need:
     parts: tuple["Need | str", ...]
     is_any: bool
     """Whether one of them is enough."""
-
-    def holds(self, text: str) -> bool:
-        """Whether a text in small letters, each digit as 0, has what is needed."""
-        for part in self.parts:
-            held = part in text if isinstance(part, str) else part.holds(text)
-            if held is self.is_any:
-                return held
-        return not self.is_any
 
     def rarest(self) -> tuple[str, ...]:
         """Words of which every matching line holds one: of those sets the one of longest words."""
