@@ -93,9 +93,7 @@ def diagnose(logs: Iterable[Log], map_ahead: MapAhead = one_by_one) -> Diagnosis
     [(words, log)] = starts
     diagnosis = replace(diagnosis, is_words=log.is_words)
     is_known = diagnosis.causes or diagnosis.has_failed
-    if is_known and not (log.is_words and is_told(words)):
-        return diagnosis
-    if not (log.is_words or is_told(words)):
+    if not (all if is_known else any)((log.is_words, is_told(words))):
         return diagnosis
     printed, has_failed = [each.id for each in diagnosis.causes], diagnosis.has_failed
     candidates = told_causes(words, log.name, printed, has_failed=has_failed)

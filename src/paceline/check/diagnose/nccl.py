@@ -31,13 +31,11 @@ class Network:
     gdr_off: set[str] = field(default_factory=set)
     channels: int | None = None
     nvls: bool | None = None
-    num_nodes: int | None = None
-    num_ranks: int | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+    """`nRanks`, `nNodes` and `localRanks`, the highest that was said."""
+
     settings: dict[str, str] = field(default_factory=dict)
-    local_ranks: int | None = None
     hosts: set[str] = field(default_factory=set)
-    plugin: str | None = None
-    p2p_off: bool = False
     first: Line | None = None
     named: Line | None = None
     """The first line that names an interface."""
@@ -51,13 +49,14 @@ class Network:
 
         One host's name says nothing: it may be one node's log of many.
         """
-        if self.num_nodes is not None:
-            return self.num_nodes > 1
+        if "nNodes" in self.counts:
+            return self.counts["nNodes"] > 1
         if len(self.hosts) > 1:
             return True
-        if self.num_ranks is not None and self.local_ranks:
-            return self.num_ranks > self.local_ranks
-        return False if self.num_ranks == 1 else None
+        num_ranks = self.counts.get("nRanks", 0)
+        if num_ranks and self.counts.get("localRanks"):
+            return num_ranks > self.counts["localRanks"]
+        return False if num_ranks == 1 else None
 
     @property
     def is_between_nodes(self) -> bool:
@@ -101,29 +100,21 @@ def _read(seen: Network, line: Line, text: str) -> None:
         kind = match[1].split("/")[0]
         seen.transports[kind] += 1
         seen.gdr_channels += "GDRDMA" in text
-    if match := re.search(r"GPU Direct RDMA Disabled for HCA \d+ '(\w+)'", text):
-        seen.gdr_off.add(match[1])
-        seen.devices.add(match[1])
-    if match := re.search(r"GPU Direct RDMA Enabled for HCA \d+ '(\w+)'", text):
-        seen.devices.add(match[1])
+    if match := re.search(r"GPU Direct RDMA (Disabled|Enabled) for HCA \d+ '(\w+)'", text):
+        seen.devices.add(match[2])
+        seen.gdr_off |= {match[2]} if match[1] == "Disabled" else set()
     if match := re.search(r"(\d+) coll channels", text):
         seen.channels = int(match[1])
     if "NVLS" in text:
         on = "is available" in text or re.search(r"[1-9]\d* nvls channels", text) is not None
         seen.nvls = on or bool(seen.nvls)
-    if match := re.search(r"n[Rr]anks (\d+)", text):
-        seen.num_ranks = max(int(match[1]), seen.num_ranks or 0)
-    if match := re.search(r"nNodes (\d+)", text):
-        seen.num_nodes = max(int(match[1]), seen.num_nodes or 0)
-    if match := re.search(r"localRanks (\d+)", text):
-        seen.local_ranks = max(int(match[1]), seen.local_ranks or 0)
+    for name, number in re.findall(r"(n[Rr]anks|nNodes|localRanks) (\d+)", text):
+        name = name.replace("nranks", "nRanks")
+        seen.counts[name] = max(int(number), seen.counts.get(name, 0))
     if match := re.search(r"(NCCL_\w+) set (?:by environment )?to (\S+)", text):
         seen.settings[match[1]] = match[2].rstrip(".")
         if match[1] == "NCCL_IB_DISABLE" and seen.settings[match[1]] != "0":
             seen.forbids = line
-    if match := re.search(r"NET/(?:Plugin: )?(?:Loaded|OFI|Using) ?(?:net plugin )?(\S+)", text):
-        seen.plugin = seen.plugin or match[1]
-    seen.p2p_off = seen.p2p_off or "P2P is disabled" in text
 
 
 def network_facts(seen: Network) -> Mapping[str, str]:
@@ -131,8 +122,8 @@ def network_facts(seen: Network) -> Mapping[str, str]:
     facts = {"network": _verdict(seen)}
     parts = [f"NCCL {seen.version}"] if seen.version else []
     parts += [seen.driver] if seen.driver else []
-    parts += [f"{counted(seen.num_ranks, 'rank')}"] if seen.num_ranks else []
-    parts += [f"{seen.num_nodes} nodes"] if seen.num_nodes else []
+    parts += [counted(seen.counts["nRanks"], "rank")] if seen.counts.get("nRanks") else []
+    parts += [f"{seen.counts['nNodes']} nodes"] if seen.counts.get("nNodes") else []
     parts += [f"{seen.channels} channels"] if seen.channels else []
     if seen.nvls is not None:
         parts.append(f"NVLS {'on' if seen.nvls else 'off'}")

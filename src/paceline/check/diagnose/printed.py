@@ -139,28 +139,18 @@ _OFFLOADS = re.compile(
 def specialise(candidates: list[Candidate], seen: Seen) -> None:
     """Choose between failures that share their message, by its numbers."""
     by_id = {each.id: each for each in candidates if each.confidence is not Confidence.POSSIBLE}
-    fragmented = by_id.get("cuda-oom-fragmentation")
-    if fragmented and "cuda-oom" in by_id:
-        fragmented.lines = by_id["cuda-oom"].lines
-        fragmented.level = Level.CAUSE
     if "missing-set-device" in by_id and "cuda-oom" in by_id:
         by_id["missing-set-device"].level = Level.CAUSE
-    if "cuda-oom" in by_id:
-        first = by_id["cuda-oom"].lines[0]
-        if OutOfMemory(first.raw).is_fragmented and not fragmented:
-            candidates.append(
-                replace_candidate(by_id["cuda-oom"], "cuda-oom-fragmentation", Confidence.LIKELY)
-            )
+    if (full := by_id.get("cuda-oom")) is not None:
+        if OutOfMemory(full.lines[0].raw).is_fragmented:
+            candidates.append(_as(full, "cuda-oom-fragmentation"))
         if _FSDP.search(around(seen)) and _OFFLOADS.search(around(seen)):
-            offload = replace_candidate(
-                by_id["cuda-oom"], "fsdp-cpu-offload-oom", Confidence.LIKELY
-            )
-            candidates.append(replace(offload, order=-1))
+            candidates.append(replace(_as(full, "fsdp-cpu-offload-oom"), order=-1))
 
 
-def replace_candidate(of: Candidate, name: str, confidence: Confidence) -> Candidate:
-    """The candidate's lines read as another failure."""
-    return replace(of, id=name, confidence=confidence, notes=[])
+def _as(of: Candidate, name: str) -> Candidate:
+    """The candidate's lines read as another failure, which is likely."""
+    return replace(of, id=name, confidence=Confidence.LIKELY, notes=[])
 
 
 def second_facts(seen: Seen) -> Iterator[tuple[str, str]]:
@@ -205,15 +195,6 @@ def _text(sightings: list[Sighting]) -> str:
 
 def _count(sightings: list[Sighting]) -> int:
     return sum(each.count for each in sightings)
-
-
-def _fragmented(seen: Seen, sightings: list[Sighting], run: str) -> str | None:
-    for sighting in sightings:
-        for line, _ in sighting.first:
-            memory = OutOfMemory(line.message)
-            if memory.is_fragmented:
-                return "more than was asked for"
-    return None
 
 
 def _all_on_gpu_0(seen: Seen, sightings: list[Sighting], run: str) -> str | None:
@@ -282,7 +263,6 @@ _PATIENCE = 3
 
 
 _SECOND: Mapping[str, Callable[[Seen, list[Sighting], str], str | None]] = {
-    "cuda-oom-fragmentation": _fragmented,
     "missing-set-device": _all_on_gpu_0,
     "slurm-ntasks-mismatch": _members,
     "mtu-mismatch": _mtu,
