@@ -151,6 +151,59 @@ def test_ranks_that_all_wait_are_in_what_happened_and_none_of_them_is_where_it_i
     assert (cause.rank, "ranks 0-1 waited 600 s" in cause.what) == (None, True)
 
 
+CLOSED = """\
+[rank{rank}]: Traceback (most recent call last):
+[rank{rank}]:   File "train.py", line 14, in <module>
+[rank{rank}]:     dist.all_reduce(p.grad)
+[rank{rank}]: RuntimeError: [gloo/transport/tcp/pair.cc:553] {why}
+"""
+PEER_CLOSED = "Connection closed by peer [127.0.0.1]:53989."
+TABLE = """\
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+Failures:
+[1]:
+  time      : 2026-11-28_20:05:38
+  host      : localhost
+  rank      : {victim} (local_rank: {victim})
+  exitcode  : {code} (pid: 1824)
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-28_20:05:38
+  host      : localhost
+  rank      : {first} (local_rank: {first})
+  exitcode  : 1 (pid: 1825)
+"""
+
+
+def of_ranks(why, *ranks, **more):
+    texts = {f"rank-{rank}.log": CLOSED.format(rank=rank, why=why) for rank in ranks} | more
+    logs = []
+    for name, text in texts.items():
+        rank = int(name[5]) if name.startswith("rank-") else None
+        logs.append(Log(name=name, rank=rank, blocks=[text.encode()]))
+    return diagnose(logs)
+
+
+def test_the_rank_whose_log_just_stops_while_the_others_lose_a_peer_is_where_it_is():
+    causes = of_ranks(PEER_CLOSED, 0, 1, **{"rank-2.log": "step 5 loss 0.3\n"}).causes
+    assert causes[0].rank == 2
+
+
+def test_a_rank_that_ended_first_by_itself_is_where_it_is_though_its_log_is_not_given():
+    table = TABLE.format(victim=2, code=-15, first=1)
+    diagnosis = of_ranks(PEER_CLOSED, 0, 2, launcher=table)
+    assert diagnosis.causes[0].rank == 1
+    assert "rank 1 ended first, with exit code 1: give its log, which has why" in diagnosis.notes
+    assert not any("is the cause" in note for note in diagnosis.notes)
+
+
+def test_a_rank_that_the_launcher_names_and_that_did_not_time_out_is_waited_for():
+    table = TABLE.format(victim=1, code=-15, first=0)
+    diagnosis = of_ranks("Timed out waiting 25000ms for send operation", 0, 2, launcher=table)
+    assert diagnosis.causes[0].rank == 1
+    assert "the others wait for rank 1, which reports nothing" in diagnosis.causes[0].what
+
+
 def test_every_reason_of_a_hang_is_of_a_failure_and_of_facts_that_are_defined():
     rows = read_shipped("hang_reasons.toml")
     texts = {name for part in ("near", "last", "run", "op") for name in rows[part]}

@@ -262,7 +262,7 @@ def hangs(seen: Seen, candidates: Sequence[Candidate]) -> Iterator[Candidate]:
     found: dict[str, list[Reason]] = {}
     for reason in reasons(seen, standing):
         found.setdefault(reason.id, []).append(reason)
-    odd = _odd(standing) or (() if standing else _unlike_the_others(seen, waits))
+    odd = _odd(standing) or (() if standing else unlike_the_others(seen, waits))
     if standing and not odd:  # who waits is not who is waited for
         lines = [replace(line, rank=None) for line in lines]
     for name, why in found.items():
@@ -309,12 +309,14 @@ def _odd(standing: Standing | None) -> Sequence[int]:
     return standing.absent if 2 * len(standing.absent) <= standing.num_heard else ()
 
 
-def _unlike_the_others(seen: Seen, waits: Sequence[Candidate]) -> Sequence[int]:
+def unlike_the_others(seen: Seen, known: Sequence[Candidate]) -> Sequence[int]:
     """Ranks that most others wait for: the silent ones, else those that wait elsewhere."""
+    waits = [each for each in known if each.id in _WAITED]
     waiting = {line.rank for each in waits for line in each.lines} - {None}
     raised = {each.rank: each for each in seen.raised if each.rank is not None}
-    known = seen.ranks | {each.rank for each in seen.sources if each.rank is not None}
-    silent = sorted(known - waiting - raised.keys())
+    known_ranks = seen.ranks | {each.rank for each in seen.sources if each.rank is not None}
+    known_ranks |= {each.rank for each in seen.exits if each.rank is not None}
+    silent = sorted(known_ranks - waiting - raised.keys())
     if silent:
         return silent if 2 * len(silent) <= len(waiting) else ()
     places = {
@@ -364,6 +366,10 @@ def cut_off(seen: Seen) -> Iterator[Candidate]:
 def _left_early(seen: Seen, waits: Sequence[Candidate]) -> Iterator[Candidate]:
     """A rank's connection closed, and no process ended by a signal or an error of its own."""
     closed = [line for each in waits for line in each.lines if "closed by peer" in line.raw]
+    victims = {line.rank for line in closed}
+    own = [each for each in seen.exits if each.code > 0 and each.rank not in victims | {None}]
+    if victims != {None} and own:  # an error of its own, of which its log is not here
+        return
     if closed and seen.exits and all(each.code in (1, -15) for each in seen.exits):
         yield Candidate(
             id="uneven-inputs-hang",

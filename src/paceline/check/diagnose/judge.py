@@ -244,6 +244,10 @@ def notes(seen: Seen, causes: Sequence[Cause]) -> Iterator[str]:
             f"torchrun names rank {blamed[0].rank} as the first failure; "
             f"rank {causes[0].rank} is the cause"
         )
+    if blamed and not (causes and causes[0].confidence is Confidence.CERTAIN):
+        rank, code = blamed[0].rank, blamed[0].code
+        if code > 0 and rank not in seen.ranks | {each.rank for each in seen.sources}:
+            yield f"rank {rank} ended first, with exit code {code}: give its log, which has why"
     if seen.has_finished and causes:
         yield "the run trained to its end despite it"
     if _interrupted(seen) and not causes:

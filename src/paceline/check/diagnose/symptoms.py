@@ -18,7 +18,7 @@ from paceline.catalog.failure import Effect, Failure, load_failures
 from paceline.catalog.symptom import Symptom, load_symptoms
 from paceline.check.diagnose.candidate import GENERAL, SYMPTOMS, Candidate, Level
 from paceline.check.diagnose.conclusion import Confidence
-from paceline.check.diagnose.hang import around
+from paceline.check.diagnose.hang import around, unlike_the_others
 from paceline.check.diagnose.line import Line
 from paceline.check.diagnose.seen import Seen
 
@@ -41,6 +41,7 @@ def possible_causes(seen: Seen, known: Sequence[Candidate]) -> Iterator[Candidat
     if first is not None and first.id == "user-exception" and first.confidence is _CERTAIN:
         known, lines = _without_consequences(known, lines)
     text = None
+    odd = () if is_certain else unlike_the_others(seen, known)
     for symptom in load_symptoms().values():
         shown = _shown(symptom, lines, first if is_certain else None, known)
         if not shown:
@@ -58,6 +59,7 @@ def possible_causes(seen: Seen, known: Sequence[Candidate]) -> Iterator[Candidat
                 what=symptom.title,
                 count=len(shown),
                 order=place,
+                rank=odd[0] if odd else None,
                 check=cause.check,
             )
 
