@@ -42,6 +42,7 @@ Way = Literal[
     "one_copy_a_node",
     "hides_exchange",
     "repeats_exchange",
+    "sends_whole",
     "rings_wide",
 ]
 ROUTED_SPLITS: tuple[RoutedSplit, ...] = get_args(RoutedSplit)

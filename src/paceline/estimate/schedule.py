@@ -31,6 +31,7 @@ Column = Any
 """An array with one entry a row, as it broadcasts; numpy's types cannot express it."""
 
 _GPIPE = code_of("schedule", "gpipe")
+_1F1B = code_of("schedule", "1f1b")
 _INTERLEAVED = code_of("schedule", "interleaved")
 _ZERO_BUBBLE = code_of("schedule", "zero-bubble")
 _DUALPIPE = code_of("schedule", "dualpipe-v")
@@ -56,6 +57,29 @@ def idle_share(pipeline: Value, chunks: Value, schedule: Value, weight_share: Va
     in_chunks = (s == _INTERLEAVED) | (s == _ZERO_BUBBLE)
     parts = np.where(s == _DUALPIPE, 2.0, np.where(in_chunks, v, 1.0))
     return (p - 1) / parts * np.where((s == _ZERO_BUBBLE) | (s == _DUALPIPE), late, 1.0)
+
+
+def exposed_messages(pipeline: Value, chunks: Value, schedule: Value, overlap: Value) -> Column:
+    """Messages between two stages that a stage waits for in each micro-batch.
+
+    In 1F1B a stage takes up the next pass when what it sends and what it receives are both there
+    (Megatron Core 0.16, pipeline_parallel/p2p_communication.py, `_communicate`; torch 2.13,
+    distributed/pipelining/schedules.py, `Schedule1F1B`): two stages that wait for each other pass
+    2 micro-batches in 2 turns and 4 messages, 2 of them where one stage is the first and one the
+    last. Other orders leave work to do meanwhile.
+
+    Args:
+        pipeline: Stages.
+        chunks: Virtual stages of each.
+        schedule: Place in `SCHEDULES`.
+        overlap: Share of the others' that is hidden.
+
+    >>> [exposed_messages(p, 1, code_of("schedule", "1f1b"), 0.5).item() for p in (2, 4, 8)]
+    [1.0, 2.0, 2.0]
+    """
+    waits = np.minimum(np.asarray(pipeline, float) - 1, 2)
+    rest = 2 * np.maximum(chunks, 1) * (1 - np.asarray(overlap))
+    return np.where(np.asarray(schedule) == _1F1B, waits, rest)
 
 
 class Launches(NamedTuple):

@@ -75,6 +75,7 @@ class Ways:
     one_copy_a_node: Value = 0.0
     hides_exchange: Value = 0.0
     repeats_exchange: Value = 0.0
+    sends_whole: Value = 0.0
     restores_frozen: Value = 0.0
     fills_first: Value = 0.0
     routed_split: Value = 0.0

@@ -51,7 +51,7 @@ from paceline.estimate.on_stage import (
 )
 from paceline.estimate.rates import Rates
 from paceline.estimate.recompute import Pass, done_again
-from paceline.estimate.schedule import Launches, bubble_s, idle_share
+from paceline.estimate.schedule import Launches, bubble_s, exposed_messages, idle_share
 from paceline.estimate.sharding import Ways, routed_split
 from paceline.estimate.tensor_collectives import crossing_of
 from paceline.parallel.table import Layouts, code_of, distinct
@@ -161,11 +161,13 @@ def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -
     idle = bubble_s(turns, passed_s, m, mean["forward_share"], launches)
     if np.any(chunks > 1):
         idle = idle + m * _uneven_s(model, t, (slow * whole_block, last, whole_block, head))
-    sent = work.element_bytes * work.tokens * model.head_inputs / work.stream
+    whole_stream = np.asarray(traffic.ways.sends_whole) > 0
+    sent = work.element_bytes * work.tokens * model.head_inputs
+    sent = sent / np.where(whole_stream, 1, work.stream)
     hop = p2p_s(sent, t.num_ranks(), rates, crossing=t.num_ranks() / t.pipeline)
     hop = hop * (t.pipeline > 1)
-    hops = 2 * m * chunks * hop * (1 - rates.pipeline_overlap) + 2 * (t.pipeline - 1) * hop
-    terms["pipeline"] = idle + hops
+    waits = exposed_messages(t.pipeline, chunks, t.schedule, rates.pipeline_overlap)
+    terms["pipeline"] = idle + (m * waits + 2 * (t.pipeline - 1)) * hop
     terms["data"] = data_s(model, mean, t, rates, traffic, on_stage)
     terms["optimizer"] = _optimizer_s(model, t, rates, traffic)
     terms["fixed"] = np.broadcast_to(np.asarray(rates.step_s, float), np.shape(idle))
