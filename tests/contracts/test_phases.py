@@ -151,6 +151,13 @@ def test_the_phases_agree_with_the_plan():
     assert sum(size or 0 for size in output(7)["breakdown"].values()) == output(7)["requiredBytes"]
 
 
+def test_every_phase_has_layouts_in_the_engines_words():
+    found = phased("engine=deepspeed", "layout.sharding=full")
+    written = "\n".join(found.files.values())
+    assert "ZeRO-3 over 16 ranks" in written
+    assert "FSDP2 over" not in written
+
+
 def test_cost_terms_add_up_and_carry_their_date():
     cost = output(14)
     assert cost["providerComparison"]

@@ -136,9 +136,16 @@ def cannot_run(price: Price, needs: Needs) -> str | None:
     >>> cannot_run(price, Needs(accelerators_per_node=8, host_memory_bytes=164 * 2**30))
     '128 GiB of host memory, a node needs 164 GiB'
     """
-    alone = _provider(price).one_machine
-    if needs.num_nodes > 1 and alone is not None:
-        return f"no second node: {alone}"
+    return _alone(price, needs) or _lacks(price, needs)
+
+
+def _alone(price: Price, needs: Needs) -> str | None:
+    """Why its provider has no second node; None where it has one, or none is needed."""
+    return _provider(price).one_machine if needs.num_nodes > 1 else None
+
+
+def _lacks(price: Price, needs: Needs) -> str | None:
+    """What a machine has less of than the job needs."""
     has = counted(price.num_accelerators, "accelerator")
     if price.num_accelerators < needs.accelerators_per_node:
         return f"{has}, a node of the run needs {needs.accelerators_per_node}"
@@ -170,12 +177,10 @@ def why_none(provider: str, prices: Iterable[Price], needs: Needs) -> str | None
     rows = [row for row in prices if row.provider.lower() == provider.lower()]
     if not rows:
         return None
-    alone = _provider(rows[0]).one_machine
-    if needs.num_nodes > 1 and alone is not None:
-        return alone
     largest = max(rows, key=lambda row: (row.num_accelerators, row.host_memory_bytes or 0))
-    why = cannot_run(largest, needs)
-    return None if why is None else f"its largest machine ({largest.instance}) has {why}"
+    lacks = _lacks(largest, needs)
+    has = lacks and f"its largest machine ({largest.instance}) has {lacks}"
+    return _alone(largest, needs) or has
 
 
 def unknown_of(price: Price, needs: Needs) -> tuple[str, ...]:

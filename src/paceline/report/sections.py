@@ -235,8 +235,9 @@ def front_points(plan: Plan) -> list[FrontPoint]:
         FrontPoint(
             left=round(_EDGE + room * (step_s - min(seconds)) / wide, 1),
             bottom=round(_EDGE + room * (point.memory_bytes - min(sizes)) / tall, 1),
-            label=f"{point.layout.name}, {point.layout.micro_batch} x {point.layout.accumulation}: "
-            f"{format_seconds(step_s)} a step, {format_bytes(point.memory_bytes)}",
+            label=f"{plan.named(point.layout)}, {point.layout.micro_batch} x "
+            f"{point.layout.accumulation}: {format_seconds(step_s)} a step, "
+            f"{format_bytes(point.memory_bytes)}",
             is_chosen=point.layout == plan.layout,
         )
         for point, step_s in known

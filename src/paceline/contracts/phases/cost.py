@@ -174,7 +174,7 @@ def _tradeoffs(case: Case) -> list[dict[str, Any]]:
         least = usd
         front.append(
             {
-                "strategy": f"{plan.layout.name} on {counted(plan.cluster.num_nodes, 'node')}",
+                "strategy": f"{plan.layout_name} on {counted(plan.cluster.num_nodes, 'node')}",
                 "hours": hours,
                 "usd": usd,
                 "chosen": plan is case.plan,

@@ -67,7 +67,7 @@ def quick_reference(case: Case) -> dict[str, str]:
     plan, view = case.plan, case.view
     layout, rate = plan.layout, plan.estimate.tokens_per_s
     found = {
-        "layout": layout.name,
+        "layout": plan.layout_name,
         "batch": f"{layout.micro_batch} x {layout.accumulation} x {layout.data} data ranks = "
         f"{layout.global_batch}",
         "precision": plan.precision,

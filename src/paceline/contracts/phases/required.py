@@ -101,7 +101,7 @@ def requirements_of_refused(
     found = requirements_of(plan, job)
     ranks = bigger.cluster.num_ranks if bigger is not None else found.ranks
     how = (
-        f"ranks: the planner, with twice the nodes until something fits ({bigger.layout.name})"
+        f"ranks: the planner, with twice the nodes until something fits ({bigger.layout_name})"
         if bigger is not None
         else "ranks: by the size of the state alone, since no number of nodes that was tried fits"
     )

@@ -154,8 +154,8 @@ def _alternatives(case: Case) -> list[dict[str, Any]]:
             pros.append(f"{format_seconds(plan.estimate.step_s - step_s)} shorter a step")
         found.append(
             {
-                "strategy": f"{each.layout.name}, micro-batches of {each.layout.micro_batch}, "
-                f"recompute {each.layout.recompute}",
+                "strategy": f"{plan.named(each.layout)}, micro-batches of "
+                f"{each.layout.micro_batch}, recompute {each.layout.recompute}",
                 "pros": pros,
                 "cons": [each.reason],
                 "stepSeconds": step_s,
