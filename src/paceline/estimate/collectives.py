@@ -19,15 +19,12 @@ Source: Patarasuk and Yuan, 2009; NCCL's own model, NVIDIA/nccl src/graph/tuning
 
 from collections.abc import Callable, Iterator
 from math import inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from paceline.estimate.rates import LinkRates, Rates
-from paceline.profile.block import Value
-
-Column = Any
-"""An array with one entry a row, as it broadcasts; numpy's types cannot express it."""
+from paceline.profile.block import Column, Value
 
 
 def all_gather_s(num_bytes: Value, degree: Value, stride: Value, rates: Rates) -> Column:

@@ -7,7 +7,7 @@ the device runs them, the host's time counts.
 Arithmetic on columns: one row a layout, or one row a published run.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from paceline.estimate.sharding import Ways, shared_of
 from paceline.parallel.table import Layouts, code_of
 from paceline.profile.block import (
     Block,
+    Column,
     Matrix,
     MeasuredCosts,
     Value,
@@ -24,9 +25,6 @@ from paceline.profile.block import (
     matrices,
     second_shares,
 )
-
-Column = Any
-"""An array with one entry a row, as it broadcasts; numpy's types cannot express it."""
 
 _TILE_ROWS, _TILE_COLUMNS = 128, 256
 """Size of the tile that one multiprocessor computes. Source: cuBLAS on Hopper."""

@@ -11,7 +11,7 @@ here operation by operation, in bytes of an element of the queries, and of the k
 Arithmetic on columns: one row a layout, or one row a published run.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,10 +20,7 @@ from paceline.estimate.compute import BlockTimes, Work
 from paceline.estimate.rates import Rates
 from paceline.estimate.sharding import Ways
 from paceline.parallel.table import Layouts, code_of
-from paceline.profile.block import Block, Value
-
-Column = Any
-"""An array with one entry a row, as it broadcasts; numpy's types cannot express it."""
+from paceline.profile.block import Block, Column, Value
 
 _ULYSSES = code_of("context_kind", "ulysses")
 

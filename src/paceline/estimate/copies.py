@@ -14,7 +14,7 @@ elementwise operations reach:
 Arithmetic on columns: one row a layout, or one row a published run.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,10 +23,7 @@ from paceline.estimate.inputs import Model, Traffic
 from paceline.estimate.rates import Rates
 from paceline.estimate.sharding import shared_of
 from paceline.parallel.table import Layouts, code_of
-from paceline.profile.block import Block, Value
-
-Column = Any
-"""An array with one entry a row, as it broadcasts; numpy's types cannot express it."""
+from paceline.profile.block import Block, Column, Value
 
 _WIDE = 4.0
 """Bytes of float32."""

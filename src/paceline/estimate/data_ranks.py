@@ -5,7 +5,6 @@ Arithmetic on columns: one row a layout, or one row a published run.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -17,10 +16,7 @@ from paceline.estimate.rates import Rates
 from paceline.estimate.sharding import routed_split, shared_of
 from paceline.parallel.table import Layouts, code_of
 from paceline.profile.adapter import OWN_NF4_BYTES
-from paceline.profile.block import Block, Value, dense_parameters, expert_parameters
-
-Column = Any
-"""An array with one entry a row, as it broadcasts; numpy's types cannot express it."""
+from paceline.profile.block import Block, Column, Value, dense_parameters, expert_parameters
 
 _ZERO1, _ZERO2, _HYBRID = (code_of("sharding", word) for word in ("zero1", "zero2", "hybrid"))
 

@@ -4,14 +4,11 @@ activation functions, routing. Bytes over bandwidth.
 Arithmetic on columns: one row a layout, or one row a published run.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from paceline.profile.block import Block, Value
-
-Column = Any
-"""An array with one entry a row, as it broadcasts; numpy's types cannot express it."""
+from paceline.profile.block import Block, Column, Value
 
 
 class Accesses(NamedTuple):

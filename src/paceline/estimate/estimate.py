@@ -5,7 +5,7 @@ A table goes in and a table comes out: one call prices a whole search.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -24,11 +24,8 @@ from paceline.estimate.rates import Rates, rates_of
 from paceline.estimate.step import TERMS, fast_end, slow_end, step_terms
 from paceline.parallel import Layout, Layouts, table_of
 from paceline.profile import Block, ModelProfile
+from paceline.profile.block import Column
 from paceline.topology import Cluster
-
-Column = Any
-"""An array with one entry a row, as it broadcasts; numpy's types cannot express it."""
-
 
 UNMEASURED = (0.85, 1.5)
 """Range of the bytes with an engine whose peaks were never compared, as a share of the estimate.

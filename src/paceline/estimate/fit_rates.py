@@ -22,11 +22,9 @@ from paceline.catalog.measured import AttentionTime, CollectiveTime, Measurement
 from paceline.estimate.collectives import all_gather_s, all_reduce_s
 from paceline.estimate.compute import matmul_s
 from paceline.estimate.rates import Rates, rates_of, shipped_share
-from paceline.profile.block import Block, attention_flops
+from paceline.profile.block import Block, Column, attention_flops
 from paceline.topology import Cluster
 
-Column = Any
-"""An array with one entry a row, as it broadcasts."""
 Row = dict[str, Any]
 """A table `[efficiencies.NAME]`."""
 

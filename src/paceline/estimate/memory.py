@@ -21,7 +21,7 @@ read at 2.13; activations: `profile/saved.py`.
 """
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -50,11 +50,8 @@ from paceline.parallel.word_columns import (
     splits_backward,
     stages_each,
 )
-from paceline.profile.block import Value
+from paceline.profile.block import Column, Value
 from paceline.profile.saved import outside_bytes
-
-Column = Any
-"""An array with one entry a row, as it broadcasts; numpy's types cannot express it."""
 
 PARTS = (
     "parameters",

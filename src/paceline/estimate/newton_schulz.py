@@ -11,8 +11,6 @@ Counted in `runtime/optimizer/muon.py`; a matrix of m rows and n columns, m the 
 Leaves out: other engines' ways to give different matrices to different ranks.
 """
 
-from typing import Any
-
 import numpy as np
 
 from paceline.estimate.collectives import all_gather_s
@@ -20,10 +18,7 @@ from paceline.estimate.compute import matmul_s
 from paceline.estimate.rates import Rates
 from paceline.estimate.sharding import RoutedSplit
 from paceline.parallel.table import Layouts
-from paceline.profile.block import Block, Matrix, matrices
-
-Column = Any
-"""An array with one entry a row, as it broadcasts; numpy's types cannot express it."""
+from paceline.profile.block import Block, Column, Matrix, matrices
 
 _ITERATIONS = 5
 """Newton-Schulz iterations. Source: Jordan et al., 2024; `NUM_ITERATIONS` of our own runtime."""

@@ -4,7 +4,7 @@ each block. `memory.py` adds it up.
 Arithmetic on columns: one row a layout, or one row a published run.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,11 +15,15 @@ from paceline.estimate.sharding import RoutedSplit, Shared, routed_split, shared
 from paceline.parallel.stages import rank_of_head
 from paceline.parallel.table import Layouts, code_of
 from paceline.profile.adapter import NF4_AT_ONCE
-from paceline.profile.block import Block, Value, dense_parameters, expert_parameters, matrices
+from paceline.profile.block import (
+    Block,
+    Column,
+    Value,
+    dense_parameters,
+    expert_parameters,
+    matrices,
+)
 from paceline.profile.saved import saved_bytes
-
-Column = Any
-"""An array with one entry a row, as it broadcasts; numpy's types cannot express it."""
 
 _RESTORING_BYTES = 6.0
 """Bytes that restoring takes for each value of the part of a matrix that is restored at once: its

@@ -4,8 +4,6 @@ parameters of a typical one.
 Arithmetic on columns: one row a layout, or one row a published run.
 """
 
-from typing import Any
-
 import numpy as np
 
 from paceline.estimate.inputs import Model, Traffic
@@ -14,10 +12,7 @@ from paceline.estimate.sharding import routed_split
 from paceline.parallel.stages import blocks_of_slowest, rank_of_head
 from paceline.parallel.table import Layouts
 from paceline.parallel.word_columns import stages_each
-from paceline.profile.block import Block, Value, dense_parameters, expert_parameters
-
-Column = Any
-"""An array with one entry a row, as it broadcasts; numpy's types cannot express it."""
+from paceline.profile.block import Block, Column, Value, dense_parameters, expert_parameters
 
 
 def stage_blocks(model: Model, t: Layouts) -> tuple[Column, Column]:

@@ -5,7 +5,7 @@ Arithmetic on columns: one row a layout, or one row a published run.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from paceline.estimate.inputs import Holdings, Model
 from paceline.estimate.rates import Rates
 from paceline.estimate.sharding import routed_split
 from paceline.parallel.table import Layouts, code_of
-from paceline.profile.block import Block
+from paceline.profile.block import Block, Column
 from paceline.profile.saved import (
     SavedBytes,
     deferred_bytes,
@@ -25,10 +25,6 @@ from paceline.profile.saved import (
     saved_outputs,
     without_modules,
 )
-
-Column = Any
-"""An array with one entry a row, as it broadcasts; numpy's types cannot express it."""
-
 
 _ULYSSES = code_of("context_kind", "ulysses")
 

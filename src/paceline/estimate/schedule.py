@@ -18,17 +18,14 @@ and 4 to 32 micro-batches: with F = B = W exactly as here, ZB-V and DualPipe-V u
 micro-batch and rank from it where B is 1.3 times F.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from paceline.parallel.layout import Layout
 from paceline.parallel.stages import num_chunks
 from paceline.parallel.table import code_of
-from paceline.profile.block import Value
-
-Column = Any
-"""An array with one entry a row, as it broadcasts; numpy's types cannot express it."""
+from paceline.profile.block import Column, Value
 
 _GPIPE = code_of("schedule", "gpipe")
 _1F1B = code_of("schedule", "1f1b")

@@ -27,16 +27,13 @@ have (`runtime/strategy/expert/split.py`).
 """
 
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from paceline.catalog.engines import ROUTED_SPLITS, Engine
 from paceline.parallel.table import Layouts, code_of
-from paceline.profile.block import Value
-
-Column = Any
-"""An array with one entry a row, as it broadcasts; numpy's types cannot express it."""
+from paceline.profile.block import Column, Value
 
 _ZERO1, _ZERO2, _FULL, _HYBRID = (
     code_of("sharding", word) for word in ("zero1", "zero2", "full", "hybrid")

@@ -17,7 +17,7 @@ Leaves out: reading the data, evaluation and checkpoints, which `goodput.py` cou
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -56,10 +56,7 @@ from paceline.estimate.sharding import Ways, routed_split
 from paceline.estimate.tensor_collectives import crossing_of
 from paceline.parallel.table import Layouts, code_of, distinct
 from paceline.parallel.word_columns import is_in_v, recomputes_whole, stages_each
-from paceline.profile.block import Block, dense_parameters, expert_parameters
-
-Column = Any
-"""An array with one entry a row, as it broadcasts; numpy's types cannot express it."""
+from paceline.profile.block import Block, Column, dense_parameters, expert_parameters
 
 SPREAD = {
     "compute": 0.15,

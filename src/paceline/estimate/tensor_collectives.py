@@ -13,7 +13,7 @@ feed-forward layer. Our own runtime does more (`runtime/strategy/tensor`), which
 Arithmetic on columns: one row a layout, or one row a published run.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,10 +24,7 @@ from paceline.estimate.inputs import Model, Traffic
 from paceline.estimate.rates import Rates
 from paceline.estimate.sharding import routed_split
 from paceline.parallel.table import Layouts
-from paceline.profile.block import Block, dense_parameters, expert_parameters
-
-Column = Any
-"""An array with one entry a row, as it broadcasts; numpy's types cannot express it."""
+from paceline.profile.block import Block, Column, dense_parameters, expert_parameters
 
 
 class Crossing(NamedTuple):

@@ -37,9 +37,9 @@ from paceline.parallel.table import (
     SCHEDULES,
     SHARDINGS,
     WORDS,
-    Column,
     Layouts,
 )
+from paceline.profile.block import Column
 from paceline.topology import Cluster
 from paceline.units import with_article
 

@@ -29,7 +29,7 @@ from paceline.parallel.degrees import (
     num_experts,
     with_implied,
 )
-from paceline.parallel.table import Column, Layouts, code_of, join
+from paceline.parallel.table import Layouts, code_of, join
 from paceline.parallel.word_columns import (
     goes_backward_once,
     least_rounds,
@@ -38,6 +38,7 @@ from paceline.parallel.word_columns import (
     takes_rounds,
 )
 from paceline.profile import ModelProfile
+from paceline.profile.block import Column
 
 MAX_CELLS = 65_536
 """Rows of one grid: their columns stay in a core's cache."""

@@ -8,17 +8,13 @@ A rank holds one stage, or several (`chunks`) that are not next to each other:
 So the last stage, and with it the head, is on the last rank in a loop and on the first in a v.
 """
 
-from typing import Any
-
 import numpy as np
 
 from paceline.choices.pipeline_schedules import SCHEDULE_FACTS
 from paceline.parallel.layout import Layout
 from paceline.parallel.table import code_of
 from paceline.parallel.word_columns import is_in_v
-
-Column = Any
-"""A number or an array with one entry a row, as it broadcasts; numpy's types cannot express it."""
+from paceline.profile.block import Column
 
 
 def num_chunks(layout: Layout) -> int:

@@ -9,9 +9,7 @@ import numpy as np
 
 from paceline.choices import ContextKind, Offload, Recompute, Schedule, Sharding
 from paceline.parallel.layout import Layout
-
-Column = Any
-"""An array with one entry a row, or one for all rows."""
+from paceline.profile.block import Column
 
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)

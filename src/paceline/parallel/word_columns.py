@@ -4,7 +4,8 @@ import numpy as np
 
 from paceline.choices.pipeline_schedules import SCHEDULE_FACTS
 from paceline.choices.recomputes import ONE_BACKWARD, WHOLE_BLOCKS
-from paceline.parallel.table import RECOMPUTES, SCHEDULES, Column
+from paceline.parallel.table import RECOMPUTES, SCHEDULES
+from paceline.profile.block import Column
 
 _IN_ORDER = [SCHEDULE_FACTS[word] for word in SCHEDULES]
 _IS_TWO = np.array([facts.chunks == "two" for facts in _IN_ORDER])

@@ -22,9 +22,7 @@ from paceline.parallel import Layout, Layouts
 from paceline.parallel.candidates import Grid, Space, grids
 from paceline.parallel.table import join
 from paceline.plan.host import over_host_bytes
-
-Column = Any
-"""An array with one entry a row, as it broadcasts."""
+from paceline.profile.block import Column
 
 FEW = 48
 """A space of no more layouts than this is kept whole, each with why it lost."""

@@ -10,8 +10,13 @@ from dataclasses import dataclass
 from functools import lru_cache, wraps
 from typing import Any, Literal, NamedTuple, TypeVar
 
-Value = Any
-"""A number, or a column of numbers: one for each row of a table that is priced at once."""
+Column = Any
+"""An array with one entry a row of a table that is priced at once, or fewer, as it broadcasts: of
+numbers, of places in a list of words, or of booleans. A number where all rows have the same one.
+`Any`, as mypy finds no `~` or `&` in `ndarray | float`, and `ndarray` alone takes no number."""
+
+Value = Column
+"""A `Column` that comes from outside: a size, a rate or a fact of an engine."""
 
 Split = Literal["column", "row", "whole"]
 """How tensor parallelism divides a matrix: its outputs, its inputs, or not at all."""
