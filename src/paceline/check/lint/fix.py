@@ -8,19 +8,10 @@ import ast
 import difflib
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.check.finding import Finding
-
-
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """Text between two offsets, replaced. Equal offsets insert."""
-
-    start: int
-    end: int
-    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,74 +41,29 @@ class Fixed:
 
 def fix_files(findings: Sequence[Finding], texts: Mapping[str, str]) -> list[Fixed]:
     """Every file that changes."""
-    fixed = []
-    fixable = {one.where.path for one in findings if one.id in _FIXES}
-    for path, whole in texts.items():
-        if path not in fixable:
-            continue
-        text = whole.replace("\r\n", "\n")
-        ends = "\r\n" if text != whole else "\n"
-        if text.replace("\n", ends) != whole or "\r" in text:
-            continue  # lines that end in several ways: numbers of lines would not be sure
-        edits: list[tuple[Finding, list[Edit]]] = []
-        for finding in findings:
-            if finding.where.path == path and finding.id in _FIXES and finding.where.line:
-                changes = _FIXES[finding.id](text, finding.where.line, finding)
-                if changes and not _overlaps(changes, [e for _, each in edits for e in each]):
-                    edits.append((finding, changes))
-        if not edits:
-            continue
-        after = _applied(text, [edit for _, each in edits for edit in each])
-        if after != text and (not path.endswith(".py") or _tree(after) is not None):
-            fixed.append(
-                Fixed(
-                    path=path,
-                    before=whole,
-                    after=after.replace("\n", ends),
-                    findings=tuple(f for f, _ in edits),
-                )
-            )
-    return fixed
+    wanted = {path: [one for one in findings if one.where.path == path] for path in texts}
+    fixed = (_fix_file(path, whole, wanted[path]) for path, whole in texts.items())
+    return [one for one in fixed if one is not None]
 
 
-def _overlaps(changes: Sequence[Edit], others: Sequence[Edit]) -> bool:
-    return any(
-        (one.start < other.end and other.start < one.end) or one == other
-        for one in changes
-        for other in others
-    )
-
-
-def _applied(text: str, edits: Sequence[Edit]) -> str:
-    for edit in sorted(edits, key=lambda one: (one.start, one.end), reverse=True):
-        text = text[: edit.start] + edit.text + text[edit.end :]
-    return text
-
-
-def _line_span(text: str, line: int) -> tuple[int, int]:
-    """Offsets of a line's first letter and of its end, the line break left out."""
-    lines = text.split("\n")
-    start = sum(len(each) + 1 for each in lines[: line - 1])
-    return start, start + len(lines[line - 1]) if line <= len(lines) else start
-
-
-def _replace_in_line(text: str, line: int, pattern: str, new: str) -> list[Edit]:
-    """The one match of a pattern in a line, replaced; nothing when there are none or several."""
-    start, end = _line_span(text, line)
-    matches = list(re.finditer(pattern, text[start:end]))
-    if len(matches) != 1:
-        return []
-    match = matches[0]
-    return [Edit(start + match.start(), start + match.end(), match.expand(new))]
-
-
-_Fix = Callable[[str, int, Finding], list[Edit]]
-
-
-def _offset(text: str, line: int, column_bytes: int) -> int:
-    """Offset of a node's place, which `ast` counts in bytes of UTF-8."""
-    start, end = _line_span(text, line)
-    return start + len(text[start:end].encode()[:column_bytes].decode(errors="ignore"))
+def _fix_file(path: str, whole: str, findings: Sequence[Finding]) -> Fixed | None:
+    known = [one for one in findings if one.id in _FIXES and one.where.line]
+    text = whole.replace("\r\n", "\n")
+    ends = "\r\n" if text != whole else "\n"
+    if not known or text.replace("\n", ends) != whole or "\r" in text:
+        return None  # nothing to do, or lines that end in several ways: numbers would not be sure
+    lines, tree = text.split("\n"), _tree(text) if path.endswith(".py") else None
+    done = []
+    for finding in known:
+        for line, pattern, new in _FIXES[finding.id](finding, tree):
+            changed, number = re.subn(pattern, new, "".join(lines[line - 1 : line]), flags=re.M)
+            if number == 1:
+                lines[line - 1] = changed  # also where it is two lines now: the others keep theirs
+                done.append(finding)
+    after = "\n".join(lines)
+    if not done or (path.endswith(".py") and _tree(after) is None):
+        return None
+    return Fixed(path=path, before=whole, after=after.replace("\n", ends), findings=tuple(done))
 
 
 def _tree(text: str) -> ast.Module | None:
@@ -129,59 +75,43 @@ def _tree(text: str) -> ast.Module | None:
         return None
 
 
-def _fix_first(text: str, line: int, finding: Finding) -> list[Edit]:
+Edit = tuple[int, str, str]
+"""A line, a pattern that it has once, and what is written in its place."""
+
+
+def _fix_first(finding: Finding, tree: ast.Module | None) -> Iterator[Edit]:
     """The loop's new first line."""
-    tree = _tree(text)
-    loop = (
-        next(
-            (one for one in ast.walk(tree) if isinstance(one, ast.For) and one.lineno == line), None
-        )
-        if tree is not None
-        else None
-    )
-    if finding.first is None or loop is None:
-        return []
-    decorators = getattr(loop.body[0], "decorator_list", [])
-    first = min([loop.body[0].lineno, *(one.lineno for one in decorators)])
-    start, _end = _line_span(text, first)
-    indent = re.match(r"[ \t]*", text[start:])
-    if first == loop.lineno or indent is None:
-        return []
-    return [Edit(start, start, f"{indent[0]}{finding.first}\n")]
+    for loop in ast.walk(tree) if tree is not None and finding.first is not None else ():
+        if isinstance(loop, ast.For) and loop.lineno == finding.where.line:
+            decorators = getattr(loop.body[0], "decorator_list", [])
+            first = min(one.lineno for one in (loop.body[0], *decorators))
+            if first != loop.lineno:
+                new = str(finding.first).replace("\\", r"\\")
+                yield first, r"\A([ \t]*)", rf"\1{new}\n\1"
+            return
 
 
-def _fix_keyword(name: str) -> _Fix:
-    """Turns a keyword argument that is True off in a call that starts or stands on the line."""
-
-    def fix(text: str, line: int, _: Finding) -> list[Edit]:
-        tree = _tree(text)
-        for call in ast.walk(tree) if tree is not None else ():
-            if isinstance(call, ast.Call) and call.lineno <= line <= (call.end_lineno or line):
-                for given in call.keywords:
-                    value = given.value
-                    if (
-                        given.arg == name
-                        and isinstance(value, ast.Constant)
-                        and value.value is True
-                    ):
-                        start = _offset(text, value.lineno, value.col_offset)
-                        return [Edit(start, start + len("True"), "False")]
-        return []
-
-    return fix
+def _fix_shuffle(finding: Finding, tree: ast.Module | None) -> Iterator[Edit]:
+    """shuffle=True turned off in a call that starts or stands on the line."""
+    line = finding.where.line or 0
+    for call in ast.walk(tree) if tree is not None else ():
+        if isinstance(call, ast.Call) and call.lineno <= line <= (call.end_lineno or line):
+            for given in call.keywords:
+                if given.arg == "shuffle" and ast.unparse(given.value) == "True":
+                    yield given.value.lineno, r"\b(shuffle\s*=\s*)True\b", r"\1False"
+                    return
 
 
-def _fix_name(text: str, line: int, finding: Finding) -> list[Edit]:
+def _fix_name(finding: Finding, tree: ast.Module | None) -> Iterator[Edit]:
     """The name that is read instead."""
-    if finding.renames is None:
-        return []
-    old, new = finding.renames
-    return _replace_in_line(text, line, rf"\b{old}\b", new)
+    if finding.renames is not None:
+        old, new = finding.renames
+        yield finding.where.line or 0, rf"\b{old}\b", new
 
 
-_FIXES: Mapping[str, _Fix] = {
+_FIXES: Mapping[str, Callable[[Finding, ast.Module | None], Iterator[Edit]]] = {
     "set-epoch-missing": _fix_first,
-    "sampler-and-shuffle": _fix_keyword("shuffle"),
+    "sampler-and-shuffle": _fix_shuffle,
     "nccl-env-deprecated": _fix_name,
 }
 """Failure -> its edit."""

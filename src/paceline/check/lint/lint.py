@@ -289,11 +289,7 @@ def _worst(findings: Iterable[Finding]) -> list[Finding]:
     something else is kept.
     """
     kept: dict[tuple[str, str, int | None, str], Finding] = {}
-    levels = list(Severity)
-    for one in findings:
+    for one in sorted(findings, key=lambda one: list(Severity).index(one.severity)):
         is_each = one.where.path.endswith(".json") or one.id == "job-file"
-        what = one.what if is_each else ""
-        key = (one.where.path, one.id, one.where.line, what)
-        if key not in kept or levels.index(one.severity) < levels.index(kept[key].severity):
-            kept[key] = one
+        kept.setdefault((one.where.path, one.id, one.where.line, one.what if is_each else ""), one)
     return list(kept.values())

@@ -74,11 +74,6 @@ class ClusterJob:
     launches: Sequence[Launch] = field(default_factory=tuple)
 
     @property
-    def line(self) -> int:
-        kind = self.document.at("kind")
-        return kind.line if kind is not None else self.document.line
-
-    @property
     def num_pods(self) -> int:
         """Pods that train; MPI's launcher does not."""
         return sum(each.count for each in self.pods if each.role != "Launcher")
@@ -118,12 +113,13 @@ def is_manifest(documents: Sequence[Marked]) -> bool:
 
 def read_jobs(path: str, documents: Sequence[Marked]) -> list[ClusterJob]:
     """The training jobs of a manifest."""
-    kinds = ((document.text("kind") or "", document) for document in documents)
-    jobs = (_read(path, kind, each, documents) for kind, each in kinds if kind in KINDS)
+    jobs = (_read(path, one.text("kind") or "", one, documents) for one in documents)
     return [job for job in jobs if job is not None]
 
 
 def _read(path: str, kind: str, document: Marked, documents: Sequence[Marked]) -> ClusterJob | None:
+    if kind not in KINDS:
+        return None
     is_runtime = kind in {"TrainingRuntime", "ClusterTrainingRuntime"}
     if is_runtime and any(one.text("kind") == "TrainJob" for one in documents):
         return None  # judged as the TrainJob that uses it
@@ -223,7 +219,7 @@ def _launches(job: ClusterJob) -> Iterator[Launch]:
         words = [Word("bash", entry.line), Word("-c", entry.line), text]
         starts = [(job.pods[0].variables() if job.pods else {}, words)]
     for environment, words in starts:
-        for command in commands_of(job.path, tuple(words)):
+        for command in commands_of(tuple(words)):
             if (launch := read_launch(job.path, command, environment)) is not None:
                 yield launch
 

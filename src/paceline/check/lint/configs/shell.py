@@ -64,7 +64,6 @@ class Script:
     """What a shell script says."""
 
     path: str
-    text: str
     commands: tuple[Command, ...]
     variables: tuple[Variable, ...]
     """Assignments and exports, in their order."""
@@ -128,23 +127,18 @@ def read_shell(path: str, text: str) -> Script:
     Raises:
         NoParser: What reads shell scripts is not installed.
     """
-    reader = _Reader(path, text)
-    reader.read()
-    return Script(
-        path=path,
-        text=text,
-        commands=tuple(reader.commands),
-        variables=tuple(reader.variables),
-        sbatch=read_sbatch(text),
-    )
+    read = _Reader(text)
+    read.visit(read.root, 0)
+    commands, variables = tuple(read.commands), tuple(read.variables)
+    return Script(path=path, commands=commands, variables=variables, sbatch=read_sbatch(text))
 
 
-def commands_of(path: str, words: tuple[Word, ...]) -> list[Command]:
+def commands_of(words: tuple[Word, ...]) -> list[Command]:
     """The commands that a container's words are: those of the text that `bash -c` gets, or one."""
     if not words:
         return []
     command = Command(words=words, line=words[0].line, on_node=True)
-    return _Reader(path, "")._handed_on(command) or [command]
+    return _Reader("")._handed_on(command) or [command]
 
 
 _SHELL = re.compile(r"(^|/)(ba|z|da)?sh$")
@@ -160,18 +154,18 @@ _MOST_SHELLS = 5
 class _Reader:
     """Walks the syntax tree once, from top to bottom."""
 
-    def __init__(self, path: str, text: str, first_line: int = 1, depth: int = 0) -> None:
-        self.path, self.raw, self.first_line = path, text.encode(), first_line
-        self.depth = depth
+    def __init__(self, text: str, first_line: int = 1, depth: int = 0) -> None:
+        self.raw, self.first_line, self.depth = text.encode(), first_line, depth
         self.commands: list[Command] = []
         self.variables: list[Variable] = []
         self.arrays: dict[str, list[Word]] = {}
         self.holds: dict[str, Word] = {}
 
-    def read(self) -> None:
-        self._visit(_parser().parse(self.raw).root_node, 0)
+    @property
+    def root(self) -> Any:
+        return _parser().parse(self.raw).root_node
 
-    def _visit(self, node: Any, depth: int) -> None:
+    def visit(self, node: Any, depth: int) -> None:
         if depth > _MOST_DEPTH:
             return
         kind = node.type
@@ -181,7 +175,7 @@ class _Reader:
             self._assign(node)
         else:
             for child in node.named_children:
-                self._visit(child, depth + 1)
+                self.visit(child, depth + 1)
 
     def _text(self, node: Any) -> str:
         return self.raw[node.start_byte : node.end_byte].decode(errors="replace")
@@ -200,10 +194,9 @@ class _Reader:
         appends = "+=" in self._text(node)[: len(name) + 2]
         if value_node is not None and value_node.type == "array":
             parts = [one for one in value_node.named_children if one.type != "comment"]
-            words = [word for part in parts for word in self._words(part)]
-            self.arrays[name] = [*(self.arrays.get(name, []) if appends else []), *words][
-                :_MOST_WORDS
-            ]
+            words = self.arrays.get(name, []) if appends else []
+            words = [*words, *(word for part in parts for word in self._words(part))]
+            self.arrays[name] = words[:_MOST_WORDS]
             return
         word = self._word(value_node) if value_node is not None else Word("", self._line(node))
         if appends and name in self.holds:
@@ -250,7 +243,7 @@ class _Reader:
     def _substitutions(self, node: Any) -> None:
         if node.type in {"command_substitution", "process_substitution"}:
             for child in node.named_children:
-                self._visit(child, _MOST_DEPTH - 5)
+                self.visit(child, _MOST_DEPTH - 5)
             return
         for child in node.named_children:
             self._substitutions(child)
@@ -272,24 +265,20 @@ class _Reader:
     ) -> list[Command]:
         if self.depth >= _MOST_SHELLS:
             return []
-        inner = _Reader(self.path, script.text, script.line, self.depth + 1)
+        inner = _Reader(script.text, script.line, self.depth + 1)
         inner.holds, inner.arrays = dict(self.holds), dict(self.arrays)
-        inner.read()
-        found = []
-        for each in inner.commands:
-            words: list[Word] = []
-            for word in each.words:
-                words += after if word.text in {"$@", "$*", "${@}"} else [word]
-            found.append(
-                replace(
-                    each,
-                    words=tuple(words),
-                    outer=(*outer, *each.outer),
-                    environment=(*command.environment, *each.environment),
-                    on_node=each.on_node or script.single,
-                )
+        inner.visit(inner.root, 0)
+        given = {"$@": after, "$*": after, "${@}": after}
+        return [
+            replace(
+                each,
+                words=tuple(one for word in each.words for one in given.get(word.text, (word,))),
+                outer=(*outer, *each.outer),
+                environment=(*command.environment, *each.environment),
+                on_node=each.on_node or script.single,
             )
-        return found
+            for each in inner.commands
+        ]
 
     def _words(self, node: Any) -> list[Word]:
         """The words one argument becomes: arrays and unquoted variables may be several."""
@@ -306,24 +295,24 @@ class _Reader:
         return [self._word(node)]
 
     def _word(self, node: Any) -> Word:
-        place = (self._line(node), self._column(node))
-        source = self._text(node)
         single = node.type in {"raw_string", "ansi_c_string"}
-        return Word(self._value(node), *place, source, single)
+        place = (self._line(node), self._column(node))
+        return Word(self._value(node), *place, self._text(node), single)
 
     def _value(self, node: Any) -> str:
         source = self._text(node)
-        if node.type == "raw_string":
-            return source[1:-1]
-        if node.type in {"string", "concatenation"}:
-            return self._joined(node, source)
-        if node.type in {"simple_expansion", "expansion"}:
-            return self._expanded(source)
-        if node.type == "word":
-            return re.sub(r"\\(.)", r"\1", source.replace("\\\n", ""))
+        match node.type:
+            case "raw_string":
+                return source[1:-1]
+            case "string" | "concatenation":
+                return self._joined(node)
+            case "simple_expansion" | "expansion":
+                return self._expanded(source)
+            case "word":
+                return re.sub(r"\\(.)", r"\1", source.replace("\\\n", ""))
         return source
 
-    def _joined(self, node: Any, source: str) -> str:
+    def _joined(self, node: Any) -> str:
         """The pieces of a text one after the other, with what stands between them."""
         parts, at = [], node.start_byte
         for child in node.named_children:
@@ -342,14 +331,11 @@ class _Reader:
         return text
 
     def _expanded(self, source: str) -> str:
-        name = re.fullmatch(r"\$\{?(\w+)\}?", source)
-        if name is not None and name[1] in self.holds:
-            return self.holds[name[1]].text
-        default = re.fullmatch(r"\$\{(\w+):?[-=]([^}]*)\}", source)
-        if default is not None:
-            held = self.holds.get(default[1])
-            return held.text if held is not None else default[2]
-        return source
+        name = re.fullmatch(r"\$\{?(\w+)(?::?[-=]([^}]*))?\}?", source)
+        if name is None:
+            return source
+        default = source if name[2] is None else name[2]
+        return self.holds[name[1]].text if name[1] in self.holds else default
 
 
 _ARITHMETIC = re.compile(r"\$\(\([^()]*\)\)")
