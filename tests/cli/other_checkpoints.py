@@ -219,7 +219,13 @@ def to_megatron(state: dict[str, torch.Tensor], layers: int = 2) -> dict[str, to
     return made
 
 
-def torch_dist(root: Path, state: dict[str, torch.Tensor], **changes: Any) -> Path:
+def torch_dist(
+    root: Path,
+    state: dict[str, torch.Tensor],
+    *,
+    moment: torch.Tensor | None = None,
+    **changes: Any,
+) -> Path:
     """As Megatron-core's torch_dist: the layers of one kind stacked, arguments in common.pt."""
     folder = root / "iter_0000005"
     whole = to_megatron(state)
@@ -227,7 +233,8 @@ def torch_dist(root: Path, state: dict[str, torch.Tensor], **changes: Any) -> Pa
     for name in [each.removeprefix("decoder.layers.0.") for each in whole if ".layers.0." in each]:
         both = [whole[f"decoder.layers.{layer}.{name}"] for layer in range(2)]
         tree[f"decoder.layers.{name}"] = torch.stack(both)
-    tree["optimizer.state.exp_avg.embedding.word_embeddings.weight"] = torch.zeros(16, 8)
+    moments = torch.zeros(16, 8) if moment is None else moment
+    tree["optimizer.state.exp_avg.embedding.word_embeddings.weight"] = moments
     tree["decoder.layers.self_attention.core_attention._extra_state/shard_0_2"] = 1
     as_dcp(folder, tree)
     torch.save({"args": arguments(**changes), "iteration": 5}, folder / "common.pt")

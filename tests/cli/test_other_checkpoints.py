@@ -1,10 +1,10 @@
 """`paceline checkpoint` on what other programs write (S0-18, S3-8)."""
 
-import importlib
 import io
 import json
 import os
 import re
+import runpy
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,7 +37,7 @@ def here(module, request, kind):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(msgspec.json.encode(request))))
         patch.setattr("sys.stdout", io.TextIOWrapper(done, write_through=True))
-        importlib.import_module(f"paceline.runtime.{module}").main()
+        runpy.run_module(f"paceline.runtime.{module}", run_name="__main__")
         return msgspec.json.decode(done.getvalue().splitlines()[-1], type=kind)
 
 
@@ -859,6 +859,10 @@ def test_s0_18_megatrons_legacy_model_is_unread_and_not_called_damaged(made, tmp
             lambda saved: saved["model"].pop("decoder.layers.1.mlp.linear_fc2.weight"),
             "mp_rank_01/model_optim_rng.pt has no decoder.layers.1.mlp.linear_fc2.weight",
         ),
+        (
+            lambda saved: saved["model"]["decoder.final_layernorm.weight"].add_(1e-3),
+            "the copies of decoder.final_layernorm.weight differ, in mp_rank_00 and mp_rank_01",
+        ),
     ],
 )
 def test_s0_18_a_rank_of_megatron_that_is_unlike_the_others_is_damage(made, tmp_path, change, says):
@@ -867,6 +871,20 @@ def test_s0_18_a_rank_of_megatron_that_is_unlike_the_others_is_damage(made, tmp_
     (problem,) = problems(tmp_path)
     assert problem["code"] == "M012"
     assert says in problem["what"]
+
+
+@pytest.mark.parametrize("is_stacked", [True, False])
+def test_s0_18_a_nan_in_megatrons_optimizer_is_damage(made, tmp_path, is_stacked):
+    moment = torch.tensor([0.0, torch.nan])
+    if is_stacked:
+        other.torch_dist(tmp_path, made[1], moment=moment)
+    else:
+        other.legacy(tmp_path, made[1], tensor=2, pipeline=1)
+        state = {"state": {0: {"exp_avg": moment}}}
+        _edit_rank(tmp_path, "mp_rank_01", lambda saved: saved.update(optimizer=state))
+    (problem,) = problems(tmp_path)
+    assert problem["code"] == "C016"
+    assert "exp_avg" in problem["what"]
 
 
 def test_s0_18_a_pipeline_stage_that_megatron_wrote_and_is_not_there_is_damage(made, tmp_path):

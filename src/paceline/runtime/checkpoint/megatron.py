@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import CheckpointError
-from paceline.runtime.checkpoint.external import Entry, Weights, entry, tensors_of
+from paceline.runtime.checkpoint.external import Entry, Weights, entry, tensors_in, tensors_of
 from paceline.runtime.checkpoint.pickles import read_pickle
 from paceline.runtime.checkpoint.state_files import StateFiles
 
@@ -109,7 +109,7 @@ def read_megatron(path: Path) -> Weights:
     about = partial(CheckpointError.of, code="C012", where=str(path))
     fix = "export it with Megatron-Bridge: examples/conversion/convert_checkpoints.py export"
     is_dcp = (path / ".metadata").is_file()
-    args, tensors, holds_optimizer = _stacked(path) if is_dcp else _of_ranks(path)
+    args, tensors, others, holds_optimizer = _stacked(path) if is_dcp else _of_ranks(path)
     get = vars(args).get
     has_bias = bool(get("add_qkv_bias"))
     likes = {"llama": _LLAMA_LIKE, "gpt2": _GPT2_LIKE}
@@ -142,7 +142,7 @@ def read_megatron(path: Path) -> Weights:
     config = (_llama_config if family == "llama" else _gpt2_config)(args, entries, has_bias)
     notes = (f"names are those of {config['architectures'][0]}; config.json is from its arguments",)
     unread = "Megatron's optimizer is laid out by its ranks" if holds_optimizer else ""
-    return Weights(entries=entries, notes=notes, config=config, unread=unread)
+    return Weights(entries=entries, notes=notes, config=config, unread=unread, others=others)
 
 
 def _differing(get: Callable[..., Any], like: Mapping[str, Any]) -> list[str]:
@@ -159,13 +159,17 @@ def _common(name: str) -> str:
     return name
 
 
-def _stacked(path: Path) -> tuple[Any, dict[str, Entry], bool]:
-    """Arguments, tensors, and whether there is an optimizer."""
+_Read = tuple[Any, dict[str, Entry], dict[str, Entry], bool]
+"""Arguments, the model's tensors, the optimizer's, and whether there is an optimizer."""
+
+
+def _stacked(path: Path) -> _Read:
     args, files = read_pickle(path / "common.pt").get("args"), StateFiles(path)
     whole = lru_cache(maxsize=2)(files.value)  # one tensor has a part of every layer
-    entries, holds_optimizer = {}, False
+    entries, others, holds_optimizer = dict[str, Entry](), dict[str, Entry](), False
     for name, each in tensors_of(files).items():
-        holds_optimizer |= name.startswith(("optimizer.", "chained_"))
+        if name.startswith(("optimizer.", "chained_")):
+            holds_optimizer, others[name] = True, each
         if _NO_WEIGHTS.search(name):
             continue
         found = _STACKED.fullmatch(name)
@@ -176,16 +180,15 @@ def _stacked(path: Path) -> tuple[Any, dict[str, Entry], bool]:
             load = partial(_layer_of, whole, name, layer)
             inner = f"decoder.layers.{layer}.{found[1]}"
             entries[inner] = Entry(each.dtype, each.shape[1:], load)
-    return _known(args, path), entries, holds_optimizer
+    return _known(args, path), entries, others, holds_optimizer
 
 
 def _layer_of(whole: Callable[[str], Tensor], name: str, layer: int) -> Tensor:
     return whole(name)[layer].clone()
 
 
-def _of_ranks(path: Path) -> tuple[Any, dict[str, Entry], bool]:
-    """Arguments and tensors of the folders of ranks, those of tensor ranks joined; and whether
-    there is an optimizer."""
+def _of_ranks(path: Path) -> _Read:
+    """Those of the folders of ranks, the model's tensors joined over tensor ranks."""
     stages: dict[int, dict[str, Any]] = {}
     for folder in sorted(path.glob("mp_rank_*")):
         stage = (*map(int, folder.name.split("_")[3:4]), 0)[0]
@@ -230,9 +233,16 @@ def _of_ranks(path: Path) -> tuple[Any, dict[str, Entry], bool]:
             if outer == "output_layer.weight" and not is_untied:
                 continue  # the last stage's copy of the embedding
             parts = [model[name] for model in models.values()]
-            entries[outer] = _joined(name, parts, halves=bool(vars(args).get("swiglu")))
+            if (dim := _dim_shared(name)) is None:
+                _check_copies(path, name, {rank: model[name] for rank, model in models.items()})
+            entries[outer] = _joined(name, parts, dim, halves=bool(vars(args).get("swiglu")))
         layers += mine
-    return args, entries, holds_optimizer
+    others = {
+        f"optimizer.{rank}.{name}": each
+        for rank, state in ranks.items()
+        for name, each in tensors_in(state.get("optimizer"), rank).items()
+    }
+    return args, entries, others, holds_optimizer
 
 
 def _unread(model: Any) -> str:
@@ -281,14 +291,28 @@ def _known(args: Any, path: Path) -> Any:
     return args
 
 
-def _joined(name: str, parts: Sequence[Tensor], *, halves: bool) -> Entry:
+def _dim_shared(name: str) -> int | None:
+    """The dimension of a tensor that tensor ranks share; None where each has a copy of it."""
+    if "layer_norm" in name:  # fused into linear_qkv and linear_fc1
+        return None
+    return 1 if name.endswith(_ROWS) else 0 if any(each in name for each in _COLUMNS) else None
+
+
+def _check_copies(path: Path, name: str, copies: Mapping[str, Tensor]) -> None:
+    """
+    Raises:
+        CheckpointError: `M012`, a rank's copy of a tensor is another than the first's.
+    """
+    (first, whole), *rest = copies.items()
+    bits = whole.contiguous().view(torch.uint8)
+    for rank, copy in rest:
+        if copy.shape != whole.shape or not torch.equal(copy.contiguous().view(torch.uint8), bits):
+            raise _damaged(path, f"the copies of {name} differ, in {first} and {rank}")
+
+
+def _joined(name: str, parts: Sequence[Tensor], dim: int | None, *, halves: bool) -> Entry:
     first = parts[0]
-    if len(parts) == 1:
-        return entry(first)
-    dim = 1 if name.endswith(_ROWS) else 0 if any(each in name for each in _COLUMNS) else None
-    if "layer_norm" in name:
-        dim = None  # fused into linear_qkv and linear_fc1
-    if dim is None:
+    if len(parts) == 1 or dim is None:
         return entry(first)
     shape = list(first.shape)
     shape[dim] *= len(parts)
