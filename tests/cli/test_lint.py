@@ -75,6 +75,8 @@ HOLDING = {
     "conf.json": f'{{"a": 1,\n\n"id": "{AWS}"}}',
     "conf.toml": f'a = 1\nb = 2\ntracking_password = "{PASSWORD}"\n',
     "id.conf": "\n\n-----BEGIN " + "PRIVATE KEY-----\n",
+    "login.pem": "\n\n-----BEGIN " + "RSA PRIVATE KEY-----\n",
+    "id_ed25519": "\n\n-----BEGIN " + "OPENSSH PRIVATE KEY-----\n",
     "a.ipynb": '{"cells": [{"source": [\n"a",\n"api_key = \\"' + PASSWORD + '\\"\\n"]}]}',
     "Dockerfile": f"FROM x\nRUN true\nENV HF_TOKEN={HF}\n",
     "pod.yaml": f"env:\n- name: DB_PASSWORD  # of the tracker\n  value: {PASSWORD}\n",

@@ -55,9 +55,11 @@ ENDINGS = {
     ".job",
     ".env",
     ".conf",
+    ".pem",
 }
 PREFIXES = ("dockerfile", ".env.", "requirements")
 NAMES = {"dockerfile", "containerfile", "hostfile", "machinefile", ".env", ".deepspeed_env"}
+NAMES |= {"id_rsa", "id_ecdsa", "id_ed25519"}  # where ssh-keygen writes private keys
 
 
 @dataclass(slots=True)
