@@ -45,13 +45,8 @@ def starts_in(configs: Sequence[Config], context: Context) -> list[Start]:
 
 def names_file(launch: Launch, path: str) -> bool:
     """Whether a launch line names this file."""
-    name = file_name(path)
-    return any(
-        file_name(part) == name
-        for word in launch.words
-        for part in (word.text, word.text.partition("=")[2])
-        if part
-    )
+    parts = (part for word in launch.words for part in (word.text, word.text.partition("=")[2]))
+    return file_name(path) in {file_name(part) for part in parts if part}
 
 
 def context_for(
@@ -60,21 +55,15 @@ def context_for(
     """The context of a file: what the launch lines that name it know, where they agree, and the
     packages that requirements files above it pin."""
     context = merged(context, Context(versions=_pinned(path, configs)))
-    said = [
-        _said(one, path)
-        for one in starts
-        if one.launch.path != path and names_file(one.launch, path)
-    ]
-    said += [
-        _said_by_accelerate(one.document)
-        for one in configs
-        if one.kind == "accelerate"
-        and file_name(one.document.text("deepspeed_config", "deepspeed_config_file") or "")
-        == file_name(path)
-    ]
-    if not said or any(one != said[0] for one in said[1:]):
-        return context
-    return merged(context, said[0])
+    lines = (one for one in starts if one.launch.path != path and names_file(one.launch, path))
+    said = [_said(one, path) for one in lines]
+    for config in (one.document for one in configs if one.kind == "accelerate"):
+        named = config.text("deepspeed_config", "deepspeed_config_file") or ""
+        if file_name(named) == file_name(path):
+            nodes, world = config.number("num_machines") or 1, config.number("num_processes")
+            devices = world // nodes if world else None
+            said.append(Context(nodes=nodes, world_size=world, devices=devices))
+    return merged(context, said[0]) if said and all(one == said[0] for one in said) else context
 
 
 _PIN = re.compile(r"(?m)^[\s\"'-]*(?:py)?(torch|deepspeed)\s*(==?|<=|~=|<)\s*(\d+(?:\.\d+)*)")
@@ -122,11 +111,6 @@ def _said(start: Start, path: str) -> Context:
         devices=how.per_node,
         world_size=how.world,
     )
-
-
-def _said_by_accelerate(config: Marked) -> Context:
-    nodes, world = config.number("num_machines") or 1, config.number("num_processes")
-    return Context(nodes=nodes, world_size=world, devices=world // nodes if world else None)
 
 
 def check_across(configs: Sequence[Config], context: Context) -> Iterator[Finding]:

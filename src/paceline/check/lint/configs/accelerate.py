@@ -122,8 +122,8 @@ def _check_meeting(config: Marked) -> Iterator[Fault]:
 
 
 def _check_fsdp(config: Marked) -> Iterator[Fault]:
-    inside = config.at("fsdp_config") or Marked({}, 0)
-    keys = {name.removeprefix("fsdp_"): value for name, value in inside.entries()}
+    entries = config.entries("fsdp_config")
+    keys = {name.removeprefix("fsdp_"): value for name, value in entries}
     offload, wrap = keys.get("offload_params"), keys.get("auto_wrap_policy")
     if offload is not None and offload.true() and (wrap is None or wrap.text() == "NO_WRAP"):
         what = (

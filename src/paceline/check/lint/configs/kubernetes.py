@@ -43,18 +43,16 @@ class Pods:
     @property
     def gpus(self) -> int:
         """Accelerators of one pod: its limits, or what it requests."""
-        for resources in (self.resources, self.container.at("resources")):
-            for side in ("limits", "requests"):
-                entries = resources.at(side) if resources is not None else None
-                for name, value in entries.entries() if entries is not None else ():
-                    if _GPU.match(name):
-                        return value.number() or 0
+        for resources in filter(None, (self.resources, self.container.at("resources"))):
+            for name, value in (*resources.entries("limits"), *resources.entries("requests")):
+                if _GPU.match(name):
+                    return value.number() or 0
         return 0
 
     def variables(self) -> dict[str, Variable]:
         """The container's environment; what comes from a secret has an empty text."""
         found = {}
-        for entry in (self.container.at("env") or Marked([], 0)).items():
+        for entry in self.container.items("env"):
             name, place = entry.text("name"), entry.at("value") or entry
             if name is not None:
                 value = entry.text("value") or ""
@@ -85,13 +83,9 @@ class ClusterJob:
     @property
     def gpu(self) -> str | None:
         """The kind of GPU that node selectors ask for."""
-        for pods in self.pods:
-            wanted = pods.spec.plain("nodeSelector") or {}
-            for label, value in wanted.items():
-                gpu = gpu_in(str(value)) if "gpu" in label or "accelerator" in label else None
-                if gpu is not None:
-                    return gpu
-        return None
+        labels = (each for pods in self.pods for each in pods.spec.entries("nodeSelector"))
+        named = (value.text() or "" for key, value in labels if re.search("gpu|accelerator", key))
+        return next(filter(None, map(gpu_in, named)), None)
 
     def scene(self, context: Context) -> Scene:
         """What its launch lines are judged by."""
@@ -145,7 +139,7 @@ def _pods_in(holder: Marked, role: str = "", count: int = 1) -> Iterator[Pods]:
         numbers = (holder.number(name) for name in names)
         count *= next((number for number in numbers if number is not None), 1)
     role = holder.text("name") or holder.text("groupName") or role
-    if containers := list((holder.at("containers") or Marked([], 0)).items()):
+    if containers := list(holder.items("containers")):
         yield Pods(role=role, count=count, spec=holder, container=_trainer(containers))
         return
     for key, value in holder.entries():
@@ -174,29 +168,21 @@ def _read_train_job(
     policy = runtime.at("spec", "mlPolicy") or Marked({}, 0)
     per_node = trainer.at("numProcPerNode") or policy.at("torch", "numProcPerNode")
     nodes = trainer.number("numNodes") or policy.number("numNodes") or 1
-    own = dict(trainer.entries())
-    base = list(_pods_in(runtime)) or [Pods(role="node", count=1, spec=trainer, container=trainer)]
+    own = {key: each for key, each in trainer.entries() if key in {"image", "command", "args"}}
+    empty = Pods(role="node", count=1, spec=trainer, container=Marked({}, trainer.line))
     pods = []
-    for each in base:
-        container = each.container
-        merged = dict(container.entries())
-        merged |= {key: own[key] for key in ("image", "command", "args") if key in own}
-        given = [container, *([] if container is trainer else [trainer])]
-        listed = [one for holder in given for one in (holder.at("env") or Marked([], 0)).items()]
-        if listed:
-            merged["env"] = Marked(listed, listed[0].line)
-        resources = trainer.at("resourcesPerNode")
-        whole = Marked(merged, container.line)
-        pods.append(replace(each, count=nodes, container=whole, resources=resources))
+    for each in list(_pods_in(runtime)) or [empty]:
+        env = [*each.container.items("env"), *trainer.items("env")]
+        whole = dict(each.container.entries()) | own
+        whole |= {"env": Marked(env, env[0].line)} if env else {}
+        container, resources = Marked(whole, each.container.line), trainer.at("resourcesPerNode")
+        pods.append(replace(each, count=nodes, container=container, resources=resources))
     return pods, per_node
 
 
 def _trainer(containers: Sequence[Marked]) -> Marked:
-    for one in containers:
-        limits = one.at("resources", "limits")
-        if limits is not None and any(_GPU.match(name) for name, _ in limits.entries()):
-            return one
-    return containers[0]
+    limits = ((one, dict(one.entries("resources", "limits"))) for one in containers)
+    return next((one for one, each in limits if any(map(_GPU.match, each))), containers[0])
 
 
 def _launches(job: ClusterJob) -> Iterator[Launch]:
@@ -208,7 +194,7 @@ def _launches(job: ClusterJob) -> Iterator[Launch]:
             [
                 Word(str(each.value), each.text_line or each.line, each.column, single=True)
                 for key in ("command", "args")
-                for each in (pods.container.at(key) or Marked([], 0)).items()
+                for each in pods.container.items(key)
                 if not isinstance(each.value, dict | list)
             ],
         )

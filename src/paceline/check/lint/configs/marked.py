@@ -71,13 +71,16 @@ class Marked:
         """Whether the value is there and says no."""
         return (self.text(*path) or "").lower() in {"false", "no", "off"}
 
-    def items(self) -> "Iterator[Marked]":
-        """Values of a list; of anything else nothing."""
-        yield from self.value if isinstance(self.value, list) else ()
+    def items(self, *path: str) -> "Iterator[Marked]":
+        """Values of the list at these keys; of anything else nothing."""
+        found = self.at(*path)
+        yield from found.value if found is not None and isinstance(found.value, list) else ()
 
-    def entries(self) -> "Iterator[tuple[str, Marked]]":
-        """Keys and values of a mapping; of anything else nothing."""
-        yield from self.value.items() if isinstance(self.value, dict) else ()
+    def entries(self, *path: str) -> "Iterator[tuple[str, Marked]]":
+        """Keys and values of the mapping at these keys; of anything else nothing."""
+        found = self.at(*path)
+        if found is not None and isinstance(found.value, dict):
+            yield from found.value.items()
 
     def walk(self) -> "Iterator[Marked]":
         """This value and all below it."""
