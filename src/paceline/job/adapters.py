@@ -102,33 +102,22 @@ def check_start(job: Job, num_parameters: int) -> Iterator[Problem]:
     spec, start = job.spec.train.adapter, find_start(job)
     if spec is None or start is None:
         return
+    folder, where = start.weights.parent, start.where
     if job.spec.model.pretrained is None or job.spec.model.weights == "drawn":
-        yield Problem(
-            code="M013",
-            what="an adapter belongs to the weights that it was trained beside, and the model's "
-            "would be drawn",
-            where=start.where,
-            fix="give those weights by model.pretrained, or leave train.adapter.start out",
-        )
+        what = "an adapter belongs to the weights that it was trained beside, and the model's "
+        fix = "give those weights by model.pretrained, or leave train.adapter.start out"
+        yield Problem(code="M013", what=f"{what}would be drawn", where=where, fix=fix)
     for field, asked, has in _pairs(spec, start.config):
         if asked != has:
-            yield Problem(
-                code="M013",
-                what=f"train.adapter asks for {field} {asked}, and the adapter in "
-                f"{start.weights.parent} has {has}",
-                where=start.where,
-                fix="ask for what it has, or leave train.adapter.start out",
-            )
-    stored = stored_tensors((start.weights,), where=start.where).values()
+            what = f"train.adapter asks for {field} {asked}, and the adapter in {folder} has {has}"
+            fix = "ask for what it has, or leave train.adapter.start out"
+            yield Problem(code="M013", what=what, where=where, fix=fix)
+    stored = stored_tensors((start.weights,), where=where).values()
     num = sum(prod(each.shape) for each in stored)
     if num != num_parameters:
-        yield Problem(
-            code="M013",
-            what=f"the adapter in {start.weights.parent} has {num} parameters, and the one asked "
-            f"for {num_parameters}",
-            where=start.where,
-            fix="ask for the rank and the targets that it has: see its adapter_config.json",
-        )
+        what = f"the adapter in {folder} has {num} parameters, and the one asked for "
+        fix = "ask for the rank and the targets that it has: see its adapter_config.json"
+        yield Problem(code="M013", what=f"{what}{num_parameters}", where=where, fix=fix)
 
 
 def _pairs(spec: AdapterSpec, config: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from paceline.job import Job
 from paceline.job.hf_config import has_hf_config
-from paceline.launch.node_commands import Nodes, Silence, Visit, ask_all
+from paceline.launch.node_commands import Nodes, Silence, Visit, ask_all, ask_each
 from paceline.topology.node.facts import (
     Gathered,
     Interface,
@@ -196,15 +196,11 @@ def _let_call(
         )
         for name, each in seen.items()
     ]
-    try:
-        heard = ask_all(calls, lambda visit: visit.ask(tuple[Reached, ...], limit_s))
-    finally:
-        ask_all(calls, Visit.end)
     return {
-        visit.name: replace(answers[visit.name], calls_why_not=found.why)
+        name: replace(answers[name], calls_why_not=found.why)
         if isinstance(found, Silence)
-        else replace(answers[visit.name], calls=found)
-        for visit, found in zip(calls, heard, strict=True)
+        else replace(answers[name], calls=found)
+        for name, found in ask_each(calls, tuple[Reached, ...], limit_s).items()
     }
 
 

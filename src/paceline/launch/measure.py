@@ -12,7 +12,7 @@ from dataclasses import replace
 import msgspec
 
 from paceline.launch.gather import LIMIT_S, addresses_of
-from paceline.launch.node_commands import Nodes, Silence, Visit, ask_all
+from paceline.launch.node_commands import Nodes, Silence, Visit, ask_each
 from paceline.plan import Plan
 from paceline.render.example import script_text
 from paceline.topology.node.facts import (
@@ -84,12 +84,7 @@ def _start_on(
     nodes: Nodes, asked: Mapping[str, Start], limit_s: float
 ) -> dict[str, Started | Silence]:
     visits = [Visit(nodes, name, "start", each) for name, each in asked.items()]
-    try:
-        limit = limit_s + nodes.way.patience_s + 5.0
-        heard = ask_all(visits, lambda visit: visit.ask(Started, limit))
-    finally:
-        ask_all(visits, Visit.end)
-    return {visit.name: found for visit, found in zip(visits, heard, strict=True)}
+    return ask_each(visits, Started, limit_s + nodes.way.patience_s + 5.0)
 
 
 def _with_torch(answer: NodeAnswer, told: Started | Silence | None) -> NodeAnswer:

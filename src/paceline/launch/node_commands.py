@@ -203,6 +203,15 @@ class Visit:
         return Silence(why=last, is_unreached=self._nodes.way.is_unreached(code))
 
 
+def ask_each(visits: Sequence[Visit], kind: type[_T], limit_s: float) -> dict[str, _T | Silence]:
+    """The answer of each, by its node's name; then what was started there ends."""
+    try:
+        heard = ask_all(visits, lambda visit: visit.ask(kind, limit_s))
+    finally:
+        ask_all(visits, Visit.end)
+    return {visit.name: found for visit, found in zip(visits, heard, strict=True)}
+
+
 def ask_all(visits: Sequence[Visit], act: Callable[[Visit], _T]) -> list[_T]:
     """What each comes to, in order. Ctrl-C gives all of them up at once."""
     pool = ThreadPoolExecutor(max(1, min(len(visits), 4 * MOST_AT_ONCE)))

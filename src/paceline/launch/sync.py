@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.errors import JobError
 from paceline.launch.gather import LIMIT_S
-from paceline.launch.node_commands import Nodes, Silence, Visit, ask_all
+from paceline.launch.node_commands import Nodes, Silence, Visit, ask_each
 from paceline.topology.node.messages import Sent, Take, Taken
 from paceline.topology.node.receive import list_folder, read_file
 from paceline.units import counted, format_bytes
@@ -150,13 +150,9 @@ def _judged(name: str, here: Taken, before: Taken, after: Taken) -> SyncedNode:
 
 def _ask(nodes: Nodes, asked: Mapping[str, Take], limit_s: float) -> dict[str, Taken]:
     visits = [Visit(nodes, name, "take", take) for name, take in asked.items()]
-    try:
-        heard = ask_all(visits, lambda visit: visit.ask(Taken, limit_s))
-    finally:
-        ask_all(visits, Visit.end)
     return {
-        visit.name: Taken(why_not=_unheard(visit.name, each)) if isinstance(each, Silence) else each
-        for visit, each in zip(visits, heard, strict=True)
+        name: Taken(why_not=_unheard(name, each)) if isinstance(each, Silence) else each
+        for name, each in ask_each(visits, Taken, limit_s).items()
     }
 
 

@@ -11,7 +11,7 @@ Source: Rafailov et al., arXiv:2305.18290, equation 7.
 """
 
 import hashlib
-import os
+import io
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor
 from paceline.control.slots import Phase
 from paceline.errors import RunError
 from paceline.record import events as log
+from paceline.record.lines import write_whole
 from paceline.record.run import training_digest
 from paceline.runtime import strategy
 from paceline.runtime.checkpoint._all_ranks import from_first
@@ -167,7 +168,9 @@ def reference_of(
         for pairs, ids in missing:
             known_N2[ids + pairs.first] = found_N2[ids + pairs.first]
         if session.is_first:
-            _write(path, known_N2)
+            content = io.BytesIO()
+            np.save(content, known_N2)
+            write_whole(path, content.getvalue())
         seconds = time.perf_counter() - start
         text = f"the reference's log-probabilities of {count} pairs took {seconds:.1f} s"
         session.report(log.Noted(text=text))
@@ -240,15 +243,6 @@ def _read(path: Path, num_pairs: int) -> NDArray[np.float64]:
 
 def _unknown(num_pairs: int) -> NDArray[np.float64]:
     return np.full((num_pairs, 2), np.nan)
-
-
-def _write(path: Path, reference_N2: NDArray[np.float64]) -> None:
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    with unfinished.open("wb") as file:
-        np.save(file, reference_N2)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
 
 
 def _is_gone(path: Path) -> RunError:
