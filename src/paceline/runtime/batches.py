@@ -5,19 +5,9 @@ Which samples a step reads follows from the sizes of all steps before it, so the
 state: they come back with it from another rank, a checkpoint or memory.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-import torch
-
-from paceline.plan.advice import scale_learning_rate
-from paceline.record import events as log
 from paceline.record.checkpoints import BatchChanges
-
-if TYPE_CHECKING:
-    from paceline.runtime.generation import Generation
 
 
 @dataclass(slots=True)
@@ -53,32 +43,3 @@ class Batches:
         self.changes = tuple(change for change in self.changes if change[0] < step)
         if self.size(step) != size:
             self.changes += ((step, size),)
-
-
-def begin_batches(here: Generation, optimizer: torch.optim.Optimizer) -> float:
-    """The steps after the state that was restored have the batch of this generation's layout.
-
-    Returns:
-        What their learning rates are multiplied by: 1 at the planned batch.
-    """
-    batches, step = here.state.batches, here.state.last_step + 1
-    before, size = (
-        batches.size(step - 1) if step > 1 else batches.first,
-        here.plan.layout.global_batch,
-    )
-    batches.begin(step, size)
-    # The program's own optimizer may be another than the job's.
-    kind = "sgd" if isinstance(optimizer, torch.optim.SGD) else "adamw"
-    rate = scale_learning_rate(1.0, base_batch=batches.first, batch=size, optimizer=kind)
-    if size != before:
-        here.report(
-            log.BatchChanged(
-                step=step,
-                global_batch=size,
-                before=before,
-                samples=batches.start(step),
-                rate_factor=rate.learning_rate,
-                rule=rate.rule,
-            )
-        )
-    return rate.learning_rate

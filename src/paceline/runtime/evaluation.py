@@ -2,11 +2,8 @@
 and an early end.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +14,7 @@ from paceline.job.evaluate import num_best
 from paceline.record import events as log
 from paceline.runtime import strategy
 from paceline.runtime.checkpoint._all_ranks import from_first
-
-if TYPE_CHECKING:
-    from paceline.runtime.generation import Generation
+from paceline.runtime.generation import Generation
 
 Share = tuple[Tensor | float, ...]
 """This rank's share of the evaluation loss: the sum over its targets, how many they were, and,

@@ -4,11 +4,9 @@ A session makes both. Its loop, the hooks of its steps and its safekeeping are g
 none of these knows the session, or another's insides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,6 +14,7 @@ import torch.distributed as dist
 from paceline.control import messages as say
 from paceline.job import Job
 from paceline.plan import Plan
+from paceline.plan.advice import scale_learning_rate
 from paceline.record import events as log
 from paceline.record.best import Best
 from paceline.record.metrics import StepMetrics
@@ -28,9 +27,7 @@ from paceline.runtime.logged import Logged
 from paceline.runtime.progress import Progress
 from paceline.runtime.recovery.held import Held
 from paceline.runtime.recovery.member import Membership, Place
-
-if TYPE_CHECKING:
-    from paceline.runtime.step import Step
+from paceline.runtime.step import Step
 
 
 @dataclass(slots=True, kw_only=True)
@@ -133,3 +130,32 @@ class Generation:
         dist.all_reduce(sums)
         self.settle()
         return [float(value) for value in sums.tolist()]
+
+
+def begin_batches(here: Generation, optimizer: torch.optim.Optimizer) -> float:
+    """The steps after the state that was restored have the batch of this generation's layout.
+
+    Returns:
+        What their learning rates are multiplied by: 1 at the planned batch.
+    """
+    batches, step = here.state.batches, here.state.last_step + 1
+    before, size = (
+        batches.size(step - 1) if step > 1 else batches.first,
+        here.plan.layout.global_batch,
+    )
+    batches.begin(step, size)
+    # The program's own optimizer may be another than the job's.
+    kind = "sgd" if isinstance(optimizer, torch.optim.SGD) else "adamw"
+    rate = scale_learning_rate(1.0, base_batch=batches.first, batch=size, optimizer=kind)
+    if size != before:
+        here.report(
+            log.BatchChanged(
+                step=step,
+                global_batch=size,
+                before=before,
+                samples=batches.start(step),
+                rate_factor=rate.learning_rate,
+                rule=rate.rule,
+            )
+        )
+    return rate.learning_rate

@@ -1,11 +1,9 @@
 """The step loop around a training function: restore, step, record, evaluate, save, stop."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import nn
@@ -23,24 +21,21 @@ from paceline.record.media import MediaLog
 from paceline.record.metrics import MetricsLog, StepMetrics
 from paceline.record.run import training_digest
 from paceline.runtime import memory
-from paceline.runtime.batches import begin_batches
 from paceline.runtime.checkpoint import Checkpointer, Restored, Saved, SaveFailed
 from paceline.runtime.checkpoint._all_ranks import from_first, gather
 from paceline.runtime.digest import state_digest
 from paceline.runtime.evaluation import Evaluate, Evaluation
+from paceline.runtime.generation import Generation, begin_batches
 from paceline.runtime.recovery.heal import adopt, receive, send
 from paceline.runtime.recovery.held import Regrouping, StartOver
 from paceline.runtime.recovery.newest import RecoveryPlan, plan_recovery
 from paceline.runtime.recovery.safekeeping import Safekeeping
 from paceline.runtime.recovery.verdict import Verdict
+from paceline.runtime.run_hooks import RunHooks
 from paceline.runtime.step import Step
-from paceline.runtime.step_hooks import RunHooks
 from paceline.runtime.step_printer import StepPrinter
 from paceline.runtime.trainer import Trainer
 from paceline.units import numbered
-
-if TYPE_CHECKING:
-    from paceline.runtime.generation import Generation
 
 
 class Loop:

@@ -1,19 +1,13 @@
 """What a worker keeps when its generation ends, and what the ranks of the next hold together."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 from torch import nn
 
 from paceline.parallel.shrink import Part
 from paceline.runtime.checkpoint._all_ranks import gather
 from paceline.runtime.recovery.newest import Standing
-
-if TYPE_CHECKING:
-    from paceline.runtime.step import Step
-    from paceline.runtime.vote import Outcome
+from paceline.runtime.step import Step
+from paceline.runtime.vote import Outcome
 
 
 class Regrouping(Exception):

@@ -5,11 +5,9 @@ into memory, each when it is due; when the comparison finds something wrong, the
 compute the step again.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 import torch
@@ -21,6 +19,7 @@ from paceline.parallel.replicas import neighbour_of
 from paceline.record import events as log
 from paceline.record.best import Best
 from paceline.runtime.checkpoint._all_ranks import gather
+from paceline.runtime.generation import Generation
 from paceline.runtime.recovery.guard import Guard, interval
 from paceline.runtime.recovery.held import StartOver
 from paceline.runtime.recovery.live import LiveState
@@ -30,9 +29,6 @@ from paceline.runtime.recovery.rollback import recall
 from paceline.runtime.recovery.snapshot import Facts, SnapshotError, Snapshots
 from paceline.runtime.recovery.verdict import Verdict, differing, held_by_all
 from paceline.units import counted
-
-if TYPE_CHECKING:
-    from paceline.runtime.generation import Generation
 
 _MEASURED_STEPS = 3
 """After which the interval of checks is chosen, the first ones being slower. A guess."""
