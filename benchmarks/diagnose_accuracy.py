@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.catalog.failure import load_failures
-from paceline.check.diagnose.diagnose import diagnose_text
+from paceline.check.diagnose.diagnose import diagnose
+from paceline.record.log_files import Log
 
 ROOT = Path(__file__).parent.parent
 
@@ -56,7 +57,7 @@ def main() -> None:
 def _measure(cases: Iterable[tuple[str, tuple[str, ...], str]]) -> dict[str, Any]:
     row: dict[str, Any] = {"n": 0, "first": 0, "first_three": 0, "wrong": []}
     for source, right, text in cases:
-        diagnosis = diagnose_text(text)
+        diagnosis = diagnose([Log(name="-", blocks=[text.encode()])])
         said = [each.id for each in (*diagnosis.causes, *diagnosis.resembling)]
         row["n"] += 1
         row["first"] += said[:1] != [] and said[0] in right

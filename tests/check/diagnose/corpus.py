@@ -10,6 +10,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.check.diagnose.conclusion import Diagnosis
+from paceline.check.diagnose.diagnose import diagnose
+from paceline.record.log_files import Log
+
 LOGS = Path(__file__).parent.parent / "logs"
 
 
@@ -33,3 +37,8 @@ def cases() -> list[Case]:
             names = tuple(each.strip() for each in causes.split(","))
             found.append(Case(source, names, kind == "held", text))
     return found
+
+
+def diagnose_text(text: str) -> Diagnosis:
+    """Diagnose one log."""
+    return diagnose([Log(name="-", blocks=[text.encode()])])

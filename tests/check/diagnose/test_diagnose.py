@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from tests.check.diagnose.corpus import diagnose_text
 
 from paceline.catalog.failure import load_failures
 from paceline.catalog.load import read_shipped
 from paceline.check.diagnose.conclusion import Confidence
-from paceline.check.diagnose.diagnose import diagnose, diagnose_text
+from paceline.check.diagnose.diagnose import diagnose
 from paceline.check.diagnose.matcher import Matcher, all_patterns
 from paceline.launch.in_processes import MapAhead
 from paceline.record.log_files import Log

@@ -5,8 +5,9 @@ import os
 import pickle
 
 import pytest
+from tests.check.diagnose.corpus import diagnose_text
 
-from paceline.check.diagnose.diagnose import diagnose, diagnose_text
+from paceline.check.diagnose.diagnose import diagnose
 from paceline.check.diagnose.flight import of_newest_generation, read_dump
 from paceline.record.log_files import Log
 from paceline.report.diagnose_text import diagnosis_lines

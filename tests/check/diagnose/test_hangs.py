@@ -6,10 +6,11 @@ tests/check/hangs holds what the ranks wrote, made by `benchmarks/diagnose_hangs
 from pathlib import Path
 
 import pytest
+from tests.check.diagnose.corpus import diagnose_text
 
 from paceline.catalog.failure import load_failures
 from paceline.catalog.load import read_shipped
-from paceline.check.diagnose.diagnose import diagnose, diagnose_text
+from paceline.check.diagnose.diagnose import diagnose
 from paceline.check.diagnose.hang import _OF_STANDING
 from paceline.record.log_files import Log
 

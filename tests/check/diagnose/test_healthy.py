@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-
-from paceline.check.diagnose.diagnose import diagnose_text
+from tests.check.diagnose.corpus import diagnose_text
 
 HEALTHY = sorted((Path(__file__).parent.parent / "healthy_logs").glob("*.txt"))
 

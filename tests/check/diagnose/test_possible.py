@@ -3,11 +3,12 @@
 import re
 
 import pytest
+from tests.check.diagnose.corpus import diagnose_text
 
 from paceline.catalog.failure import load_failures
 from paceline.catalog.symptom import load_symptoms
 from paceline.check.diagnose.conclusion import Confidence
-from paceline.check.diagnose.diagnose import diagnose, diagnose_text
+from paceline.check.diagnose.diagnose import diagnose
 from paceline.check.diagnose.symptoms import told_causes, words_of
 from paceline.record.log_files import Log
 

@@ -4,8 +4,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
+from tests.check.diagnose.corpus import diagnose_text
 
-from paceline.check.diagnose.diagnose import diagnose, diagnose_text
+from paceline.check.diagnose.diagnose import diagnose
 from paceline.record.log_files import Log
 from paceline.report.diagnose_text import diagnosis_lines
 

@@ -1,8 +1,9 @@
 """A diagnosis beside the script that ran: its line and operation are named."""
 
 import pytest
+from tests.check.diagnose.corpus import diagnose_text
 
-from paceline.check.diagnose.diagnose import diagnose, diagnose_text
+from paceline.check.diagnose.diagnose import diagnose
 from paceline.check.diagnose.script import with_script
 from paceline.check.lint.facts.source import Unreadable
 from paceline.record.log_files import Log

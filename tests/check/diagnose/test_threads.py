@@ -1,12 +1,11 @@
 """The cause that real threads confirmed is named: tests/check/logs, one test a thread."""
 
 import pytest
-from tests.check.diagnose.corpus import cases
+from tests.check.diagnose.corpus import cases, diagnose_text
 
 from paceline.catalog.failure import load_failures
 from paceline.catalog.symptom import load_symptoms
 from paceline.check.diagnose.conclusion import MAX_SHOWN
-from paceline.check.diagnose.diagnose import diagnose_text
 
 NOT_FIRST = {
     "pytorch/pytorch#14768": "shared memory that cannot be opened; the thread says: too many files",

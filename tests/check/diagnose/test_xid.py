@@ -1,9 +1,9 @@
 """The kernel's Xid lines: each class has its verdict, the rank whose GPU it is, and what yields."""
 
 import pytest
+from tests.check.diagnose.corpus import diagnose_text
 
 from paceline.catalog.failure import Effect, load_failures
-from paceline.check.diagnose.diagnose import diagnose_text
 
 CLASSES = [name for name in load_failures() if name.startswith("xid-")]
 SECONDARY = [name for name in CLASSES if load_failures()[name].effect is Effect.SECONDARY]

@@ -114,11 +114,6 @@ def _with_progress(diagnosis: Diagnosis, seen: Seen) -> Diagnosis:
     return replace(diagnosis, causes=causes, has_failed=True)
 
 
-def diagnose_text(text: str, name: str = "-") -> Diagnosis:
-    """Diagnose one text."""
-    return diagnose([Log(name=name, blocks=[text.encode()])])
-
-
 def _conclude(seen: Seen, dumps: list[Dump], stacks: list[Stack]) -> None:
     """What the readers of dumps, stacks and NCCL's report say."""
     seen.ranks |= {dump.rank for dump in dumps if dump.rank is not None}
