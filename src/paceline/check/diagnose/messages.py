@@ -92,7 +92,8 @@ class OutOfMemory:
             parts.append(f"{self.free} of {self.capacity} free" if self.capacity else self.free)
         held = [f"PyTorch holds {self.allocated}"] if self.allocated else []
         if self.unallocated:
-            held.append(f"{self.unallocated} reserved and unused")
+            more = ": more than was asked for" if self.is_fragmented else ""
+            held.append(f"{self.unallocated} reserved and unused{more}")
         sentences = [", ".join(parts), " and has ".join(held)]
         return "CUDA out of memory: " + ". ".join(filter(None, sentences))
 
