@@ -164,8 +164,8 @@ DURATION = "write a number or text such as '30m' above 0"
         ("recovery.node_strikes=0", "than 0", "write a whole number above 0"),
         ("checkpoint.copy_keep=0", "than 0", "write a whole number above 0"),
         (
-            "checkpoint.copy_to=somewhere",
-            "this names no place in a storage",
+            "checkpoint.copy_to=/mnt/copies",
+            "this names no place in a storage; a folder is file:///mnt/copies",
             "write text such as 's3://bucket/prefix', or null",
         ),
         (

@@ -71,6 +71,7 @@ def test_s4_19_every_host_gets_the_files_that_differ_and_a_dry_run_says_which(sc
     before = files(scene / "hosts")
     dry = sync(scene, "--dry-run")
     assert dry.returncode == 1, dry.stderr
+    assert f"there: {scene}/hosts/@HOST@" in dry.stdout
     assert "a: would send 4 files: job.yaml, lib/helper.py, start.sh, train.py" in dry.stdout
     assert "b: would send 3 files: job.yaml, lib/helper.py, start.sh; only there" in dry.stdout
     assert files(scene / "hosts") == before

@@ -89,6 +89,8 @@ def command(
     if as_json:
         click.echo(json.dumps(asdict(synced) | {"same": synced.is_same}, indent=2))
     else:
+        if to is not None:
+            show(f"there: {to.absolute()}")
         for line in _lines(synced, is_dry=dry_run, removes=removes):
             show(line)
     return 0 if synced.is_same else 1

@@ -13,7 +13,7 @@ from paceline.job.section import Auto, Positive, Wait, Whole, section
 def _check_url(value: str) -> str:
     names, separator, place = value.partition("://")
     if not separator or not names or not place.strip("/"):
-        raise ValueError("this names no place in a storage")
+        raise ValueError("this names no place in a storage; a folder is file:///mnt/copies")
     for protocol in names.split("::"):  # fsspec chains them: simplecache::s3://
         if protocol not in (_storages() or (protocol,)):
             raise ValueError(f"fsspec knows no storage {protocol}://")
