@@ -172,10 +172,12 @@ def test_s0_19_the_model_of_an_optimizer_with_weights_of_its_own_is_the_largest_
         ("import sys; sys.exit(3)", "fail", "exited with 3"),
         ("import argparse; p = argparse.ArgumentParser(); p.add_argument('x'); p.parse_args()",
          "fail", "the following arguments are required: x"),
-        ("\0\1\2", "fail", "SyntaxError: source code"),
+        # Another syntax error, and another script without a step, are beside them.
+        pytest.param("\0\1\2", "fail", "SyntaxError: source code", marks=pytest.mark.repeat),
         ("x = 1\ndef f(:", "fail", "SyntaxError: invalid syntax (train.py:2)"),
         ("open('new.txt', 'w').write('x')", "not judged", "no step of a torch optimizer was seen"),
-        ("print('step 1 loss 0.5')", "not judged", "no step of a torch optimizer was seen"),
+        pytest.param("print('step 1 loss 0.5')", "not judged",
+                     "no step of a torch optimizer was seen", marks=pytest.mark.repeat),
     ],
 )  # fmt: skip
 def test_s0_19_a_script_without_a_step_fails_with_its_words_or_is_not_judged(

@@ -29,8 +29,9 @@ from paceline.runtime.strategy.ways.find import ways_of
 ROUNDING = 1e-12
 """As in `test_layouts.py`."""
 
-TRIED = ("DDP", "ZeRO-2", "FSDP2", "HSDP", "TP x FSDP2", "TP without SP", "PP 1F1B x FSDP2")
-SLOW = tuple(name for name in LAYOUTS if name not in TRIED)
+TRIED = ("DDP", "ZeRO-2", "TP x FSDP2", "TP without SP", "PP 1F1B x FSDP2")
+REPEATED = ("FSDP2", "HSDP")  # shards are in two of the others
+SLOW = tuple(name for name in LAYOUTS if name not in (*TRIED, *REPEATED))
 
 
 def asked_of(model: torch.nn.Module, targets: tuple[str, ...], **changes: Any) -> Adaptation:
@@ -211,6 +212,12 @@ def check(names: list[str], kind: str) -> None:
 @pytest.mark.ranks
 def test_adapters_train_in_each_layout_as_on_one_device():
     check(list(TRIED), "adapters")
+
+
+@pytest.mark.ranks
+@pytest.mark.repeat
+def test_adapters_train_in_layouts_of_shards_alone_as_on_one_device():
+    check(list(REPEATED), "adapters")
 
 
 @pytest.mark.ranks

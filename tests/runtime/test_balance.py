@@ -104,13 +104,13 @@ def test_a_model_without_known_routers_is_refused(meshes: strategy.Meshes) -> No
 CELLS: dict[str, dict[str, Any]] = {
     "EP x TP": EXPERT_LAYOUTS["EP x TP"],
     "EP x CP": EXPERT_LAYOUTS["EP x CP"] | {"recompute": "full"},
-    "TP x FSDP2": LAYOUTS["TP x FSDP2"],
 }
 MORE: dict[str, dict[str, Any]] = {
     "EP 4 x DDP": EXPERT_LAYOUTS["EP 4 x DDP"],
     "EP x TP without SP": EXPERT_LAYOUTS["EP x TP"] | {"sequence_parallel": False},
     "EP 2 x FSDP2": EXPERT_LAYOUTS["EP 2 x FSDP2"],
     "DDP": LAYOUTS["DDP"],
+    "TP x FSDP2": LAYOUTS["TP x FSDP2"],
     "TP without SP": LAYOUTS["TP without SP"],
     "CP ring": LAYOUTS["CP ring"],
 }

@@ -17,7 +17,8 @@ from paceline.runtime.digest import state_digest
 
 pytestmark = pytest.mark.ranks
 
-SHARDINGS = ["none", "full"]
+# Whole copies are saved in the background by every run of `tests/run`.
+SHARDINGS = [pytest.param("none", marks=pytest.mark.repeat), "full"]
 
 
 def trained(rank, world, sharding):

@@ -68,7 +68,7 @@ def flip(path, place):
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.repeat), 2])
 def test_a_checkpoint_of_form_1_is_read_and_its_damage_found(tmp_path, world):
     (digest,) = run_ranks(saved, 1, tmp_path, "none")
     path = tmp_path / "step-00000001"

@@ -436,7 +436,7 @@ def gradients_in_bf16(rank: int, world: int, sharding: str, pipeline: int) -> di
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("sharding", ["none", "full"])
+@pytest.mark.parametrize("sharding", [pytest.param("none", marks=pytest.mark.repeat), "full"])
 def test_a_pipeline_in_bf16_gives_the_same_bits_as_without_stages(sharding: str):
     """What goes from stage to stage is in the type that it has inside the model."""
     first_stage, _, last_stage, _ = run_ranks(gradients_in_bf16, 4, sharding, 2)

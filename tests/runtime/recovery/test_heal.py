@@ -19,7 +19,11 @@ from paceline.runtime.recovery.held import Held
 from paceline.runtime.recovery.live import LiveState
 from paceline.runtime.recovery.newest import RecoveryPlan, Route
 
-OPTIMIZERS = ["adamw", "sgd", "muon", "adafactor", "adamw-8bit"]
+OPTIMIZERS = [
+    # Muon holds a momentum for hidden matrices and AdamW's state for the rest.
+    *(pytest.param(kind, marks=pytest.mark.repeat) for kind in ("adamw", "sgd")),
+    *("muon", "adafactor", "adamw-8bit"),
+]
 
 
 def held(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
