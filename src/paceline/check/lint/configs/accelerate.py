@@ -1,41 +1,21 @@
 """Accelerate's configuration file (`accelerate launch --config_file`)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from paceline.catalog.load import read_shipped
 from paceline.check.lint.configs.marked import Marked
 from paceline.check.lint.configs.say import INFO, WARNING, Fault, no_bf16
 from paceline.check.lint.configs.schema import check_schema, load_schema
 from paceline.check.lint.configs.variables import LOOPBACK, check_port
 from paceline.check.lint.context import Context
 from paceline.check.lint.gpus import lacks_bf16
+from paceline.check.lint.words import words_of
 
 SCHEMA = load_schema("accelerate")
 
-_IN_THE_JSON = (
-    "gradient_accumulation_steps",
-    "gradient_clipping",
-    "zero_stage",
-    "offload_optimizer_device",
-    "offload_param_device",
-    "offload_optimizer_nvme_path",
-    "offload_param_nvme_path",
-    "zero3_save_16bit_model",
-)
-"""Keys of `DeepSpeedPlugin._deepspeed_config_checks` of accelerate 1.15, which raises where one
-stands beside a DeepSpeed file."""
-
-_FSDP1 = {
-    "forward_prefetch": "is not read",
-    "backward_prefetch": "is set to None",
-    "use_orig_params": "is not read: FSDP2 always uses the original parameters",
-    "sync_module_states": "is not read: FSDP2 does not need it",
-}
-"""Keys of FSDP1 without one of FSDP2 in their place -> what becomes of them there:
-`FullyShardedDataParallelPlugin` of accelerate 1.15."""
-
-_RESHARDS = {"full_shard", "hybrid_shard", "1", "4"}
-"""Strategies that shard the weights too, by name and number: commands/to_fsdp2.py of accelerate
-1.15."""
+_IN_THE_JSON = words_of("accelerate", "in_the_json")
+_FSDP1: Mapping[str, str] = read_shipped("software.toml")["accelerate"]["fsdp1"]
+_RESHARDS = words_of("accelerate", "reshards")
 
 
 def is_accelerate(document: Marked) -> bool:
@@ -62,7 +42,7 @@ def check_accelerate(config: Marked, context: Context) -> Iterator[Fault]:
         yield from _check_fsdp(config)
     named = config.at("deepspeed_config", "deepspeed_config_file")
     if kind == "DEEPSPEED" and named is not None:
-        for name in _IN_THE_JSON:
+        for name in sorted(_IN_THE_JSON):
             if (clash := config.at("deepspeed_config", name)) is not None:
                 file = named.text()
                 what = (

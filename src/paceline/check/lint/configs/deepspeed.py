@@ -8,19 +8,14 @@ from paceline.check.lint.configs.say import WARNING, Fault, no_bf16
 from paceline.check.lint.configs.schema import check_schema, load_schema
 from paceline.check.lint.context import Context
 from paceline.check.lint.gpus import lacks_bf16
+from paceline.check.lint.words import words_of
 from paceline.units import counted
 
 SCHEMA = load_schema("deepspeed")
 SILENT = SCHEMA.id
 
 _KNOWN = SCHEMA.keys("") | SCHEMA.keys("zero_optimization")
-_SURELY = {
-    "zero_optimization",
-    "train_micro_batch_size_per_gpu",
-    "steps_per_print",
-    "wall_clock_breakdown",
-    "zero_allow_untested_optimizer",
-}
+_SURELY = words_of("deepspeed", "surely")
 
 
 def is_deepspeed(config: Marked) -> bool:

@@ -8,6 +8,7 @@ from paceline.check.lint.configs.marked import Marked
 from paceline.check.lint.configs.say import Fault, Placed
 from paceline.check.lint.configs.scene import Scene, started
 from paceline.check.lint.context import Context
+from paceline.check.lint.words import words_of
 from paceline.units import counted
 
 BUBBLE = 0.2
@@ -16,15 +17,7 @@ BUBBLE = 0.2
 TENSOR = ("tensor_model_parallel_size", "tensor_parallel_size", "tensor_parallel_degree")
 PIPELINE = ("pipeline_model_parallel_size", "pipeline_parallel_size", "pipeline_parallel_degree")
 
-_UNEVEN = (
-    "decoder_first_pipeline_num_layers",
-    "num_layers_per_virtual_pipeline_stage",
-    "account_for_embedding_in_pipeline_split",
-    "pipeline_model_parallel_layout",
-    "decoder_last_pipeline_num_layers",
-    "pp_partition_method",
-    "deepspeed",
-)
+_UNEVEN = words_of("launch", "uneven_stages")
 """Settings with which stages need not have equally many layers."""
 
 Given = Callable[..., tuple[int | None, Placed] | None]

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, zip_longest
 
+from paceline.catalog.load import read_shipped
 from paceline.check.lint.configs.shell import ESCAPED, Command, Script, Word
 from paceline.check.lint.configs.variables import Variable
 from paceline.check.lint.words import words_by_section, words_of
@@ -79,23 +80,8 @@ def whole(text: str) -> int | None:
 
 
 WRAPPERS = words_of("launch", "wrappers")
-_LAUNCHERS = {
-    "torchrun": "torchrun",
-    "deepspeed": "deepspeed",
-    "mlx.launch": "mlx",
-    "horovodrun": "horovod",
-    "accelerate-launch": "accelerate",
-    "colossalai": "torchrun",
-}
-_MODULES = {
-    "torch.distributed.run": "torchrun",
-    "torch.distributed.launch": "torchrun",
-    "torch.distributed.elastic": "torchrun",
-    "accelerate.commands.launch": "accelerate",
-    "deepspeed.launcher.runner": "deepspeed",
-    "deepspeed": "deepspeed",
-    "mlx.launch": "mlx",
-}
+_LAUNCHERS: Mapping[str, str] = read_shipped("software.toml")["launch"]["launchers"]
+_MODULES: Mapping[str, str] = read_shipped("software.toml")["launch"]["modules"]
 _FLAGS = words_by_section("launch", "flags")
 _ALIASES = {"nproc": "nproc_per_node", "nnode": "nnodes"}
 

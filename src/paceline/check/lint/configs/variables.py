@@ -20,19 +20,10 @@ RENAMED: Mapping[str, tuple[str, str]] = {
 read by torch, which warns (ProcessGroupNCCL.hpp, Utils.hpp `getCvarInt` lists); NCCL's own are
 in its user guide's list of variables."""
 
-STILL_READ = frozenset(
-    {
-        "NCCL_MAX_NCHANNELS",
-        "NCCL_MIN_NCHANNELS",
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
-        "TORCH_NCCL_TRACE_BUFFER_SIZE",
-    }
-)
+STILL_READ = words_of("environment", "still_read")
 """Old names that work as before."""
 
-OTHER_VALUES = frozenset(
-    {"NCCL_TREE_THRESHOLD", "NCCL_LL_THRESHOLD", "NCCL_RINGS", "NCCL_IB_CUDA_SUPPORT"}
-)
+OTHER_VALUES = words_of("environment", "other_values")
 """Old names whose values mean something else under the new one."""
 
 TORCH_NCCL = words_of("environment", "torch_nccl")
