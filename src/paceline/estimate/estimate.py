@@ -23,6 +23,7 @@ from paceline.estimate.memory import PARTS, fullest, memory_parts
 from paceline.estimate.rates import Rates, rates_of
 from paceline.estimate.step import TERMS, fast_end, slow_end, step_terms
 from paceline.parallel import Layout, Layouts, table_of
+from paceline.parallel.word_columns import share_recomputed
 from paceline.profile import Block, ModelProfile
 from paceline.profile.block import Column
 from paceline.topology import Cluster
@@ -236,11 +237,21 @@ def price(layouts: Layouts, case: Case) -> Prices:
     """One price for each layout, in the same order."""
     holdings = case_holdings(layouts, case)
     terms: Mapping[str, Column] = {}
+    counted = _in_whole_blocks(layouts, case.model)
     if case.rates is not None:
-        terms = step_terms(case.model, layouts, case.rates, case.traffic)
+        terms = step_terms(case.model, counted, case.rates, case.traffic)
     return Prices(
         case=case, layouts=layouts, parts=fullest(case.model, layouts, holdings), terms=terms
     )
+
+
+def _in_whole_blocks(layouts: Layouts, model: Model) -> Layouts:
+    """Layouts whose blocks per recomputed one are those of the model: of 6 blocks every 4th is one
+    in 3."""
+    if not np.any(layouts.recompute_every > 1):
+        return layouts
+    share = share_recomputed(layouts.recompute_every, model.num_blocks)
+    return replace(layouts, recompute_every=1 / share)
 
 
 def case_holdings(layouts: Layouts, case: Case) -> Holdings:

@@ -6,6 +6,8 @@ Fields are numbers, or columns with one entry a row.
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from paceline.estimate.sharding import Ways
 from paceline.profile.block import Block, Value
 from paceline.profile.saved import Kernels
@@ -39,6 +41,11 @@ class Model:
 
     quantised_share: Value = 0.0
     """Parameters of the blocks that are kept in 4 bits, as a share of all in the blocks."""
+
+    @property
+    def num_blocks(self) -> Value:
+        """Of all kinds."""
+        return sum(np.asarray(block.count, float) for block in self.blocks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

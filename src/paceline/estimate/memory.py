@@ -425,7 +425,7 @@ def _cast_parameters(model: Model, t: Layouts, here: OnRank) -> tuple[Column, Co
     is_tied = np.asarray(model.num_tied_parameters) > 0
     embedding = (np.asarray(here.stage) == 0) * model.num_embedding_parameters / t.tensor
     head = here.root - np.where(is_tied, 0.0, embedding)
-    share = share_untouched(t.recompute, t.recompute_every)
+    share = share_untouched(t.recompute, t.recompute_every, model.num_blocks)
     return share * (here.dense + here.routed - here.root), head
 
 

@@ -17,7 +17,7 @@ from paceline.profile.block import Block, Column, Value, dense_parameters, exper
 
 def stage_blocks(model: Model, t: Layouts) -> tuple[Column, Column]:
     """Blocks of the fullest stage and of the last one; the head weighs as much as its matrix."""
-    count = sum(np.asarray(block.count, float) for block in model.blocks)
+    count = model.num_blocks
     if not np.any(t.pipeline > 1):
         return count, count
     head = head_in_blocks(model)
@@ -54,7 +54,7 @@ def may_be_bare(model: Model) -> Column:
 
 def head_in_blocks(model: Model) -> Value:
     """Time of the output matrix, in blocks, by the parameters that a token goes through."""
-    count = sum(np.asarray(block.count, float) for block in model.blocks)
+    count = model.num_blocks
     in_blocks = sum(
         block.count * (dense_parameters(block) + _used_parameters(block)) for block in model.blocks
     )

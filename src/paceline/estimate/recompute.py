@@ -15,6 +15,7 @@ from paceline.estimate.inputs import Holdings, Model
 from paceline.estimate.rates import Rates
 from paceline.estimate.sharding import routed_split
 from paceline.parallel.table import Layouts, code_of
+from paceline.parallel.word_columns import share_recomputed
 from paceline.profile.block import Block, Column
 from paceline.profile.saved import (
     SavedBytes,
@@ -104,8 +105,11 @@ def _keeps_input(one: OneBlock, whole: Column) -> tuple[Column, Column]:
     """The input of one block in so many, whole blocks otherwise."""
     block, t = one.block, one.t
     inputs = 0.0 if block.measured is not None else _of_rank(saved_input(block, one.h.kernels), one)
-    share = 1 / t.recompute_every
-    return share * inputs + (1 - share) * whole, whole
+    num_blocks, every = one.model.num_blocks, t.recompute_every
+    share = share_recomputed(every, num_blocks)
+    # The last block goes backward first: where it keeps all, one is done again when it is gone.
+    again = np.where((every == 1) | ((num_blocks - 1) % every == 0), whole, 0.0)
+    return share * inputs + (1 - share) * whole, again
 
 
 def _keeps_outputs(one: OneBlock, whole: Column) -> tuple[Column, Column]:

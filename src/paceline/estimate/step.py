@@ -122,7 +122,7 @@ def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -
         _block_seconds(block, model, (work, alike), t, rates, traffic) for block in model.blocks
     ]
     head, head_weight, head_launch = _head_s(model, alike, t, rates, traffic)
-    num_blocks = sum(np.asarray(block.count, float) for block in model.blocks)
+    num_blocks = model.num_blocks
     mean = {
         name: sum(block.count * part[name] for block, part in zip(model.blocks, parts, strict=True))
         / num_blocks
@@ -178,7 +178,7 @@ def _passed(model: Model, t: Layouts, slow: Column) -> tuple[Column, Column]:
     """What a micro-batch passes on each rank while the pipeline fills and drains, as if each of the
     rank's stages had as much: blocks, and heads. In a loop the first stage of the ranks without the
     head; else the mean of all ranks."""
-    num_blocks = sum(np.asarray(block.count, float) for block in model.blocks)
+    num_blocks = model.num_blocks
     blocks, heads = num_blocks / t.pipeline, 1 / t.pipeline
     is_loop = (t.schedule == _INTERLEAVED) & (t.pipeline > 1)
     if np.any(is_loop):

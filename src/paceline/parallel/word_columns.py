@@ -62,6 +62,18 @@ def goes_backward_once(recompute: Column) -> Column:
     return _IS_ONCE[recompute]
 
 
-def share_untouched(recompute: Column, every: Column) -> Column:
+def share_recomputed(every: Column, num_blocks: Column) -> Column:
+    """Share of so many blocks that every such block from the first on is: 2 of 6 for every 4th (our
+    own runtime's recompute.py, Megatron's `recompute_num_layers`).
+
+    >>> share_recomputed(4, 8).item(), round(share_recomputed(4, 6).item(), 3)
+    (0.25, 0.333)
+    """
+    number = np.maximum(np.asarray(num_blocks, float), 1)
+    return np.asarray(np.ceil(number / every) / number)
+
+
+def share_untouched(recompute: Column, every: Column, num_blocks: Column) -> Column:
     """Share of the blocks of which nothing is recomputed, for columns of layouts."""
-    return np.where(_IS_WHOLE[recompute], 1 - 1 / every, 1.0 * (np.asarray(recompute) == 0))
+    whole = 1 - share_recomputed(every, num_blocks)
+    return np.where(_IS_WHOLE[recompute], whole, 1.0 * (np.asarray(recompute) == 0))
