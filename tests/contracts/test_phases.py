@@ -578,6 +578,8 @@ def test_s1_16_phase_8_says_how_many_ranks_go_on_after_a_lost_node():
         "after a lost node 2 of the 2 remaining ranks continue, with 5 or 4 samples a data rank: "
         "the same global batch of 9; a spare process (1 kept) first takes a lost rank's place"
     )
+    one = output(8, *three, "layout.data=3", "recovery.batch=shrink", "train.global_batch=3")
+    assert "with 1 sample a data rank: " in one["elastic"]["down"]
     none = output(8, *three, "layout.data=3", "layout.micro_batch=1", "recovery.spares=0")
     assert "spare" not in none["elastic"]["down"]
     assert output(8, "recovery.shrink=false")["elastic"]["down"].startswith(

@@ -56,7 +56,7 @@ def after_a_lost_node(
     samples = " or ".join(str(share) for share in sorted(shares, reverse=True))
     ranks = (
         f"after a lost node {small.num_ranks} of the {left} remaining ranks continue, with "
-        f"{samples} samples a data rank: "
+        f"{samples} sample{'' if shares == {1} else 's'} a data rank: "
     )
     memory = (
         ""
