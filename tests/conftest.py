@@ -42,17 +42,27 @@ settings.register_profile("paceline", deadline=None, suppress_health_check=[Heal
 settings.load_profile("paceline")
 
 LONGEST_FIRST = (
-    *("runtime/test_initial.py", "runtime/test_layouts.py"),
-    *("run/test_own_code.py", "drill/test_fault_matrix.py", "run/test_resume.py"),
-    *("prove/test_against_real_runs.py", "run/test_foreign_programs.py"),
-    *("drill/test_fault_matrix_wide.py", "run/test_sharded_recovery.py", "run/test_recovery.py"),
-    *("prove/test_prove.py", "run/test_shrink.py", "run/test_corruption.py"),
-    *("verify/test_layouts.py", "run/test_partition.py", "preflight/test_here.py"),
-    *("runtime/test_huggingface.py", "runtime/test_pipeline.py", "runtime/test_state.py"),
-    *("preflight/test_hosts.py", "verify/test_command.py", "bench/test_bench.py"),
-    *("adapt/test_adapted_runs.py", "run/test_leaving.py", "run/test_controller.py"),
-    *("runtime/test_shard.py", "cli/test_calibrate.py", "runtime/test_tensor.py"),
-    *("drill/test_soak.py", "contracts/test_pytorch_trainer.py", "runtime/test_checkpoint.py"),
+    *("prove/test_against_estimate.py", "run/test_foreign_programs.py"),
+    *("run/test_smoke_script.py", "runtime/test_context.py", "runtime/test_pipeline.py"),
+    *("prove/test_prove.py", "contracts/test_phases.py", "runtime/test_tensor.py"),
+    *("run/test_resume.py", "runtime/test_shard.py", "drill/test_fault_matrix.py"),
+    *("prove/test_against_real_runs.py", "contracts/test_pytorch_trainer.py"),
+    *("render/test_carried.py", "runtime/test_nf4.py", "runtime/test_chunked_loss.py"),
+    *("plan/test_plan.py", "runtime/test_replicas.py", "docs/test_capability_commands.py"),
+    *("check/diagnose/test_diagnose.py", "run/test_own_code.py", "runtime/test_state.py"),
+    *("runtime/test_initial.py", "runtime/test_layouts_hf.py", "launch/test_plannable.py"),
+    *("profile/test_from_config.py", "prove/test_pipelines.py", "launch/test_engine_run.py"),
+    *("runtime/recovery/test_peer.py", "sim/test_contract.py", "sim/test_whole_runs.py"),
+    *("runtime/test_session.py", "runtime/test_export.py", "runtime/test_checkpoint.py"),
+    *("runtime/test_adapters.py", "plan/test_caution.py", "cli/test_plan_files.py"),
+    *("runtime/test_checkpoint_background.py", "run/test_controller.py", "runtime/test_packed.py"),
+    # Long with --ranks alone.
+    *("runtime/test_layouts.py", "drill/test_fault_matrix_wide.py"),
+    *("run/test_sharded_recovery.py", "run/test_recovery.py", "run/test_shrink.py"),
+    *("run/test_corruption.py", "verify/test_layouts.py", "run/test_partition.py"),
+    *("preflight/test_here.py", "runtime/test_huggingface.py", "preflight/test_hosts.py"),
+    *("verify/test_command.py", "bench/test_bench.py", "adapt/test_adapted_runs.py"),
+    *("run/test_leaving.py", "cli/test_calibrate.py", "drill/test_soak.py"),
     *("verify/test_planted_faults.py", "run/test_stuck.py", "run/test_recovery_layouts.py"),
 )
 """Files that several processes share (`./test`): were one of these the last, the others would wait
