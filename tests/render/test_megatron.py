@@ -456,6 +456,17 @@ def test_deepep_and_a_hidden_exchange_are_written_where_expert_ranks_are():
     assert not {"--moe-enable-deepep", "--overlap-moe-expert-parallel-comm"} & set(plain)
 
 
+def test_an_exchange_that_is_asked_for_is_planned_with_expert_ranks():
+    """Two nodes of 4 were planned with tensor and pipeline ranks alone: DeepEP was asked for, and
+    nothing was exchanged."""
+    small = {"model": {"preset": "qwen3-30b-a3b", "decoder": None}}
+    small["cluster"] = {"accelerator": "H100-SXM", "nodes": 2, "per_node": 4}
+    plain, _ = planned(**llama(**small, layout={}))
+    asked, _ = planned(**llama(**small, layout={}, train={"token_dispatcher": "deepep"}))
+    assert plain.layout.expert == 1
+    assert asked.layout.expert > 1
+
+
 @pytest.mark.parametrize(
     ("asked", "message"),
     [

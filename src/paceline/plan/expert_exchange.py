@@ -31,6 +31,8 @@ _ASYNC = (
 def excluded_by_exchange(job: Job, cluster: Cluster) -> tuple[Excluded, ...]:
     """Layouts that do not go together with how tokens reach their experts."""
     train, found = job.spec.train, _ASYNC if job.spec.train.async_expert else ()
+    if job.spec.layout.expert != 1 and (found or train.token_dispatcher == "deepep"):
+        found = (*found, Excluded(when={"expert": (1,)}, why="no tokens cross to experts there"))
     if train.token_dispatcher != "deepep":
         return found
     is_full = cluster.ranks_per_node == _PEERS and cluster.uses_rdma

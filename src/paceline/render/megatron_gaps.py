@@ -155,14 +155,6 @@ def _training_gaps(plan: Plan, job: Job) -> Iterator[Gap]:
             nearest="Transformer Engine's kernels",
             fix="train.compile: false",
         )
-    if plan.layout.expert == 1 and (train.async_expert or train.token_dispatcher == "deepep"):
-        yield Gap(
-            what="what train.token_dispatcher and train.async_expert ask for",
-            where="train",
-            why="each rank has all experts: no tokens cross to others",
-            nearest="alltoall over one rank, which sends nothing",
-            fix="fix layout.expert above 1, or leave both out",
-        )
     if not (rotary_base(plan, job) or learned_positions(plan.profile)):
         yield Gap(
             what="the base of the rotary positions",
