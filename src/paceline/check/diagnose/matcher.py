@@ -107,6 +107,9 @@ _IDS = re.compile(
 Shorter names that are hexadecimal numbers too (a100, bf16) are words of patterns."""
 
 _ID = b"0" * 8
+_FEW_BYTES = 4096
+"""Bytes of a few lines, for which the calls of numpy take longer than an expression. A guess."""
+
 _IS_HEX = bytes(byte in b"0abcdefABCDEF" for byte in range(256))
 _TOKENS = re.compile(
     r"\(\?<?![^()]*\)|\\x..|\\.|\{\d+(?:,\d*)?\}|\[\^?\]?(?:\\.|[^\]])*\]|\(\?P<\w+>|\d"
@@ -285,6 +288,8 @@ def without_ids(zeros: bytes) -> bytes:
     >>> without_ids(with_zeros(b"comm 0x7f3a5c0012ab opCount 0x1f"))
     b'comm 0x00000000 opCount 0x0f'
     """
+    if len(zeros) < _FEW_BYTES:
+        return _IDS.sub(_ID, zeros)
     parts, done = [], 0
     for start in _hex_runs(zeros):
         if start >= done and (found := _IDS.match(zeros, start)) is not None:
