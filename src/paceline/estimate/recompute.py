@@ -107,7 +107,7 @@ def _keeps_input(one: OneBlock, whole: Column) -> tuple[Column, Column]:
     inputs = 0.0 if block.measured is not None else _of_rank(saved_input(block, one.h.kernels), one)
     num_blocks, every = one.model.num_blocks, t.recompute_every
     share = share_recomputed(every, num_blocks)
-    # The last block goes backward first: where it keeps all, one is done again when it is gone.
+    # The last block goes backward first: where it keeps all, others are recomputed when it is gone.
     again = np.where((every == 1) | ((num_blocks - 1) % every == 0), whole, 0.0)
     return share * inputs + (1 - share) * whole, again
 
