@@ -3,7 +3,7 @@
     python benchmarks/lint_recall.py --clone FOLDER | sh   # once: the repositories, bare
     python benchmarks/lint_recall.py FOLDER                # the open half
     python benchmarks/lint_recall.py FOLDER --away         # the half that is put away
-    python benchmarks/lint_recall.py FOLDER --sample 2     # faults that were taken later
+    python benchmarks/lint_recall.py FOLDER --sample 2     # faults that were taken later: 2, 3
     python benchmarks/lint_recall.py FOLDER --list         # what each fault gave
 
 data/lint_faults.csv has a fixing commit of a public repository a row, and what was wrong in one
@@ -12,7 +12,8 @@ with the files of the repository that it imports. A finding counts where the fix
 finding on a line that reads the same, and where it names the fault: data/lint_faults_named.csv says
 for each rule that came up whether it does (yes, no), judged by reading both.
 
-The half that is put away is that of an odd last digit of the commit's hash.
+The half that is put away is that of an odd last digit of the commit's hash; in sample 3 that of an
+even last byte of sha256("owner/name"), so that no repository is in both.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +36,6 @@ from paceline.check.finding import Severity, lint_level
 DATA = Path(__file__).parent / "data"
 MOST_FILES = 60
 """Imported files of the repository that are linted beside one."""
-
-
-def half_of(commit: str) -> str:
-    return "away" if int(commit[-1], 16) % 2 else "open"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +53,14 @@ class Fault:
 
     fault: str
     sample: str = "1"
-    """`2`: taken later, from other repositories."""
+    """`2`, `3`: taken later, from other repositories."""
 
     @property
     def half(self) -> str:
-        return half_of(self.commit)
+        """`open` or `away`: what is put away is looked at when the rules are done."""
+        if self.sample == "3":
+            return "open" if sha256(self.repository.encode()).digest()[-1] % 2 else "away"
+        return "away" if int(self.commit[-1], 16) % 2 else "open"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path, help="repositories, each in owner+name")
     parser.add_argument("--away", action="store_true", help="the half that is put away")
-    parser.add_argument("--sample", choices=("1", "2"), default="1")
+    parser.add_argument("--sample", choices=("1", "2", "3"), default="1")
     parser.add_argument("--list", action="store_true", help="print what each fault gave")
     parser.add_argument("--clone", action="store_true", help="print the commands that fetch them")
     parser.add_argument("--jobs", type=int, default=2)
