@@ -29,7 +29,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lint_recall import half_of
+from lint_recall import read_faults
 
 from paceline.catalog.failure import load_failures
 
@@ -129,8 +129,9 @@ def read_records(unseen: Iterable[str]) -> dict[str, Record]:
         counts = row["now"] != "info" and row["judgement"] != "overstated"
         if counts and row["repository"] in unseen:
             (record.unseen_right if is_right else record.unseen_wrong).add(row["repository"])
+    shown = {one.commit for one in read_faults() if one.half == "open"}
     for row in rows("lint_faults_named.csv"):
-        if row["named"] == "yes" and half_of(row["commit"]) == "open":
+        if row["named"] == "yes" and row["commit"] in shown:
             record = records.setdefault(row["rule"], Record())
             record.right.add(row["commit"])
             record.once_right.add(row["commit"])

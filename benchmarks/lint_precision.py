@@ -9,6 +9,7 @@
     python benchmarks/lint_precision.py FOLDER --half fresh4  # after levels followed the record
     python benchmarks/lint_precision.py FOLDER --half fresh5  # after fresh4's corrections
     python benchmarks/lint_precision.py FOLDER --half fresh6  # after twelve rules were deleted
+    python benchmarks/lint_precision.py FOLDER --half fresh7  # with rules for what commits fixed
     python benchmarks/lint_precision.py FOLDER --only owner/name --list
     python benchmarks/lint_precision.py FOLDER --half fresh --record   # for lint_levels.py
 
@@ -52,7 +53,7 @@ class Repository:
     commit: str
     style: str
     half: str
-    """`open`, `away` (put away until the rules are finished), or `fresh` to `fresh6`."""
+    """`open`, `away` (put away until the rules are finished), or `fresh` to `fresh7`."""
 
     seen: bool = False
     """Its findings were discussed before the halves were made."""
@@ -113,7 +114,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="checkouts, each in owner+name")
     parser.add_argument(
         "--half",
-        choices=("open", "away", "fresh", *(f"fresh{n}" for n in range(2, 7))),
+        choices=("open", "away", "fresh", *(f"fresh{n}" for n in range(2, 8))),
         default="open",
     )
     parser.add_argument("--only", action="append", default=[], metavar="OWNER/NAME")

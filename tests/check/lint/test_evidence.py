@@ -93,6 +93,14 @@ def test_the_last_digit_of_a_commit_decides_the_half_of_a_fault() -> None:
     assert Fault(commit="0" * 39 + "f", **fault).half == "away"
 
 
+def test_the_name_of_a_repository_decides_the_half_of_a_fault_of_the_third_sample() -> None:
+    third = [one for one in read_faults() if one.sample == "3"]
+    for one in third:
+        even = hashlib.sha256(one.repository.encode()).digest()[-1] % 2 == 0
+        assert one.half == ("away" if even else "open"), one.repository
+    assert {one.half for one in third} == {"away", "open"}
+
+
 def test_the_data_holds_no_code() -> None:
     for path in (BENCHMARKS / "data").glob("*.csv"):
         with path.open(encoding="utf-8", newline="") as file:

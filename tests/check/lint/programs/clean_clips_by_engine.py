@@ -21,3 +21,4 @@ def main(loader, args, info):
         else:
             model.clip_grad_norm_(1.0)
         optimizer.step()
+        optimizer.zero_grad()

@@ -16,6 +16,7 @@ def train(model, loader):
         loss = model(batch).mean()
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
         info.update({"loss": loss.item()})
         control = handler.on_step_end(loss)
         if control.should_save:

@@ -13,3 +13,4 @@ def train(model, loader, lora_rank):
     for batch in loader:
         model(batch).mean().backward()
         optimizer.step()
+        optimizer.zero_grad()

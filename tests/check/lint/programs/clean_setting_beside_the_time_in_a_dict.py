@@ -1,3 +1,4 @@
+import os
 import time
 
 import torch
@@ -17,6 +18,7 @@ def read_settings(path):
 
 
 def main():
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
     settings = read_settings("settings.txt")
     model = torch.nn.Linear(8, 8).cuda()

@@ -96,6 +96,8 @@ def attribute_of(walk: Walker, base: Value, attr: str, node: ast.AST | None) -> 
             return found
     if base.name is not None:
         made = Value(name=canonical(f"{base.name}.{attr}"), label=f"{base.label}.{attr}", node=node)
+        if made.name in OF_PYTHON_3:
+            made.const, made.settled = OF_PYTHON_3[made.name], True
         if attr in RANK_NAMES and "." not in base.name:  # `idr_torch.rank`: a package of one's own
             made.taints = frozenset({RANK})
         return made
@@ -124,6 +126,9 @@ def attribute_of(walk: Walker, base: Value, attr: str, node: ast.AST | None) -> 
     base.fields[attr] = made
     return made
 
+
+OF_PYTHON_3 = {"six.PY2": False, "six.PY3": True}
+"""What `six` says where this program can run: it needs Python 3."""
 
 STEP_COUNTERS = frozenset({"global_step", "global_steps", "global_samples", "micro_steps"})
 """Attributes in which engines and trainers count the steps that all ranks take together."""

@@ -1,5 +1,6 @@
 """Gradient accumulation under DDP: which micro-batch averages the gradients."""
 
+import ast
 from collections.abc import Iterator
 
 from paceline.check.finding import Finding
@@ -125,10 +126,60 @@ def accumulated(program: Program) -> Iterator[tuple[Call, Call]]:
                 yield backward, step
 
 
+def check_gradients_kept(program: Program, context: Context) -> Iterator[Finding]:
+    """Each step uses the sum of all gradients since the start: nothing clears them."""
+    if program.framework not in (None, "accelerate") or program.mentions(*CLEARS):
+        return
+    if not program.is_whole:
+        return  # what is not read may clear them
+    for step in program.steps:
+        made = stepped(step)
+        if not step.loops or made is None or step.args[1:] or step.kwargs:
+            continue
+        loop = step.loops[-1]
+        if loop in made.loops or any(one.attribute == "grad" for one in program.assigns):
+            continue
+        for backward in program.backwards:
+            if loop in backward.loops:
+                what = (
+                    f"{backward.spot} adds to the gradients in each iteration, and nothing clears "
+                    "them: each step uses the sum of all since the start"
+                )
+                fix = f"call {ast.unparse(step_owner(step))}.zero_grad() after it"
+                yield program.finding("zero-grad-missing", step, what, fix, seen=(backward, made))
+                return
+
+
+CLEARS = ("zero_grad", "zero_", "set_to_none", "autograd.grad", "clear_grad", "deepspeed")
+"""Words of programs that clear gradients, or in which another one may."""
+
+
+def stepped(step: Call) -> Call | None:
+    """The call that made the optimizer of torch that is stepped; None of another's."""
+    for given in (step.receiver, *step.args):
+        for one in given.any() if given is not None else ():
+            made = one.call
+            if isinstance(made, Call) and made.name.startswith("torch.optim."):
+                return made
+    return None
+
+
+def step_owner(step: Call) -> ast.AST:
+    """The optimizer as it is written: `opt` of `opt.step()` and of `scaler.step(opt)`."""
+    node = step.node
+    assert isinstance(node, ast.Call)
+    return node.args[0] if node.args else getattr(node.func, "value", node.func)
+
+
 def manages_sync(program: Program) -> bool:
     if program.has_call(method=("no_sync", "accumulate", "set_requires_gradient_sync")):
         return True
     return any(one.attribute == "require_backward_grad_sync" for one in program.assigns)
 
 
-RULES = (check_no_sync_missing, check_engine_steps, check_loss_not_divided)
+RULES = (
+    check_no_sync_missing,
+    check_engine_steps,
+    check_loss_not_divided,
+    check_gradients_kept,
+)

@@ -4,10 +4,17 @@ from collections.abc import Iterator
 
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
-from paceline.check.lint.facts.events import Call
-from paceline.check.lint.facts.names import DATA_PARALLEL, DDP, LOCAL_RANK_WORDS
+from paceline.check.lint.facts.events import Call, is_rank_number
+from paceline.check.lint.facts.names import (
+    DATA_PARALLEL,
+    DDP,
+    DISTRIBUTED_SAMPLER,
+    INIT_GROUP,
+    LOCAL_RANK_WORDS,
+)
 from paceline.check.lint.facts.program import Program
 from paceline.check.lint.facts.values import RANK, Value, stops_gradients
+from paceline.check.lint.rules.groups import OWN_DEVICES, backend_of
 
 
 def device_indices(program: Program) -> list[tuple[Call, Value]]:
@@ -24,6 +31,8 @@ def device_indices(program: Program) -> list[tuple[Call, Value]]:
                 found.append((call, text))
         elif call.method in {"cuda", "to"} and first is not None and names_gpu(first):
             found.append((call, first))
+        elif (where := call.argument(None, "device_map")) is not None and where.entries:
+            found += [(call, one) for one in where.entries.values()]
         elif call.name == DDP:
             ids = call.argument(1, "device_ids")
             found += [(call, one) for one in (ids.items or () if ids is not None else ())]
@@ -41,38 +50,77 @@ def check_global_rank_as_device(program: Program, context: Context) -> Iterator[
     nodes = context.nodes
     if nodes is None and context.num_processes is not None and context.devices:
         nodes = -(-context.num_processes // context.devices)
-    if nodes is None or nodes < 2:
+    if nodes == 1:
         return
+    per_node = context.devices or context.gpus_per_node
     for call, index in device_indices(program):
-        if not is_global_rank(index):
+        if not is_rank_number(index) or not is_global_rank(index):
             continue
-        per_node = context.devices or context.gpus_per_node
         what = (
             "this is the global rank, and a node has GPUs"
-            + (f" 0 to {per_node - 1}" if per_node else "")
-            + f": on all but the first of {nodes} nodes there is no such GPU"
+            + (f" 0 to {per_node - 1}" if per_node else " from 0 on")
+            + f": on all but the first of {nodes or 'several'} nodes there is no such GPU"
         )
         fix = 'use int(os.environ["LOCAL_RANK"])'
-        yield program.finding("invalid-device-ordinal", call, what, fix)
+        level = Severity.ERROR if nodes else Severity.WARNING
+        yield program.finding("invalid-device-ordinal", call, what, fix, level=level)
         return
+
+
+def check_local_rank_as_rank(program: Program, context: Context) -> Iterator[Finding]:
+    """The rank on one node used as the rank of the whole job."""
+    if context.nodes == 1:
+        return
+    for call in program.calls(INIT_GROUP, DISTRIBUTED_SAMPLER):
+        given = call.argument(2 if call.name == DISTRIBUTED_SAMPLER else 4, "rank")
+        if given is None or not is_local_rank(given):
+            continue
+        same = "the same part of the data" if call.name == DISTRIBUTED_SAMPLER else "one number"
+        what = (
+            f"this rank is the local one, which starts at 0 on each node: of several nodes, the "
+            f"processes of one local rank get {same}"
+        )
+        fix = "leave rank out, or give it dist.get_rank()"
+        yield program.finding("local-rank-as-rank", call, what, fix, level=Severity.WARNING)
+
+
+def is_local_rank(rank: Value) -> bool:
+    """Whether a number is the rank within a node itself: nothing is added to it."""
+    return any(
+        (one.instance == "os.environ" and one.attribute in LOCAL_RANK_WORDS)
+        or one.attribute == "local_process_index"
+        or one.instance == "torch.distributed.get_node_local_rank"
+        for one in rank.any()
+        if one.operation is None
+    )
 
 
 def is_global_rank(index: Value) -> bool:
-    """Whether a number is the global rank itself, not its remainder and not the local rank."""
-    found = False
-    for one in index.origins():
-        if one.operation is not None and one.operation[0] == "Mod":
-            return False
+    """Whether a number is the global rank itself, not computed from it and not the local rank."""
+    for one in same_number(index):
         names = {one.attribute, one.label, one.label.rpartition(".")[2]}
-        if names & LOCAL_RANK_WORDS or "local" in one.label.lower():
+        made = one.call.frames if isinstance(one.call, Call) else ()
+        within = " ".join(frame.function.name for frame in made)
+        if names & LOCAL_RANK_WORDS or "local" in f"{one.label} {within}".lower():
             return False
-        if one.instance == "torch.distributed.get_node_local_rank":
-            return False
-        if one.instance == "torch.distributed.get_rank":
-            found = True
+        if one.instance == "torch.distributed.get_rank" or one.attribute == "process_index":
+            return True
         if one.instance == "os.environ" and one.attribute in {"RANK", "SLURM_PROCID"}:
-            found = True
-    return found
+            return True
+    return False
+
+
+def same_number(index: Value) -> Iterator[Value]:
+    """What holds the same number, or a text with it: `int(x)`, `f"cuda:{x}"`; nothing computed."""
+    waiting = list(index.any())
+    for one in waiting:
+        if one.operation is None and len(waiting) < MOST_COPIES:
+            yield one
+            waiting += [each for part in one.sources if RANK in part.taints for each in part.any()]
+
+
+MOST_COPIES = 64
+"""A guess: a number that is handed on more often is not followed to its end."""
 
 
 def check_data_parallel(program: Program, context: Context) -> Iterator[Finding]:
@@ -91,4 +139,76 @@ def check_data_parallel(program: Program, context: Context) -> Iterator[Finding]
         )
 
 
-RULES = (check_global_rank_as_device, check_data_parallel)
+CHOOSES = (
+    "set_device",
+    "set_device_index",
+    "set_default_device",
+    "cuda_visible_devices",
+    "device_id",
+    "init_device_mesh",
+    "local_rank",
+    "setup_device",
+)
+"""Words of programs in which something may choose each process's GPU, though it is not seen."""
+
+
+def check_device_not_set(program: Program, context: Context) -> Iterator[Finding]:
+    """Every rank works on GPU 0: nothing, or something too late, chooses its own."""
+    if program.framework in OWN_DEVICES or not program.is_distributed:
+        return
+    nccl = [one for one in program.calls(INIT_GROUP) if "nccl" in str(backend_of(one))]
+    uses = [one for one in program.all_calls if uses_current_gpu(one)]
+    if not uses or not nccl:
+        return
+    chosen = [call for call, _ in device_indices(program)]
+    chosen += program.calls("torch.cuda.set_device")
+    if not chosen and not program.mentions(*CHOOSES) and program.is_whole:
+        at, seen = uses[0], nccl[:1]
+        what = (
+            f"every rank uses the GPU that is current, and nothing chooses one: all of a node's "
+            f"ranks work on GPU 0, where NCCL ({nccl[0].spot}) refuses two of them"
+        )
+    else:
+        sets = program.calls("torch.cuda.set_device")
+        early = [
+            use
+            for use in uses
+            if sets and all(use.root == one.root and use.order < one.order for one in sets)
+        ]
+        if not early or early[0].guards:
+            return
+        at, seen = early[0], sets[:1]
+        what = (
+            f"every rank uses GPU 0 here, before {sets[0].spot} chooses its own: each keeps "
+            "hundreds of megabytes there"
+        )
+    fix = 'call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before the first use of a GPU'
+    yield program.finding("missing-set-device", at, what, fix, seen=seen)
+
+
+def uses_current_gpu(call: Call) -> bool:
+    """`.cuda()`, `.to("cuda")`, `torch.zeros(1, device="cuda")`."""
+    if call.method == "cuda" and call.receiver is not None and call.receiver.name is None:
+        return not call.args and not call.kwargs and call.own is None
+    given = call.argument(0 if call.method == "to" else None, "device")
+    if given is None or not (call.method == "to" or call.name.startswith("torch.")):
+        return False
+    return is_current_gpu(given)
+
+
+def is_current_gpu(device: Value) -> bool:
+    """`"cuda"`, or `torch.device("cuda")`, in every run on a GPU."""
+    made = device.call
+    if isinstance(made, Call) and made.name == "torch.device" and made.argument(1, "index") is None:
+        device = made.argument(0, "device") or device
+    return any(one.const == "cuda" for one in device.any()) and all(
+        one.const in ("cuda", "cpu", "mps") for one in device.any()
+    )
+
+
+RULES = (
+    check_global_rank_as_device,
+    check_local_rank_as_rank,
+    check_device_not_set,
+    check_data_parallel,
+)

@@ -204,4 +204,9 @@ def starts_cuda(call: Call) -> bool:
     return all(is_cuda(one) for one in given.any())
 
 
-RULES = (check_fixed_world, check_gloo_for_gpu, check_cpu_tensor_in_nccl, check_fork_after_cuda)
+RULES = (
+    check_fixed_world,
+    check_gloo_for_gpu,
+    check_cpu_tensor_in_nccl,
+    check_fork_after_cuda,
+)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
-from paceline.check.lint.facts.events import Call, Class, Loop
+from paceline.check.lint.facts.events import Assign, Call, Class, Loop
 from paceline.check.lint.facts.names import DATALOADER, DISTRIBUTED_SAMPLER
 from paceline.check.lint.facts.program import Program
 from paceline.check.lint.facts.values import RANK, UNKNOWN, Value
@@ -131,9 +131,9 @@ def epoch_findings(
             level=level,
         )
         return
+    varies = any(not is_constant(one) for one in inside)
     for one in inside:
-        epoch = one.argument(0, "epoch")
-        constant = epoch is not None and epoch.kind != "counter" and epoch.const is not UNKNOWN
+        constant = not varies and is_constant(one)
         if constant or any(guard.main is not None for guard in one.guards):
             what = (
                 "set_epoch is given the same number in every epoch: the order never changes"
@@ -142,6 +142,11 @@ def epoch_findings(
             )
             fix = "call set_epoch(epoch) with the loop's counter, on every rank"
             yield program.finding("set-epoch-missing", one, what, fix, level=level)
+
+
+def is_constant(call: Call) -> bool:
+    epoch = call.argument(0, "epoch")
+    return epoch is not None and epoch.kind != "counter" and epoch.const is not UNKNOWN
 
 
 COUNTERS = ("range", "trange", "tqdm.trange", "tqdm.auto.trange")
@@ -211,29 +216,37 @@ def may_set(call: Call, sampler: Value) -> bool:
     return any(one.instance is None and one.call is None for one in options)
 
 
-def check_sampler_replaced(program: Program, context: Context) -> Iterator[Finding]:
-    """A DistributedSampler that nothing is given before its name gets another sampler."""
+def check_sampler_unused(program: Program, context: Context) -> Iterator[Finding]:
+    """A DistributedSampler that no call is given, where a loader has the data set without it."""
     made = [one for one in program.assigns if is_distributed(one.value) and one.owner is None]
     used = {id(one) for call in program.all_calls for one in given_to(call)} if made else set()
     for first in made:
-        if id(first.value) in used:
+        sampler = first.value.call
+        if id(first.value) in used or not isinstance(sampler, Call) or is_returned(first):
             continue
-        for second in program.assigns:
-            if (
-                second.order > first.order
-                and second.target == first.target
-                and second.frames == first.frames
-                and set(second.guards) <= set(first.guards)
-                and second.value.has_kind("sampler")
-                and not is_distributed(second.value)
-            ):
-                what = (
-                    f"{first.target} was a DistributedSampler ({first.spot}) that no loader was "
-                    "given: with this one every rank goes through the whole data set"
-                )
-                fix = "take this line out, or make the plain sampler where there is one rank alone"
-                yield program.finding("sampler-replaced", second, what, fix, seen=(first,))
-                break
+        data = sampler.argument(0, "dataset")
+        for loader in program.calls(DATALOADER):
+            given = loader.argument(0, "dataset")
+            if data is None or given is not data or loader.root != first.root:
+                continue
+            if not set(loader.guards) <= set(first.guards) or not whole_data_set(loader):
+                continue
+            what = (
+                f"no loader is given this DistributedSampler, and {loader.spot} reads its data set "
+                "without it: every rank goes through the whole data set"
+            )
+            fix = f"pass sampler={first.target} there, and leave shuffle out"
+            yield program.finding("sampler-unused", first, what, fix, seen=(loader,))
+            break
+
+
+def is_returned(made: Assign) -> bool:
+    """Whether the function may hand on what it has given that name."""
+    function = made.function
+    return function is not None and any(
+        isinstance(one, ast.Return | ast.Yield) and made.target in ast.unparse(one)
+        for one in ast.walk(function.node)
+    )
 
 
 def is_distributed(value: Value) -> bool:
@@ -242,7 +255,8 @@ def is_distributed(value: Value) -> bool:
 
 def given_to(call: Call) -> Iterator[Value]:
     for given in (*call.args, *call.kwargs.values()):
-        yield from (given, *given.any())
+        for one in (given, *given.any()):
+            yield from (one, *(one.items or ()), *(one.entries or {}).values())
 
 
 def check_sampler_missing(program: Program, context: Context) -> Iterator[Finding]:
@@ -379,7 +393,7 @@ def check_pinned_copies(program: Program, context: Context) -> Iterator[Finding]
 RULES = (
     check_sampler_and_shuffle,
     check_set_epoch,
-    check_sampler_replaced,
+    check_sampler_unused,
     check_sampler_missing,
     check_pinned_copies,
 )
