@@ -229,7 +229,9 @@ def check_sampler_unused(program: Program, context: Context) -> Iterator[Finding
             given = loader.argument(0, "dataset")
             if data is None or given is not data or loader.root != first.root:
                 continue
-            if not set(loader.guards) <= set(first.guards) or not whole_data_set(loader):
+            other = loader.argument(3, "sampler")
+            plain = other is not None and all(undistributed(one) for one in other.any())
+            if not set(loader.guards) <= set(first.guards) or not (plain or whole_data_set(loader)):
                 continue
             what = (
                 f"no loader is given this DistributedSampler, and {loader.spot} reads its data set "
