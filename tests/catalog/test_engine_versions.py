@@ -283,6 +283,22 @@ def test_expert_exchange_is_hidden_but_for_the_ends_of_a_step():
     assert seconds[True, 4] == pytest.approx(seconds[False, 4] / 4)
 
 
+def test_an_exchange_is_hidden_for_no_longer_than_another_micro_batch_computes():
+    text = JOB.replace("llama-3-8b", "mixtral-8x7b")
+    text = text.replace("nodes: 1", "nodes: 8, network: 1 Gb/s")
+    job = parse_job(text, source="job.yaml", folder=Path("/nowhere"))
+    profile, cluster = resolve_profile(job), find_cluster(job.spec.cluster, job)
+    terms = {}
+    for hidden in (False, True):
+        engine = as_asked(find_engine("megatron"), async_expert=hidden)
+        asked = case_of(profile, cluster, precision="bf16", engine=engine)
+        layout = replace(DATA, sharding="zero1", expert=8, tensor=8, sequence_parallel=False)
+        terms[hidden] = price_one(layout, asked).terms
+    sent, computed = terms[False]["expert"], terms[False]["compute"]
+    assert sent > 2 * computed
+    assert terms[True]["expert"] > sent - computed
+
+
 def test_hfu_counts_what_selective_recompute_multiplies_again():
     """torchtitan repeats every second product: key or value, output, and up or gate."""
     layout = replace(DATA, recompute="selective")

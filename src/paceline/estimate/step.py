@@ -354,12 +354,18 @@ def _block_seconds(
     launched = forward - device_forward + backward - device_backward
     compute = forward + backward - again.compute
     exposed, hidden = gathered_s(block, model, (forward, backward), t, rates, traffic)
+    sent = 2 * exchange + again.exchange
+    if np.any(traffic.ways.hides_exchange):
+        # Behind what another micro-batch computes; the first forward pass and the last backward
+        # pass have none beside them.
+        beside = traffic.ways.hides_exchange * (1 - 1 / t.accumulation)
+        sent = sent - beside * np.minimum(sent, compute)
     return {
         "compute": compute + rates.contention * hidden + 2 * restored,
         "recompute": again.compute + again.restored,
         "tensor": (2 * crossing.each_pass + again.tensor) * (1 - rates.tensor_overlap),
         "context": context.forward + context.backward + again.context,
-        "expert": 2 * exchange + again.exchange + summed,
+        "expert": sent + summed,
         "gathered": exposed,
         "weight_gradient": times.weight_gradient + crossing.gradient_copies,
         "forward": forward,
@@ -416,9 +422,7 @@ def _expert_s(block: Block, work: Work, t: Layouts, rates: Rates, ways: Ways) ->
         groups = (block.expert_groups, block.groups_per_token)
         by_node = dispatch_s(tokens, copies, t.expert, stride, rates, groups=groups)
         once = np.where(np.asarray(ways.one_copy_a_node) > 0, by_node, once)
-    # Beside the first forward pass and the last backward pass there is no other micro-batch.
-    seconds = 2 * once * (1 - np.asarray(ways.hides_exchange) * (1 - 1 / t.accumulation))
-    return np.where((t.expert > 1) & (np.asarray(block.experts) > 0), seconds, 0.0)
+    return np.where((t.expert > 1) & (np.asarray(block.experts) > 0), 2 * once, 0.0)
 
 
 def _expert_sums_s(block: Block, t: Layouts, rates: Rates, traffic: Traffic) -> Column:

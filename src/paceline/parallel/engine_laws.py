@@ -275,7 +275,11 @@ def _not_together(job: Job, excluded: Excluded) -> Problem:
     """Fields that the engine has each and not together."""
     layout = with_implied(job.spec.layout)
     given = " with ".join(f"{name} {getattr(layout, name)}" for name in excluded.when)
-    first, *others = excluded.when
+    # `recompute_every` alone implies what is recomputed.
+    first, *others = (
+        "recompute_every" if name == "recompute" and job.spec.layout.recompute == "auto" else name
+        for name in excluded.when
+    )
     last = [first, *others][-1]
     return Problem(
         code="L012",

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from paceline.catalog import accelerator_named, load_accelerators
 from paceline.errors import Problem
 from paceline.job import Job
-from paceline.parallel.abilities import Excluded
+from paceline.parallel.abilities import Abilities, Excluded
 from paceline.profile import ModelProfile
 from paceline.topology import Cluster
 
@@ -28,12 +28,15 @@ _ASYNC = (
 )
 
 
-def excluded_by_exchange(job: Job, cluster: Cluster) -> tuple[Excluded, ...]:
-    """Layouts that do not go together with how tokens reach their experts."""
-    train, found = job.spec.train, _ASYNC if job.spec.train.async_expert else ()
-    if job.spec.layout.expert != 1 and (found or train.token_dispatcher == "deepep"):
+def excluded_by_exchange(job: Job, cluster: Cluster, able: Abilities) -> tuple[Excluded, ...]:
+    """Layouts that do not go together with how tokens reach their experts, where an engine can be
+    asked for that."""
+    train = job.spec.train
+    found = _ASYNC if train.async_expert and able.async_expert else ()
+    is_deepep = train.token_dispatcher == "deepep" and "deepep" in able.token_dispatchers
+    if job.spec.layout.expert != 1 and (found or is_deepep):
         found = (*found, Excluded(when={"expert": (1,)}, why="no tokens cross to experts there"))
-    if train.token_dispatcher != "deepep":
+    if not is_deepep:
         return found
     is_full = cluster.ranks_per_node == _PEERS and cluster.uses_rdma
     most = _PEERS * _DEEPEP_NODES if is_full else min(cluster.ranks_per_node, _PEERS)

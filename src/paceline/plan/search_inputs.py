@@ -73,7 +73,7 @@ def space_of(job: Job, cluster: Cluster, profile: ModelProfile) -> Space:
             abilities = replace(abilities, tensor=False, schedules=(), expert=False)
     if engine == "paceline" and profile.lacks_adapters:  # which stage has which is not known
         abilities = replace(abilities, schedules=())
-    excluded = (*abilities.excluded, *excluded_by_exchange(job, cluster))
+    excluded = (*abilities.excluded, *excluded_by_exchange(job, cluster, abilities))
     abilities = replace(abilities, excluded=excluded)
     return Space(
         num_ranks=cluster.num_ranks,
