@@ -5,9 +5,10 @@ import torch
 from tests.prove.cases import MIXTRAL, layout, request
 from tests.prove.test_prove import RATES
 
+from paceline.prove.collectives import Issued
 from paceline.prove.proof import ModelRequest
 from paceline.prove.prove import trace_rank
-from paceline.prove.rates import operation_seconds
+from paceline.prove.rates import collective_seconds, operation_seconds
 from paceline.prove.trace import READ, Operation, Tracer
 
 
@@ -55,6 +56,16 @@ def test_experts_in_one_kernel_are_launched_once():
     one, two, three = (seconds(of(count)) for count in (2, 4, 6))
     assert three - two == pytest.approx(two - one)
     assert 2 * one - two == pytest.approx(RATES.matmul.launch_s)
+
+
+def test_a_message_crosses_the_network_where_its_two_ranks_are_on_two_nodes():
+    """Stages of 4 ranks on nodes of 8: every second boundary is one of nodes."""
+    seconds = collective_seconds(RATES)
+    inside, across, next_inside = (
+        seconds(Issued("send", 10**9, (rank, rank + 4), True)) for rank in (0, 4, 8)
+    )
+    assert across > 2 * inside
+    assert next_inside == inside
 
 
 @pytest.mark.parametrize(("expert", "expected"), [(1, 0), (2, 3)])

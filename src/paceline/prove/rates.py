@@ -5,6 +5,7 @@ So planner and proof speak the same rates, and differ only in what is issued and
 
 from collections.abc import Callable
 from functools import cache
+from math import inf
 
 from paceline.estimate.collectives import all_gather_s, all_reduce_s, all_to_all_s, p2p_s
 from paceline.estimate.compute import grouped_s, matmul_s
@@ -46,7 +47,14 @@ def collective_seconds(rates: Rates | None) -> Callable[[Issued], float]:
         ranks = sorted(issued.ranks)
         degree, stride = len(ranks), ranks[1] - ranks[0]
         if issued.kind in ("send", "receive"):
-            return float(p2p_s(issued.num_bytes, stride + 1, rates))
+            shared = (
+                level.size
+                for level in rates.levels
+                if ranks[0] // level.size == ranks[1] // level.size
+            )
+            # Of pipeline stages and rings, as many ranks send at once as lie between the two.
+            span = next(shared, inf)
+            return float(p2p_s(issued.num_bytes, span, rates, crossing=stride))
         collective = _COLLECTIVES.get(issued.kind, all_gather_s)
         return float(collective(issued.num_bytes, degree, stride, rates))
 
