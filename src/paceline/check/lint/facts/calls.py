@@ -38,15 +38,14 @@ def call(walk: Walker, node: ast.Call) -> Value:
             kwargs.setdefault("**", args_value)
     receiver = callee.receiver
     method = node.func.attr if isinstance(node.func, ast.Attribute) else None
-    owner = walk.looked_up(node.func.value) if isinstance(node.func, ast.Attribute) else None
-    receiver = receiver or owner
+    if isinstance(node.func, ast.Attribute) and receiver is None:
+        receiver = walk.looked_up(node.func.value)
     if method is None and is_bound_method(callee):
         method = callee.attribute
     made = Call(
         name=follow.call_name(callee, receiver, method),
         callee=callee,
         receiver=receiver,
-        owner=owner,
         method=method,
         args=tuple(args),
         kwargs=kwargs,

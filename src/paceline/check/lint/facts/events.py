@@ -338,9 +338,6 @@ class Call(Event):
 
     callee: Value
     receiver: Value | None = None
-    owner: Value | None = None
-    """What a method is called on, with the None that it may be: `receiver` is what has it."""
-
     method: str | None = None
     args: tuple[Value, ...] = ()
     kwargs: dict[str, Value] = field(default_factory=dict)

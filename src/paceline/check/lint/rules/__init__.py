@@ -20,7 +20,6 @@ from paceline.check.lint.rules import (
     samplers,
     saving,
     sharded,
-    wrapped,
 )
 
 Rule = Callable[[Program, Context], Iterator[Finding]]
@@ -37,6 +36,5 @@ RULES: tuple[Rule, ...] = (
     *samplers.RULES,
     *saving.RULES,
     *sharded.RULES,
-    *wrapped.RULES,
 )
 """In no particular order: findings are sorted by their place."""
