@@ -9,7 +9,7 @@ from tests.render.plans import planned, rendered
 
 import paceline.render
 from paceline.job import job_schema
-from paceline.render import RenderError, check_files
+from paceline.render import RenderError, check_files, render_job
 
 FOLDER = Path(paceline.render.__file__).parent
 
@@ -90,3 +90,17 @@ def test_what_the_example_program_lacks_is_done_with_the_engines_own_launcher(en
     problems = check_files(plan, job, own_program=False)
     (problem,) = [each for each in problems if "adapters" in each.what]
     assert f"`paceline run --script train.py --with {name} JOB` (on Kubernetes" in problem.fix
+
+
+def test_files_that_do_not_start_the_plans_engine_say_what_does():
+    asked = {"engine": "megatron", "engine_path": "/shared/Megatron-LM"}
+    plan, job = planned(**asked, layout={"tensor": 2})
+    first, *others = render_job("slurm", plan, job).gaps
+    assert first.what == "engine megatron"
+    assert "paceline run JOB --on slurm" in first.fix
+    assert {gap.fix for gap in others if gap.where.startswith("layout.")} == {""}
+    plan, job = planned(**asked, layout={"pipeline": 2})
+    with pytest.raises(RenderError) as refused:
+        render_job("kubernetes", plan, job)
+    assert all("paceline run JOB --on kubernetes" in each.fix for each in refused.value.problems)
+    assert all(gap.where != "engine" for gap in render_job("megatron", plan, job).gaps)

@@ -125,11 +125,38 @@ def render_job(name: str, plan: Plan, job: Job, *, own_program: bool = True) -> 
     module = cast(EngineModule, importlib.import_module(find(name, plan.cluster, takes).module))
     if renderer_of(plan.engine) == name:
         JobError.raise_for(filter(None, [check_release(plan)]))
-    gaps = _gaps(module, plan, job, own_program=own_program)
+    gaps = _beside_engine(name, plan, _gaps(module, plan, job, own_program=own_program))
     RenderError.raise_for(_refusals(name, gaps, job, plan.profile, plan.decoder))
     files = module.render(plan, job)
     JobError.raise_for(_secrets_in(files))
     return Rendered(files=files, gaps=(*gaps, *_without_data(files, job)))
+
+
+def _beside_engine(name: str, plan: Plan, gaps: tuple[Gap, ...]) -> tuple[Gap, ...]:
+    """What files of a place or a launcher lack of a plan for an engine that they do not start: that
+    engine comes first, and is the fix of what they cannot split as it does."""
+    if plan.engine == "paceline" or name in (*ENGINE_NAMES, renderer_of(plan.engine)):
+        return gaps
+    fix = "set engine to paceline"
+    if name in _STARTS_ENGINES:
+        fix = f"`paceline run JOB --on {name}` starts {plan.engine} itself, and --dry-run shows its"
+        fix += " files"
+    first = Gap(
+        what=f"engine {plan.engine}",
+        where="engine",
+        why=f"the plan is {plan.engine}'s, and these files start another program",
+        nearest="the program beside these files, on the same ranks",
+        fix=fix,
+    )
+    return first, *(
+        replace(gap, fix="" if gap.nearest else fix) if gap.where.startswith("layout.") else gap
+        for gap in gaps
+    )
+
+
+_STARTS_ENGINES = ("kubernetes", "ray", "slurm")
+"""Places whose own files start a program of torchrun's, and where `paceline run --on` starts an
+engine's files."""
 
 
 def _without_data(files: Files, job: Job) -> Iterator[Gap]:

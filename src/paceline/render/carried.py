@@ -110,7 +110,8 @@ def needs(job: Job) -> Iterator[Gap]:
             where="data.corpus",
             why="only Megatron generates mock samples",
             nearest=None,
-            fix="set data.path to your own files, or engine to megatron",
+            fix="set data.path to your own files"
+            + ("" if job.spec.engine.startswith("megatron") else ", or engine to megatron"),
         )
     if data.kind in WITH_ANSWERS:
         yield Gap(
