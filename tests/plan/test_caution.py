@@ -132,6 +132,16 @@ def test_s1_7_a_bubble_above_a_fifth_is_the_time_line_s_and_each_fix_is_what_it_
     assert "bubble" not in [each.about for each in filled.cautions]
 
 
+def test_stages_that_wait_for_messages_are_given_a_faster_network_and_others_are_not():
+    given = ("layout.pipeline=4", "layout.tensor=4", "layout.data=1", "cluster.accelerator=A100-80")
+    slow = plan_of(JOB, *given, "cluster.nodes=2", "cluster.network=10 Gb/s")
+    (caution,) = (each for each in slow.cautions if each.about == "bubble")
+    assert caution.fix.startswith("take a faster network (cluster.network): most of it is waiting")
+    plan = plan_of(SMALL, *STAGES, "layout.schedule=1f1b", "train.global_batch=8")
+    (caution,) = (each for each in plan.cautions if each.about == "bubble")
+    assert "network" not in caution.fix
+
+
 def test_stages_that_the_search_fills_are_not_warned_of():
     assert "bubble" not in cautions(*STAGES, "train.global_batch=16")
 

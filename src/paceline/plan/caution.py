@@ -7,12 +7,13 @@ Leaves out: what is refused (`infeasible.py`), what was chosen (`choose.py`) and
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
+from math import inf
 from typing import Any
 
 from paceline.catalog import Catalog, accelerator_named
 from paceline.catalog.efficiencies import Efficiencies
 from paceline.catalog.mig import split_slice
-from paceline.estimate import Case, Estimate
+from paceline.estimate import Case, Estimate, price_one
 from paceline.estimate.estimate import case_holdings
 from paceline.estimate.memory import gathered_in_blocks
 from paceline.job import Job, LayoutSpec
@@ -217,6 +218,10 @@ def _bubble(
         *_fuller(job, space, case, price, limit_bytes),
         *_larger_batch(case, layout, limit_bytes),
     ]
+    if _idle_without_messages(case, layout) < price.terms["pipeline"] / 2:
+        fixes.insert(
+            0, "take a faster network (cluster.network): most of it is waiting for messages"
+        )
     yield Caution(
         about="bubble",
         what=f"{layout.pipeline} pipeline stages with {layout.accumulation} micro-batches stand "
@@ -225,6 +230,16 @@ def _bubble(
         or f"nothing that was priced is faster, nor a batch up to {_MOST_TIMES} times as large "
         "that fits: take accelerators with more memory, and fewer stages",
     )
+
+
+def _idle_without_messages(case: Case, layout: Layout) -> float:
+    """Seconds that stages would stand still if the network between nodes took no time."""
+    if case.rates is None or len(case.rates.levels) < 2:
+        return inf
+    *inner, network = case.rates.levels
+    at_once = replace(network, all_to_all_bytes_per_s=inf, latency_s=0.0)
+    rates = replace(case.rates, levels=(*inner, at_once))
+    return price_one(layout, replace(case, rates=rates)).terms["pipeline"]
 
 
 def _idle_share(price: Estimate) -> float:
