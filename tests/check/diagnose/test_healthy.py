@@ -15,6 +15,15 @@ def test_a_healthy_run_has_not_failed(path):
     assert not [each.id for each in diagnosis.causes if each.confidence != "possible"]
 
 
+@pytest.mark.parametrize("path", HEALTHY, ids=lambda path: path.stem)
+def test_one_to_three_lines_of_a_healthy_run_are_no_words_about_a_trouble(path):
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    step = len(lines) // 100 + 1
+    parts = ["".join(lines[at : at + n]) for n in (1, 2, 3) for at in range(0, len(lines), step)]
+    named = {part: cause.id for part in parts for cause in diagnose_text(part + "\n").causes}
+    assert named == {}
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -38,7 +38,7 @@ TOLD = [symptom for symptom in load_symptoms().values() if symptom.words]
     [("GPUs little used", "gpus-idle"), *((each.title, each.id) for each in TOLD)],
 )
 def test_a_symptom_told_in_the_words_of_its_title_leads_to_its_causes(words, name):
-    causes = told_causes(words, "-", (), has_failed=False)
+    causes = told_causes(words, "-", (), by_likeness=True)
     assert load_symptoms()[name].title in {cause.what for cause in causes}
 
 
@@ -182,7 +182,7 @@ def test_horovods_shut_down_follows_from_the_rank_that_failed_and_is_no_exceptio
     ],
 )
 def test_s3_3_a_symptom_told_in_words_has_the_ranked_causes_of_the_catalog(words, first, among):
-    diagnosis = diagnose_text(words)
+    diagnosis = diagnose([Log(name="words", blocks=[words.encode()], is_words=True)])
     ids = [cause.id for cause in diagnosis.causes]
     assert ids[0] == first
     assert among in ids[:3]
@@ -231,9 +231,21 @@ def test_words_that_name_one_number_of_ranks_are_of_no_checkpoint_of_another(wor
     assert "ckpt-world-size-mismatch" not in {each.id for each in diagnose_text(words).causes}
 
 
-@pytest.mark.parametrize("text", ["step 3 loss 2.31\nstep 4 loss 2.29\n", "hello world, all well"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "step 3 loss 2.31\nstep 4 loss 2.29\n",
+        "step 1 loss 3\nstep 2 loss 2\nTraining finished\n",
+        "hello world, all well",
+    ],
+)
 def test_s3_3_a_healthy_log_and_words_of_nothing_known_stay_without_a_cause(text):
     assert diagnose_text(text).causes == []
+
+
+def test_a_written_question_is_answered_by_failures_described_in_like_words():
+    question = "why do some parameters have no gradient, part of an unused head or branch?"
+    assert diagnose_text(question).causes[0].id == "ddp-unused-parameters"
 
 
 def test_s3_3_a_full_card_of_fsdp_with_cpu_offload_is_that_first():

@@ -38,7 +38,7 @@ from paceline.check.diagnose.stacks import (
     read_stacks,
     unlike_calls,
 )
-from paceline.check.diagnose.symptoms import is_told, told_causes
+from paceline.check.diagnose.symptoms import TROUBLE, is_told, told_causes
 from paceline.record.log_files import Log
 
 _EVENTS_BYTES = 256 << 20
@@ -85,7 +85,7 @@ def diagnose(logs: Iterable[Log], map_ahead: MapAhead = one_by_one) -> Diagnosis
     diagnosis = _with_progress(judge(scan.seen), scan.seen)
     if spoken and not read[0].is_words:  # words beside logs: behind what the logs show
         sentence, known = spoken.decode("utf-8", "replace"), {each.id for each in diagnosis.causes}
-        candidates = told_causes(sentence, "words", [], has_failed=False)
+        candidates = told_causes(sentence, "words", [], by_likeness=True)
         more = [cause(each, scan.seen) for each in candidates if each.id not in known]
         return replace(diagnosis, causes=[*diagnosis.causes, *more])
     if len(starts) != 1:
@@ -96,7 +96,9 @@ def diagnose(logs: Iterable[Log], map_ahead: MapAhead = one_by_one) -> Diagnosis
     if not (all if is_known else any)((log.is_words, is_told(words))):
         return diagnosis
     printed, has_failed = [each.id for each in diagnosis.causes], diagnosis.has_failed
-    candidates = told_causes(words, log.name, printed, has_failed=has_failed)
+    is_trouble = log.is_words or TROUBLE.search(words) is not None
+    by_likeness = is_trouble and not has_failed
+    candidates = told_causes(words, log.name, printed, by_likeness=by_likeness)
     causes = [cause(each, scan.seen) for each in candidates]
     return replace(diagnosis, causes=causes, has_failed=has_failed or bool(causes))
 

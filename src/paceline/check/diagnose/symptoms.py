@@ -108,27 +108,36 @@ _LATER = re.compile(
 )
 """A step above the first, as words give it: what shows `at_start` is then not the cause."""
 
-_LOG = re.compile(r"\d\.\d|\w[=:]\S|\d:\d|[{}|\\]|\n.*\n.*\n.*\n")
+_LOG = re.compile(
+    r"\d\.\d|\w[=:]\S|\d:\d|[{}|\\]|\n.*\n.*\n.*\n"
+    r"|(?im:^\W*(?:step|iter(?:ation)?|epoch)\W*\d+\W+loss\W+\d)"
+)
+
+TROUBLE = re.compile(
+    r"(?i)\?|\b(?:why|errors?|fail(?:s|ed|ures?)?|crash\w*|hangs?|stuck|slow\w*|wrong)\b"
+)
+"""A question, or a word for something that is wrong: a few lines of a healthy log have none."""
 
 
 def is_told(text: str) -> bool:
     """Whether a text reads as a person's words and not as a program's output.
 
-    >>> is_told("loss is nan after 200 steps"), is_told("step 3 loss 2.31")
-    (True, False)
+    >>> is_told("loss is nan after 200 steps"), is_told("step 3 loss 2"), is_told("loss 2.31")
+    (True, False, False)
     """
     return len(text) <= _MOST and " " in text.strip() and not _LOG.search(text)
 
 
 def told_causes(
-    text: str, source: str, printed: Sequence[str], *, has_failed: bool
+    text: str, source: str, printed: Sequence[str], *, by_likeness: bool
 ) -> Iterator[Candidate]:
     """The causes of the symptom that the words are of, then failures described in like words.
 
     Args:
         printed: Failures whose own message is in the words. They are possible and no more: who
             says that a program printed it may have left out what came before.
-        has_failed: The words say that something failed, as any error's words do: no likeness.
+        by_likeness: Without a symptom, failures described in like words are named. Words say little
+            where they are those of any error, or of a log that shows nothing wrong.
     """
     line = Line(source=source, number=1, raw=text.strip(), message=text.strip())
     failures, like = load_failures(), likeness_to_any(text)
@@ -146,7 +155,7 @@ def told_causes(
                 against |= is_later and failures[cause.id].at_start
                 rank = (-1.0 - speaks + against / 2, place, -like.get(cause.id, 0.0))
                 ranked.setdefault(cause.id, (rank, symptom.title, cause.check))
-    for name in dict.fromkeys((*printed, *(() if has_failed or ranked else like))):
+    for name in dict.fromkeys((*printed, *(like if by_likeness and not ranked else ()))):
         first = -1.5 if name in printed else 0.0
         late = float(is_later and failures[name].at_start)
         ranked.setdefault(name, ((first, late, -like.get(name, 0.0)), failures[name].title, None))
