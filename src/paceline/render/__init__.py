@@ -151,6 +151,7 @@ def _beside_engine(name: str, plan: Plan, gaps: tuple[Gap, ...]) -> tuple[Gap, .
     return first, *(
         replace(gap, fix="" if gap.nearest else fix) if gap.where.startswith("layout.") else gap
         for gap in gaps
+        if gap.where != "engine_path"
     )
 
 

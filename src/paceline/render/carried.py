@@ -164,7 +164,7 @@ def left_out(job: Job, carries: Collection[str], said: Collection[str]) -> Itera
             where=key,
             why=why,
             nearest=nearest,
-            fix=f"leave {key} out; `paceline run` does it"
+            fix=f"leave {key} out, or start the job with `paceline run`, which has it"
             if section not in PLACES
             else f"leave {key} out",
         )
