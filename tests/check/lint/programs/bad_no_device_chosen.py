@@ -7,8 +7,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 
 def main(data):
-    dist.init_process_group("nccl")
-    model = DDP(torch.nn.Linear(8, 8).cuda())  # expect: missing-set-device
+    dist.init_process_group("nccl")  # expect: missing-set-device
+    model = DDP(torch.nn.Linear(8, 8).cuda())
     sampler = DistributedSampler(data)
     optimizer = torch.optim.AdamW(model.parameters())
     for epoch in range(3):

@@ -163,10 +163,10 @@ def check_device_not_set(program: Program, context: Context) -> Iterator[Finding
     chosen = [call for call, _ in device_indices(program)]
     chosen += program.calls("torch.cuda.set_device")
     if not chosen and not program.mentions(*CHOOSES) and program.is_whole:
-        at, seen = uses[0], nccl[:1]
+        at, seen = nccl[0], uses[:1]
         what = (
-            f"every rank uses the GPU that is current, and nothing chooses one: all of a node's "
-            f"ranks work on GPU 0, where NCCL ({nccl[0].spot}) refuses two of them"
+            f"nothing chooses a GPU for each rank, and every rank uses the current one "
+            f"({uses[0].spot}): all of a node's ranks work on GPU 0, where NCCL refuses two of them"
         )
     else:
         sets = program.calls("torch.cuda.set_device")
