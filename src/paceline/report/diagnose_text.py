@@ -80,6 +80,8 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
     elif diagnosis.is_words:
         why = "these words match no known symptom; give the log: paceline diagnose FILE"
         yield from _row("unknown", why, 2)
+    elif "drill" in diagnosis.facts:
+        yield from _row("cause", f"the drill's own fault: {diagnosis.facts['drill']}", 6)
     elif diagnosis.has_failed:
         why = (
             "the run failed, and nothing in the catalog explains how"
@@ -108,6 +110,8 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
     for note in diagnosis.notes:
         yield from _row("note", note, 2)
     for name, fact in diagnosis.facts.items():
+        if name == "drill" and not diagnosis.causes:
+            continue
         yield from _row(name, fact, 6 if name in _WHOLE else 2)
     explained = _explained(diagnosis) if diagnosis.causes else []
     others = [cause for cause in diagnosis.causes if cause not in explained]

@@ -9,12 +9,14 @@ from paceline.record.events import (
     FaultInjected,
     Recovered,
     RunFinished,
+    TrainingStarted,
     WorkerLost,
     WorkerStarted,
     WorkerStuck,
 )
 from paceline.record.log_files import Log
 from paceline.report.diagnose_text import diagnosis_lines
+from paceline.report.event_text import describe
 
 
 def lost(**changes):
@@ -48,6 +50,54 @@ def test_a_rank_that_the_drill_killed_is_a_fact_and_no_failure():
     assert not diagnosis.causes
     assert not diagnosis.has_failed
     assert "killed by SIGKILL, by the drill" in diagnosis.facts["run"]
+
+
+DRILL = FaultInjected(at=1.0, generation=1, fault="kill rank=1 step=30", rank=1, pid=11)
+
+
+def screen(*events):
+    text = "".join(f"20:56:50  {describe(each)}\n" for each in events)
+    return Log(name="drill.log", blocks=[text.encode()])
+
+
+def test_a_drills_own_kill_is_the_cause_though_the_runs_screen_names_sigkill():
+    diagnosis = told(DRILL, lost(), ended("finished"), logs=[screen(DRILL, lost())])
+    assert not diagnosis.causes
+    first, *rest = diagnosis_lines(diagnosis)
+    fault = "kill rank=1 step=30 (rank 1 killed by SIGKILL)"
+    assert first == f"cause       the drill's own fault: {fault}"
+    assert "memory" not in " ".join(rest)
+    assert not diagnose([screen(DRILL, lost())]).causes  # of the screen alone
+
+
+def test_a_run_that_a_drills_kill_ended_failed_of_it():
+    end = ended("failed", "rank 1: killed by SIGKILL")
+    log = screen(DRILL, lost())
+    log.blocks.append(b"why         rank 1: killed by SIGKILL\n")
+    diagnosis = told(DRILL, lost(), end, logs=[log])
+    assert not diagnosis.causes
+    assert next(diagnosis_lines(diagnosis)).startswith("cause       the drill's own fault: kill")
+
+
+def test_a_kill_that_follows_a_drills_is_none_of_its():
+    met = TrainingStarted(
+        at=1.5,
+        generation=2,
+        first_step=30,
+        checkpoint=None,
+        source="replica",
+        pids=[10, 12],
+        backend="gloo",
+        world_size=2,
+    )
+    later = lost(at=1.7, pid=12, generation=2, last_step=44)
+    events = (DRILL, lost(), met, later)
+    for logs in ([screen(*events)], []):
+        diagnosis = told(*events, ended("failed"), logs=logs)
+        assert diagnosis.causes[0].id == "host-oom-sigkill"
+        assert "drill" not in diagnosis.facts
+    [evidence] = diagnose([screen(*events)]).causes[0].evidence
+    assert (evidence.where.line, evidence.text[-2:]) == (4, "44")
 
 
 def test_a_rank_that_something_else_killed_is_named_with_the_line_that_says_so():

@@ -5,8 +5,9 @@ failure becomes an empty one. What a drill broke on purpose, what the run came t
 repaired by itself is no failure and is told as a fact.
 """
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -60,7 +61,7 @@ def read_own_run(data: bytes) -> OwnRun:
         except msgspec.DecodeError:
             by_line.append(None)
     events = [each for each in by_line if each is not None]
-    drilled = {(each.rank, each.pid) for each in events if isinstance(each, FaultInjected)}
+    drilled = _drilled(events)
     end = next((each for each in reversed(events) if isinstance(each, RunFinished)), None)
     has_finished = end is not None and end.outcome == "finished"
     lines = ["" if has_finished else _told(each, drilled) for each in by_line]
@@ -72,6 +73,38 @@ def read_own_run(data: bytes) -> OwnRun:
     )
 
 
+def _drilled(events: Sequence[AnyEvent]) -> dict[tuple[int, int | None], str]:
+    """Rank and pid -> the fault that a drill injected there."""
+    return {(each.rank, each.pid): each.fault for each in events if isinstance(each, FaultInjected)}
+
+
+class WithoutDrills:
+    """Leaves out of a run's screen what a drill's fault did to its rank, which is no failure."""
+
+    _TOLD = re.compile(
+        rb"\bdrill: (?:[^\n]* at )?rank[ =](?P<hit>\d+)[^\n]* \(pid \d+\)"
+        rb"|\brank (?P<rank>\d+)(?: lost \(| is stuck \(|: )[^\r\n]*"
+        rb"|\b\d+ ranks? (?P<met>met) over "
+    )
+    """As `report.event_text.describe` says it."""
+
+    def __init__(self) -> None:
+        self._hit: set[bytes] = set()
+
+    def __call__(self, block: bytes) -> bytes:
+        """A block of whole lines, after those before it; the number of lines stays."""
+        if not self._hit and b"drill: " not in block:
+            return block
+        return self._TOLD.sub(self._kept, block)
+
+    def _kept(self, told: re.Match[bytes]) -> bytes:
+        if told["hit"]:
+            self._hit.add(told["hit"])
+        elif told["met"]:
+            self._hit.clear()
+        return b"" if told["rank"] in self._hit else told[0]
+
+
 def _stacks(events: Sequence[AnyEvent]) -> Iterator[Stack]:
     stuck = {each.rank: each for each in events if isinstance(each, WorkerStuck)}
     for rank, event in sorted(stuck.items()):
@@ -79,8 +112,10 @@ def _stacks(events: Sequence[AnyEvent]) -> Iterator[Stack]:
             yield from read_stacks(event.stacks, source="events.jsonl", rank=rank)
 
 
-def _told(event: AnyEvent | None, drilled: set[tuple[int, int]]) -> str:
-    if isinstance(event, WorkerLost) and (event.rank, event.pid) not in drilled:
+def _told(event: AnyEvent | None, drilled: Mapping[tuple[int, int | None], str]) -> str:
+    if isinstance(event, WorkerLost | WorkerStuck) and (event.rank, event.pid) in drilled:
+        return ""
+    if isinstance(event, WorkerLost):
         words = " ".join((event.detail or "").split())
         told = f"worker lost after step {event.last_step}: {event.how}"
         return f"[rank{event.rank}]: " + (f"{words} ({told})" if words else told)
@@ -88,12 +123,17 @@ def _told(event: AnyEvent | None, drilled: set[tuple[int, int]]) -> str:
         stood = f"{event.kind} in {event.phase} of step {event.step} for {event.waited_s:.0f} s"
         return f"[rank{event.rank}]: ERROR worker stuck: {stood}"
     if isinstance(event, RunFinished) and event.outcome == "failed":
-        return f"ERROR the run failed after step {event.step}: {event.reason or 'no reason given'}"
+        reason = event.reason or "no reason given"
+        if any(reason.startswith(f"rank {rank}: ") for rank, _ in drilled):
+            reason = "by the drill"
+        return f"ERROR the run failed after step {event.step}: {reason}"
     return ""
 
 
 def _facts(
-    events: Sequence[AnyEvent], drilled: set[tuple[int, int]], end: RunFinished | None
+    events: Sequence[AnyEvent],
+    drilled: Mapping[tuple[int, int | None], str],
+    end: RunFinished | None,
 ) -> dict[str, str]:
     """How the run stands; what it repaired and recovered from, and then what is left to do."""
     lost: dict[int, str] = {}
@@ -111,14 +151,27 @@ def _facts(
         elif isinstance(event, CorruptionFound):
             drill = ", by the drill" * _is_drilled(event, events[:number])
             repaired.append(corruption_text(event, drill))
-    facts = {"repaired": _joined(repaired), "recovered": _joined(recovered)}
-    if (repaired or recovered) and (end is None or end.outcome != "failed"):
+    facts = {"drill": _by_drill(events, drilled)} if lost or not _has_failed(end) else {}
+    facts |= {"repaired": _joined(repaired), "recovered": _joined(recovered)}
+    if (repaired or recovered) and not _has_failed(end):
         facts["to do"] = _to_do(events, drilled)
     run = [f"{end.outcome} at step {end.step}" if end else "its end was not written"]
     run += [_joined([f"{loss}{_times(count)}" for loss, count in losses.items()])]
     run += [f"recovered{_times(len(recovered))}" * bool(recovered)]
     facts["run"] = "; ".join(filter(None, run))
     return {name: fact for name, fact in facts.items() if fact}
+
+
+def _has_failed(end: RunFinished | None) -> bool:
+    return end is not None and end.outcome == "failed"
+
+
+def _by_drill(events: Sequence[AnyEvent], drilled: Mapping[tuple[int, int | None], str]) -> str:
+    """The faults that ended ranks, where a drill's did all of it."""
+    lost = [each for each in events if isinstance(each, WorkerLost)]
+    if any((each.rank, each.pid) not in drilled for each in lost):
+        return ""
+    return _joined([f"{drilled[e.rank, e.pid]} (rank {e.rank} {e.how})" for e in lost])
 
 
 def _joined(found: Sequence[str]) -> str:
@@ -130,7 +183,7 @@ def _times(count: int) -> str:
     return f" {count} times" if count > 1 else ""
 
 
-def _to_do(events: Sequence[AnyEvent], drilled: set[tuple[int, int]]) -> str:
+def _to_do(events: Sequence[AnyEvent], drilled: Mapping[tuple[int, int | None], str]) -> str:
     """What a person should look at: a machine that was wrong, or a loss without a cause."""
     wrong: dict[str, int] = {}
     is_unknown = False

@@ -14,6 +14,7 @@ from paceline.catalog.load import read_shipped
 from paceline.check.diagnose.exits import ExitTable, exits_of
 from paceline.check.diagnose.line import MAX_LINE, Line, read_line, with_rank, without_colours
 from paceline.check.diagnose.matcher import Hit, Kind, Matcher, all_patterns
+from paceline.check.diagnose.own_run import WithoutDrills
 from paceline.check.diagnose.ranks import gpu_of_rank, note_first_rank
 from paceline.check.diagnose.seen import (
     KEEP_DISTINCT,
@@ -110,9 +111,10 @@ class Scan:
         return source
 
     def _items(self, blocks: Iterable[bytes], source: Source) -> Iterator[Item]:
+        without_drills = WithoutDrills()
         for block in whole_lines(readable(blocks, source)):
             source.num_bytes += len(block)
-            yield without_colours(block), self._gone
+            yield without_drills(without_colours(block)), self._gone
 
     def _find(self, item: Item) -> Sequence[Hit]:
         block, gone = item
