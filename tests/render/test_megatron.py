@@ -474,7 +474,19 @@ def test_an_exchange_that_is_asked_for_is_planned_with_expert_ranks():
         ({"model": {"preset": "llama-3-8b"}}, "llama-3-8b has no routed experts"),
         (
             {"cluster": {"accelerator": "MI300X", "nodes": 4, "per_node": 8}},
-            "whose kernels are CUDA's, and MI300X is not NVIDIA's",
+            "whose kernels are CUDA's for compute capability 8.0 and up, and MI300X is not NVIDIA",
+        ),
+        (
+            {"cluster": {"accelerator": "V100-32", "nodes": 4, "per_node": 8}},
+            "compute capability 8.0 and up, and V100-32 has 7.0",
+        ),
+        (
+            {
+                "model": {"preset": "qwen3-30b-a3b"},
+                "layout": {"expert": 16},
+                "cluster": MIXTRAL["cluster"] | {"accelerator": "A100-80"},
+            },
+            "cannot do expert 16: DeepEP takes .*compute capability 9.0; at most 8 here",
         ),
         (
             {"layout": {"expert": 8}, "cluster": MIXTRAL["cluster"] | {"nodes": 8, "per_node": 4}},

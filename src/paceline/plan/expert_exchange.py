@@ -3,7 +3,8 @@ layouts.
 
 Sources: Megatron-LM core_v0.16.1, core/transformer/transformer_config.py (assertions beside
 `overlap_moe_expert_parallel_comm`); deepseek-ai/DeepEP, csrc/kernels/launch.cuh (SWITCH_RANKS,
-SWITCH_RDMA_RANKS) and configs.cuh (NUM_MAX_NVL_PEERS).
+SWITCH_RDMA_RANKS) and configs.cuh (NUM_MAX_NVL_PEERS); docs/legacy.md, requirements, and setup.py
+(be8053d: DISABLE_SM90_FEATURES leaves out the kernels between nodes).
 """
 
 from collections.abc import Iterator
@@ -19,6 +20,9 @@ _PEERS = 8
 """Ranks of a node that DeepEP's kernels between nodes take."""
 
 _DEEPEP_NODES = 16
+
+_DEEPEP_INSIDE, _DEEPEP_BETWEEN = 8.0, 9.0
+"""Compute capabilities from which on DeepEP has kernels inside a node, and between nodes."""
 
 _HIDDEN = "train.async_expert hides nothing there (Megatron Core: overlap_moe_expert_parallel_comm)"
 
@@ -39,12 +43,13 @@ def excluded_by_exchange(job: Job, cluster: Cluster, able: Abilities) -> tuple[E
     if not is_deepep:
         return found
     is_full = cluster.ranks_per_node == _PEERS and cluster.uses_rdma
+    is_full = is_full and (_capability(cluster) or _DEEPEP_BETWEEN) >= _DEEPEP_BETWEEN
     most = _PEERS * _DEEPEP_NODES if is_full else min(cluster.ranks_per_node, _PEERS)
     allowed = {1 << power for power in range(most.bit_length())}
     others = tuple(n for n in range(2, cluster.num_ranks + 1) if n not in allowed)
     why = (
         "DeepEP takes 2, 4 or 8 expert ranks of one node, or 16, 32, 64 or 128 on nodes of 8 GPUs "
-        f"with RDMA; at most {most} here"
+        f"with RDMA and compute capability {_DEEPEP_BETWEEN}; at most {most} here"
     )
     return (*found, Excluded(when={"expert": others}, why=why))
 
@@ -64,12 +69,13 @@ def check_exchange(job: Job, cluster: Cluster, profile: ModelProfile) -> Iterato
                 where=job.where(f"train.{name}"),
                 fix=f"leave train.{name} out",
             )
-    chip = accelerator_named(cluster.accelerator, load_accelerators())
-    if train.token_dispatcher == "deepep" and chip is not None and chip.vendor != "NVIDIA":
+    has = _capability(cluster)
+    if train.token_dispatcher == "deepep" and has is not None and has < _DEEPEP_INSIDE:
+        why = f"has {has}" if has else "is not NVIDIA's"
         yield Problem(
             code="L012",
-            what=f"train.token_dispatcher is deepep, whose kernels are CUDA's, and "
-            f"{cluster.accelerator} is not NVIDIA's",
+            what="train.token_dispatcher is deepep, whose kernels are CUDA's for compute "
+            f"capability {_DEEPEP_INSIDE} and up, and {cluster.accelerator} {why}",
             where=job.where("train.token_dispatcher"),
             fix="set train.token_dispatcher to alltoall",
         )
@@ -81,6 +87,15 @@ def check_exchange(job: Job, cluster: Cluster, profile: ModelProfile) -> Iterato
             where=job.where("train.precision"),
             fix="set train.precision to bf16, or leave train.async_expert out",
         )
+
+
+def _capability(cluster: Cluster) -> float | None:
+    """Compute capability of the accelerators: 0 where they are not NVIDIA's, None where it is not
+    known."""
+    chip = accelerator_named(cluster.accelerator, load_accelerators())
+    if chip is None or chip.vendor != "NVIDIA":
+        return None if chip is None else 0.0
+    return None if chip.compute_capability is None else float(chip.compute_capability)
 
 
 def _is_asked(train: object, name: str) -> bool:
