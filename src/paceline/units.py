@@ -6,7 +6,8 @@ module knows GiB, TFLOP/s, hours and billions.
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 _NUMBER = re.compile(r"^\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)")
 
@@ -227,12 +228,10 @@ def bytes_apart(*sizes: float) -> list[str]:
     >>> bytes_apart(77_331_000_000, 77_309_411_328), bytes_apart(2**33, 2**33)
     (['72.02 GiB', '72 GiB'], ['8 GiB', '8 GiB'])
     """
-    count = len({round(size) for size in sizes})
-    for digits in range(3, 16):  # a float's digits
-        texts = [format_bytes(size, digits) for size in sizes]
-        if len(set(texts)) == count:
-            break
-    return texts
+    digits = range(3, 16)  # a float's
+    return _apart(
+        [round(size) for size in sizes], [partial(format_bytes, digits=n) for n in digits]
+    )
 
 
 def dollars_apart(*sums: float) -> list[str]:
@@ -242,9 +241,31 @@ def dollars_apart(*sums: float) -> list[str]:
     >>> dollars_apart(1188.2, 1188), dollars_apart(1188.2, 1000)
     (['$1,188.20', '$1,188.00'], ['$1,188', '$1,000'])
     """
-    whole = [f"${each:,.0f}" for each in sums]
-    are_apart = len(set(whole)) == len(set(sums))
-    return whole if are_apart else [f"${each:,.2f}" for each in sums]
+    return _apart(sums, ["${:,.0f}".format, "${:,.2f}".format])
+
+
+def seconds_apart(*durations: float) -> list[str]:
+    """Durations side by side, a time and its limit, with what tells unequal ones apart.
+
+    >>> seconds_apart(4543, 4500), seconds_apart(7200, 4500), seconds_apart(4500.2, 4500)
+    (['1h 15m 43s', '1h 15m 00s'], ['2h 00m', '1h 15m'], ['4500.2 s', '4500.0 s'])
+    """
+    finer = [f"{{:.{digits}f}} s".format for digits in range(10)]
+    return _apart(durations, [format_seconds, _format_clock, *finer])
+
+
+def _format_clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}h {minutes % 60:02d}m {rest:02d}s"
+
+
+def _apart(values: Sequence[float], formats: Iterable[Callable[[float], str]]) -> list[str]:
+    """The values in the first of the formats, and else the last, in which unequal ones differ."""
+    for shown in formats:
+        texts = [shown(value) for value in values]
+        if len(set(texts)) == len(set(values)):
+            break
+    return texts
 
 
 def format_count(count: float) -> str:

@@ -17,6 +17,7 @@ from paceline.launch.ready import check_runs_here
 from paceline.parallel import Layout
 from paceline.plan import infeasible, make_plan, plan_from_json, plan_job, plan_to_json
 from paceline.plan.case import case_of_plan
+from paceline.plan.decision import Limit
 from paceline.plan.host import check_building
 from paceline.plan.limits import limit_problem
 from paceline.plan.outlook import outlook
@@ -434,6 +435,15 @@ def test_a_deadline_that_no_number_of_ranks_keeps_is_refused():
     problem = refused("plan.objective=ranks", "plan.deadline=1s")
     assert problem.code == "P002"
     assert "over the deadline of 1 s" in problem.what
+
+
+def test_a_deadline_that_is_missed_by_little_is_named_with_what_tells_the_two_apart():
+    limit = Limit(name="deadline", limit=4500, expected=4543.0)
+    plan = replace(plan_of(), wall_s=4543.0, limits=(limit,))
+    missed = limit_problem(job_of(), plan, limit)
+    assert "at 1h 15m 43s, over the deadline of 1h 15m 00s" in missed.what
+    assert "run         1h 15m 43s; goodput" in format_plan(plan)
+    assert "OVER        the deadline of 1h 15m 00s" in format_plan(plan)
 
 
 def test_the_cheapest_run_costs_no_more_than_the_shortest():

@@ -14,6 +14,7 @@ from paceline.job import Length
 from paceline.parallel import Layout
 from paceline.profile import DecoderShape, ModelProfile
 from paceline.topology import Cluster
+from paceline.units import bytes_apart, dollars_apart, seconds_apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,13 @@ class Limit:
     def is_kept(self) -> bool | None:
         """Whether what is expected is inside; None when it is unknown."""
         return None if self.expected is None else self.expected <= self.limit
+
+    @property
+    def texts(self) -> list[str]:
+        """What is expected, where it is known, and the limit; unequal ones do not look equal."""
+        apart = {"budget": dollars_apart, "deadline": seconds_apart, "memory": bytes_apart}
+        known = [] if self.expected is None else [self.expected]
+        return apart[self.name](*known, self.limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

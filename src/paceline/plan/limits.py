@@ -1,12 +1,11 @@
 """Budget, deadline and memory: what the job sets against what is expected."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import ceil
 
 from paceline.errors import Problem
 from paceline.job import Job
 from paceline.plan.decision import Limit, Plan
-from paceline.units import bytes_apart, dollars_apart, format_bytes, format_seconds
 
 
 def limits_of(job: Job, plan: Plan) -> Iterator[Limit]:
@@ -29,20 +28,8 @@ def limit_not_kept(job: Job, plan: Plan) -> Problem:
 
 def limit_problem(job: Job, plan: Plan, limit: Limit) -> Problem:
     """P002: a limit that the plan does not keep, in the job's numbers."""
-    texts: dict[str, Callable[[float], str]] = {
-        "budget": lambda value: f"${value:,.0f}",
-        "deadline": format_seconds,
-        "memory": format_bytes,
-    }
-    shown = texts[limit.name]
-    most, expected = shown(limit.limit), "unknown"
-    if limit.expected is not None:
-        needs = shown(limit.expected)
-        if limit.name == "memory":
-            needs, most = bytes_apart(limit.expected, limit.limit)
-        if limit.name == "budget":
-            needs, most = dollars_apart(limit.expected, limit.limit)
-        expected = f"at {needs}"
+    *needs, most = limit.texts
+    expected = f"at {needs[0]}" if needs else "unknown"
     against = "not known to be within" if limit.expected is None else "over"
     fixes = {
         "budget": _ways_to_afford(job, plan, limit),

@@ -285,9 +285,11 @@ def _money(plan: Plan) -> Iterator[str]:
     cost, good = plan.cost, plan.goodput
     taken = " or spot instance taken" if cost is not None and cost.way == "spot" else ""
     if good is not None and plan.wall_s is not None:
+        deadline = (each.texts[0] for each in plan.limits if each.name == "deadline")
+        wall = next(deadline, format_seconds(plan.wall_s))
         yield from wrapped(
             _row("run", ""),
-            f"{format_seconds(plan.wall_s)}; goodput {good.useful:.2%}{losses(good.terms, 1)}; a "
+            f"{wall}; goodput {good.useful:.2%}{losses(good.terms, 1)}; a "
             f"failure{taken} expected every {format_seconds(good.mtbf_s)}",
         )
     if cost is not None:
@@ -302,8 +304,7 @@ def _money(plan: Plan) -> Iterator[str]:
         yield from wrapped(_row("cost", ""), f"unknown: {plan.why_no_cost}")
     for label, is_kept in (("OVER", False), ("within", True), ("limits", None)):
         listed = " and ".join(
-            f"the {each.name} of "
-            + (f"${each.limit:,.0f}" if each.name == "budget" else format_seconds(each.limit))
+            f"the {each.name} of {each.texts[-1]}"
             for each in plan.limits
             if each.is_kept is is_kept and each.name != "memory"
         )

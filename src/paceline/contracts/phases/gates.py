@@ -12,7 +12,7 @@ from paceline.estimate.cost import RunCost
 from paceline.plan.infeasible import join_ways, ways_of
 from paceline.plan.limits import affordable_steps
 from paceline.prepare.checked import find_checked
-from paceline.units import counted, dollars_apart, format_bytes, format_seconds
+from paceline.units import counted, dollars_apart, format_bytes, format_seconds, seconds_apart
 
 GATE_EXIT_CODE = 3
 """As of a plan that does not fit."""
@@ -200,7 +200,7 @@ def _deadline(case: Case) -> Iterator[Gate]:
     deadline, wall_s = case.goals.deadline_s, case.view.wall_s
     if deadline is None or wall_s is None:
         return
-    summary = f"{format_seconds(wall_s)}, the deadline is {format_seconds(deadline)}"
+    summary = ", the deadline is ".join(seconds_apart(wall_s, deadline))
     if wall_s <= deadline:
         yield Gate(phase=14, name="Deadline", status="passed", summary=summary)
         return
