@@ -115,3 +115,32 @@ def test_a_batch_size_of_deepspeed_that_is_no_number_is_named():
         "stage is full",
     ]
     assert {one.id for one in found} == {"ds-config-silent-keys"}
+
+
+@pytest.mark.parametrize(
+    ("entry", "what", "fix"),
+    [
+        (
+            '"train_batch_size": 9223372036854775808000000',
+            (
+                "train_batch_size is 9223372036854775808000000: "
+                "it has to be a whole number of at most 9223372036854775807"
+            ),
+            "write a whole number of at most 9223372036854775807",
+        ),
+        (
+            '"optimizer": {"params": {"lr": "1e-3"}}',
+            'lr is the text "1e-3": it has to be a number from 0 on',
+            "lr: 1e-3, without quotes",
+        ),
+        (
+            '"gradient_clipping": "one"',
+            "gradient_clipping is one: it has to be a number",
+            "write a number",
+        ),
+    ],
+)
+def test_what_a_value_of_deepspeed_has_to_be_is_said_with_its_fix(entry, what, fix):
+    text = '{"wall_clock_breakdown": false, "zero_optimization": {"stage": 2}, ' + entry + "}"
+    (found,) = findings("ds.json", text, Context())
+    assert (found.what, found.fix) == (what, fix)

@@ -3,7 +3,10 @@
 import difflib
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
+from typing import Any, Literal
 
 import msgspec
 
@@ -13,16 +16,34 @@ from paceline.check.lint.configs.marked import Marked
 from paceline.check.lint.configs.say import ERROR, INFO, Fault
 from paceline.check.lint.context import Context, version_numbers
 
+_TRUTHS = {"1", "0", "on", "off", "t", "f", "true", "false", "y", "n", "yes", "no"}
+"""Texts read as a truth value, in any case: pydantic 2.14 and Accelerate 1.15's `str_to_bool`."""
+
+_KINDS = {"bool": "true or false", "whole": "a whole number", "number": "a number"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Values:
     """What some keys take."""
 
     names: str
+    kind: Literal["words", "bool", "whole", "number"] = "words"
     words: str = ""
-    """In any case. Empty: a whole number."""
+    """In any case; of another kind than words, what is taken besides."""
 
-    lowest: int = 0
+    cased: str = ""
+    """Words that count in this case alone."""
+
+    lowest: int | float = 0
+    highest: int | float = inf
+    """Both of numbers."""
+
+    is_typed: bool = False
+    """Whether a number or a truth value that stands in quotes fails."""
+
+    only: str = ""
+    """Key of the section and its values with which these are read; - where it is not given."""
+
     is_closed: bool = False
     """Whether no version knows another word; otherwise only what is nearly one is an error."""
 
@@ -34,7 +55,9 @@ class Section:
     path: str = ""
     """Keys that lead to it."""
 
-    keys: str
+    keys: str = ""
+    """Empty: any."""
+
     prefix: str = ""
     """What a key of the file has before the name that is listed, or may have."""
 
@@ -101,7 +124,7 @@ def check_schema(schema: Schema, document: Marked, context: Context) -> Iterator
         if inside is None or inside.value is None:
             continue
         if isinstance(inside.value, dict):
-            if version is None or version >= version_numbers(section.since):
+            if section.keys and (version is None or version >= version_numbers(section.since)):
                 yield from _check_keys(schema, section, inside)
             yield from _check_values(schema, section, inside)
         elif section.example and not (section.may_be_bool and isinstance(inside.value, bool)):
@@ -147,25 +170,69 @@ def _check_keys(schema: Schema, section: Section, inside: Marked) -> Iterator[Fa
 
 def _check_values(schema: Schema, section: Section, inside: Marked) -> Iterator[Fault]:
     for row in section.values:
+        key, *wanted = row.only.split() or [""]
+        if wanted and (inside.text(key) or "-") not in wanted:
+            continue
         for name in row.names.split():
             value = inside.at(name)
             text = _shown(value) if value is not None else ""
-            known = {word.lower(): word for word in row.words.split()}
-            if value is None or value.value is None or (known and not text):
+            if value is None or value.value is None or (row.kind == "words" and not text):
                 continue
             if re.search(r"[${}<>%]", text) or text == schema.filled != "":
                 continue
-            number = value.number() if not isinstance(value.value, bool) else None
-            if not known:
-                if number is None or number < row.lowest:
-                    what = f"{name} is {text}: it has to be a whole number from {row.lowest} on"
-                    yield Fault(schema.id, value, what, f"{name}: {row.lowest}")
-            elif (word := "no" if value.false() else text.lower()) not in known:  # as YAML reads no
-                near = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
-                what = f"{name} is {text}, which is not one of {', '.join(sorted(known.values()))}"
-                fix = f"write {known[near[0]]}" if near else "one of these"
-                level = ERROR if near or row.is_closed else INFO
-                yield Fault(schema.id, value, what, fix, level)
+            word = "no" if value.false() else text.lower()  # as YAML reads no
+            if text in row.cased.split() or word in row.words.lower().split():
+                continue
+            check = _check_word if row.kind == "words" else _check_kind
+            yield from check(schema.id, row, name, value)
+
+
+def _check_word(id: str, row: Values, name: str, value: Marked) -> Iterator[Fault]:
+    known = {word.lower(): word for word in (row.words + " " + row.cased).split()}
+    near = difflib.get_close_matches(_shown(value).lower(), known, n=1, cutoff=0.7)
+    listed = ", ".join(sorted(known.values()))
+    what = f"{name} is {_shown(value)}, which is not one of {listed}"
+    fix = f"write {known[near[0]]}" if near else "one of these"
+    yield Fault(id, value, what, fix, ERROR if near or row.is_closed else INFO)
+
+
+def _check_kind(id: str, row: Values, name: str, value: Marked) -> Iterator[Fault]:
+    """A truth value or a number that is another one, outside its range, or in quotes."""
+    is_text, text = isinstance(value.value, str), _shown(value)
+    number = _number(value.value)
+    if row.kind == "bool":
+        is_good = isinstance(value.value, bool) or number in {0, 1} or text.lower() in _TRUTHS
+        wanted, fix = _KINDS["bool"], f"{name}: true, or {name}: false"
+    else:
+        is_good = number is not None and row.lowest <= number <= row.highest
+        if row.kind == "whole" and number is not None:
+            is_good &= isinstance(number, int) or _is_whole(value.value)
+        is_above = number is not None and number > row.highest
+        limit = f" from {row.lowest} on" if row.lowest > -inf else ""
+        wanted = _KINDS[row.kind] + (f" of at most {row.highest}" if is_above else limit)
+        fix = f"write {wanted}" if is_above or not limit else f"{name}: {row.lowest}"
+    is_quoted = is_good and is_text and row.is_typed
+    if is_quoted:
+        text, fix = f'the text "{text}"', f"{name}: {text}, without quotes"
+    if not is_good or is_quoted:
+        yield Fault(id, value, f"{name} is {text or 'empty'}: it has to be {wanted}", fix)
+
+
+def _number(value: Any) -> int | float | None:
+    """The number that a scalar is, or that its text stands for."""
+    if isinstance(value, bool | int | float):
+        return None if isinstance(value, bool) else value
+    for kind in (int, float):
+        with suppress(ValueError, TypeError):
+            return kind(value)
+    return None
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether pydantic takes it as a whole number: 5e8 and "5.0", and not "5e8"."""
+    if isinstance(value, str):
+        return bool(re.fullmatch(r"\s*[-+]?\d+\.0*\s*", value))
+    return bool(value % 1 == 0)
 
 
 def _shown(value: Marked) -> str:
