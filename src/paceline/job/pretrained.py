@@ -20,6 +20,7 @@ from paceline.job.adapters import start_files
 from paceline.job.gguf import converted_folder
 from paceline.job.hf_config import read_hf_config
 from paceline.job.load import Job
+from paceline.job.safetensors import place_in
 
 INDEX = "model.safetensors.index.json"
 PICKLES = "pytorch_model*.bin"
@@ -331,7 +332,7 @@ def _indexed(folder: Path, where: str) -> tuple[Path, ...]:
             code="M012",
             what=f"{len(missing)} of {len(paths)} weight files that {INDEX} names are missing: "
             f"{', '.join(missing[:8])}{' and more' if len(missing) > 8 else ''}",
-            where=f"{where}: {folder}",
+            where=place_in(where, folder),
             fix="download the missing files again; they belong beside config.json",
         )
     return paths

@@ -125,10 +125,15 @@ def bytes_of(each: StoredTensor) -> int:
     return prod(each.shape) * BYTES[each.dtype]
 
 
+def place_in(where: str, folder: Path) -> str:
+    """A place and the folder that it means, once where they are the same."""
+    return where if where == str(folder) else f"{where}: {folder}"
+
+
 def _damaged(path: Path, reason: str, where: str) -> JobError:
     return JobError.of(
         code="M012",
         what=f"{path.name} is not a whole safetensors file: {reason}",
-        where=f"{where}: {path.parent}",
+        where=place_in(where, path.parent),
         fix="download the file again",
     )

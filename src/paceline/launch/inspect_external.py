@@ -128,7 +128,9 @@ def look(found: ForeignCheckpoint, *, key: str | None = None, scan: bool = False
 
 def _seen(found: ForeignCheckpoint, form: Form, path: Path, key: str | None, scan: bool) -> Seen:
     need_packages(form)
-    tokenizer = tokenizer_in(_folder(found))
+    is_broken = found.kind != "adapter" and not found.config  # its config.json is M002 by itself
+    has_settings = (_folder(found) / "config.json").exists()
+    tokenizer = None if is_broken and has_settings else tokenizer_in(_folder(found))
     config = found.config if found.kind != "adapter" else None
     asked = Look(
         path=str(path),

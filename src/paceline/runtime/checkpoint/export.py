@@ -53,6 +53,7 @@ from paceline.runtime.checkpoint.state_files import (
 from paceline.runtime.checkpoint.stored_names import as_stored
 from paceline.runtime.checkpoint.universal import write_universal
 from paceline.runtime.state import DATA, MODEL, OPTIMIZER, split_optimizer_name
+from paceline.units import counted
 
 _INDEX = "model.safetensors.index.json"
 _ONE = ("model.safetensors", WEIGHTS)
@@ -148,7 +149,8 @@ def _listed(nonfinite: Mapping[str, str]) -> str:
 def _nonfinite(asked: Conversion, nonfinite: Mapping[str, str]) -> CheckpointError:
     return CheckpointError.of(
         code="C016",
-        what=f"{len(nonfinite)} tensors have values that are no numbers: {_listed(nonfinite)}",
+        what=f"{counted(len(nonfinite), 'tensor')} with values that are no numbers: "
+        f"{_listed(nonfinite)}",
         where=asked.source,
         fix="take an earlier checkpoint, or convert it as it is: paceline checkpoint convert "
         "--allow-nonfinite",

@@ -19,6 +19,7 @@ from paceline.runtime.checkpoint.fit import check_fit
 from paceline.runtime.checkpoint.pickles import read_pickle
 from paceline.runtime.checkpoint.readers import read_weights
 from paceline.runtime.checkpoint.state_files import nonfinite_in
+from paceline.units import counted
 
 _Said = tuple[list[str], list[str], list[Problem]]
 """What was checked, what was not and why, and what is wrong."""
@@ -42,7 +43,9 @@ def look(asked: Look) -> Seen:
             wrong = list(_scan(asked, entries))
             problems += wrong
             if entries and not wrong:
-                checked.append(f"every value of {len(entries)} tensors{kind} is a number")
+                checked.append(
+                    f"every value of {counted(len(entries), 'tensor')}{kind} is a number"
+                )
         if weights.unread and not weights.others:
             skipped.append(f"optimizer state: {weights.unread}")
         if config is not None and asked.form != "adapter":
@@ -123,7 +126,8 @@ def _scan(asked: Look, entries: Mapping[str, Entry]) -> Iterator[Problem]:
     if wrong:
         yield Problem(
             code="C016",
-            what=f"{len(wrong)} tensors have values that are no numbers: {listed(wrong)}",
+            what=f"{counted(len(wrong), 'tensor')} with values that are no numbers: "
+            f"{listed(wrong)}",
             where=asked.path,
             fix="take an earlier checkpoint; `paceline diagnose` finds where a loss became NaN",
         )
