@@ -15,7 +15,9 @@ from click.testing import CliRunner
 from tests.cli.test_checkpoint import call
 
 from paceline.cli.checkpoint import command
+from paceline.cli.job_input import read_job
 from paceline.cli.resume_check import _verdict as verdict_of
+from paceline.cli.run_job import find_source
 from paceline.errors import CheckpointError, JobError, PacelineError
 from paceline.launch.helper import ask
 
@@ -976,3 +978,18 @@ def test_s3_8_what_is_said_to_be_another_form_is_refused_and_out_is_not_written_
     with pytest.raises(JobError, match="R002"):
         call("convert", made[0], tmp_path / "mine.pt", "--to", "torch")
     assert (tmp_path / "mine.pt").read_text() == "mine"
+
+
+def test_a_run_from_another_programs_weights_names_them_and_the_command_that_converts_them(
+    folder, tmp_path
+):
+    file = tmp_path / "job.yaml"
+    file.write_text(f"model: {{hf_config: {folder / 'config.json'}, weights: drawn}}\n" + JOB)
+    job = read_job(file, ())
+    with pytest.raises(JobError) as refused:
+        find_source(folder, job, "local")
+    (problem,) = refused.value.problems
+    assert problem.what.startswith(f"{folder} is weights")
+    assert f"`paceline checkpoint convert {folder} start`, and --from start" in (problem.fix or "")
+    converted(folder, tmp_path / "start", "--to", "paceline")
+    assert find_source(tmp_path / "start", job, "local") == tmp_path / "start/step-00000000"

@@ -271,7 +271,10 @@ def find_source(path: Path, job: "Job", place: str) -> Path:
             (`M013`).
         CheckpointError: It is damaged.
     """
+    from shlex import quote
+
     from paceline.errors import CheckpointError, JobError, Problem
+    from paceline.launch.external_checkpoints import find_other
     from paceline.launch.places import find_place
     from paceline.profile.fitting import check_decoder_sizes
     from paceline.profile.hf_names import to_hf_name
@@ -283,6 +286,14 @@ def find_source(path: Path, job: "Job", place: str) -> Path:
 
     if not find_place(place).has_our_files:
         raise click.UsageError(f"--from is of this machine, whose files {place} does not read.")
+    if (other := find_other(path)) is not None:
+        raise JobError.of(
+            code="C011",
+            what=f"{path} is {other.wrote}, and --from takes a checkpoint that Paceline wrote",
+            where="--from",
+            fix=f"`paceline checkpoint convert {quote(str(path))} start`, and --from start; to "
+            "fine-tune a model's folder, name it as model.pretrained",
+        )
     folder = one_checkpoint_at(path)
     manifest = read_manifest(folder)
     problem = manifest if isinstance(manifest, Problem) else verify_checkpoint(folder)
