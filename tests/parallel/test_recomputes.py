@@ -43,5 +43,5 @@ def test_columns_say_what_the_rows_say():
     for word, code in zip(RECOMPUTES, codes, strict=True):
         facts = RECOMPUTE_FACTS[word]
         assert goes_backward_once(code) == facts.one_backward
-        assert (share_untouched(code, 4) == 0.75) == facts.whole_blocks
-    assert share_untouched(codes, 1).tolist() == [1.0, 0.0, 0.0]
+        assert (share_untouched(code, 4, 8) == 0.75) == facts.whole_blocks
+    assert share_untouched(codes, 1, 8).tolist() == [1.0, 0.0, 0.0]

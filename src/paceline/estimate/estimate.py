@@ -236,22 +236,19 @@ def case_of(
 def price(layouts: Layouts, case: Case) -> Prices:
     """One price for each layout, in the same order."""
     holdings = case_holdings(layouts, case)
-    terms: Mapping[str, Column] = {}
-    counted = _in_whole_blocks(layouts, case.model)
-    if case.rates is not None:
-        terms = step_terms(case.model, counted, case.rates, case.traffic)
-    return Prices(
-        case=case, layouts=layouts, parts=fullest(case.model, layouts, holdings), terms=terms
-    )
+    parts = fullest(case.model, layouts, holdings)
+    return Prices(case=case, layouts=layouts, parts=parts, terms=case_terms(layouts, case))
 
 
-def _in_whole_blocks(layouts: Layouts, model: Model) -> Layouts:
-    """Layouts whose blocks per recomputed one are those of the model: of 6 blocks every 4th is one
-    in 3."""
-    if not np.any(layouts.recompute_every > 1):
-        return layouts
-    share = share_recomputed(layouts.recompute_every, model.num_blocks)
-    return replace(layouts, recompute_every=1 / share)
+def case_terms(layouts: Layouts, case: Case) -> Mapping[str, Column]:
+    """Seconds of a step by term, for each layout; none where the case has no rates. Blocks per
+    recomputed one are those of the model: of 6 blocks every 4th is one in 3."""
+    if case.rates is None:
+        return {}
+    if np.any(layouts.recompute_every > 1):
+        share = share_recomputed(layouts.recompute_every, case.model.num_blocks)
+        layouts = replace(layouts, recompute_every=1 / share)
+    return step_terms(case.model, layouts, case.rates, case.traffic)
 
 
 def case_holdings(layouts: Layouts, case: Case) -> Holdings:

@@ -44,7 +44,7 @@ class Model:
 
     @property
     def num_blocks(self) -> Value:
-        """Of all kinds."""
+        """Number of blocks of all kinds."""
         return sum(np.asarray(block.count, float) for block in self.blocks)
 
 

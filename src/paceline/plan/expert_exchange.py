@@ -3,7 +3,7 @@ layouts.
 
 Sources: Megatron-LM core_v0.16.1, core/transformer/transformer_config.py (assertions beside
 `overlap_moe_expert_parallel_comm`); deepseek-ai/DeepEP, csrc/kernels/launch.cuh (SWITCH_RANKS,
-SWITCH_RDMA_RANKS) and configs.cuh (NUM_MAX_NVL_PEERS); docs/legacy.md, requirements, and setup.py
+SWITCH_RDMA_RANKS) and configs.cuh (NUM_MAX_NVL_PEERS); its legacy page's requirements, and setup.py
 (be8053d: DISABLE_SM90_FEATURES leaves out the kernels between nodes).
 """
 

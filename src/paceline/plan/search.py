@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from paceline.estimate import Case, Estimate, Prices, price
-from paceline.estimate.estimate import case_holdings
+from paceline.estimate.estimate import case_holdings, case_terms
 from paceline.estimate.memory import fullest_stages, memory_parts
-from paceline.estimate.step import slow_end, step_terms, total_of
+from paceline.estimate.step import slow_end, total_of
 from paceline.parallel import Layout, Layouts
 from paceline.parallel.candidates import Grid, Space, grids
 from paceline.parallel.table import join
@@ -167,10 +167,7 @@ def search(space: Space, case: Case, *, limit_bytes: float, margin: float) -> Fo
 def grid_seconds(layouts: Layouts, case: Case) -> Column:
     """The slow end of a step's seconds for every cell of a grid: the total of `price` on
     `layouts.take(...)`."""
-    step: Any = 0.0
-    if case.rates is not None:
-        step = slow_end(step_terms(case.model, layouts, case.rates, case.traffic))
-    return np.broadcast_to(step, layouts.shape)
+    return np.broadcast_to(slow_end(case_terms(layouts, case)), layouts.shape)
 
 
 def grid_bytes(layouts: Layouts, case: Case) -> Column:

@@ -172,8 +172,8 @@ _PADDED_ROWS = 1024
 times 8 tensor ranks."""
 
 _SPARE_SHARE = 0.05
-"""Of an embedding, rows beyond those that a tokenizer leaves unused: twice what the published model
-with most spare rows has, DeepSeek-V2 with 102,400 for 100,002 tokens (its config.json)."""
+"""Share of an embedding's rows beyond those that a tokenizer leaves unused: twice what the
+published model with most spare rows has, DeepSeek-V2, 102,400 for 100,002 tokens (config.json)."""
 
 
 def _of_another_model(text: Mapping[str, Any], rows: int | None, largest: int) -> Iterator[str]:

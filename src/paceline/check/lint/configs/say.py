@@ -29,7 +29,7 @@ class Fault:
 
     what: str
     fix: str | None = None
-    """Of None it has the catalog's."""
+    """None takes the catalog's."""
 
     level: Severity = ERROR
     """How far the file shows it."""
