@@ -299,6 +299,18 @@ def test_the_screen_is_short_and_shows_the_equation():
         assert "estimated" in screen
 
 
+def test_the_parts_of_memory_are_said_to_be_where_they_are():
+    plan = plan_of()
+    assert "(parts: --explain)" in format_plan(plan)
+    assert "(parts: below)" in format_plan(plan, explained=True)
+
+
+def test_a_replica_of_one_node_says_which_failures_it_serves_and_what_the_others_need():
+    shown = " ".join(format_plan(plan_of(TINY)).split())
+    assert "each of 12.9% of failures (of a process whose node stays) costs" in shown
+    assert "of work; the others need the checkpoint" in shown
+
+
 def test_the_job_of_this_machine_is_planned_end_to_end():
     plan = plan_job(job_of(TINY))
     assert plan.cluster.is_local

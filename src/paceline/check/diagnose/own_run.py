@@ -1,8 +1,8 @@
-"""A run's own `events.jsonl`, told as log lines: which ranks were lost and how, and how it ended.
+"""A run's own `events.jsonl` as log lines: which ranks were lost and how, and how it ended.
 
 Each line of the file becomes one line of text, so that line numbers stay; what says nothing of a
 failure becomes an empty one. What a drill broke on purpose, what the run came through and what it
-repaired by itself is no failure and is told as a fact.
+repaired by itself is a fact of the answer, and no failure.
 """
 
 import re
@@ -28,7 +28,7 @@ from paceline.record.repair_text import corruption_text, recovery_text
 
 _START = b'{"event":"'
 _MOST = 3
-"""Losses, repairs and recoveries that are told one by one."""
+"""Most losses, repairs and recoveries that are listed one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -227,7 +227,7 @@ def exceptions(seen: Seen, candidates: Sequence[Candidate]) -> list[Candidate]:
     if not own:
         return []
     first = min(own, key=lambda each: _raised_when(each, seen))
-    while True:  # what it says it came from is nearer; what it wrapped is told with it
+    while True:  # on to the exception that was raised while this one was handled
         wrapper = next((each for each in own if each.during is first), None)
         if wrapper is None:
             break
