@@ -217,6 +217,15 @@ def test_silence_is_looked_into_recorded_with_stacks_and_ended():
     assert scene.state.phase == "pausing"
 
 
+def test_a_busy_machine_has_half_a_minute_to_say_where_its_ranks_stand():
+    scene = Scene(replace(SETUP, silence_s=30.0))
+    scene.begin()
+    assert scene.wait(30.0) == [script_run.Look()]
+    assert scene.wait(25.0) == []
+    scene.feed(script_run.Looked(1, {0: "in all_reduce", 1: "in sleep"}))
+    assert [event.stacks for event in scene.of(log.WorkerStuck)] == ["in all_reduce", "in sleep"]
+
+
 def test_without_a_limit_silence_is_fine():
     scene = Scene()
     scene.begin()
@@ -271,7 +280,7 @@ def test_nobody_who_looks_in_time_does_not_keep_a_silent_attempt_alive():
     scene = Scene(replace(SETUP, silence_s=30.0))
     scene.begin()
     scene.wait(30.0)
-    scene.wait(5.0)
+    scene.wait(script_run.STACKS_S)
     assert scene.state.phase == "ending"
 
 

@@ -39,8 +39,9 @@ SILENCE_GAPS = 20
 _RHYTHM = 5
 """Ticks with progress after which an attempt has a rhythm."""
 
-_STACKS_S = 2.0
-"""How long ranks may take to be looked at before they are ended. A guess: py-spy takes 0.3 s."""
+STACKS_S = 30.0
+"""How long ranks may take to be looked at before they are ended. A guess: py-spy takes 0.3 s, and
+much longer on a busy machine; the run stands still anyway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -431,7 +432,7 @@ def _tick(state: State, clock: Clock) -> list[Action]:
         return [Signal(signal.SIGKILL)]
     is_silent = silence_s is not None and now - state.heard_s >= silence_s
     if state.phase == "running" and state.stop_by is None and is_silent:
-        state.phase, state.due_s = "looking", now + _STACKS_S
+        state.phase, state.due_s = "looking", now + STACKS_S
         return [Look()]
     return []
 

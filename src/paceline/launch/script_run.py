@@ -386,6 +386,10 @@ def _newest_step(run: RunFolder) -> int:
     return max((each.step for each in read_metrics(run.metrics_file)), default=0)
 
 
+_PY_SPY_S = script_run.STACKS_S * 0.8
+"""How long one process may be looked at; the rest is for what the kernel says of it."""
+
+
 async def _stacks(pid: int) -> str:
     """Where a process stands: its Python lines if py-spy is installed, else the kernel's view."""
     beside = Path(sys.executable).with_name("py-spy")
@@ -397,7 +401,7 @@ async def _stacks(pid: int) -> str:
             stderr=asyncio.subprocess.DEVNULL,
         )
         try:
-            text, _ = await asyncio.wait_for(process.communicate(), timeout=1.5)
+            text, _ = await asyncio.wait_for(process.communicate(), _PY_SPY_S)
             if process.returncode == 0:
                 return text.decode(errors="replace")
         except TimeoutError:
