@@ -13,6 +13,7 @@ from paceline.estimate.recovery import (
     state_plan,
 )
 from paceline.parallel import Layout, replicas_of
+from paceline.report.plan_text import tier_text
 
 TRAINING = Training(
     num_parameters=8_000_000_000,
@@ -94,6 +95,15 @@ def test_copies_inside_one_node_help_only_where_the_node_stays():
     )
     assert inside.covered == pytest.approx(54 / 419)
     assert across.covered > 0.99
+
+
+def test_copies_inside_one_node_serve_processes_alone_however_often_those_fail():
+    mostly_software = replace(LLAMA3, process_share=0.6)
+    inside = state_plan(
+        layout_of("none", data=8), TRAINING, replace(MACHINE, num_domains=1), mostly_software
+    ).tier("replica")
+    assert "each of 60.0% of failures (of a process whose node stays)" in tier_text(inside)
+    assert not inside.outlives_node
 
 
 def test_the_more_often_it_fails_the_less_is_useful_and_the_shorter_the_interval():

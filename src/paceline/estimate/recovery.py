@@ -122,6 +122,9 @@ class StateTier:
     covered: float
     """Share of the failures after which the state is there; the rest go to the checkpoint."""
 
+    outlives_node: bool
+    """Whether those are failures of whole nodes too, and not only of processes whose node stays."""
+
     host_bytes: int
     """Bytes of one node's memory, beyond what training needs."""
 
@@ -305,12 +308,8 @@ def _replica(case: _Case) -> StateTier:
     why_not = case.without_agents
     if why_not is None and copies < 2:
         why_not = "no other rank holds the same state"
-    covered = case.failures.process_share
-    if elsewhere == 1:
-        covered = 1 - case.failures.together_share
-    elif elsewhere > 1:
-        covered = 1 - case.failures.everything_share
-    return _priced(case, "replica", why_not=why_not, covered=covered)
+    takes_all = case.failures.together_share if elsewhere == 1 else case.failures.everything_share
+    return _priced(case, "replica", why_not=why_not, takes_all=takes_all if elsewhere else None)
 
 
 _CONTENTION = 0.1
@@ -343,7 +342,7 @@ def _memory(case: _Case) -> StateTier:
         case,
         "memory",
         why_not=why_not,
-        covered=1 - case.failures.together_share if sends else case.failures.process_share,
+        takes_all=case.failures.together_share if sends else None,
         host_bytes=round(needed),
         network_bytes=case.piece_bytes / steps if sends else 0.0,
         fetch_s=send_s,
@@ -355,7 +354,7 @@ def _memory(case: _Case) -> StateTier:
 
 
 def _checkpoint(case: _Case) -> StateTier:
-    return _priced(case, "checkpoint", why_not=None, covered=0.0)
+    return _priced(case, "checkpoint", why_not=None, takes_all=1.0)
 
 
 def _priced(
@@ -363,7 +362,7 @@ def _priced(
     name: Tier,
     *,
     why_not: str | None,
-    covered: float,
+    takes_all: float | None,
     host_bytes: int = 0,
     network_bytes: float = 0.0,
     step_s: float = 0.0,
@@ -372,8 +371,10 @@ def _priced(
     fetch_s: float | None = None,
 ) -> StateTier:
     """A tier with its useful time: that of the checkpoints which it leaves necessary, less what its
-    own failures and its own work take."""
+    own failures and its own work take. `takes_all` is the share of all failures that take every
+    copy; None where a failure of the node takes them."""
     training, failures = case.training, case.failures
+    covered = failures.process_share if takes_all is None else 1 - takes_all
     # A failure comes anywhere in a step, which is repeated.
     lost_s = training.step_s / 2 if lost_s is None else lost_s
     fetch_s = case.fetch_s if fetch_s is None else fetch_s
@@ -401,6 +402,7 @@ def _priced(
         name=name,
         why_not=why_not,
         covered=covered,
+        outlives_node=takes_all is not None,
         host_bytes=host_bytes,
         network_bytes_per_step=network_bytes,
         step_s=step_s,

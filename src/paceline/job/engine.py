@@ -26,6 +26,7 @@ class EngineNames:
     planned: str = ""
     files: tuple[str, str] | None = None
     instead: str = ""
+    is_megatron: bool = False
 
 
 ENGINE_NAMES: Mapping[str, EngineNames] = msgspec.convert(

@@ -307,7 +307,7 @@ def _launcher_of(engine: str) -> Launcher | None:
 
 def _check_inputs(engine: str, job: Job, launcher: Launcher) -> Iterator[Problem]:
     spec = job.spec
-    is_made_up = spec.data.corpus == "mock" and engine.startswith("megatron")
+    is_made_up = spec.data.corpus == "mock" and ENGINE_NAMES[engine].is_megatron
     given = {
         "engine_path": spec.engine_path,
         "data.path": spec.data.path or ("mock" if is_made_up else None),

@@ -25,7 +25,7 @@ from paceline.profile import (
     resolve_profile,
 )
 from paceline.render.carried import left_out
-from paceline.render.engine import Engine, EngineModule, Files, Gap, RenderError
+from paceline.render.engine import ANY_MODEL, Engine, EngineModule, Files, Gap, RenderError
 from paceline.render.example import SETTINGS, needs_own_program, without_own_program
 from paceline.render.model import config_of
 from paceline.topology import Cluster, find_cluster
@@ -138,7 +138,7 @@ def _beside_engine(name: str, plan: Plan, gaps: tuple[Gap, ...]) -> tuple[Gap, .
     if plan.engine == "paceline" or name in (*ENGINE_NAMES, renderer_of(plan.engine)):
         return gaps
     fix = "set engine to paceline"
-    if name in _STARTS_ENGINES:
+    if ENGINES[name].starts_engines:
         fix = f"`paceline run JOB --on {name}` starts {plan.engine} itself, and --dry-run shows its"
         fix += " files"
     first = Gap(
@@ -153,11 +153,6 @@ def _beside_engine(name: str, plan: Plan, gaps: tuple[Gap, ...]) -> tuple[Gap, .
         for gap in gaps
         if gap.where != "engine_path"
     )
-
-
-_STARTS_ENGINES = ("kubernetes", "ray", "slurm")
-"""Places whose own files start a program of torchrun's, and where `paceline run --on` starts an
-engine's files."""
 
 
 def _without_data(files: Files, job: Job) -> Iterator[Gap]:
@@ -258,7 +253,7 @@ def _gaps(module: EngineModule, plan: Plan, job: Job, *, own_program: bool) -> t
     if own_program:
         return found
     name = renderer_of(plan.engine)
-    engine = name if name in ("accelerate", "deepspeed") else "torchrun"
+    engine = name if name in ANY_MODEL else "torchrun"
     return tuple(
         without_own_program(
             found,

@@ -13,6 +13,7 @@ import yaml
 from paceline.catalog.load import read_shipped
 from paceline.job import Job
 from paceline.job.data_rules import WITH_ANSWERS, objective_of
+from paceline.job.engine import ENGINE_NAMES
 from paceline.job.non_defaults import fields_of, settings_asked
 from paceline.job.pretrained import loads_weights
 from paceline.render.engine import Gap
@@ -111,7 +112,7 @@ def needs(job: Job) -> Iterator[Gap]:
             why="only Megatron generates mock samples",
             nearest=None,
             fix="set data.path to your own files"
-            + ("" if job.spec.engine.startswith("megatron") else ", or engine to megatron"),
+            + ("" if ENGINE_NAMES[job.spec.engine].is_megatron else ", or engine to megatron"),
         )
     if data.kind in WITH_ANSWERS:
         yield Gap(

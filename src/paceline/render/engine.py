@@ -67,6 +67,10 @@ class Engine:
     versions: str = ""
     """The releases the files are written for: `1.10 to 1.15`."""
 
+    starts_engines: bool = False
+    """Of a place whose own files start a program of torchrun's: whether `paceline run --on` starts
+    an engine's files there."""
+
 
 class EngineModule(Protocol):
     """What every engine's module has."""

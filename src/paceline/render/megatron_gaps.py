@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from paceline.job import Job
+from paceline.job.engine import ENGINE_NAMES
 from paceline.job.job import DataSpec
 from paceline.parallel.abilities import abilities_of
 from paceline.plan import Plan
@@ -108,7 +109,8 @@ def _layout_gaps(plan: Plan) -> Iterator[Gap]:
     layout = plan.layout
     has = "Megatron Core 0.16 has 1F1B and its interleaved form"
     yield from schedule_gaps(plan, "megatron", has)
-    if layout.recompute == "selective" and not plan.engine.startswith("megatron"):
+    is_own = ENGINE_NAMES[plan.engine].is_megatron  # whose plan is of so many blocks, whichever
+    if layout.recompute == "selective" and not is_own:
         yield Gap(
             what=f"selective recomputation as {plan.engine} does it",
             where="layout.recompute",
@@ -116,7 +118,6 @@ def _layout_gaps(plan: Plan) -> Iterator[Gap]:
             nearest="core attention is recomputed: more memory, less time than planned",
             fix="engine: megatron, so that memory and time are Megatron's",
         )
-    is_own = plan.engine.startswith("megatron")  # whose plan is of so many blocks, whichever
     if layout.recompute == "full" and layout.recompute_every > 1 and not is_own:
         yield Gap(
             what=f"one block in {layout.recompute_every} recomputed",

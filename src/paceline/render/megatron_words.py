@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.estimate.stages import blocks_by_stage
 from paceline.job import Job
+from paceline.job.engine import ENGINE_NAMES
 from paceline.job.sources import tokenizer_folder
 from paceline.job.train_rules import decay_steps
 from paceline.parallel.stages import is_v_shaped, num_stages
@@ -44,7 +45,7 @@ optimizer, which needs no FSDP."""
 def prefixes_of(job: Job) -> list[str]:
     """Token files of the job, each by its prefix; none where its data are text for another
     engine."""
-    if not job.spec.engine.startswith("megatron") or job.spec.data.path is None:
+    if not ENGINE_NAMES[job.spec.engine].is_megatron or job.spec.data.path is None:
         return []
     asked = job.spec.data.path
     return [str(job.folder / each) for each in ([asked] if isinstance(asked, str) else asked)]
@@ -52,7 +53,7 @@ def prefixes_of(job: Job) -> list[str]:
 
 def tokenizer_of(job: Job) -> str | None:
     """Folder of the job's tokenizer; None where token numbers are taken as they are."""
-    return tokenizer_folder(job) if job.spec.engine.startswith("megatron") else None
+    return tokenizer_folder(job) if ENGINE_NAMES[job.spec.engine].is_megatron else None
 
 
 def needed_lines(job: Job) -> list[str]:
@@ -329,7 +330,7 @@ def optimizer_words(job: Job) -> Words:
 
 def planned_for(plan: Plan) -> list[str]:
     """A comment, where the plan's memory and time are another engine's."""
-    if plan.engine.startswith("megatron"):
+    if ENGINE_NAMES[plan.engine].is_megatron:
         return []
     return [
         f"Memory and time were planned for the engine {plan.engine}: `engine: megatron` in the job",

@@ -378,7 +378,7 @@ def tier_text(tier: StateTier) -> str:
         each = f"a failure {each}"
     else:
         # Copies on the node itself outlive failures of a process; those elsewhere most others too.
-        of = "" if tier.covered > 0.5 else " (of a process whose node stays)"
+        of = "" if tier.outlives_node else " (of a process whose node stays)"
         each = f"each of {tier.covered:.1%} of failures{of} {each}; the others need the checkpoint"
     return "; ".join([f"goodput {tier.useful:.2%}", *costs, each])
 
