@@ -226,6 +226,17 @@ def test_a_busy_machine_has_half_a_minute_to_say_where_its_ranks_stand():
     assert [event.stacks for event in scene.of(log.WorkerStuck)] == ["in all_reduce", "in sleep"]
 
 
+def test_a_script_that_prints_while_it_is_looked_at_goes_on():
+    scene = Scene(replace(SETUP, silence_s=30.0))
+    scene.begin()
+    assert scene.wait(30.0) == [script_run.Look()]
+    scene.feed(script_run.Printed())
+    scene.feed(script_run.Looked(1, {0: "in a save"}))
+    assert scene.wait(29.0) == []
+    assert scene.state.phase == "running"
+    assert scene.of(log.WorkerLost) == []
+
+
 def test_without_a_limit_silence_is_fine():
     scene = Scene()
     scene.begin()

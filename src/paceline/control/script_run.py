@@ -300,6 +300,8 @@ def _printed(state: State, has_progressed: bool, clock: Clock) -> list[Action]:
     if state.num_progressed:
         state.longest_gap_s = max(state.longest_gap_s, clock.monotonic_s - state.heard_s)
     state.heard_s = clock.monotonic_s
+    if state.phase == "looking":  # it goes on
+        state.phase, state.due_s = "running", None
     if has_progressed:
         state.has_progressed = True
         state.num_progressed += 1
