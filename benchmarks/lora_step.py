@@ -92,8 +92,10 @@ class Ours:
         )
 
     def step(self, number: int) -> float:
+        from paceline.runtime.step import Step
+
         tokens = tokens_of(number, self.trainer.meshes.place.data)
-        step = self.trainer.begin(number, LEARNING_RATE)
+        step = Step(number, self.trainer, LEARNING_RATE)
         step.train_on([(tokens[:, :-1], tokens[:, 1:])])
         step.apply()
         return step.loss

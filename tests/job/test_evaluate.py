@@ -6,7 +6,7 @@ import pytest
 
 from paceline.errors import JobError
 from paceline.job import parse_job
-from paceline.job.evaluate import check_measured, kept_every, most_kept, num_best
+from paceline.job.evaluate_rules import check_measured, kept_every, most_kept, num_best
 
 TEXT = """\
 model: {decoder: {layers: 2, hidden: 32, heads: 2}}

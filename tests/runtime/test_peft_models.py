@@ -20,6 +20,7 @@ from paceline.runtime.initial.blueprint import Blueprint
 from paceline.runtime.initial.fill import Filler
 from paceline.runtime.recovery.live import LiveState
 from paceline.runtime.state import named_parameters, named_state, parameter_places
+from paceline.runtime.step import Step
 from paceline.runtime.trainer import Trainer
 
 peft = pytest.importorskip("peft")
@@ -71,7 +72,7 @@ def train(layout: Layout, kind: str) -> dict[str, Any]:
     tokens = torch.arange(BATCH * STEPS * 17).view(-1, 17) * 5 % 67
     losses = []
     for number in range(1, STEPS + 1):
-        step = trainer.begin(number, 0.5)
+        step = Step(number, trainer, 0.5)
         for ids in step.micro_batches(len(tokens)):
             logits = model(input_ids=tokens[ids, :-1]).logits
             loss = F.cross_entropy(logits.flatten(0, 1), tokens[ids, 1:].flatten())

@@ -90,7 +90,7 @@ def begun(hooks, kind: type[torch.optim.Optimizer] = torch.optim.SGD) -> tuple[S
         clip_norm=1.0,
         hooks=hooks,
     )
-    return trainer.begin(7, 0.1), model
+    return Step(7, trainer, 0.1), model
 
 
 def test_nothing_is_decided_before_the_vote_is_settled():
@@ -146,7 +146,7 @@ def test_the_rates_of_groups_keep_their_ratio():
         seed=1,
         clip_norm=None,
     )
-    trainer.begin(1, 0.01)
+    Step(1, trainer, 0.01)
     assert [group["lr"] for group in trainer.optimizer.param_groups] == [0.01, 0.005]
 
 

@@ -1,13 +1,11 @@
 """What is known beforehand: accelerators, links, prices and published models, with sources."""
 
 from paceline.catalog.accelerator import PRECISIONS, Accelerator, Backend
+from paceline.catalog.find import catalog_name, find_accelerator, find_link
 from paceline.catalog.link import Link
 from paceline.catalog.load import (
     accelerator_named,
     accelerator_spellings,
-    catalog_name,
-    find_accelerator,
-    find_link,
     load_accelerators,
     load_links,
 )

@@ -6,19 +6,14 @@ A catalog file of the reader's own is merged over them in `user.py`.
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from paceline.catalog._rows import checked_row, make_row, no_such, with_likes
+from paceline.catalog._rows import checked_row, make_row, with_likes
 from paceline.catalog.accelerator import ACCELERATOR_KEYS, Accelerator, make_accelerator
 from paceline.catalog.link import Link
-from paceline.catalog.mig import num_slices, slice_of, split_slice
-from paceline.errors import JobError, Problem
-
-if TYPE_CHECKING:
-    from paceline.catalog.user import Catalog
+from paceline.catalog.mig import slice_of, split_slice
 
 _T = TypeVar("_T")
 
@@ -39,34 +34,6 @@ def load_links() -> Mapping[str, Link]:
     return read_rows("links.toml", Link)
 
 
-def _or_own(unknown: Problem) -> Problem:
-    own = "describe it in your own catalog file: `paceline catalog --write paceline-catalog.toml`"
-    return replace(unknown, fix=f"{unknown.fix}; or {own}")
-
-
-def find_accelerator(name: str, *, where: str, catalog: "Catalog | None" = None) -> Accelerator:
-    """The accelerator of that name or alias, in any case, or as its own tool reports it.
-
-    Args:
-        name: As a person, a data sheet or `nvidia-smi` writes it: `h100`, `A100-SXM4-80GB`,
-            `NVIDIA H100 80GB HBM3`.
-        where: Its place in the job, for the message.
-        catalog: Where to look; the built-in one when left out.
-
-    Raises:
-        JobError: `T001`, naming the nearest one.
-    """
-    accelerators = load_accelerators() if catalog is None else catalog.accelerators
-    if (found := accelerator_named(name, accelerators)) is not None:
-        return found
-    card, profile = split_slice(name)
-    whole = accelerator_named(card, accelerators) if profile is not None else None
-    if whole is not None:
-        raise JobError(_no_such_slice(whole, profile, where))
-    spellings = accelerator_spellings(accelerators)
-    raise JobError(_or_own(no_such("T001", "accelerator", name, spellings, where)))
-
-
 def accelerator_named(name: str, accelerators: Mapping[str, Accelerator]) -> Accelerator | None:
     """The accelerator, or the slice of one, that a name means in any spelling; None without one.
 
@@ -78,7 +45,7 @@ def accelerator_named(name: str, accelerators: Mapping[str, Accelerator]) -> Acc
     spellings = accelerator_spellings(accelerators)
     by_lower = {spelling.lower(): known for spelling, known in spellings.items()}
     for spelled, profile in dict.fromkeys(((name, None), split_slice(name))):
-        found = by_lower.get(spelled.strip().lower()) or _by_smi_name(spelled, accelerators)
+        found = by_lower.get(spelled.strip().lower()) or by_smi_name(spelled, accelerators)
         if found is not None:
             return (
                 accelerators[found] if profile is None else slice_of(accelerators[found], profile)
@@ -86,48 +53,7 @@ def accelerator_named(name: str, accelerators: Mapping[str, Accelerator]) -> Acc
     return None
 
 
-def _no_such_slice(card: Accelerator, profile: str | None, where: str) -> Problem:
-    has = ", ".join(f"{each} ({num_slices(card, each)} of it)" for each in card.mig_profiles)
-    return Problem(
-        code="T001",
-        what=f"{card.name} has no slice (MIG) `{profile}`",
-        where=where,
-        fix=f"choose one of its own: {has}; `nvidia-smi -L` lists those of a machine"
-        if has
-        else f"name the whole card, {card.name}: the catalog knows no slices of it",
-    )
-
-
-def find_link(name: str, *, where: str, catalog: "Catalog | None" = None) -> Link:
-    """The link of that name, in any case.
-
-    Raises:
-        JobError: `T004`, naming the nearest one.
-    """
-    links = load_links() if catalog is None else catalog.links
-    found = {known.lower(): link for known, link in links.items()}.get(name.strip().lower())
-    if found is None:
-        unknown = no_such("T004", "link", name, {each: each for each in links}, where)
-        raise JobError(_or_own(unknown))
-    return found
-
-
-def catalog_name(smi_name: str, catalog: "Catalog | None" = None) -> str | None:
-    """The catalog's name of a GPU as its own tool reports it, or None when it is not in there.
-
-    >>> catalog_name("NVIDIA H100 80GB HBM3"), catalog_name("Aqua Vanjaram [Instinct MI300X]")
-    ('H100-SXM', 'MI300X')
-    """
-    accelerators = load_accelerators() if catalog is None else catalog.accelerators
-    card, profile = split_slice(smi_name)
-    found = _by_smi_name(card, accelerators)
-    if found is None or profile is None:
-        return found
-    part = slice_of(accelerators[found], profile)
-    return None if part is None else part.name
-
-
-def _by_smi_name(smi_name: str, accelerators: Mapping[str, Accelerator]) -> str | None:
+def by_smi_name(smi_name: str, accelerators: Mapping[str, Accelerator]) -> str | None:
     bare = _bare(smi_name)
     for name, accelerator in accelerators.items():
         if any(bare == _bare(each) for each in accelerator.smi_names):

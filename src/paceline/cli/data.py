@@ -120,7 +120,7 @@ def _read(job_file: Path, overrides: tuple[str, ...]) -> "Job":
     from paceline.cli.job_input import read_job
     from paceline.errors import JobError
     from paceline.job.data_rules import is_prepared
-    from paceline.job.length import uncounted
+    from paceline.job.length_rules import uncounted
 
     job = read_job(job_file, overrides, count=uncounted)
     if is_prepared(job):

@@ -224,7 +224,7 @@ def _of_job(
 ) -> _Scene:
     from paceline.cli.job_input import read_job
     from paceline.job.data_rules import is_prepared
-    from paceline.job.length import uncounted
+    from paceline.job.length_rules import uncounted
     from paceline.prepare.checked import files_of
     from paceline.prepare.survey import Asked
 

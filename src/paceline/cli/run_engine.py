@@ -1,8 +1,7 @@
 """`paceline run` of another engine, with its own program (JOB) or a person's (--script, --with)."""
 
 import json
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,6 @@ if TYPE_CHECKING:
     from paceline.cli.run_options import Asked
     from paceline.job import Job, Script
     from paceline.launch.engine_run import EngineRun, OwnScript
-    from paceline.launch.program_nodes import ProgramNodes
     from paceline.plan import Plan
     from paceline.record.run import RunFolder
 
@@ -120,6 +118,7 @@ def show(
     place: str, prepared: "EngineRun", folder: Path, options: Sequence[str], *, as_json: bool
 ) -> int:
     """What would be written, and submitted or started; asks nobody and makes nothing."""
+    from paceline.cli.run_submission import format_starts, starts_of
     from paceline.launch.engine_run import PLAN
     from paceline.launch.handover import FOLDER, format_submission
     from paceline.launch.places import PLACES, queued
@@ -149,54 +148,3 @@ def show(
     else:
         click.echo("\n".join(texts))
     return 0
-
-
-def starts_of(script: "Script", run: "RunFolder", place: str) -> list[dict[str, object]]:
-    """The command of each node's launcher; asks nobody."""
-    import shlex
-
-    from paceline.launch.program_nodes import planned_nodes
-
-    nodes = planned_nodes(script, place)
-    found: list[dict[str, object]] = []
-    for node, host in enumerate(nodes.names):
-        words = list(script.spec.command)
-        if place != "local":
-            words = nodes.command(script, str(run.path), node, attempt=1)
-        shown = shlex.join(words)
-        if place == "local":
-            shown = f"cd {shlex.quote(str(script.folder))} && {shown}"
-        found.append({"host": host, "command": words, "shown": shown})
-    return found
-
-
-def format_starts(starts: Sequence[Mapping[str, object]]) -> list[str]:
-    """For people."""
-    texts = [f"==> {each['host']}, started by <==\n{each['shown']}" for each in starts]
-    note = "HEAD-ADDRESS is the first node's, looked up when the run starts."
-    if any("RAY-NODE" in str(each["host"]) for each in starts):
-        note += " So are Ray's nodes; where none has GPUs, --cpus takes the place of --gpus."
-    return [*texts, note]
-
-
-def nodes_of(program: "Script", run: "RunFolder", place: str) -> "ProgramNodes | None":
-    """The nodes that a launcher is started on; None on this machine.
-
-    Raises:
-        JobError: One of them cannot take part.
-    """
-    from paceline.launch.program_nodes import find_nodes
-    from paceline.record.placement import Placement, write_placement
-
-    if place == "local":
-        return None
-    nodes = find_nodes(program, run, place, lambda text: click.echo(text, err=True))
-    if place != "srun":  # there the run is the queue's
-        hosts = dict(enumerate(nodes.names))
-        write_placement(run.path, Placement(place=place, hosts=hosts))
-    return nodes
-
-
-def discard(run: "RunFolder") -> None:
-    """Remove a new run that was refused: nothing was started, and nothing stays."""
-    shutil.rmtree(run.path, ignore_errors=True)

@@ -42,8 +42,7 @@ class Asked:
         self, program: "Script", run: "RunFolder", place: str = "local", *, is_new: bool = False
     ) -> int:
         """Run a script to its end from here. A new one that is refused leaves nothing behind."""
-        from paceline.cli.run_engine import discard, nodes_of
-        from paceline.cli.run_script import ranks_shown, run_program
+        from paceline.cli.run_script import discard, nodes_of, ranks_shown, run_program
         from paceline.errors import JobError
 
         ranks = ranks_shown(self.ranks, program)

@@ -1,6 +1,7 @@
 """`paceline run --script`: what is made of the command line, and the run to its end."""
 
 import json
+import shutil
 from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
@@ -161,3 +162,26 @@ def _refuse_job_without_engine(given: list[str]) -> None:
             f"{first} would only be an argument of the script: did you mean --with ENGINE, which "
             f"plans the ranks for it? Arguments of the script's own follow `--`: -- {first}"
         )
+
+
+def nodes_of(program: "Script", run: "RunFolder", place: str) -> "ProgramNodes | None":
+    """The nodes that a launcher is started on; None on this machine.
+
+    Raises:
+        JobError: One of them cannot take part.
+    """
+    from paceline.launch.program_nodes import find_nodes
+    from paceline.record.placement import Placement, write_placement
+
+    if place == "local":
+        return None
+    nodes = find_nodes(program, run, place, lambda text: click.echo(text, err=True))
+    if place != "srun":  # there the run is the queue's
+        hosts = dict(enumerate(nodes.names))
+        write_placement(run.path, Placement(place=place, hosts=hosts))
+    return nodes
+
+
+def discard(run: "RunFolder") -> None:
+    """Remove a new run that was refused: nothing was started, and nothing stays."""
+    shutil.rmtree(run.path, ignore_errors=True)

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -77,8 +77,6 @@ def _show_program(place: str, program: "Script", run: "RunFolder", *, as_json: b
     """The processes that would be started here, or the launcher of each node."""
     spec = program.spec
     if place != "local":
-        from paceline.cli.run_engine import format_starts, starts_of
-
         starts = starts_of(program, run, place)
         found = {"place": place, "folder": str(run.path), "starts": starts}
         click.echo(json.dumps(found, indent=2) if as_json else "\n".join(format_starts(starts)))
@@ -126,3 +124,29 @@ def hand_to_place(
     for verb in ("status", "logs", "stop"):
         click.echo(f"  paceline {verb} {shlex.quote(str(run.path))}")
     return 0
+
+
+def starts_of(script: "Script", run: "RunFolder", place: str) -> list[dict[str, object]]:
+    """The command of each node's launcher; asks nobody."""
+    from paceline.launch.program_nodes import planned_nodes
+
+    nodes = planned_nodes(script, place)
+    found: list[dict[str, object]] = []
+    for node, host in enumerate(nodes.names):
+        words = list(script.spec.command)
+        if place != "local":
+            words = nodes.command(script, str(run.path), node, attempt=1)
+        shown = shlex.join(words)
+        if place == "local":
+            shown = f"cd {shlex.quote(str(script.folder))} && {shown}"
+        found.append({"host": host, "command": words, "shown": shown})
+    return found
+
+
+def format_starts(starts: Sequence[Mapping[str, object]]) -> list[str]:
+    """For people."""
+    texts = [f"==> {each['host']}, started by <==\n{each['shown']}" for each in starts]
+    note = "HEAD-ADDRESS is the first node's, looked up when the run starts."
+    if any("RAY-NODE" in str(each["host"]) for each in starts):
+        note += " So are Ray's nodes; where none has GPUs, --cpus takes the place of --gpus."
+    return [*texts, note]

@@ -136,7 +136,7 @@ def _job(
     from paceline.cli.job_input import read_job
     from paceline.errors import JobError
     from paceline.job import load_script
-    from paceline.job.length import uncounted
+    from paceline.job.length_rules import uncounted
     from paceline.launch.smoke import smoke_job
 
     if path.suffix in (".yaml", ".yml") and load_script(path, overrides) is not None:

@@ -8,6 +8,7 @@ from paceline.job.job import (
     DataSpec,
     DecoderSpec,
     DrillSpec,
+    Job,
     JobSpec,
     LayoutSpec,
     ModelSpec,
@@ -15,9 +16,9 @@ from paceline.job.job import (
     RecoverySpec,
 )
 from paceline.job.kubernetes import KubernetesSpec
-from paceline.job.length import CountSamples, Length, SourceSize
+from paceline.job.length import Length, SourceSize
+from paceline.job.length_rules import CountSamples
 from paceline.job.load import (
-    Job,
     dump_job,
     dump_script,
     job_schema,

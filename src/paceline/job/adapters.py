@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import JobError, Problem
-from paceline.job.load import Job
+from paceline.job.job import Job
 from paceline.job.safetensors import stored_tensors
 from paceline.job.train import AdapterSpec
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from paceline.errors import JobError, Problem
-from paceline.job.load import Job
+from paceline.job.job import Job
 
 _Match = TypeVar("_Match", str, Path)
 

@@ -1,14 +1,10 @@
 """Rules between the fields of `data` and `model.tokenizer`; no file is read."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from paceline.errors import Problem
+from paceline.job.job import Job, JobSpec
 from paceline.job.train import ObjectiveSpec
-
-if TYPE_CHECKING:
-    from paceline.job.job import JobSpec
-    from paceline.job.load import Job
 
 COLUMNS = (
     *("text", "messages", "conversations", "prompt", "completion"),
@@ -27,7 +23,7 @@ BYTES = "bytes"
 """`model.tokenizer`: one token a byte."""
 
 
-def is_prepared(job: "Job") -> bool:
+def is_prepared(job: Job) -> bool:
     """Whether the job's data are tokenized, or read as rows, before the run; else bytes of text are
     read as they are, or a program reads data of its own."""
     data = job.spec.data
@@ -39,19 +35,19 @@ def is_prepared(job: "Job") -> bool:
     return has_text and has_tokenizer(job)
 
 
-def has_tokenizer(job: "Job") -> bool:
+def has_tokenizer(job: Job) -> bool:
     """Whether text becomes tokens of a tokenizer; else a byte is a token."""
     named = job.spec.model.tokenizer
     return named != BYTES and (named != "auto" or job.spec.model.pretrained is not None)
 
 
-def names_data(job: "Job") -> bool:
+def names_data(job: Job) -> bool:
     """Whether the job says what to read, in one of the three ways."""
     data = job.spec.data
     return any(way is not None for way in (data.path, data.corpus, data.sources))
 
 
-def check_names_data(job: "Job") -> Iterator[Problem]:
+def check_names_data(job: Job) -> Iterator[Problem]:
     """`J007` where the built-in trainer would have nothing to train on.
 
     A run needs data; a plan does not. A program has data of
@@ -61,7 +57,7 @@ def check_names_data(job: "Job") -> Iterator[Problem]:
         yield from check_has_data(job)
 
 
-def check_has_data(job: "Job") -> Iterator[Problem]:
+def check_has_data(job: Job) -> Iterator[Problem]:
     """`J007` where neither the job nor a program of its own names data."""
     if job.spec.program is None and not names_data(job):
         yield Problem(
@@ -74,7 +70,7 @@ def check_has_data(job: "Job") -> Iterator[Problem]:
         )
 
 
-def check_data_fields(job: "Job") -> Iterator[Problem]:
+def check_data_fields(job: Job) -> Iterator[Problem]:
     """Fields of `data` that go together, or that nothing would use; reads no file."""
     data = job.spec.data
     ways = [way for way in ("path", "corpus", "sources") if getattr(data, way) is not None]
@@ -88,7 +84,7 @@ def check_data_fields(job: "Job") -> Iterator[Problem]:
     yield from _check_objective(job)
 
 
-def _check_weights(job: "Job") -> Iterator[Problem]:
+def _check_weights(job: Job) -> Iterator[Problem]:
     sources = job.spec.data.sources or []
     for number, source in enumerate(sources):
         unknown = sorted(set(source.columns) - set(COLUMNS))
@@ -123,7 +119,7 @@ _DEFAULTS = {
 """Fields of prepared data, with what they are where nobody gives them."""
 
 
-def _check_unused(job: "Job") -> Iterator[Problem]:
+def _check_unused(job: Job) -> Iterator[Problem]:
     """What was given and nothing would read."""
     data, model = job.spec.data, job.spec.model
     changed = [f"data.{name}" for name, usual in _DEFAULTS.items() if getattr(data, name) != usual]
@@ -154,7 +150,7 @@ def _check_unused(job: "Job") -> Iterator[Problem]:
     yield from _check_packing(job)
 
 
-def _check_packing(job: "Job") -> Iterator[Problem]:
+def _check_packing(job: Job) -> Iterator[Problem]:
     data = job.spec.data
     is_chat, is_pairs = data.kind in WITH_ANSWERS, data.kind == "preference"
     if is_pairs and data.pack != "auto":
@@ -181,7 +177,7 @@ def _check_packing(job: "Job") -> Iterator[Problem]:
         yield _clash(job, what, "data.too_long", "leave it out, or set data.pack: documents")
 
 
-def objective_of(spec: "JobSpec") -> str:
+def objective_of(spec: JobSpec) -> str:
     """What the built-in trainer's loss is: `next_token`, `dpo` or `classification`."""
     asked = spec.train.objective
     if asked is not None and asked.kind != "auto":
@@ -189,7 +185,7 @@ def objective_of(spec: "JobSpec") -> str:
     return "next_token" if spec.program else _OBJECTIVES.get(spec.data.kind, "next_token")
 
 
-def _check_objective(job: "Job") -> Iterator[Problem]:
+def _check_objective(job: Job) -> Iterator[Problem]:
     """The loss goes with the data, the layout and what is trained."""
     asked, data = job.spec.train.objective or ObjectiveSpec(), job.spec.data
     if job.spec.program is not None:
@@ -216,7 +212,7 @@ def _check_objective(job: "Job") -> Iterator[Problem]:
     yield from _check_classes(job, objective)
 
 
-def _check_classes(job: "Job", objective: str) -> Iterator[Problem]:
+def _check_classes(job: Job, objective: str) -> Iterator[Problem]:
     labels, spec = job.spec.data.labels, job.spec
     if objective != "classification":
         if labels is not None and is_prepared(job):
@@ -233,5 +229,5 @@ def _check_classes(job: "Job", objective: str) -> Iterator[Problem]:
         yield _clash(job, what, "train.adapter", "leave it out: all of the model is trained then")
 
 
-def _clash(job: "Job", what: str, field: str, fix: str) -> Problem:
+def _clash(job: Job, what: str, field: str, fix: str) -> Problem:
     return Problem(code="J007", what=what, where=job.where(field), fix=fix)

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from paceline.job.load import Job
+from paceline.job.job import Job
 
 RECORD = "gguf.json"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import JobError
-from paceline.job.load import Job
+from paceline.job.job import Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

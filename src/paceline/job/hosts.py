@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.errors import JobError, Problem
-from paceline.job.load import Job
+from paceline.job.job import Job
 from paceline.job.places import check_host
 from paceline.job.script import Script
 from paceline.units import counted

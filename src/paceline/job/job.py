@@ -5,6 +5,9 @@ much to say have modules of their own. Rules that need the model's or the cluste
 further down the flow, in `parallel/`.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
@@ -17,12 +20,14 @@ from paceline.job.data import DataSpec, SourceSpec
 from paceline.job.engine import version_text
 from paceline.job.evaluate import EvaluateSpec
 from paceline.job.kubernetes import KubernetesSpec
+from paceline.job.length import Length
 from paceline.job.metrics import MetricsSpec
 from paceline.job.model import MODEL_WAYS, DecoderSpec, ModelSpec
 from paceline.job.places import RaySpec, SlurmSpec, SshSpec
 from paceline.job.recovery import CheckpointSpec, DrillSpec, RecoverySpec
 from paceline.job.section import Auto, Number, Positive, Seconds, section
 from paceline.job.train import TrainSpec
+from paceline.job.yaml_text import Place, where_in
 
 __all__ = [
     "MODEL_WAYS",
@@ -31,6 +36,7 @@ __all__ = [
     "DataSpec",
     "DecoderSpec",
     "DrillSpec",
+    "Job",
     "JobSpec",
     "LayoutSpec",
     "ModelSpec",
@@ -210,3 +216,27 @@ class JobSpec:
     program: str | None = None
     """Your own training function, `module:function`, imported from the job's folder and called
     with a `paceline.runtime.Session`. Left out, the built-in language-model trainer runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job file as it was read: what is asked, and where it came from."""
+
+    spec: JobSpec
+    """What is asked."""
+
+    folder: Path
+    """Absolute folder that relative paths and `module:function` names start from."""
+
+    source: str
+    """The file's name as the reader gave it, for messages."""
+
+    lines: Mapping[Place, int]
+    """Line of each key, counted from 1, for messages; 0 for what `--set` gave."""
+
+    length: Length | None = None
+    """What `train.steps` was made of; None where the job gives it."""
+
+    def where(self, field: str) -> str:
+        """The place of a dotted field for a message: `train.global_batch, job.yaml line 7`."""
+        return where_in(self.lines, self.source)(tuple(field.split(".")))

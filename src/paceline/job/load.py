@@ -1,7 +1,7 @@
 """Read a job file: YAML text to a `JobSpec`, or every problem at once with its line."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,9 @@ from pydantic import TypeAdapter
 from paceline.errors import JobError
 from paceline.job.alerts import AlertsSpec, check_alerts, check_plain
 from paceline.job.engine import read_engine
-from paceline.job.job import JobSpec
-from paceline.job.length import CountSamples, Length, in_steps, keep_overridden
+from paceline.job.job import Job, JobSpec
+from paceline.job.length import keep_overridden
+from paceline.job.length_rules import CountSamples, in_steps
 from paceline.job.misread import read_as
 from paceline.job.places import RaySpec, SlurmSpec, SshSpec
 from paceline.job.rules import check_rules, check_steps
@@ -20,30 +21,6 @@ from paceline.job.script import Script, ScriptSpec
 from paceline.job.secrets import check_secrets
 from paceline.job.section import section_in
 from paceline.job.yaml_text import Place, Where, override, parse_yaml, read_text, where_in
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """A job file as it was read: what is asked, and where it came from."""
-
-    spec: JobSpec
-    """What is asked."""
-
-    folder: Path
-    """Absolute folder that relative paths and `module:function` names start from."""
-
-    source: str
-    """The file's name as the reader gave it, for messages."""
-
-    lines: Mapping[Place, int]
-    """Line of each key, counted from 1, for messages; 0 for what `--set` gave."""
-
-    length: Length | None = None
-    """What `train.steps` was made of; None where the job gives it."""
-
-    def where(self, field: str) -> str:
-        """The place of a dotted field for a message: `train.global_batch, job.yaml line 7`."""
-        return where_in(self.lines, self.source)(tuple(field.split(".")))
 
 
 def load_job(

@@ -19,7 +19,7 @@ from paceline.errors import JobError, Problem
 from paceline.job.adapters import start_files
 from paceline.job.gguf import converted_folder
 from paceline.job.hf_config import read_hf_config
-from paceline.job.load import Job
+from paceline.job.job import Job
 from paceline.job.safetensors import place_in
 
 INDEX = "model.safetensors.index.json"

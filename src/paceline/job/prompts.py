@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from paceline.errors import JobError, Problem
-from paceline.job.load import Job
+from paceline.job.job import Job
 
 _MOST = 1000
 """Prompts of a file; more are surely data. A guess."""

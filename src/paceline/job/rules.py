@@ -1,23 +1,20 @@
 """Rules between the fields of a job that need nothing but the job itself."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from paceline.errors import Problem
 from paceline.job.alerts import check_alerts
 from paceline.job.data_rules import check_data_fields
-from paceline.job.evaluate import check_evaluation
-from paceline.job.length import check_length
+from paceline.job.evaluate_rules import check_evaluation
+from paceline.job.job import Job
+from paceline.job.length_rules import check_length
 from paceline.job.metrics import check_metrics
 from paceline.job.model import MODEL_WAYS
 from paceline.job.train_rules import check_phases, check_training
 from paceline.job.yaml_text import where_in
 
-if TYPE_CHECKING:
-    from paceline.job.load import Job
 
-
-def check_rules(job: "Job") -> Iterator[Problem]:
+def check_rules(job: Job) -> Iterator[Problem]:
     """All of them; those of the length where the job itself says it."""
     spec = job.spec
     yield from _check_sizes(job)
@@ -72,7 +69,7 @@ tokens, the largest cluster some 200,000 accelerators, the largest model some 10
 longest sequence some 10^7 tokens."""
 
 
-def _check_sizes(job: "Job") -> Iterator[Problem]:
+def _check_sizes(job: Job) -> Iterator[Problem]:
     """Numbers that no cluster has and no search would come to the end of."""
     train, cluster, size = job.spec.train, job.spec.cluster, job.spec.model.size
     if train.global_batch > _MOST_SAMPLES:
@@ -90,7 +87,7 @@ def _check_sizes(job: "Job") -> Iterator[Problem]:
         )
 
 
-def check_steps(job: "Job") -> Iterator[Problem]:
+def check_steps(job: Job) -> Iterator[Problem]:
     """The number of steps, once it is known, and the phases of the run."""
     steps = job.spec.train.steps
     if steps > _MOST_STEPS:
@@ -99,7 +96,7 @@ def check_steps(job: "Job") -> Iterator[Problem]:
     yield from check_phases(job.spec, job.where)
 
 
-def _too_many(job: "Job", field: str, number: int, most: int, unit: str) -> Problem:
+def _too_many(job: Job, field: str, number: int, most: int, unit: str) -> Problem:
     return Problem(
         code="J010",
         what=f"{field} makes {number:.6g} {unit}, and {most:,} are the most that are planned for",

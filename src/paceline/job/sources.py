@@ -14,8 +14,7 @@ from typing import Any
 from paceline.errors import JobError, Problem
 from paceline.job.corpus import expand, holds_rows, match_all, stdlib_files
 from paceline.job.data_rules import BYTES
-from paceline.job.job import SourceSpec
-from paceline.job.load import Job
+from paceline.job.job import Job, SourceSpec
 from paceline.job.packages import import_package
 from paceline.job.pretrained import find_pretrained
 

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from paceline.errors import JobError, Problem
-from paceline.job.load import Job
+from paceline.job.job import Job
 from paceline.job.sources import find_tokenizer
 
 

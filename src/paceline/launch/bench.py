@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.errors import JobError, PacelineError, PlanError, Problem
 from paceline.job import Job, LayoutSpec, MetricsSpec, PlanSpec
-from paceline.job.evaluate import measures_loss
+from paceline.job.evaluate_rules import measures_loss
 from paceline.launch.factory import measure_factory
 from paceline.launch.ranks import Failing, OnProgress, RankProcess, run_ranks, surroundings
 from paceline.launch.ready import check_can_run

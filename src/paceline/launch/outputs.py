@@ -14,7 +14,7 @@ import msgspec
 
 from paceline.errors import PacelineError
 from paceline.job import Job
-from paceline.job.evaluate import num_best
+from paceline.job.evaluate_rules import num_best
 from paceline.job.prompts import read_prompts
 from paceline.job.sources import find_tokenizer
 from paceline.job.tasks import read_tasks

@@ -11,8 +11,8 @@ from paceline.control.alerts import check_names
 from paceline.errors import JobError, PacelineError, Problem
 from paceline.job import Job, load_job, load_script
 from paceline.job.data_rules import is_prepared
-from paceline.job.evaluate import check_measured
-from paceline.job.length import uncounted
+from paceline.job.evaluate_rules import check_measured
+from paceline.job.length_rules import uncounted
 from paceline.job.pretrained import find_pretrained, loads_weights
 from paceline.job.prompts import read_prompts
 from paceline.job.safetensors import stored_tensors

@@ -18,7 +18,8 @@ from pathlib import Path
 from paceline.errors import JobError, PacelineError, PlanError
 from paceline.job import Job
 from paceline.job.data_rules import is_prepared
-from paceline.job.evaluate import EvaluateSpec, measures_loss
+from paceline.job.evaluate import EvaluateSpec
+from paceline.job.evaluate_rules import measures_loss
 from paceline.job.job import (
     CheckpointSpec,
     ClusterSpec,

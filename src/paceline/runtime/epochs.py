@@ -39,6 +39,7 @@ from paceline.runtime.determinism import seed_everything
 from paceline.runtime.devices import DEVICES, device_of
 from paceline.runtime.samples import Pair, Wrong, load_samples, read_samples
 from paceline.runtime.sampling import sample_ids
+from paceline.runtime.step import Step
 from paceline.runtime.strategy.local import unwrapped
 from paceline.runtime.trainer import Trainer
 from paceline.units import counted
@@ -245,7 +246,7 @@ def _train_epoch(training: Training) -> tuple[float | None, float | None]:
     for number, (num_samples, parts) in enumerate(steps, 1 + training.epoch * len(steps)):
         training.rate = float(trainer.optimizer.param_groups[0]["lr"])
         counted.nums = iter([len(samples) for samples in parts])
-        step = trainer.begin(number, training.rate)
+        step = Step(number, trainer, training.rate)
         step.train_on(
             islice(batches, len(parts)),
             loss_of=counted,

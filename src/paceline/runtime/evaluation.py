@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from paceline.control.slots import Phase
 from paceline.errors import JobError
-from paceline.job.evaluate import num_best
+from paceline.job.evaluate_rules import num_best
 from paceline.record import events as log
 from paceline.runtime import strategy
 from paceline.runtime.checkpoint._all_ranks import from_first

@@ -320,7 +320,7 @@ class Loop:
         here, state = self._here, self._here.state
         here.faults.pass_by("start", number)
         here.progress.begin_step(number)
-        state.step = self._trainer.begin(number, self._schedule(number) * self._rate_factor)
+        state.step = Step(number, self._trainer, self._schedule(number) * self._rate_factor)
         state.logged.open()
         return state.step
 

@@ -41,7 +41,7 @@ from paceline.control import messages as say
 from paceline.control.slots import Phase
 from paceline.errors import PlanError, RunError
 from paceline.job import Job
-from paceline.job.evaluate import kept_every, num_best
+from paceline.job.evaluate_rules import kept_every, num_best
 from paceline.job.train_rules import learning_rate_at
 from paceline.parallel.shrink import part_of
 from paceline.plan import Plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -21,16 +21,15 @@ from paceline.runtime.feed import Source, only_ids
 from paceline.runtime.phase_clock import PartTimes, own_seconds
 from paceline.runtime.recovery.verdict import Verdict
 from paceline.runtime.sampling import Ids, Mixture
+from paceline.runtime.trainer import Trainer
 from paceline.runtime.vote import Outcome, Votes
-
-if TYPE_CHECKING:
-    from paceline.runtime.trainer import Trainer
 
 
 class Step:
     """One optimizer step on this rank: its samples, their gradients, and the update."""
 
     def __init__(self, number: int, trainer: Trainer, learning_rate: float) -> None:
+        trainer.prepare(number, learning_rate)
         self.number = number
         """From 1."""
 

@@ -20,7 +20,6 @@ from paceline.runtime.feed import Feed
 from paceline.runtime.optimizer.adamw_8bit import AdamW8bit
 from paceline.runtime.phase_clock import PhaseClock, make_clock
 from paceline.runtime.sampling import DataRank, Ids, Mixture
-from paceline.runtime.step import Step
 from paceline.runtime.step_hooks import NO_HOOKS, Hooks
 
 _ELEMENT_WISE: tuple[type[torch.optim.Optimizer], ...] = (
@@ -111,8 +110,8 @@ class Trainer:
             self._feed = Feed(samples, num_samples, rank=rank, device=device, ahead=ahead)
         return self._feed
 
-    def begin(self, number: int, learning_rate: float) -> Step:
-        """The step of this number, from 1: its random numbers and learning rate are set."""
+    def prepare(self, number: int, learning_rate: float) -> None:
+        """Set the random numbers and the learning rate of the step of this number, from 1."""
         # Dropout and the like: the same on a resumed run, different in every step and on all ranks
         # but those of a tensor group, whose masks `strategy` tells apart where they must differ.
         place = self.meshes.place
@@ -126,4 +125,3 @@ class Trainer:
         random.seed(seeds[2])
         for group, share in zip(self.optimizer.param_groups, self.shares, strict=True):
             group["lr"] = learning_rate * share
-        return Step(number, self, learning_rate)

@@ -26,6 +26,7 @@ from paceline.runtime.answer import answer
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.memory import peak_bytes
 from paceline.runtime.optimizer import make_optimizer
+from paceline.runtime.step import Step
 from paceline.runtime.trainer import Trainer
 
 DOES_NOT_FIT = 77
@@ -66,7 +67,7 @@ def try_step(request: Request) -> int:
     )
     size = (request.micro_batch, request.seq_len)
     tokens_BS = torch.randint(0, request.shape["vocab"], size, device=device)
-    step = trainer.begin(1, train.learning_rate)
+    step = Step(1, trainer, train.learning_rate)
     step.train(lambda _: (tokens_BS, tokens_BS), layout.global_batch)
     step.apply()
     peak = peak_bytes(device)

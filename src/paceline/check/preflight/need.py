@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from paceline.job import Job
-from paceline.job.evaluate import most_kept
+from paceline.job.evaluate_rules import most_kept
 from paceline.plan import Plan
 from paceline.prepare.checked import Checked, find_checked
 from paceline.render.environment import removals

@@ -8,7 +8,7 @@ from typing import Protocol
 from paceline.choices.recomputes import WHOLE_BLOCKS
 from paceline.errors import PlanError
 from paceline.job import Job
-from paceline.job.evaluate import most_kept
+from paceline.job.evaluate_rules import most_kept
 from paceline.parallel.layout import Layout
 from paceline.plan.decision import Plan
 from paceline.units import format_bytes

@@ -6,7 +6,7 @@ from paceline.contracts.operate import METRICS, checkpoint_storage, health_check
 from paceline.contracts.phases.case import Case
 from paceline.contracts.phases.nulls import with_null_reasons
 from paceline.job import JobSpec, RecoverySpec
-from paceline.job.evaluate import kept_every, num_best
+from paceline.job.evaluate_rules import kept_every, num_best
 from paceline.launch.default_alerts import alerts, silence_s
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan

@@ -20,8 +20,8 @@ from paceline.contracts.reading.coordinator import check_training_plan, job_of_t
 from paceline.contracts.reading.engineer import check_size, job_of_input_context
 from paceline.contracts.reading.translation import ContractText, Translation
 from paceline.errors import JobError, Problem
-from paceline.job.job import JobSpec
-from paceline.job.load import Job, parse_job
+from paceline.job.job import Job, JobSpec
+from paceline.job.load import parse_job
 
 ContractKind = Literal["002", "004"]
 """`002`: the engineer's input context and output. `004`: the coordinator's training plan."""

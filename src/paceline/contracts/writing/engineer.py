@@ -17,7 +17,7 @@ from paceline.contracts.operate import (
     recovery,
 )
 from paceline.job import Job, LayoutSpec
-from paceline.job.evaluate import kept_every, num_best
+from paceline.job.evaluate_rules import kept_every, num_best
 from paceline.launch.default_alerts import alerts
 from paceline.parallel.layout import Layout
 from paceline.parallel.rank_map import rank_map

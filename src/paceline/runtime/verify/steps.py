@@ -190,7 +190,7 @@ class Training:
 
     def try_step(self, number: int, ids: Ids) -> Step:
         """Compute and apply a step of these samples, which an overflow refuses."""
-        step = self.trainer.begin(number, learning_rate_at(number, self.train))
+        step = Step(number, self.trainer, learning_rate_at(number, self.train))
         self.watch.clear()
         self.masks.clear()
         batches = micro_batches(self.case, ids, self.meshes, self.bench.device)

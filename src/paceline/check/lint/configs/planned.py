@@ -15,7 +15,7 @@ from paceline.check.lint.configs.marked import Marked
 from paceline.check.lint.configs.say import INFO, WARNING, Fault
 from paceline.errors import JobError, PacelineError, Problem
 from paceline.job.job import ModelSpec
-from paceline.job.length import uncounted
+from paceline.job.length_rules import uncounted
 from paceline.job.load import parse_job, parse_script
 from paceline.plan import Plan, plan_from_json
 from paceline.units import bytes_apart, counted
