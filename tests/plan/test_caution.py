@@ -379,6 +379,36 @@ def test_a_collective_that_takes_much_of_the_step_is_named_with_what_shortens_it
     assert share > 0.25
 
 
+@pytest.mark.parametrize("hidden", [False, True])
+def test_an_exchange_that_makes_the_step_longer_is_named_with_both_times(hidden):
+    asked = ("train.token_dispatcher=deepep", f"train.async_expert={hidden}")
+    with_it = plan_of(FEW_EXPERTS, *asked)
+    slower = [each for each in with_it.cautions if ", without" in each.what]
+    changes = slower[0].fix.removeprefix("set ").split(" and ")
+    without = plan_of(FEW_EXPERTS, *asked, *(each.replace(" to ", "=") for each in changes))
+    assert slower[0].what.startswith("with train.token_dispatcher deepep")
+    assert slower[0].what.endswith(
+        f" a step takes {format_seconds(with_it.estimate.step_s)}, "
+        f"without {format_seconds(without.estimate.step_s)}"
+    )
+    assert not [each for each in without.cautions if ", without" in each.what]
+
+
+FEW_EXPERTS = """\
+name: few
+model: {preset: qwen3-30b-a3b}
+data: {path: x, seq_len: 2048}
+cluster: {accelerator: H100-SXM, nodes: 2, per_node: 4}
+train: {global_batch: 64, steps: 1000}
+engine: megatron
+"""
+
+
+def test_an_exchange_that_helps_is_not_named():
+    what = [each.what for each in plan_of(DEEPSEEK, "train.token_dispatcher=deepep").cautions]
+    assert not [each for each in what if ", without" in each]
+
+
 def test_a_slow_network_is_named_where_gradients_take_most_of_the_step():
     alone = ("layout.sharding=none", "layout.pipeline=1", "layout.tensor=1", "layout.context=1")
     found = cautions("cluster.network=1GbE", *alone)

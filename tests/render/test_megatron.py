@@ -456,6 +456,13 @@ def test_deepep_and_a_hidden_exchange_are_written_where_expert_ranks_are():
     assert not {"--moe-enable-deepep", "--overlap-moe-expert-parallel-comm"} & set(plain)
 
 
+def test_megatron_bridge_takes_deepep_on_b200():
+    on_b200 = {"cluster": MIXTRAL["cluster"] | {"accelerator": "B200"}, "layout": {}}
+    deepep = {"engine": "megatron-bridge", "train": {"token_dispatcher": "deepep"}}
+    plan, _ = planned(**llama(**(MIXTRAL | on_b200 | deepep)))
+    assert plan.layout.expert > 1
+
+
 def test_an_exchange_that_is_asked_for_is_planned_with_expert_ranks():
     """Two nodes of 4 were planned with tensor and pipeline ranks alone: DeepEP was asked for, and
     nothing was exchanged."""
@@ -500,7 +507,14 @@ def test_an_exchange_that_is_asked_for_is_planned_with_expert_ranks():
             {"train": {"async_expert": True, "precision": "fp32"}},
             "takes bf16, fp16 or fp8, and train.precision is fp32",
         ),
-        ({"engine": "torchtitan"}, "train.token_dispatcher is deepep, and torchtitan cannot"),
+        (
+            {"engine": "torchtitan"},
+            "dispatcher: torchtitan 0.3 has deepep .* Paceline does not count that memory",
+        ),
+        (
+            {"engine": "megatron-bridge", "cluster": MIXTRAL["cluster"] | {"accelerator": "GB200"}},
+            "which megatron-bridge takes on Ampere, Hopper, B200 and B300 alone, .* has GB200",
+        ),
     ],
 )
 def test_an_exchange_that_cannot_be_is_refused(asked, message):

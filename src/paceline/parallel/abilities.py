@@ -195,11 +195,17 @@ class Abilities:
     token_dispatchers: tuple[str, ...] = ()
     """Ways to send tokens to routed experts that its files can ask for."""
 
+    deepep_on: tuple[str, ...] = ()
+    """Accelerators, or first digits of a compute capability, with which alone it takes DeepEP."""
+
     async_expert: bool = False
     """Whether its files can ask for that exchange hidden behind another micro-batch."""
 
     optimizer_in_backward: bool = False
     """Whether it can be asked to step the optimizer in the backward pass."""
+
+    unasked: Mapping[str, str] = field(default_factory=dict)
+    """Field of the job -> why the engine is not asked for it, though it has it."""
 
     excluded: tuple[Excluded, ...] = ()
     """What it has each and not together."""

@@ -133,6 +133,7 @@ def _check_asked(job: Job, able: Abilities, backend: Backend) -> Iterator[Proble
         has = getattr(able, abilities)
         own = " or ".join(sorted(has)) if isinstance(has, Collection) else ""
         cannot = f"has {own}" if own else f"cannot be asked for {what}"
+        cannot += f": {able.unasked[field]}" if field in able.unasked else ""
         yield Problem(
             code="L012",
             what=f"{field} is {_shown(wanted)}, and {engine} {cannot}",

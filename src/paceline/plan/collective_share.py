@@ -6,6 +6,7 @@ which `caution.py` warns of.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import combinations
 from math import inf
 from typing import Any
 
@@ -20,17 +21,15 @@ from paceline.units import format_seconds
 MOST_OF_STEP = 0.25
 """Share of a step that one kind of collective may take without a word. A choice."""
 
-_EXCHANGES: tuple[dict[str, Any], ...] = (
-    {"token_dispatcher": "deepep"},
-    {"async_expert": True},
-    {"token_dispatcher": "deepep", "async_expert": True},
-)
+_ASKED: dict[str, Any] = {"token_dispatcher": "deepep", "async_expert": True}
+_UNASKED: dict[str, Any] = {"token_dispatcher": "auto", "async_expert": False}
 
 
 def collective_shares(
     asked: Asked, case: Case, layout: Layout, price: Estimate, *, limit_bytes: int
 ) -> Iterator[Caution]:
-    """Each kind of collective with a large part of the step.
+    """Each kind of collective with a large part of the step, and an exchange of tokens that the
+    job asks for and that makes the step longer.
 
     Args:
         asked: What the plan was made of.
@@ -42,6 +41,17 @@ def collective_shares(
     cluster = case.cluster
     if cluster.backend == "gloo" or not price.step_s:
         return
+    train = asked.job.spec.train
+    given = {name: each for name, each in _UNASKED.items() if getattr(train, name) != each}
+    if shorter := _shorter(given, asked, price.step_s, limit_bytes):
+        step_s, changes = shorter
+        yield Caution(
+            about="collective",
+            what="with "
+            + " and ".join(f"train.{name} {str(getattr(train, name)).lower()}" for name in changes)
+            + f" a step takes {format_seconds(price.step_s)}, without {format_seconds(step_s)}",
+            fix=f"set {_words(changes)}",
+        )
     inside = {
         "tensor": layout.tensor,
         "context": layout.tensor * layout.context,
@@ -80,10 +90,9 @@ def _fixes(
     """What the search could not change itself."""
     train = asked.job.spec.train
     if name == "expert":
-        found = (_exchanged(asked, each, limit_bytes) for each in _EXCHANGES)
-        step_s, changed = min(filter(None, found), default=(inf, ""))
-        if step_s * (1 + asked.job.spec.plan.simpler_margin) < (price.step_s or 0.0):
-            yield f"set {changed}: {format_seconds(step_s)} a step, estimated"
+        if shorter := _shorter(_ASKED, asked, price.step_s or 0.0, limit_bytes):
+            step_s, changes = shorter
+            yield f"set {_words(changes)}: {format_seconds(step_s)} a step, estimated"
     elif name == "data" and layout.sharding in ("none", "zero1"):
         yield f"raise train.global_batch ({train.global_batch}): as many bytes for more samples"
     else:
@@ -98,14 +107,33 @@ _WITH_MORE = {
 }
 
 
-def _exchanged(asked: Asked, changes: dict[str, Any], limit_bytes: int) -> tuple[float, str] | None:
-    """Seconds of a step with another exchange, and what asks for it; None where it cannot be."""
+def _shorter(
+    changes: dict[str, Any], asked: Asked, step_s: float, limit_bytes: int
+) -> tuple[float, dict[str, Any]] | None:
+    """The shortest step with some of these changes of the exchange, and which; None where none is
+    shorter by `plan.simpler_margin`."""
+    some = [
+        dict(each)
+        for count in range(1, len(changes) + 1)
+        for each in combinations(changes.items(), count)
+    ]
+    found = [(_exchanged(asked, each, limit_bytes), each) for each in some]
+    least, chosen = min(found, key=lambda each: each[0], default=(inf, {}))
+    return (least, chosen) if least * (1 + asked.job.spec.plan.simpler_margin) < step_s else None
+
+
+def _words(changes: dict[str, Any]) -> str:
+    return " and ".join(f"train.{name} to {str(to).lower()}" for name, to in changes.items())
+
+
+def _exchanged(asked: Asked, changes: dict[str, Any], limit_bytes: int) -> float:
+    """Seconds of a step with another exchange; infinite where it cannot be, or is the job's."""
     spec = asked.job.spec
     job = replace(asked.job, spec=replace(spec, train=replace(spec.train, **changes)))
     other = replace(asked, job=job)
     space = space_of(job, asked.cluster, asked.profile)
     if job == asked.job or clashes(job, asked.cluster, space):
-        return None
+        return inf
     case, margin = case_of_asked(other), spec.plan.simpler_margin
     found = choose(
         search(space, case, limit_bytes=limit_bytes, margin=margin),
@@ -113,7 +141,4 @@ def _exchanged(asked: Asked, changes: dict[str, Any], limit_bytes: int) -> tuple
         limit_bytes=limit_bytes,
         margin=margin,
     )
-    if found is None or found.estimate.step_s is None:
-        return None
-    words = (f"train.{name} to {str(value).lower()}" for name, value in changes.items())
-    return found.estimate.step_s, " and ".join(words)
+    return inf if found is None else found.estimate.step_s or inf

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from paceline.catalog import accelerator_named, load_accelerators
 from paceline.errors import Problem
 from paceline.job import Job
-from paceline.parallel.abilities import Abilities, Excluded
+from paceline.parallel.abilities import Abilities, Excluded, abilities_of
 from paceline.profile import ModelProfile
 from paceline.topology import Cluster
 
@@ -69,13 +69,18 @@ def check_exchange(job: Job, cluster: Cluster, profile: ModelProfile) -> Iterato
                 where=job.where(f"train.{name}"),
                 fix=f"leave train.{name} out",
             )
-    has = _capability(cluster)
-    if train.token_dispatcher == "deepep" and has is not None and has < _DEEPEP_INSIDE:
-        why = f"has {has}" if has else "is not NVIDIA's"
+    has, takes = _capability(cluster), abilities_of(job.spec.engine).deepep_on
+    is_deepep, why = train.token_dispatcher == "deepep", ""
+    if is_deepep and has is not None and has < _DEEPEP_INSIDE:
+        why = f"whose kernels are CUDA's for compute capability {_DEEPEP_INSIDE} and up, and "
+        why += f"{cluster.accelerator} " + (f"has {has}" if has else "is not NVIDIA's")
+    elif is_deepep and takes and not {cluster.accelerator, str(int(has or 8))} & {*takes}:
+        why = f"which {job.spec.engine} takes on Ampere, Hopper, B200 and B300 alone, and the "
+        why += f"cluster has {cluster.accelerator}"
+    if why:
         yield Problem(
             code="L012",
-            what="train.token_dispatcher is deepep, whose kernels are CUDA's for compute "
-            f"capability {_DEEPEP_INSIDE} and up, and {cluster.accelerator} {why}",
+            what=f"train.token_dispatcher is deepep, {why}",
             where=job.where("train.token_dispatcher"),
             fix="set train.token_dispatcher to alltoall",
         )
