@@ -355,6 +355,17 @@ def test_numbers_that_the_named_accelerator_cannot_have_are_refused(asked: str, 
         find(machine(), "accelerator=A100-80", "nodes=2", asked)
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "field"),
+    [("cpu", "memory"), ("cpu", "host_memory"), ("A100-80", "host_memory")],
+)
+def test_more_memory_than_any_machine_has_is_refused(accelerator: str, field: str):
+    asked = (f"accelerator={accelerator}", "nodes=2", "per_node=4")
+    with pytest.raises(JobError, match=f"T026: cluster.{field} is 4547 TiB, and no single machine"):
+        find(machine(), *asked, f"{field}=5PB")
+    assert find(machine(), *asked, "host_memory=12TB").host_bytes == 12 * 10**12
+
+
 @pytest.mark.parametrize("asked", ["memory=80GiB", "memory=80GB", "memory=20GiB", "memory=85GiB"])
 def test_less_memory_than_the_card_has_and_a_gib_for_a_gb_are_taken(asked: str):
     assert find(machine(), "accelerator=A100-80", "nodes=2", asked).known["memory_bytes"] == (

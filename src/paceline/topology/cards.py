@@ -155,6 +155,29 @@ _MOST_OF_HOST_LINKS = 2.0
 a unit is wrong."""
 
 
+_MOST_OF_A_NODE = 48 * 2**40
+"""Bytes of memory of the largest single machine sold: HPE Superdome Flex, 48 TB (its
+QuickSpecs)."""
+
+
+def check_memory(job: Job) -> None:
+    """Refuse more memory than any node has.
+
+    Raises:
+        JobError: `T026`.
+    """
+    for field in ("memory", "host_memory"):
+        asked = getattr(job.spec.cluster, field)
+        if asked != "auto" and asked > _MOST_OF_A_NODE:
+            raise JobError.of(
+                code="T026",
+                what=f"cluster.{field} is {format_bytes(asked)}, and no single machine has more "
+                f"than {format_bytes(_MOST_OF_A_NODE)}",
+                where=job.where(f"cluster.{field}"),
+                fix=f"leave cluster.{field} out, or write what one node has",
+            )
+
+
 def check_declared(known: Accelerator, job: Job, host_link_bytes_per_s: float | None) -> None:
     """Refuse numbers of the job that the accelerator it names cannot have. Less memory may be a
     part of the card, or a reserve.

@@ -18,6 +18,7 @@ from paceline.job import ClusterSpec, Job
 from paceline.topology.cards import (
     check_declared,
     check_gpus_seen,
+    check_memory,
     check_one_kind,
     check_slices,
     different_gpus,
@@ -82,6 +83,8 @@ def _find(spec: ClusterSpec, job: Job, machine: Machine | None, catalog: Catalog
     if spec.accelerator == "auto":
         check_gpus_seen(machine, job.where("cluster.accelerator"), "set cluster.accelerator to cpu")
     here = spec.accelerator in ("auto", "cpu")
+    if here:
+        check_memory(job)
     if here and spec.rdma != "auto":
         raise _no_rdma(job, "the ranks are on this machine, without a network between them")
     if spec.accelerator == "cpu" or (spec.accelerator == "auto" and not machine.gpus):
@@ -93,6 +96,7 @@ def _find(spec: ClusterSpec, job: Job, machine: Machine | None, catalog: Catalog
     known = find_accelerator(spec.accelerator, where=where, catalog=catalog)
     check_slices(known, spec, job.where("cluster.per_node"))
     check_declared(known, job, host_bytes_per_s(known, catalog.links))
+    check_memory(job)
     if known.slice_of is not None:
         spec = replace(spec, per_node=1)
     num_here = sum(_is_of(gpu, known, catalog) for gpu in machine.gpus)
