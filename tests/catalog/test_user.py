@@ -85,6 +85,15 @@ def test_a_price_replaces_those_of_the_same_provider_and_accelerator():
     assert any(row.provider == "azure" for row in rows)
 
 
+def test_s0_14_a_price_without_the_machines_name_is_called_by_what_is_in_it():
+    text = (
+        '[[prices]]\nprovider = "us"\naccelerator = "H100-SXM"\nnum_accelerators = 8\n'
+        "per_hour_usd = 16\nas_of = 2026-09-01\n"
+    )
+    rows = find_prices("H100-SXM", prices=merge(text).prices)
+    assert [row.instance for row in rows if row.provider == "us"] == ["8x H100-SXM"]
+
+
 def test_efficiencies_are_kept_under_the_catalogs_name():
     catalog = merge("[efficiencies.h100.matmul.bf16]\nshare = 0.7\n")
     assert catalog.efficiencies == {"H100-SXM": {"matmul": {"bf16": {"share": 0.7}}}}

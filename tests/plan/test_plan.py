@@ -291,6 +291,13 @@ def test_a_plan_reads_back_equal(text: str):
     assert plan_from_json(plan_to_json(plan)) == plan
 
 
+def test_a_plan_of_an_earlier_version_that_said_less_of_copies_is_read():
+    plan = plan_of(JOB)
+    earlier = plan_to_json(plan).replace(b'"outlives_node"', b'"not_known"')
+    assert earlier != plan_to_json(plan)
+    assert plan_from_json(earlier).layout == plan.layout
+
+
 def test_the_screen_is_short_and_shows_the_equation():
     for text in (JOB, TINY):
         screen = format_plan(plan_of(text))

@@ -24,6 +24,8 @@ class Price:
 
     provider: str
     instance: str = ""
+    """Its name at the provider; where that is not given, `8x H100-SXM`."""
+
     spelled: str
     """The accelerator as the source spells it."""
 
@@ -156,7 +158,7 @@ def _price_of(values: Mapping[str, Any]) -> Price:
     vcpus, memory = values.get("vcpus"), values.get("host_memory_gib")
     return Price(
         provider=values["provider"],
-        instance=values.get("instance", ""),
+        instance=values.get("instance", f"{values['num_accelerators']}x {values['spelled']}"),
         spelled=values["spelled"],
         accelerator=values["name"],
         num_accelerators=values["num_accelerators"],

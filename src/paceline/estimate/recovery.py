@@ -122,7 +122,7 @@ class StateTier:
     covered: float
     """Share of the failures after which the state is there; the rest go to the checkpoint."""
 
-    outlives_node: bool
+    outlives_node: bool = False
     """Whether those are failures of whole nodes too, and not only of processes whose node stays."""
 
     host_bytes: int

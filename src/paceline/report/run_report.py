@@ -181,7 +181,7 @@ def _sections(record: RunRecord, report: RunReport) -> Iterator[str]:
         yield markdown_table(list(_scaling(report.scaling)))
     yield "## Why this layout (estimated)"
     if record.plan is None:
-        yield "There is no plan: Paceline did not choose how this program splits its work."
+        yield "There is no plan in the run's folder that this version can read; scripts have none."
     else:
         yield plan_markdown(record.plan).rstrip().replace("## ", "### ", 1)
 
