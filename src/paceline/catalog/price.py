@@ -84,6 +84,7 @@ def make_price(values: Mapping[str, Any], *, file: str) -> Price:
         **{
             "source": file,
             "spelled": values["accelerator"],
+            "instance": f"{values.get('num_accelerators', 1)}x {values['accelerator']}",
             **values,
         }
     )
@@ -158,7 +159,7 @@ def _price_of(values: Mapping[str, Any]) -> Price:
     vcpus, memory = values.get("vcpus"), values.get("host_memory_gib")
     return Price(
         provider=values["provider"],
-        instance=values.get("instance", f"{values['num_accelerators']}x {values['spelled']}"),
+        instance=values.get("instance", f"{values['num_accelerators']}x {values['name']}"),
         spelled=values["spelled"],
         accelerator=values["name"],
         num_accelerators=values["num_accelerators"],
