@@ -339,3 +339,60 @@ def test_s4_21_absurd_numbers_never_show_a_traceback(value: object):
         assert problems(changed("trainingConfig", **{key: value}))
     plan = {**DOCUMENT_PLAN, "batch_configuration": {"total_batch_size": value}}
     assert problems(plan, MODEL)
+
+
+def stating(**sections: dict[str, Any]) -> dict[str, Any]:
+    plan = {key: DOCUMENT_PLAN[key] for key in ("strategy", "batch_configuration")}
+    return plan | sections
+
+
+def test_s4_1_what_a_training_plan_states_of_checkpoints_becomes_settings():
+    asked = {
+        "storage": "gs://reeds/x",
+        "retention": "last_7_checkpoints",
+        "frequency": "every_250_steps",
+        "compression": "none",
+        "async": False,
+    }
+    contract = read(stating(checkpoint_strategy=asked), MODEL)
+    keep = contract.job.spec.checkpoint
+    assert (keep.every, keep.keep_last, keep.copy_to) == (250, 7, "gs://reeds/x")
+    assert (keep.copy_keep, keep.compress) == (7, "never")
+    assert any("checkpoint_strategy.async false is no setting" in note for note in contract.notes)
+    shared = read(stating(checkpoint_strategy={"storage": "/mnt/nas/runs"}), MODEL)
+    assert shared.job.spec.checkpoint.copy_to == "file:///mnt/nas/runs"
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "said"),
+    [
+        ("checkpoint_strategy", "frequency", "often", "write every_250_steps"),
+        ("checkpoint_strategy", "frequency", "every_0_steps", "write every_250_steps"),
+        ("checkpoint_strategy", "retention", "the best", "write last_3_checkpoints"),
+        ("checkpoint_strategy", "retention", 3, "write text"),
+        ("performance_targets", "throughput", "fast", "write it like '90 samples/sec'"),
+        ("performance_targets", "checkpoint_overhead", "5 minutes", "write it like '90%'"),
+    ],
+)
+def test_s4_1_a_checkpoint_or_target_that_cannot_be_read_is_refused(section, key, value, said):
+    (problem,) = problems(stating(**{section: {key: value}}), MODEL)
+    assert problem.where.startswith(f"{section}.{key}")
+    assert problem.fix == said
+
+
+@pytest.mark.parametrize("text", ["every_epoch", "every_2_epochs"])
+def test_s4_1_checkpoints_by_epochs_are_named_and_not_used(text):
+    contract = read(stating(checkpoint_strategy={"frequency": text}), MODEL)
+    assert contract.job.spec.checkpoint.every == "auto"
+    assert any(f"{text!r} is not used: how long an epoch is" in note for note in contract.notes)
+
+
+def test_s4_1_a_batch_below_one_is_not_said_to_be_missing_too():
+    (problem,) = problems({**DOCUMENT_PLAN, "batch_configuration": {"total_batch_size": -3}}, MODEL)
+    assert "must be above zero" in problem.what
+
+
+def test_s4_1_commands_for_a_job_have_its_file_and_what_was_set():
+    job = read(DOCUMENT_PLAN, MODEL, "train.steps=7", "train.steps=9", "name=a b").job
+    assert job.words.endswith("--set train.steps=9 --set 'name=a b'")
+    assert "train.steps=7" not in job.words

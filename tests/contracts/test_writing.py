@@ -334,3 +334,108 @@ def test_s4_1_the_plan_for_macs_has_commands_that_macs_have_and_what_their_engin
     faults = formatted("002", *MACS)["faultTolerance"]
     assert faults["elasticTraining"] is False
     assert "start launch.sh" in faults["recoveryStrategy"]
+
+
+def nulls_in(value: Any, before: str = "") -> set[str]:
+    if isinstance(value, dict):
+        return {each for key, inner in value.items() for each in nulls_in(inner, f"{before}.{key}")}
+    return {before[1:]} if value is None else set()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [(), MACS, (*MACS, "cluster.nodes=1"), ("cluster.nodes=1", "cluster.network=auto")],
+    ids=["gpus", "macs", "one mac", "one node"],
+)
+def test_s4_1_every_null_has_its_reason(overrides):
+    found = formatted("004", *overrides)
+    reasons = found.pop("null_reasons")
+    assert nulls_in(found) == set(reasons)
+    assert all(reasons.values())
+
+
+def test_s4_1_what_is_compared_between_workers_is_what_the_target_has():
+    macs = formatted("004", *MACS)["worker_consistency"]["compare"]
+    assert {"mlx", "macOS", "code"} <= set(macs)
+    assert not {"NCCL", "driver", "torch"} & set(macs)
+    assert {"NCCL", "driver", "torch"} <= set(formatted("004")["worker_consistency"]["compare"])
+
+
+def test_s4_1_commands_name_the_file_that_was_given_and_what_was_set():
+    job = parse_job(JOB, source="my c.yaml", folder=Path("/nowhere"), overrides=["train.steps=9"])
+    found = json.loads(json.dumps(format_contract(plan_job(job), job, "004")))
+    assert "job.yaml" not in json.dumps(found)
+    assert found["pre_rdma_sync"]["command"] == "paceline sync 'my c.yaml' --set train.steps=9"
+
+
+def test_s4_1_copies_in_another_storage_are_named_where_the_engine_makes_them():
+    keep = "checkpoint.copy_to=s3://heron/c"
+    told = formatted("004", keep)["checkpoint_strategy"]
+    assert told["storage"].endswith("copied to s3://heron/c")
+    assert told["compression"] == "none; copies where that is faster"
+    told = formatted("004", keep, "checkpoint.compress=never")["checkpoint_strategy"]
+    assert told["compression"] == "none"
+    told = formatted("004", keep, *MACS)["checkpoint_strategy"]
+    assert "does not copy to s3://heron/c" in told["storage"]
+
+
+def answered(stated: dict[str, Any], *overrides: str) -> dict[str, dict[str, Any]]:
+    text = json.dumps(stated)
+    contract = parse_contract(
+        text,
+        source="plan.json",
+        folder=Path("/nowhere"),
+        overrides=["model.preset=llama-3-8b", *overrides],
+    )
+    found = format_contract(plan_job(contract.job), contract.job, "004")
+    return {row["key"]: row for row in json.loads(json.dumps(found))["stated"]}
+
+
+STATED = {
+    "strategy": {"nodes": 2, "gpus_per_node": 8, "total_gpus": 16},
+    "batch_configuration": {"total_batch_size": 128, "learning_rate": 0.0003},
+    "checkpoint_strategy": {
+        "async": False,
+        "storage": "gs://reeds/x",
+        "frequency": "every_250_steps",
+        "retention": "last_7_checkpoints",
+        "expected_recovery_time": "3600s",
+    },
+    "performance_targets": {"throughput": "1000000 samples/sec", "checkpoint_overhead": "<5%"},
+    "rdma_config": {"env_vars": {"NCCL_ALGO": "Tree"}},
+    "coordinator_chunking": {"chunk_size": 10_000},
+    "colour": "blue",
+}
+
+
+def test_s4_1_what_a_given_plan_states_is_answered_or_named_with_the_reason():
+    rows = answered(STATED)
+    assert "checkpoint_strategy.frequency" not in rows
+    assert "checkpoint_strategy.retention" not in rows
+    assert "checkpoint.copy_to" in rows["checkpoint_strategy.storage"]["reason"]
+    assert rows["checkpoint_strategy.async"]["stated"] is False
+    assert rows["performance_targets.throughput"]["is_met"] is False
+    assert rows["performance_targets.checkpoint_overhead"]["is_met"] is True
+    assert rows["checkpoint_strategy.expected_recovery_time"]["is_met"] is True
+    assert rows["rdma_config.env_vars.NCCL_ALGO"]["answer"] is None
+    assert rows["coordinator_chunking.chunk_size"]["answer"] == 50_000
+    assert "no such key" in rows["colour"]["reason"]
+    assert all(row["reason"] for row in rows.values())
+
+
+def test_s4_1_what_set_changes_of_a_given_plan_is_named():
+    rows = answered(STATED, "checkpoint.every=40", "cluster.nodes=4")
+    assert rows["checkpoint_strategy.frequency"]["reason"] == "--set gives checkpoint.every"
+    assert rows["strategy.total_gpus"]["reason"] == "--set gives cluster.nodes"
+
+
+def test_s4_1_an_answer_that_is_read_again_states_what_it_answers():
+    first = formatted("004", "train.steps=1000", "checkpoint.copy_to=s3://heron/c")
+    rows = answered(first)
+    assert not any(key.startswith(("checkpoint", "batch", "performance")) for key in rows)
+
+
+def test_s4_17_a_chunk_that_one_step_overfills_has_the_size_of_the_step():
+    chunks = formatted("004", "train.global_batch=60000", "train.steps=100")["coordinator_chunking"]
+    assert (chunks["chunk_size"], chunks["num_chunks"]) == (60_000, 100)
+    assert "60,000 samples, more than 50,000: no chunk is smaller" in chunks["reason"]

@@ -80,6 +80,15 @@ def test_s4_10_a_mac_over_tcp_needs_no_rdma():
     assert not_right(with_texts(macos="15.5"), replace(ON_MACS, wants_rdma=False)) == {}
 
 
+def test_s4_11_macs_with_another_macos_or_mlx_than_most_are_named():
+    older = replace(with_texts(macos="26.2"), packages=STUDIO.packages | {"mlx": "0.31.0"})
+    need = replace(ON_MACS, num_nodes=3)
+    found = judge(answers(STUDIO, STUDIO, older), need, note=NOTE).results
+    said = [(each.name, each.evidence) for each in found if each.status is not Status.PASS]
+    assert ("driver", "macOS 26.2, most nodes macOS 26.3") in said
+    assert ("packages", "mlx 0.31.0, most nodes 0.32.4") in said
+
+
 def test_s4_10_every_check_is_in_one_of_the_eight_layers():
     named = [name for layer in LAYERS.values() for name in layer.checks]
     assert len(LAYERS) == 8

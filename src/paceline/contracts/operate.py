@@ -103,8 +103,17 @@ def recovery(plan: Plan, recover: RecoverySpec) -> str:
     )
 
 
-def checkpoint_storage(plan: Plan) -> str:
-    """Where a run writes its checkpoints first."""
+def checkpoint_storage(plan: Plan, job: Job) -> str:
+    """Where a run writes its checkpoints, and where they are copied to."""
+    copies = job.spec.checkpoint.copy_to
+    first = _first_storage(plan)
+    if copies is None:
+        return first
+    how = "copied to" if plan.engine == "paceline" else f"which {plan.engine} does not copy to"
+    return f"{first}, {how} {copies}"
+
+
+def _first_storage(plan: Plan) -> str:
     if is_mlx(plan):
         return "checkpoints/ on the first Mac, from which all ranks get the state"
     several = " on storage that every node sees" if plan.cluster.num_nodes > 1 else ""
@@ -138,9 +147,10 @@ def _type_of(plan: Plan, num_bytes: float) -> str:
 _NARROW = {"bf16": "bfloat16", "fp16": "float16"}
 
 
-def preflight_command(plan: Plan) -> str:
+def preflight_command(plan: Plan, job: Job) -> str:
     """The command that looks at every node of the plan."""
-    return f"paceline preflight job.yaml{' --on ssh' if plan.cluster.num_nodes > 1 else ''} --json"
+    place = " --on ssh" if plan.cluster.num_nodes > 1 else ""
+    return f"paceline preflight {job.words}{place} --json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,11 @@ much to say have modules of their own. Rules that need the model's or the cluste
 further down the flow, in `parallel/`.
 """
 
+import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -27,7 +28,7 @@ from paceline.job.places import RaySpec, SlurmSpec, SshSpec
 from paceline.job.recovery import CheckpointSpec, DrillSpec, RecoverySpec
 from paceline.job.section import Auto, Number, Positive, Seconds, section
 from paceline.job.train import TrainSpec
-from paceline.job.yaml_text import Place, where_in
+from paceline.job.yaml_text import Place, overrides_in, where_in
 
 __all__ = [
     "MODEL_WAYS",
@@ -236,6 +237,15 @@ class Job:
 
     length: Length | None = None
     """What `train.steps` was made of; None where the job gives it."""
+
+    stated: Mapping[str, Any] = field(default_factory=dict)
+    """The training plan (contract 004) that the job was made of; empty of a job file."""
+
+    @property
+    def words(self) -> str:
+        """The job as words of a command: its file and what was set: `job.yaml --set train.steps=9`."""
+        sets = (word for each in overrides_in(self.lines) for word in ("--set", each))
+        return shlex.join([self.source, *sets])
 
     def where(self, field: str) -> str:
         """The place of a dotted field for a message: `train.global_batch, job.yaml line 7`."""

@@ -34,6 +34,8 @@ class _Overridden(int):
     """The line, 0, of a key that the command line gave."""
 
     option = "--set"
+    assignment = ""
+    """As it was given: `train.global_batch=64`."""
 
 
 def read_text(path: Path) -> str:
@@ -177,9 +179,16 @@ def override(values: dict[str, Any], lines: dict[Place, int], assignment: str) -
         del lines[known]
     lines[keys] = line = _Overridden()
     line.option = getattr(assignment, "option", "--set")
+    line.assignment = str(assignment)
     # A section that only --set has is of --set, too.
     for end in range(1, len(keys)):
         lines.setdefault(keys[:end], line)
+
+
+def overrides_in(lines: Mapping[Place, int]) -> list[str]:
+    """What `--set`, or an option in its place, gave: each assignment once, in its order."""
+    given = (line.assignment for line in lines.values() if isinstance(line, _Overridden))
+    return list(dict.fromkeys(given))
 
 
 def dotted(path: Place) -> str:

@@ -14,7 +14,8 @@ class Layer:
     """Names as in `Result.name`."""
 
     fix: str
-    """The command that repairs most of what fails there, or shows what is wrong."""
+    """The command that repairs most of what fails there, or shows what is wrong. JOB is the job's
+    file, with what `--set` gave."""
 
 
 LAYERS: Mapping[str, Layer] = {
@@ -40,10 +41,10 @@ LAYERS: Mapping[str, Layer] = {
     ),
     "Gradient Layer": Layer(
         checks=("environment", "nccl", "torch"),
-        fix="paceline render job.yaml --for network",
+        fix="paceline render JOB --for network",
     ),
     "Performance Layer": Layer(
-        checks=("matmul", "all-reduce"), fix="paceline bench job.yaml --all-reduce"
+        checks=("matmul", "all-reduce"), fix="paceline bench JOB --all-reduce"
     ),
     "Health Check": Layer(
         checks=(
@@ -53,7 +54,7 @@ LAYERS: Mapping[str, Layer] = {
         fix="paceline doctor --fix",
     ),
     "Pre-RDMA Sync": Layer(
-        checks=("code", "settings", "data", "data-check"), fix="paceline sync job.yaml"
+        checks=("code", "settings", "data", "data-check"), fix="paceline sync JOB"
     ),
     "Worker Consistency": Layer(checks=("versions", "packages"), fix="paceline doctor --fix"),
 }

@@ -187,17 +187,25 @@ def _is_grave(name: str, mine: str | None, usual: str | None) -> bool:
 
 
 def _drivers(nodes: Mapping[str, NodeFacts]) -> Iterator[Result]:
+    """The driver of each node's GPUs; of a Mac it comes with macOS."""
     drivers = {
-        node: ", ".join(sorted({gpu.driver for gpu in gpu_states(facts) if gpu.driver}))
+        node: f"macOS {facts.mac.macos}"
+        if facts.mac is not None and facts.mac.macos
+        else ", ".join(sorted({f"driver {gpu.driver}" for gpu in gpu_states(facts) if gpu.driver}))
         for node, facts in nodes.items()
     }
     if not any(drivers.values()):
         return
     usual = Counter(drivers.values()).most_common(1)[0][0]
+    kind = usual.partition(" ")[0]
     for node, driver in drivers.items():
         if driver != usual:
-            said = f"driver {driver or 'unknown'}, most nodes {usual}"
-            fix = "install the same driver on every node, and reboot it"
+            said = f"{driver or f'{kind} unknown'}, most nodes {usual}"
+            fix = (
+                "softwareupdate --install --all --restart on the Macs with the older macOS"
+                if kind == "macOS"
+                else "install the same driver on every node, and reboot it"
+            )
             yield warned("driver", node, said, id="environment-differs-between-nodes", fix=fix)
         else:
             yield passed("driver", node, f"{driver}, as on the others")

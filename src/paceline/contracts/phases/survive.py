@@ -4,7 +4,7 @@ from typing import Any
 
 from paceline.contracts.operate import METRICS, checkpoint_storage, health_checks, recovery
 from paceline.contracts.phases.case import Case
-from paceline.contracts.phases.nulls import with_null_reasons
+from paceline.contracts.nulls import with_null_reasons
 from paceline.job import JobSpec, RecoverySpec
 from paceline.job.evaluate_rules import kept_every, num_best
 from paceline.launch.default_alerts import alerts, silence_s
@@ -28,7 +28,7 @@ def survive_faults(case: Case) -> dict[str, Any]:
         "checkpointFrequencySteps": every,
         "advisedFrequencySteps": None if best is None else best.every_steps,
         "storageLocation": {
-            "primary": checkpoint_storage(plan),
+            "primary": checkpoint_storage(plan, case.job),
             "backup": spec.checkpoint.copy_to or "none: checkpoint.copy_to copies them elsewhere",
             "type": "shared file system"
             if plan.cluster.num_nodes > 1 and not is_mlx(plan)

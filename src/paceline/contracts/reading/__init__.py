@@ -116,7 +116,7 @@ def parse_contract(
     length = asked if holds else job.length
     return Contract(
         kind=kind,
-        job=replace(job, lines=places, length=length),
+        job=replace(job, lines=places, length=length, stated=value if kind == "004" else {}),
         notes=tuple(made.notes),
         findings=tuple(
             check_training_plan(value, source) if kind == "004" else check_size(value, job, source)

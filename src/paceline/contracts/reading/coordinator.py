@@ -1,6 +1,8 @@
-"""The coordinator's training plan: its cluster and batch as a job, and what is wrong in it."""
+"""The coordinator's training plan: its cluster, batch and checkpoints as a job, and what is wrong
+in it."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from math import isclose, sqrt
 from typing import Any
@@ -8,10 +10,14 @@ from typing import Any
 from paceline.catalog.load import read_shipped
 from paceline.contracts.reading.engineer import ASSUMED_ACCELERATOR, is_set
 from paceline.contracts.reading.translation import MOST, ContractText, Translation
+from paceline.contracts.stated import ASYNC, GOALS, goal_number
 from paceline.errors import Problem
 
 BASE_RATE, BASE_BATCH = 0.001, 64
 """The rate and batch that the contract's own rule starts from."""
+
+COPIES_COMPRESSED = "none; copies where that is faster"
+"""What a training plan says of compression where `checkpoint.compress` is auto."""
 
 _ASSUMED_STEPS = 1000
 _ASSUMED_SEQ_LEN = 4096
@@ -30,11 +36,25 @@ _BATCH = {
     "warmup_epochs": "zero or more",
     "warmup_steps": "zero or more",
 }
+_CHECKPOINTS = {
+    "async": "yes or no",
+    "compression": "text",
+    "storage": "text",
+    "frequency": "text",
+    "retention": "text",
+    "expected_recovery_time": "text",
+}
+_TARGETS = {
+    "throughput": "text",
+    "tokens_per_s": "text",
+    "gpu_utilization": "text",
+    "checkpoint_overhead": "text",
+}
 
 
 def job_of_training_plan(contract: ContractText, overrides: Sequence[str]) -> Translation:
-    """The job whose cluster, batch and learning rate a training plan says; its model is given by
-    `--set`, since the plan has no place for one."""
+    """The job whose cluster, batch, learning rate and checkpoints a training plan says; its model
+    is given by `--set`, since the plan has no place for one."""
     made = Translation(contract=contract)
     strategy = _known(made, "strategy", _STRATEGY)
     batch = _known(made, "batch_configuration", _BATCH)
@@ -53,10 +73,22 @@ def job_of_training_plan(contract: ContractText, overrides: Sequence[str]) -> Tr
         made.note(f"{_ASSUMED_SEQ_LEN} tokens a sample assumed: --set data.seq_len=...")
     _cluster(made, strategy, overrides)
     _train(made, batch, overrides)
+    checkpoints = _known(made, "checkpoint_strategy", _CHECKPOINTS, required=False)
+    _checkpoints(made, checkpoints)
+    targets = _known(made, "performance_targets", _TARGETS, required=False)
+    _goals(made, {"checkpoint_strategy": checkpoints, "performance_targets": targets})
+    if contract.value.keys() - {"strategy", "batch_configuration", "checkpoint_strategy"}:
+        made.note(
+            "a job has settings for strategy, batch_configuration and checkpoint_strategy alone; "
+            "`paceline plan --contract 004` lists under `stated` every key that it answers "
+            "otherwise, and why"
+        )
     return made
 
 
-def _known(made: Translation, name: str, keys: Mapping[str, str]) -> dict[str, Any]:
+def _known(
+    made: Translation, name: str, keys: Mapping[str, str], *, required: bool = True
+) -> dict[str, Any]:
     """A section without complaint about keys of its many versions."""
     value = made.contract.value.get(name)
     if isinstance(value, dict):
@@ -65,8 +97,8 @@ def _known(made: Translation, name: str, keys: Mapping[str, str]) -> dict[str, A
             value={name: known}, source=made.contract.source, folder=made.contract.folder
         )
         inner = Translation(contract=narrowed, problems=made.problems)
-        return inner.section(name, keys, required=True)
-    return made.section(name, keys, required=True)
+        return inner.section(name, keys, required=required)
+    return made.section(name, keys, required=required)
 
 
 def _cluster(made: Translation, strategy: Mapping[str, Any], overrides: Sequence[str]) -> None:
@@ -86,7 +118,9 @@ def _cluster(made: Translation, strategy: Mapping[str, Any], overrides: Sequence
 def _train(made: Translation, batch: Mapping[str, Any], overrides: Sequence[str]) -> None:
     if "total_batch_size" in batch:
         made.set("train.global_batch", batch["total_batch_size"])
-    elif not is_set(overrides, "train.global_batch"):
+    elif _is_absent(made, "batch_configuration", "total_batch_size") and not is_set(
+        overrides, "train.global_batch"
+    ):
         made.wrong(
             "batch_configuration",
             "`batch_configuration.total_batch_size` is missing",
@@ -107,6 +141,63 @@ def _train(made: Translation, batch: Mapping[str, Any], overrides: Sequence[str]
             f"per_gpu_batch_size {batch['per_gpu_batch_size']} is not fixed: the plan finds the "
             "micro-batch that fits; fix it with --set layout.micro_batch=..."
         )
+
+
+def _is_absent(made: Translation, section: str, key: str) -> bool:
+    """Whether nothing is there; what is there and wrong has a problem of its own."""
+    value = made.contract.value.get(section)
+    return not isinstance(value, Mapping) or value.get(key) is None
+
+
+def _checkpoints(made: Translation, stated: Mapping[str, Any]) -> None:
+    """Settings of what a plan states of its checkpoints, or a note or problem that names the key."""
+    for name, setting, pattern, otherwise, example in (
+        ("frequency", "every", r"every_(\d+)_steps?", r"every_(\d+_)?epochs?", "every_250_steps"),
+        ("retention", "keep_last", r"last_(\d+)_checkpoints?", None, "last_3_checkpoints"),
+    ):
+        text, key = stated.get(name), f"checkpoint_strategy.{name}"
+        if text is None:
+            continue
+        if (found := re.fullmatch(pattern, text)) and 0 < int(found[1][:16]) < MOST:
+            made.set(f"checkpoint.{setting}", int(found[1]))
+        elif otherwise and re.fullmatch(otherwise, text):
+            made.note(f"{key} {text!r} is not used: how long an epoch is, the plan does not say")
+        else:
+            made.wrong(key, f"`{key}` is {text!r}, which is no setting", f"write {example}")
+    storage = stated.get("storage", "")
+    if url := re.search(r"[a-z0-9+:]+://\S+", storage):
+        made.set("checkpoint.copy_to", url[0])
+        if "keep_last" in made.job.get("checkpoint", {}):
+            made.set("checkpoint.copy_keep", made.job["checkpoint"]["keep_last"])
+        made.note(f"checkpoints are written to a disk first, and copied to {url[0]}")
+    elif storage.startswith("/"):
+        made.set("checkpoint.copy_to", f"file://{storage}")
+        made.note(f"checkpoints are written to a run's own folder, and copied to {storage}")
+    elif storage and not storage.startswith(("runs/<run>/checkpoints", "checkpoints/ on ")):
+        made.note(f"checkpoint_strategy.storage {storage!r} is not used: give a URL such as s3://b/c")
+    _writing(made, stated)
+
+
+def _writing(made: Translation, stated: Mapping[str, Any]) -> None:
+    compression = stated.get("compression")
+    if compression == "none" and "copy_to" in made.job.get("checkpoint", {}):
+        made.set("checkpoint.compress", "never")
+    elif compression not in (None, "none", COPIES_COMPRESSED):
+        made.note(
+            f"checkpoint_strategy.compression {compression!r} is not used: copies alone are "
+            "compressed, with a method of their own (checkpoint.compress)"
+        )
+    if stated.get("async") is False:
+        made.note(f"checkpoint_strategy.async false is no setting: {ASYNC}")
+
+
+def _goals(made: Translation, sections: Mapping[str, Mapping[str, Any]]) -> None:
+    for key, (_, units) in GOALS.items():
+        section, _, name = key.partition(".")
+        text = sections[section].get(name)
+        if text is not None and goal_number(text, units) is None:
+            what = f"`{key}` is {text!r}, which has no number of {units[0]}"
+            made.wrong(key, what, f"write it like '90{'' if len(units[0]) == 1 else ' '}{units[0]}'")
 
 
 def check_training_plan(value: Mapping[str, Any], source: str) -> list[Problem]:

@@ -6,9 +6,11 @@ difference. Targets: CUDA (and every other accelerator with NCCL or gloo) throug
 Macs through MLX.
 """
 
+from dataclasses import asdict
 from typing import Any
 
 from paceline.check.preflight.layers import LAYERS
+from paceline.contracts.nulls import with_null_reasons
 from paceline.contracts.operate import (
     checkpoint_storage,
     health_checks,
@@ -16,6 +18,8 @@ from paceline.contracts.operate import (
     preflight_command,
     recovery,
 )
+from paceline.contracts.reading.coordinator import COPIES_COMPRESSED
+from paceline.contracts.stated import compare_stated
 from paceline.job import Job
 from paceline.launch.default_alerts import alerts
 from paceline.plan.advice.learning_rate import scale_learning_rate
@@ -31,9 +35,36 @@ CHUNK_SAMPLES = 50_000
 larger, unless one step is."""
 
 
+_NOTHING_MEASURED = "nothing is measured before `pre_flight_checklist.run`"
+_NO_STEP_TIME = "the time of a step is not known: `paceline catalog` says which rate is missing"
+_ONE_NODE = "one node: there is none to send to, and none that differs"
+
+_NULLS = {
+    "batch_configuration.warmup_epochs": "a job counts its warm-up in steps: warmup_steps",
+    "distributed_config.mlx_launch_command": "MLX is not the target's library: launch_command",
+    "rdma_config.network_reason": "the network is the job's own, or there is one node",
+    "rdma_config.expected_speedup": "no RDMA is planned, or nothing says what TCP would take",
+    "checkpoint_strategy.best_frequency": _NO_STEP_TIME,
+    "checkpoint_strategy.expected_useful_share": _NO_STEP_TIME,
+    "performance_targets.throughput": _NO_STEP_TIME,
+    "performance_targets.tokens_per_s": f"{_NO_STEP_TIME}, or a sample is no row of tokens",
+    "performance_targets.gpu_utilization": f"{_NO_STEP_TIME}, or the accelerator's peak is not",
+    "performance_targets.checkpoint_overhead": _NO_STEP_TIME,
+    "pre_rdma_sync.dry_run": _ONE_NODE,
+    "pre_rdma_sync.command": _ONE_NODE,
+    "pre_rdma_sync.verify": _ONE_NODE,
+    "hardware_calibration.command": "preflight measures with PyTorch; on Macs it measures no rate",
+    "hardware_calibration.result": "preflight measures with PyTorch; on Macs it measures no rate",
+    "hardware_calibration.measured": _NOTHING_MEASURED,
+    "worker_consistency.byzantine_detection": "every rank must be equal: `reason` beside it",
+}
+"""Field -> why it may be null."""
+
+
 def training_plan(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
-    """The plan in the coordinator's words."""
-    return {
+    """The plan in the coordinator's words; where a training plan asked for it, `stated` has what it
+    stated and the answer has otherwise."""
+    answer = {
         "version": VERSION,
         "strategy": _strategy(plan),
         "batch_configuration": _batch(plan, job),
@@ -42,12 +73,15 @@ def training_plan(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
         "checkpoint_strategy": _checkpoints(plan, job, view),
         "performance_targets": _targets(plan, view),
         "verification_steps": _verification(plan),
-        "pre_rdma_sync": _sync(plan),
-        "hardware_calibration": _calibration(plan),
+        "pre_rdma_sync": _sync(plan, job),
+        "hardware_calibration": _calibration(plan, job),
         "worker_consistency": _consistency(plan),
         "coordinator_chunking": _chunking(plan, job),
-        "pre_flight_checklist": _preflight(plan),
+        "pre_flight_checklist": _preflight(plan, job),
     }
+    found = with_null_reasons(answer, _NULLS, key="null_reasons")
+    differing = [asdict(each) for each in compare_stated(answer, job)]
+    return found | ({"stated": differing} if job.stated else {})
 
 
 def _strategy(plan: Plan) -> dict[str, Any]:
@@ -152,8 +186,8 @@ def _checkpoints(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
         )
         + f"; on a failure {recovery(plan, job.spec.recovery)}",
         "async": own,
-        "compression": "none",
-        "storage": checkpoint_storage(plan),
+        "compression": _compression(plan, job),
+        "storage": checkpoint_storage(plan, job),
         "frequency": f"every_{plan.checkpoint_every}_steps",
         "retention": f"last_{job.spec.checkpoint.keep_last}_checkpoints",
         "expected_recovery_time": (
@@ -164,6 +198,13 @@ def _checkpoints(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
         "best_frequency": None if best is None else f"every_{best.every_steps}_steps",
         "expected_useful_share": None if good is None else good.useful,
     }
+
+
+def _compression(plan: Plan, job: Job) -> str:
+    keep = job.spec.checkpoint
+    if keep.copy_to is None or keep.compress == "never" or plan.engine != "paceline":
+        return "none"
+    return COPIES_COMPRESSED if keep.compress == "auto" else "none; copies always"
 
 
 def _targets(plan: Plan, view: Outlook) -> dict[str, Any]:
@@ -211,23 +252,23 @@ def _verification(plan: Plan) -> list[str]:
     return steps
 
 
-def _sync(plan: Plan) -> dict[str, Any]:
+def _sync(plan: Plan, job: Job) -> dict[str, Any]:
     several = plan.cluster.num_nodes > 1
     return {
         "enabled": several,
         "validate_checksums": True,
         "block_on_failure": True,
-        "dry_run": "paceline sync job.yaml --dry-run" if several else None,
-        "command": "paceline sync job.yaml" if several else None,
-        "verify": preflight_command(plan) if several else None,
+        "dry_run": f"paceline sync {job.words} --dry-run" if several else None,
+        "command": f"paceline sync {job.words}" if several else None,
+        "verify": preflight_command(plan, job) if several else None,
     }
 
 
-def _calibration(plan: Plan) -> dict[str, Any]:
+def _calibration(plan: Plan, job: Job) -> dict[str, Any]:
     share = 1 / plan.cluster.num_nodes
     return {
         "enabled": plan.cluster.num_nodes > 1 and not is_mlx(plan),
-        "command": None if is_mlx(plan) else preflight_command(plan),
+        "command": None if is_mlx(plan) else preflight_command(plan, job),
         "result": None if is_mlx(plan) else "`rates`: each node's FLOP/s and share of all",
         "reason": "shares are equal: a synchronous step is as slow as its slowest rank, and uneven "
         "shares need uneven batches and weighted gradients; a node far below its share is replaced",
@@ -237,11 +278,16 @@ def _calibration(plan: Plan) -> dict[str, Any]:
     }
 
 
+_COMPARED = {"nccl": ("torch", "NCCL", "driver"), "mlx": ("mlx", "macOS")}
+"""Backend -> what preflight compares between its nodes beside what it compares between all."""
+
+
 def _consistency(plan: Plan) -> dict[str, Any]:
+    own = _COMPARED.get(plan.cluster.backend, ("torch",))
     return {
         "enabled": plan.cluster.num_nodes > 1,
         "threshold": 1.0,
-        "compare": ["code", "job", "python packages", "driver", "NCCL", "torch"],
+        "compare": ["code", "data", "environment variables", "python packages", *own],
         # shasum comes with Perl, on macOS and Linux alike; sha256sum is not on every Mac.
         "command": "find . -name '*.py' -type f -print0 | LC_ALL=C sort -z "
         "| xargs -0 shasum -a 256 | shasum -a 256",
@@ -264,22 +310,23 @@ def _chunking(plan: Plan, job: Job) -> dict[str, Any]:
             "reason": f"{samples:,} samples are fewer than {CHUNK_SAMPLES:,}: one chunk",
         }
     length = max(1, CHUNK_SAMPLES // batch)
+    larger = "" if batch <= CHUNK_SAMPLES else f", more than {CHUNK_SAMPLES:,}: no chunk is smaller"
     return {
         "enabled": True,
-        "chunk_size": CHUNK_SAMPLES,
+        "chunk_size": max(CHUNK_SAMPLES, batch),
         "samples": samples,
         "num_chunks": -(-steps // length),
         "steps_per_chunk": length,
         "setting": f"checkpoint.every={length}",
         "is_saved_after_each": length % plan.checkpoint_every == 0,
-        "reason": f"a chunk is {counted(length, 'step')} of {batch:,} samples in the order of "
-        "training; with the setting each ends with a checkpoint, so that a run that fails repeats "
+        "reason": f"a chunk is {counted(length, 'step')} of {batch:,} samples{larger}, in the "
+        "order of training; with the setting each ends with a checkpoint, so that a run that fails repeats "
         "its own chunk at most, with the same numbers",
     }
 
 
-def _preflight(plan: Plan) -> dict[str, Any]:
-    command = preflight_command(plan)
+def _preflight(plan: Plan, job: Job) -> dict[str, Any]:
+    command = preflight_command(plan, job)
     by_hand: dict[str, list[dict[str, str]]] = {}
     for check in health_checks(plan):
         row = {"name": check.name, "command": check.command, "expect": check.expect}
@@ -290,7 +337,7 @@ def _preflight(plan: Plan) -> dict[str, Any]:
             "status": "not run",
             "command": command,
             "expect": f"the layer `{name}` with status pass",
-            "fix_command": layer.fix,
+            "fix_command": layer.fix.replace("JOB", job.words),
             "by_hand": by_hand.get(name, []),
         }
         for name, layer in LAYERS.items()

@@ -159,9 +159,8 @@ def _checkpoints(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
     return {
         "frequency": f"every {every} steps"
         + ("" if seconds is None else f", {format_seconds(seconds)} (estimated)"),
-        "storage": f"{checkpoint_storage(plan)}: "
-        f"{format_bytes(plan.estimate.num_checkpoint_bytes)} each"
-        + (f", copied to {keep.copy_to}" if keep.copy_to else ""),
+        "storage": f"{checkpoint_storage(plan, job)}: "
+        f"{format_bytes(plan.estimate.num_checkpoint_bytes)} each",
         "retention": ", ".join(retention),
         "frequencySteps": every,
         "intervalSeconds": seconds,

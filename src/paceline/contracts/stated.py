@@ -1,0 +1,172 @@
+"""What a training plan (contract 004) states, beside the answer to it: nothing is lost in silence.
+
+A strategy becomes settings of the job where there is such a setting; a target is a goal, which the
+answer's own number is held against. Everything that the answer has otherwise is a row with the
+reason.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import isclose
+from typing import Any
+
+from paceline.job import Job
+
+GOALS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "performance_targets.throughput": ("at least", ("samples/sec", "samples/s")),
+    "performance_targets.tokens_per_s": ("at least", ("tokens/sec", "tokens/s")),
+    "performance_targets.gpu_utilization": ("at least", ("%",)),
+    "performance_targets.checkpoint_overhead": ("at most", ("%",)),
+    "checkpoint_strategy.expected_recovery_time": ("at most", ("s", "seconds")),
+}
+"""Key of a number that a plan aims at -> which side of it is good, and its units."""
+
+SETTINGS: Mapping[str, tuple[str, str]] = {
+    "checkpoint_strategy.frequency": (
+        "checkpoint.every",
+        "only every_N_steps is a setting: how long an epoch is, the plan does not say",
+    ),
+    "checkpoint_strategy.retention": ("checkpoint.keep_last", "only last_N_checkpoints is one"),
+    "checkpoint_strategy.storage": (
+        "checkpoint.copy_to",
+        "a run writes to a disk first; each checkpoint is copied to a URL in the background",
+    ),
+    "checkpoint_strategy.compression": (
+        "checkpoint.compress",
+        "a run's own files are never compressed; its copies are, without loss, as the setting says",
+    ),
+    "batch_configuration.per_gpu_batch_size": (
+        "layout.micro_batch",
+        "the plan finds the micro-batch that fits",
+    ),
+    "batch_configuration.gradient_accumulation_steps": (
+        "layout.micro_batch",
+        "it follows from the micro-batch and the layout",
+    ),
+    "batch_configuration.total_batch_size": ("train.global_batch", "the job has another"),
+    "batch_configuration.learning_rate": ("train.learning_rate", "it follows the batch"),
+    "batch_configuration.warmup_steps": ("train.warmup_steps", "the job has another"),
+    "batch_configuration.warmup_epochs": (
+        "train.warmup_steps",
+        "how long an epoch is, the plan does not say",
+    ),
+    "strategy.nodes": ("cluster.nodes", "the job has another"),
+    "strategy.gpus_per_node": ("cluster.per_node", "the job has another"),
+    "strategy.total_gpus": ("cluster.nodes", "it is nodes x gpus_per_node"),
+}
+"""Key -> the setting that it becomes, and why the answer may have another."""
+
+ASYNC = "Paceline's engine always writes in the background, and MLX's example program always waits"
+
+_OWN: Mapping[str, str] = {
+    "checkpoint_strategy.async": f"no setting: {ASYNC}",
+    "checkpoint_strategy.approach": "said for the job's engine, which has one way to do it",
+    "strategy.approach": "said for the layout that was planned: layout.* of the job fixes another",
+    "verification_steps": "written for the plan's target, with commands and messages that exist",
+    "rdma_config.env_vars": "none is set by hand: env_vars_reason",
+    "version": "the answer's own",
+}
+"""Key -> why the answer has words of its own."""
+
+_NOT_STATED = ("null_reasons", "stated")
+"""Sections of an answer that state nothing when it is read as a plan."""
+
+_SECTION = "written for this plan and its target; what was stated is no setting of a job"
+_NUMBER = re.compile(r"^\s*(?:at least|at most|[<>~≥≤]?=?)\s*([\d.,]+)\s*([KMB]?)\s*(\S*?)\+?(?: |$)")
+_SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stated:
+    """A key whose answer is not what was stated."""
+
+    key: str
+    stated: object
+    answer: object
+    is_met: bool | None
+    """Of a goal, whether the answer's number reaches it; None of what is none."""
+
+    reason: str
+
+
+def goal_number(text: str, units: tuple[str, ...]) -> float | None:
+    """The number in a goal, in its unit; None where it has none.
+
+    >>> goal_number(">80%", ("%",)), goal_number("135K tokens/sec", ("tokens/sec",))
+    (80.0, 135000.0)
+    """
+    found = _NUMBER.match(text)
+    if found is None or found[3] not in units:
+        return None
+    try:
+        return float(found[1].replace(",", "")) * _SCALES[found[2]]
+    except ValueError:
+        return None
+
+
+def compare_stated(answer: Mapping[str, Any], job: Job) -> Iterator[Stated]:
+    """A row for each key of the training plan that the job was made of, where the answer differs.
+
+    Args:
+        answer: The plan in the coordinator's words.
+    """
+    for key, value, found in _pairs(job.stated, answer):
+        if not _is_same(value, found):
+            is_met = _is_met(key, value, found)
+            reason = _reason(key, job, is_known=_has(answer, key))
+            if is_met is not None:
+                side = GOALS[key][0]
+                reason = f"a goal ({side}), no setting: the plan's estimate " + (
+                    "reaches it" if is_met else "misses it"
+                )
+            yield Stated(key=key, stated=value, answer=found, is_met=is_met, reason=reason)
+
+
+def _pairs(
+    stated: Mapping[str, Any], answer: Any, before: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    for name, value in stated.items():
+        if not before and name in _NOT_STATED:
+            continue
+        found = answer.get(name) if isinstance(answer, Mapping) else None
+        if isinstance(value, Mapping) and value:
+            yield from _pairs(value, found, f"{before}{name}.")
+        elif value is not None:
+            yield f"{before}{name}", value, found
+
+
+def _is_same(value: object, found: object) -> bool:
+    if isinstance(value, int | float) and isinstance(found, int | float):
+        return isclose(value, found)
+    return value == found
+
+
+def _has(answer: Mapping[str, Any], key: str) -> bool:
+    section, _, name = key.partition(".")
+    inner = answer.get(section)
+    return isinstance(inner, Mapping) and name.partition(".")[0] in inner
+
+
+def _is_met(key: str, value: object, found: object) -> bool | None:
+    if key not in GOALS:
+        return None
+    side, units = GOALS[key]
+    goal, is_there = (goal_number(str(each), units) for each in (value, found))
+    if goal is None or is_there is None:
+        return None
+    return is_there >= goal if side == "at least" else is_there <= goal
+
+
+def _reason(key: str, job: Job, *, is_known: bool) -> str:
+    if key in GOALS:
+        return "a goal, and the answer's number is not known: null_reasons"
+    if key in SETTINGS:
+        name, why = SETTINGS[key]
+        if job.lines.get(tuple(name.split("."))) == 0:
+            return f"--set gives {name}"
+        return f"{why}; the setting is {name}"
+    own = _OWN.get(key) or _OWN.get(key.rpartition(".")[0])
+    if own is not None:
+        return own
+    return _SECTION if is_known else "the contract has no such key, and nothing uses it"
