@@ -393,6 +393,6 @@ def test_s4_1_a_batch_below_one_is_not_said_to_be_missing_too():
 
 
 def test_s4_1_commands_for_a_job_have_its_file_and_what_was_set():
-    job = read(DOCUMENT_PLAN, MODEL, "train.steps=7", "train.steps=9", "name=a b").job
-    assert job.words.endswith("--set train.steps=9 --set 'name=a b'")
+    job = read(DOCUMENT_PLAN, MODEL, "train.steps=7", "train.steps=9", "data.path=a b").job
+    assert job.words.endswith("--set train.steps=9 --set 'data.path=a b'")
     assert "train.steps=7" not in job.words
