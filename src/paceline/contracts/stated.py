@@ -73,7 +73,9 @@ _NOT_STATED = ("null_reasons", "stated")
 """Sections of an answer that state nothing when it is read as a plan."""
 
 _SECTION = "written for this plan and its target; what was stated is no setting of a job"
-_NUMBER = re.compile(r"^\s*(?:at least|at most|[<>~≥≤]?=?)\s*([\d.,]+)\s*([KMB]?)\s*(\S*?)\+?(?: |$)")
+_NUMBER = re.compile(
+    r"^\s*(?:at least|at most|[<>~≥≤]?=?)\s*([\d.,]+)\s*([KMB]?)\s*(\S*?)\+?(?: |$)"
+)
 _SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
 
 

@@ -243,7 +243,7 @@ class Job:
 
     @property
     def words(self) -> str:
-        """The job as words of a command: its file and what was set: `job.yaml --set train.steps=9`."""
+        """The job as words of a command: `job.yaml --set train.steps=9`."""
         sets = (word for each in overrides_in(self.lines) for word in ("--set", each))
         return shlex.join([self.source, *sets])
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from paceline.contracts.nulls import with_null_reasons
 from paceline.contracts.operate import backends, init_method, sums_in, weights_in
 from paceline.contracts.phases.case import Case
-from paceline.contracts.nulls import with_null_reasons
 from paceline.contracts.phases.split import communication_of
 from paceline.plan.advice.buckets import advise_buckets
 from paceline.render.environment import environment

@@ -3,8 +3,8 @@
 from math import inf
 from typing import Any
 
-from paceline.contracts.phases.case import Case
 from paceline.contracts.nulls import with_null_reasons
+from paceline.contracts.phases.case import Case
 from paceline.estimate.cost import RunCost
 from paceline.plan.outlook import Outlook
 from paceline.units import counted, format_seconds

@@ -4,8 +4,8 @@ from itertools import accumulate
 from typing import Any
 
 from paceline.choices.recomputes import WHOLE_BLOCKS
-from paceline.contracts.phases.case import Case
 from paceline.contracts.nulls import with_null_reasons
+from paceline.contracts.phases.case import Case
 from paceline.contracts.phases.required import STATE_BYTES_PER_PARAMETER
 from paceline.estimate.cost import training_flops
 from paceline.parallel.stages import is_v_shaped, stages_of_rank

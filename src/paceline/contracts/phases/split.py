@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from paceline.contracts.phases.case import Case
 from paceline.contracts.nulls import with_null_reasons
+from paceline.contracts.phases.case import Case
 from paceline.contracts.phases.resources import bottlenecks_of
 from paceline.contracts.writing.engineer import sharding_of, strategy_of
 from paceline.units import format_bytes, format_count, format_seconds

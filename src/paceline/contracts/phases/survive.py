@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from paceline.contracts.nulls import with_null_reasons
 from paceline.contracts.operate import METRICS, checkpoint_storage, health_checks, recovery
 from paceline.contracts.phases.case import Case
-from paceline.contracts.nulls import with_null_reasons
 from paceline.job import JobSpec, RecoverySpec
 from paceline.job.evaluate_rules import kept_every, num_best
 from paceline.launch.default_alerts import alerts, silence_s

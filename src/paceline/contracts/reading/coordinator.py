@@ -150,7 +150,7 @@ def _is_absent(made: Translation, section: str, key: str) -> bool:
 
 
 def _checkpoints(made: Translation, stated: Mapping[str, Any]) -> None:
-    """Settings of what a plan states of its checkpoints, or a note or problem that names the key."""
+    """Settings of what a plan states of its checkpoints, or a note or problem with the key."""
     for name, setting, pattern, otherwise, example in (
         ("frequency", "every", r"every_(\d+)_steps?", r"every_(\d+_)?epochs?", "every_250_steps"),
         ("retention", "keep_last", r"last_(\d+)_checkpoints?", None, "last_3_checkpoints"),
@@ -174,7 +174,9 @@ def _checkpoints(made: Translation, stated: Mapping[str, Any]) -> None:
         made.set("checkpoint.copy_to", f"file://{storage}")
         made.note(f"checkpoints are written to a run's own folder, and copied to {storage}")
     elif storage and not storage.startswith(("runs/<run>/checkpoints", "checkpoints/ on ")):
-        made.note(f"checkpoint_strategy.storage {storage!r} is not used: give a URL such as s3://b/c")
+        made.note(
+            f"checkpoint_strategy.storage {storage!r} is not used: give a URL such as s3://b/c"
+        )
     _writing(made, stated)
 
 
@@ -197,7 +199,9 @@ def _goals(made: Translation, sections: Mapping[str, Mapping[str, Any]]) -> None
         text = sections[section].get(name)
         if text is not None and goal_number(text, units) is None:
             what = f"`{key}` is {text!r}, which has no number of {units[0]}"
-            made.wrong(key, what, f"write it like '90{'' if len(units[0]) == 1 else ' '}{units[0]}'")
+            made.wrong(
+                key, what, f"write it like '90{'' if len(units[0]) == 1 else ' '}{units[0]}'"
+            )
 
 
 def check_training_plan(value: Mapping[str, Any], source: str) -> list[Problem]:

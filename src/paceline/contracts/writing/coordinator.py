@@ -320,8 +320,8 @@ def _chunking(plan: Plan, job: Job) -> dict[str, Any]:
         "setting": f"checkpoint.every={length}",
         "is_saved_after_each": length % plan.checkpoint_every == 0,
         "reason": f"a chunk is {counted(length, 'step')} of {batch:,} samples{larger}, in the "
-        "order of training; with the setting each ends with a checkpoint, so that a run that fails repeats "
-        "its own chunk at most, with the same numbers",
+        "order of training; with the setting each ends with a checkpoint, so that a run that "
+        "fails repeats its own chunk at most, with the same numbers",
     }
 
 
