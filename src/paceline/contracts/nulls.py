@@ -1,4 +1,4 @@
-"""Reasons for what an answer does not know or does not apply to a job: JSON's null alone has none."""
+"""Reasons for what an answer does not know or does not apply to: JSON's null alone has none."""
 
 from collections.abc import Mapping
 from functools import reduce
