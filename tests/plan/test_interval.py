@@ -146,6 +146,17 @@ def test_on_spot_the_goodput_the_time_and_the_interval_are_those_of_spot_machine
     assert "a failure or spot instance taken expected every" in shown
 
 
+def test_on_spot_each_interval_has_what_it_is_for():
+    """Two stood there, and one reason, of neither."""
+    text = JOB.replace("per_node: 8", "per_node: 8, nodes: 16").replace("1000", "50000")
+    plan = plan_of(text, "plan.provider=azure", "plan.spot=true", "recovery.state=memory")
+    assert (
+        "recovery from a copy in memory (asked for) after a failure; from the checkpoint, saved "
+        f"every {plan.checkpoint_every} steps, where a spot instance is taken; below are failures "
+        "alone memory goodput"
+    ) in " ".join(format_plan(plan).split())
+
+
 def test_a_run_shorter_than_the_best_interval_has_one_goodput_on_the_whole_screen():
     text = JOB.replace("1000", "40")
     plan = plan_of(text, "cluster.nodes=2")

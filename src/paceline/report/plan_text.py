@@ -339,12 +339,17 @@ def _state(plan: Plan) -> Iterator[str]:
     yield ""
     asked = "asked for" if state.is_asked else "chosen"
     is_spot = plan.cost is not None and plan.cost.way == "spot"
+    taken = "; failures alone, without spot instances that are taken"
+    if state.chosen != "checkpoint":  # the machines that hold the copies are taken with it
+        every = counted(plan.checkpoint_every, "step")
+        taken = f" after a failure; from the checkpoint, saved every {every}, where a spot instance"
+        taken += " is taken; below are failures alone"
     often = f"; a failure is expected every {format_seconds(state.mtbf_s)}"
     yield from wrapped(
         _row("recovery", ""),
         f"from {RECOVERS_FROM[state.chosen]} ({asked})"
         + (often if plan.goodput is None or plan.wall_s is None else "")
-        + ("; failures alone, without spot instances that are taken" if is_spot else ""),
+        + (taken if is_spot else ""),
     )
     for tier in sorted(state.tiers, key=lambda each: each.name != state.chosen):
         yield from wrapped(f"  {tier.name:<12}", tier_text(tier))
