@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,7 @@ SMALL = {
 """Slower launched than computed, even by ten times."""
 
 
+@cache
 def both(text: str, of: Layout) -> tuple[Proof, Estimate]:
     job = parse_job(text, source="job.yaml", folder=Path("/nowhere"))
     cluster = find_cluster(job.spec.cluster, job)
@@ -72,7 +74,8 @@ def test_estimate_and_simulated_step_agree(name):
     """Before, DDP was 29 % and FSDP2 13 % apart: copies of parameters were in one of them only, and
     a proof knew DDP's first bucket, which holds everything."""
     simulated_s, estimated_s = both_s(JOB, LAYOUTS[name])
-    assert simulated_s == pytest.approx(estimated_s, rel=0.08)
+    # FSDP2's copies were read and written 1.75 times in a proof: 8 % of the step of Ulysses.
+    assert simulated_s == pytest.approx(estimated_s, rel=0.03 if name == "Ulysses" else 0.08)
 
 
 WIDE = {
@@ -113,12 +116,6 @@ def test_kernels_of_transformers_models_take_what_their_proof_has(kind, tmp_path
     assert proof.simulated.compute_s == pytest.approx(
         terms["compute"] + terms["optimizer"], rel=0.06
     )
-
-
-def test_fsdp2s_copies_read_and_write_each_element_once():
-    """A proof had 1.75 times that: 8 % of this step."""
-    simulated_s, estimated_s = both_s(JOB, LAYOUTS["Ulysses"])
-    assert simulated_s == pytest.approx(estimated_s, rel=0.03)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
