@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -25,12 +26,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Commands and programs that import torch are forks of processes that have imported what they need
 # (tests/warm/warm.py). The first process of a session owns those: the ones it distributes files to
 # share them.
+_WARM = str(Path(__file__).parent / "warm")
 if "PACELINE_TESTS_SESSION" not in os.environ:
     _session = tempfile.mkdtemp(prefix="paceline-warm-")
     atexit.register(shutil.rmtree, _session, ignore_errors=True)
     os.environ["PACELINE_TESTS_SESSION"] = f"{_session}:{os.getpid()}"
-    if sys.platform == "linux" and "PACELINE_TESTS_COLD" not in os.environ:
-        _paths = (str(Path(__file__).parent / "warm"), os.environ.get("PYTHONPATH"))
+    if sys.platform == "linux":
+        _paths = (_WARM, os.environ.get("PYTHONPATH"))
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, _paths))
 
 # Sentences of screens are looked for whole; how they are wrapped is in tests/cli/test_screens.py.
@@ -91,6 +93,16 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     if not count or session.testsfailed or session.config.option.collectonly:
         return None  # pytest's own loop
     return at_once.run(session, count)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Tests that repeat others, and slow ones, start programs as people do."""
+    with pytest.MonkeyPatch.context() as patch:
+        if item.get_closest_marker("repeat") or item.get_closest_marker("slow"):
+            paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+            patch.setenv("PYTHONPATH", os.pathsep.join(each for each in paths if each != _WARM))
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,7 +4,7 @@ torch become a stand-in for the fork of a warm one (`warm.py`)."""
 import os
 import sys
 
-_PROGRAMS = (
+PROGRAMS = (
     *("paceline.control.agent", "paceline.prove", "paceline.runtime.bench"),
     *("paceline.runtime.calibrate",),
     *("paceline.runtime.checkpoint.export", "paceline.runtime.checkpoint.inspect_external"),
@@ -16,7 +16,7 @@ _PROGRAMS = (
 
 if (
     sys.orig_argv[1:2] == ["-m"]
-    and sys.orig_argv[2] in _PROGRAMS
+    and sys.orig_argv[2] in PROGRAMS
     and "PACELINE_TESTS_SESSION" in os.environ
 ):
     import warm

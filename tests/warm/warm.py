@@ -7,9 +7,9 @@ The interpreter that is started for a program with torch stands in for the fork:
 arguments, environment, folder and open files, passes signals on, and ends as the fork ends. If it
 dies the fork is killed. `tests/command.py` asks for commands, and starts no interpreter.
 
-`./test --ranks`, as in CI, does without the first: there every program that imports torch is
-started as people start it. What differs: the fork has a process id, a group and a session of its
-own, and the hashes of strings of all others.
+Tests that repeat others do without the first (`./test --ranks`, as in CI): there every program that
+imports torch is started as people start it. What differs: the fork has a process id, a group and a
+session of its own, and the hashes of strings of all others.
 """
 
 import atexit
