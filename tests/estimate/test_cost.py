@@ -125,6 +125,17 @@ def test_a_machine_whose_network_is_unknown_comes_after_those_that_are_known_to_
     assert not unknown.runs_as_planned
 
 
+@pytest.mark.parametrize("provider", ["aws", "modal"])
+def test_host_memory_that_is_unknown_is_named_wherever_the_run_needs_some(provider):
+    unread = replace(P5, provider=provider, host_memory_bytes=None)
+    needs = Needs(accelerators_per_node=8, host_memory_bytes=2130 * GIB)
+    (cost,) = run_costs(num_accelerators=8, train_s=HOUR, prices=[unread], needs=needs)
+    assert cost.unknown_facts == ("host memory",)
+    none = replace(needs, host_memory_bytes=0.0)
+    (cost,) = run_costs(num_accelerators=8, train_s=HOUR, prices=[unread], needs=none)
+    assert cost.unknown_facts == ()
+
+
 def test_nothing_is_asked_of_a_machine_of_the_reader_s_own():
     (cost,) = run_costs(num_accelerators=16, train_s=HOUR, prices=[EIGHT], needs=TWO_NODES)
     assert cost.unknown == ()

@@ -7,7 +7,7 @@ import pytest
 from tests.plan.scene import JOB, job_of, plan_of
 
 from paceline.catalog import find_accelerator, find_prices
-from paceline.estimate.cost import cannot_run
+from paceline.estimate.cost import Needs, cannot_run, why_none
 from paceline.plan.bill import ASSUMED_MFU, Size, bill_of_plan, bill_of_size, keeping_of
 from paceline.plan.outlook import needs_of
 from paceline.report.cost_text import format_bill
@@ -177,6 +177,15 @@ def test_spot_machines_that_go_faster_than_the_run_restarts_have_no_price():
     assert "taken away more often than the run can restart" in text
     assert "spot at" not in text.partition("PROVIDER")[0]
     assert not bill().spot_taken
+
+
+def test_a_machine_that_is_too_small_is_the_largest_of_the_price_list_not_of_the_provider():
+    prices = [row for row in find_prices("L4") if row.instance == "g2-standard-4"]
+    why = why_none("gcp", prices, Needs(accelerators_per_node=8))
+    assert why == (
+        "its largest machine in the price list (g2-standard-4) has 1 accelerator, "
+        "a node of the run needs 8"
+    )
 
 
 def test_the_host_memory_that_a_machine_lacks_is_told_in_parts_that_add_up():

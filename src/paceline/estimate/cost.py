@@ -179,7 +179,7 @@ def why_none(provider: str, prices: Iterable[Price], needs: Needs) -> str | None
         return None
     largest = max(rows, key=lambda row: (row.num_accelerators, row.host_memory_bytes or 0))
     lacks = _lacks(largest, needs)
-    has = lacks and f"its largest machine ({largest.instance}) has {lacks}"
+    has = lacks and f"its largest machine in the price list ({largest.instance}) has {lacks}"
     return _alone(largest, needs) or has
 
 
@@ -193,7 +193,7 @@ def unknown_of(price: Price, needs: Needs) -> tuple[str, ...]:
     several = needs.num_nodes * needs.accelerators_per_node > price.num_accelerators
     if several and needs.network_bytes_per_s and price.instance not in provider.fabrics:
         found.append(f"{_OF_MACHINE[0]} between instances")
-    if price.host_memory_bytes is None and needs.host_memory_bytes and not provider.by_accelerator:
+    if price.host_memory_bytes is None and needs.host_memory_bytes:
         found.append(f"{_OF_MACHINE[1]} memory")
     if price.note.endswith("a guess"):
         found.append(f"{_OF_MACHINE[2]} ({price.note.removesuffix(' is a guess')} is assumed)")
