@@ -178,7 +178,7 @@ class MemoryOptimization(TypedDict):
 class MinimumRequirements(TypedDict):
     """The least that the job runs on."""
 
-    minGPUs: int
+    minGPUs: int | None
     minMemoryPerGPU: str
     minBandwidth: str | None
     minStorage: str

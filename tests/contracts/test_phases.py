@@ -15,6 +15,7 @@ from tests.contracts.phase_forms import FORMS
 from paceline.contracts.phases import PHASES, Goals, PhasePlan, exit_code, make_phases
 from paceline.contracts.phases.document import GROUPS
 from paceline.contracts.phases.split import bubble_share
+from paceline.contracts.writing import format_contract
 from paceline.errors import PacelineError, PlanError
 from paceline.job import Job, parse_job
 from paceline.plan import Plan, plan_job
@@ -635,3 +636,55 @@ def test_s2_2_every_null_has_its_reason(overrides: tuple[str, ...]):
 
 def test_every_alert_of_a_plan_says_what_sets_it_off():
     assert all(each["threshold"] for each in output(9)["alertingRules"])
+
+
+FIXED_DDP = (
+    "layout.sharding=none",
+    "layout.tensor=1",
+    "layout.pipeline=1",
+    "layout.context=1",
+    "layout.offload=none",
+    "model.preset=llama-3-70b",
+)
+
+
+def test_s2_3_a_layout_that_no_number_of_accelerators_fits_says_so_and_what_memory_does():
+    found = output(1, *FIXED_DDP)
+    least = found["minimumRequirements"]
+    assert least["minGPUs"] is None
+    assert "no number" in found["nullReasons"]["minimumRequirements.minGPUs"]
+    assert "no number of those there are fits" in gate(phased(*FIXED_DDP), 1).problem.what
+
+
+def test_s2_2_what_fits_needs_no_more_ranks_than_it_has():
+    found = output(1, *ONE_T4, "model.preset=llama-3.2-1b")
+    assert found["feasible"]
+    assert found["minimumRequirements"]["minGPUs"] == found["availableGPUs"] == 1
+
+
+STAGES = (
+    "layout.tensor=8",
+    "layout.pipeline=2",
+    "layout.data=1",
+    "cluster.network=25Gb/s Ethernet",
+    "cluster.rdma=false",
+)
+
+
+def test_s2_2_stages_that_wait_for_messages_are_given_a_network():
+    found = output(1, *STAGES)
+    by_name = {each["resource"]: each["mitigation"] for each in found["bottlenecks"]}
+    assert "waiting for messages" in by_name["network between stages"]
+    assert found["minimumRequirements"]["minBandwidthBytesPerSecond"] > 1e9
+    assert "idle stages" not in by_name
+
+
+def test_s2_1_one_data_rank_is_not_called_elastic():
+    job = job_of(*STAGES)
+    faults = format_contract(replan(job), job, "002")["faultTolerance"]
+    assert faults["elasticTraining"] is False
+    assert "fewer cannot hold this layout" in faults["recoveryStrategy"]
+    eighth = output(8, *STAGES)
+    assert "fewer cannot hold this layout" in eighth["strategy"]
+    assert eighth["elastic"]["min"] == eighth["elastic"]["max"] == 16
+    assert format_contract(replan(job_of()), job_of(), "002")["faultTolerance"]["elasticTraining"]

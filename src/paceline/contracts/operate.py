@@ -8,8 +8,11 @@ from typing import Literal
 from paceline.catalog import load_accelerators
 from paceline.catalog.engines import load_engines
 from paceline.choices import BatchPolicy
-from paceline.job import Job, RecoverySpec
+from paceline.job import Job
+from paceline.job.job import JobSpec
 from paceline.plan import Plan
+from paceline.plan.case import case_of_plan
+from paceline.plan.lost_node import fewest_ranks
 from paceline.record.metrics import StepMetrics
 from paceline.render.environment import PORT, torchrun_options
 from paceline.render.mlx import is_mlx, mlx_launch
@@ -78,8 +81,16 @@ _BATCHES: Mapping[BatchPolicy, str] = {
 }
 
 
-def recovery(plan: Plan, recover: RecoverySpec) -> str:
+def is_elastic(plan: Plan, spec: JobSpec) -> bool:
+    """Whether a run of the plan can go on with fewer ranks."""
+    if plan.engine != "paceline" or not spec.recovery.shrink:
+        return False
+    return fewest_ranks(spec, plan.layout, case_of_plan(plan)) < plan.cluster.num_ranks
+
+
+def recovery(plan: Plan, spec: JobSpec) -> str:
     """What a run of the plan's engine does when ranks are lost, in a sentence."""
+    recover = spec.recovery
     if is_mlx(plan):
         return (
             "mlx.launch ends all ranks and nobody starts them again: start launch.sh, and all "
@@ -92,11 +103,11 @@ def recovery(plan: Plan, recover: RecoverySpec) -> str:
         )
     state = recover.state if plan.state is None else plan.state.chosen
     lost = f"lost ranks get their state from {STATE_SOURCES[state]}"
-    rest = (
-        f"with fewer data ranks and {_BATCHES[recover.batch]}, until the node returns"
-        if recover.shrink
-        else "when the lost ranks are back: recovery.shrink is off"
+    rest = "when the lost ranks are back: " + (
+        "fewer cannot hold this layout" if recover.shrink else "recovery.shrink is off"
     )
+    if is_elastic(plan, spec):
+        rest = f"with fewer data ranks and {_BATCHES[recover.batch]}, until the node returns"
     return (
         f"the workers that live stay, {lost}; the run continues {rest}; "
         f"{recover.max_restarts} times in a row at most without a finished step"

@@ -218,7 +218,7 @@ def _bubble(
         *_fuller(job, space, case, price, limit_bytes),
         *_larger_batch(case, layout, limit_bytes),
     ]
-    if _idle_without_messages(case, layout) < price.terms["pipeline"] / 2:
+    if idle_without_messages(case, layout) < price.terms["pipeline"] / 2:
         fixes.insert(
             0, "take a faster network (cluster.network): most of it is waiting for messages"
         )
@@ -232,7 +232,7 @@ def _bubble(
     )
 
 
-def _idle_without_messages(case: Case, layout: Layout) -> float:
+def idle_without_messages(case: Case, layout: Layout) -> float:
     """Seconds that stages would stand still if the network between nodes took no time."""
     if case.rates is None or len(case.rates.levels) < 2:
         return inf

@@ -5,7 +5,7 @@ from typing import Any
 
 from paceline.contracts.phases.case import Case, Gate, Phase
 from paceline.estimate import TERM_NAMES
-from paceline.units import bytes_apart, counted, format_bytes, format_count, format_seconds
+from paceline.units import bytes_apart, format_bytes, format_count, format_seconds
 
 PROCESS_ID = "distributed-training-orchestration"
 VERSION = "1.0.0"
@@ -41,11 +41,7 @@ def summary(case: Case) -> str:
     """The plan in two sentences."""
     plan, view = case.plan, case.view
     if not case.feasible:
-        return (
-            f"{plan.profile.name} does not fit: it takes "
-            f"{counted(case.required.ranks, 'rank')}, or "
-            f"{format_bytes(case.required.memory_bytes)} an accelerator."
-        )
+        return f"{plan.profile.name} does not fit: it takes {case.required.text}."
     time = (
         "in a time that is unknown"
         if view.wall_s is None
@@ -91,10 +87,7 @@ def next_steps(case: Case) -> list[str]:
     if not case.feasible:
         return [
             "choose one of phase 7's changes",
-            (
-                f"or a cluster of {counted(case.required.ranks, 'rank')}, or accelerators with "
-                f"{format_bytes(case.required.memory_bytes)}"
-            ),
+            f"or a cluster with {case.required.text}",
         ]
     return [
         "read phase 11: batch and learning rate",

@@ -12,7 +12,7 @@ from paceline.estimate.cost import RunCost
 from paceline.plan.infeasible import join_ways, ways_of
 from paceline.plan.limits import affordable_steps
 from paceline.prepare.checked import find_checked
-from paceline.units import counted, dollars_apart, format_bytes, format_seconds, seconds_apart
+from paceline.units import dollars_apart, format_seconds, seconds_apart
 
 GATE_EXIT_CODE = 3
 """As of a plan that does not fit."""
@@ -71,11 +71,7 @@ def _data_quality(case: Case) -> Iterator[Gate]:
 
 def _resources(case: Case) -> Gate:
     least = case.required
-    need = (
-        f"{counted(least.ranks, 'rank')}, or {format_bytes(least.memory_bytes)} an "
-        f"accelerator with as many "
-        "as there are"
-    )
+    need = least.text
     if case.refused is None:
         return Gate(
             phase=1,

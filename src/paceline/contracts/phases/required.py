@@ -2,16 +2,19 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
 from typing import Protocol
 
+from paceline.catalog import load_links
 from paceline.choices.recomputes import WHOLE_BLOCKS
 from paceline.errors import PlanError
+from paceline.estimate import price_one
 from paceline.job import Job
 from paceline.job.evaluate_rules import most_kept
 from paceline.parallel.layout import Layout
+from paceline.plan.case import case_of_plan
 from paceline.plan.decision import Plan
-from paceline.units import format_bytes
+from paceline.units import counted, format_bytes
 
 
 class Replan(Protocol):
@@ -24,6 +27,12 @@ _MOST_DOUBLINGS = 12
 _EXPOSED_SHARE = 0.1
 """Share of a step's time that communication may take before the network counts as too slow."""
 
+_RATES = tuple(2.0 ** (-step / 2) for step in range(25))
+"""Shares of the network's rate that are tried: from all of it down to a 4096th, by half octaves."""
+
+_AT_ONCE = 1e6
+"""Times the network's rate at which messages take no time."""
+
 STATE_BYTES_PER_PARAMETER = 16
 """Float32 parameter, gradient and two moments of Adam; also bf16 with a float32 master copy.
 
@@ -35,7 +44,9 @@ Source: ZeRO, arXiv:1910.02054, section 3.1.
 class Requirements:
     """The least that the job runs on, each with how it was found."""
 
-    ranks: int
+    ranks: int | None
+    """None where no number of the accelerators that there are fits."""
+
     memory_bytes: int
     """Memory of one accelerator, with as many of them as the job has."""
 
@@ -45,6 +56,14 @@ class Requirements:
     storage_bytes: int
     basis: str
     """How these were found."""
+
+    @property
+    def text(self) -> str:
+        """Ranks, or memory of an accelerator: `32 ranks, or 24 GiB an accelerator`."""
+        memory = f"{format_bytes(self.memory_bytes)} an accelerator"
+        if self.ranks is None:
+            return f"{memory}: no number of those there are fits"
+        return f"{counted(self.ranks, 'rank')}, or {memory} with as many as there are"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,15 +88,15 @@ def requirements_of(plan: Plan, job: Job) -> Requirements:
     fixed = parts.get("overhead") or 0
     state = STATE_BYTES_PER_PARAMETER * plan.profile.num_trained_parameters
     return Requirements(
-        ranks=max(1, ceil(state / max(1, usable - fixed))),
+        ranks=min(plan.cluster.num_ranks, max(1, ceil(state / max(1, usable - fixed)))),
         memory_bytes=memory.known_bytes,
         network_bytes_per_s=_least_network(plan),
         storage_bytes=most_kept(job.spec) * plan.estimate.num_checkpoint_bytes,
         basis=(
-            f"ranks: {format_bytes(state)} of state fully sharded, activations left out; memory: "
-            f"{plan.layout_name}'s fullest rank; network: exposed communication at "
-            f"{_EXPOSED_SHARE:.0%} of the step; storage: the checkpoints that are kept and the one "
-            "being written"
+            f"ranks: {format_bytes(state)} of state fully sharded, activations left out, and at "
+            f"most those of the plan, which fits; memory: {plan.layout_name}'s fullest rank; "
+            f"network: where messages take {_EXPOSED_SHARE:.0%} of a step, and at most what there "
+            "is; storage: the checkpoints that are kept and the one being written"
         ),
     )
 
@@ -99,11 +118,11 @@ def requirements_of_refused(
     plan = _with_more_memory(job, replan, available_bytes, needed_bytes)
     bigger = _with_more_nodes(job, replan)
     found = requirements_of(plan, job)
-    ranks = bigger.cluster.num_ranks if bigger is not None else found.ranks
+    ranks = None if bigger is None else bigger.cluster.num_ranks
     how = (
         f"ranks: the planner, with twice the nodes until something fits ({bigger.layout_name})"
         if bigger is not None
-        else "ranks: by the size of the state alone, since no number of nodes that was tried fits"
+        else "ranks: no number of nodes that was tried fits"
     )
     return (
         replace(
@@ -163,15 +182,19 @@ def _try(job: Job, replan: Replan) -> Plan | None:
 
 
 def _least_network(plan: Plan) -> float | None:
-    rate, price = plan.cluster.network_bytes_per_s, plan.estimate
-    if plan.cluster.num_nodes == 1 or not rate or not price.step_s:
+    """The slowest of `_RATES` at which the plan's messages take their share of a step."""
+    rate, name = plan.cluster.network_bytes_per_s, plan.cluster.network_link
+    if plan.cluster.num_nodes == 1 or not rate or name is None or not plan.estimate.step_s:
         return None
-    exposed = sum(price.terms.get(name, 0.0) for name in ("data", "expert", "context"))
-    rest = price.step_s - exposed
-    if rest <= 0:
-        return rate
-    allowed = rest * _EXPOSED_SHARE / (1 - _EXPOSED_SHARE)
-    return rate * min(1.0, exposed / allowed) if allowed else rate
+    link = load_links()[name]
+
+    def step_s(share: float) -> float:
+        cluster = plan.cluster.over_network(replace(link, bytes_per_s=rate * share))
+        return price_one(plan.layout, case_of_plan(plan, cluster)).step_s or inf
+
+    most = step_s(_AT_ONCE) / (1 - _EXPOSED_SHARE)
+    shares = [share for share in _RATES if step_s(share) <= most]
+    return rate * min(shares, default=1.0)
 
 
 def savings(plan: Plan, job: Job, available_bytes: int) -> list[Saving]:

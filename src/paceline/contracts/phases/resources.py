@@ -10,6 +10,8 @@ from paceline.contracts.phases.required import STATE_BYTES_PER_PARAMETER
 from paceline.estimate.cost import training_flops
 from paceline.parallel.stages import is_v_shaped, stages_of_rank
 from paceline.plan import Plan
+from paceline.plan.case import case_of_plan
+from paceline.plan.caution import idle_without_messages
 from paceline.prepare.checked import checked_text
 from paceline.units import (
     bytes_apart,
@@ -71,6 +73,8 @@ def assess_resources(case: Case) -> dict[str, Any]:
     bandwidth = ("minBandwidth", "minBandwidthBytesPerSecond")
     reasons = {
         **dict.fromkeys((f"minimumRequirements.{name}" for name in bandwidth), alone),
+        "minimumRequirements.minGPUs": "no number of these accelerators that was tried fits: a "
+        "fixed layout needs more memory in each",
         "computationalRequirements.FLOPs": "the length of the samples is unknown",
         "computationalRequirements.tokens": "the length of the samples is unknown",
         "computationalRequirements.peakPerGPU": "the catalog has no peak of this accelerator",
@@ -121,6 +125,8 @@ def bottlenecks_of(case: Case) -> list[dict[str, Any]]:
     for name, seconds in sorted(plan.estimate.terms.items(), key=lambda term: -term[1]):
         if step_s and name not in ("compute", "optimizer") and seconds > _NARROW * step_s:
             share = seconds / step_s
+            if name == "pipeline" and _waits_for_messages(plan):
+                name = "pipeline messages"
             found.append(
                 {
                     "resource": _RESOURCES.get(name, name),
@@ -138,6 +144,7 @@ _RESOURCES = {
     "context": "network",
     "expert": "network",
     "pipeline": "idle stages",
+    "pipeline messages": "network between stages",
     "data": "network between data ranks",
     "stragglers": "slowest rank",
 }
@@ -147,9 +154,16 @@ _MITIGATIONS = {
     "context": "a faster network, or shorter samples",
     "expert": "experts inside a node",
     "pipeline": "more micro-batches a step, or interleaved stages",
+    "pipeline messages": "a faster network: most of it is waiting for messages",
     "data": "a larger global batch, which reduces more rarely for each sample",
     "stragglers": "compare vote_s of the ranks, and take out the slow one",
 }
+
+
+def _waits_for_messages(plan: Plan) -> bool:
+    """Whether most of the time that stages stand still is the network's."""
+    idle_s = idle_without_messages(case_of_plan(plan), plan.layout)
+    return idle_s < plan.estimate.terms["pipeline"] / 2
 
 
 def analyse_model(case: Case) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def survive_faults(case: Case) -> dict[str, Any]:
     period = "" if view.step_s is None else f", {format_seconds(every * view.step_s)}"
     found = {
         "appliesTo": case.applies_to,
-        "strategy": f"checkpoints; on a failure {recovery(plan, spec.recovery)}",
+        "strategy": f"checkpoints; on a failure {recovery(plan, spec)}",
         "checkpointFrequency": f"every {every} steps{period}",
         "checkpointFrequencySteps": every,
         "advisedFrequencySteps": None if best is None else best.every_steps,

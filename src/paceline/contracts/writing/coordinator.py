@@ -184,7 +184,7 @@ def _checkpoints(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
             if own
             else "rank 0 writes a file of the whole state while the others wait"
         )
-        + f"; on a failure {recovery(plan, job.spec.recovery)}",
+        + f"; on a failure {recovery(plan, job.spec)}",
         "async": own,
         "compression": _compression(plan, job),
         "storage": checkpoint_storage(plan, job),

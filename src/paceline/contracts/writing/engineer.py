@@ -14,6 +14,7 @@ from paceline.contracts.operate import (
     checkpoint_storage,
     health_checks,
     init_method,
+    is_elastic,
     recovery,
 )
 from paceline.job import Job, LayoutSpec
@@ -174,8 +175,8 @@ def _checkpoints(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
 def _faults(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
     good = view.goodput
     return {
-        "elasticTraining": job.spec.recovery.shrink and plan.engine == "paceline",
-        "recoveryStrategy": recovery(plan, job.spec.recovery),
+        "elasticTraining": is_elastic(plan, job.spec),
+        "recoveryStrategy": recovery(plan, job.spec),
         "healthChecks": [asdict(check) for check in health_checks(plan)],
         "expectedFailuresPerDay": None if good is None else 24 * good.failures_per_hour,
         "expectedUsefulShare": None if good is None else good.useful,
