@@ -60,7 +60,26 @@ def test_engines_that_refuse_the_job_too_are_not_named_for_a_model_of_none(job_f
     assert problem.fix.startswith("no other engine takes this job as it is (accelerate: L014, ")
     assert "; deepspeed: L01" in problem.fix
     assert "set engine" not in problem.fix
-    assert problem.fix.endswith("own family yourself, which Paceline does not plan")
+    assert problem.fix.endswith("deepseek_v2.py yourself, which Paceline does not plan")
+    assert "Megatron Core chooses by the sum of the best few" in problem.what
+
+
+@pytest.mark.parametrize(
+    ("model", "has", "fix"),
+    [
+        ("gemma-2-9b", "; torchtitan 0.3 has no module for it", "with any model"),
+        ("mixtral-8x22b", "; torchtitan 0.3 has no module for it", "with any model"),
+        ("deepseek-v2-lite", "; torchtitan 0.3 has no module for it", "with any model"),
+        ("deepseek-v3", "gpt-oss", "--module deepseek_v3 yourself, which Paceline does not plan"),
+    ],
+)
+def test_torchtitan_is_said_to_have_the_models_that_it_has(job_file, model, has, fix):
+    """Each was sent to "the --module of the model's own family", where there is none."""
+    job_file.write_text(DEEPSEEK.replace("deepseek-v2", model).replace("1920", "2048"))
+    problems = plan(job_file, "torchtitan").exception.problems
+    problem = next(each for each in problems if each.code == "H002")
+    assert problem.what.endswith(has)
+    assert problem.fix.endswith(fix)
 
 
 def test_an_engine_whose_files_lack_the_model_is_not_what_makes_it_fit(job_file):

@@ -191,7 +191,7 @@ def test_what_torchtitan_lacks_is_said_with_the_nearest(changes, gap):
 @pytest.mark.parametrize(
     ("changes", "fix"),
     [
-        ({"model": {"preset": "mixtral-8x7b"}}, "own family"),
+        ({"model": {"preset": "mixtral-8x7b"}}, "with any model"),
         ({"train": {"precision": "fp16"}, "engine": "paceline"}, "bf16"),
         ({"train": {"adapter": {"kind": "lora"}}, "engine": "paceline"}, "paceline run"),
     ],

@@ -67,8 +67,13 @@ def model_gaps(
 ) -> Iterator[Gap]:
     """A model that these words do not describe, whatever the layout."""
     kinds = len(profile.blocks)
+    is_v2 = config.get("model_type") == "deepseek_v2"
+    recipe = "Megatron Bridge's recipes/deepseek/deepseek_v2.py" if is_v2 else _OWN_RECIPE
     if config.get("model_type") == "deepseek_v3":
         reason = deepseek_differs(profile, config)
+    elif is_v2 and config.get("n_group", 1) > 1:
+        reason = "groups of experts chosen by their best one: Megatron Core chooses by the sum of"
+        reason += " the best few (moe_utils.py, group_limited_topk)"
     else:
         reason = _foreign(profile, decoder, config) if kinds == 1 else f"{kinds} kinds of blocks"
     if reason:
@@ -79,8 +84,11 @@ def model_gaps(
             f"GPT-2 and DeepSeek-V3; this one has {reason}",
             nearest=None,
             engines=ANY_MODEL,
-            fix="start the recipe of the model's own family yourself, which Paceline does not plan",
+            fix=f"start {recipe} yourself, which Paceline does not plan",
         )
+
+
+_OWN_RECIPE = "the recipe of the model's own family"
 
 
 def _foreign(profile: ModelProfile, decoder: DecoderShape | None, config: Mapping[str, Any]) -> str:

@@ -60,14 +60,17 @@ def model_gaps(
     """A model that these files do not describe, whatever the layout."""
     is_known = _is_qwen(profile, config) or registered(config)
     if not is_known and (shape is None or shape.qkv_bias):
+        module = _MODULES.get(str(config.get("model_type")))
+        other = "" if module else "; torchtitan 0.3 has no module for it"
         yield Gap(
             what=f"the model {profile.name}",
             where="model",
-            why="these files describe models of Llama's shape, of Qwen3's, and gpt-oss",
+            why=f"these files describe models of Llama's shape, of Qwen3's, and gpt-oss{other}",
             nearest=None,
             engines=ANY_MODEL,
-            fix="start the --module of the model's own family yourself, which Paceline does "
-            "not plan",
+            fix=f"start torchtitan's own --module {module} yourself, which Paceline does not plan"
+            if module
+            else "",
         )
     if shape is not None and shape.head_dim * shape.heads != shape.hidden:
         yield Gap(
@@ -78,6 +81,18 @@ def model_gaps(
             engines=ANY_MODEL,
         )
 
+
+_MODULES = {
+    "deepseek_v3": "deepseek_v3",
+    "gpt_oss": "gpt_oss",
+    "llama": "llama3",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3",
+    "qwen3_5": "qwen3_5",
+    "qwen3_5_moe": "qwen3_5",
+}
+"""`model_type` -> the module of its family: models/ of torchtitan 0.3.0. It has kimi_k2_7, flux and
+muse_glimmer besides."""
 
 _GPT_OSS = {
     "hidden_size": 2880,
