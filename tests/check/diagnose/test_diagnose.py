@@ -324,3 +324,36 @@ def test_every_second_fact_and_every_sentence_is_of_a_known_failure_and_names_wh
         named = [re.compile(form).groupindex for form in forms]
         known = dict.fromkeys(name for each in named for name in each)
         assert all(each.format_map(known) for each in row["say"])
+
+
+def test_s3_3_a_loss_scale_below_one_comes_before_the_nan_that_follows_it():
+    text = "step 410 loss 2.31\n" + "".join(
+        f"Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to {scale}\n"
+        for scale in ("64.0", "1.0", "0.0078125")
+    )
+    causes = diagnose_text(text + "step 411 loss nan\n").causes
+    assert [each.id for each in causes] == ["fp16-loss-scale-collapse", "nan-loss-undetected"]
+    assert diagnose_text(text.partition("0.0078125")[0] + "512.0\n").causes == []
+
+
+def test_s3_3_weights_of_another_size_are_told_from_states_cut_for_other_ranks():
+    text = (
+        "[rank0]: RuntimeError: Error(s) in loading state_dict for Net:\n"
+        "[rank0]: \tsize mismatch for layers.0.weight: copying a param with shape "
+        "torch.Size([2048, 1024]) from checkpoint, the shape in current model is torch.Size({}).\n"
+    )
+    assert diagnose_text(text.format("[4096, 1024]")).causes[0].id == "state-dict-mismatch"
+    assert diagnose_text(text.format("[0]")).causes[0].id != "state-dict-mismatch"
+
+
+def test_s3_3_a_rank_that_skipped_a_batch_went_another_way_than_those_that_wait_for_it():
+    waits = "".join(
+        f"[rank{rank}]:[E1128 10:22:31.1 ProcessGroupNCCL.cpp:632] [Rank {rank}] Watchdog caught "
+        "collective operation timeout: WorkNCCL(SeqNum=8123, OpType=ALLREDUCE, NumelIn=25557032, "
+        "NumelOut=25557032, Timeout(ms)=600000) ran for 600021 milliseconds before timing out.\n"
+        for rank in (3, 0, 1)
+    )
+    assert diagnose_text(waits).causes[0].id == "uneven-inputs-hang"
+    first = diagnose_text(waits + "[rank2]: skipping bad batch 8122\n").causes[0]
+    assert first.id == "rank-divergent-decision"
+    assert "a batch was skipped" in first.what

@@ -96,6 +96,25 @@ def test_s4_5_a_setting_that_nccl_finds_better_itself_or_does_not_know_is_named(
     assert [one.id for one in found] == ([id] if id else [])
 
 
+@pytest.mark.parametrize(
+    ("strategy", "instead"),
+    [
+        ("FULL_SHARD", "fsdp_reshard_after_forward: true"),
+        ("2", "fsdp_reshard_after_forward: false"),
+        ("NO_SHARD", "distributed_type: MULTI_GPU, which is DDP: FSDP2 always shards"),
+        ("HYBRID_SHARD", "parallelism_config_dp_replicate_size (nodes)"),
+        ("5", "fsdp_reshard_after_forward: false, and parallelism_config"),
+    ],
+)
+def test_s3_2_a_strategy_of_fsdp1_is_replaced_by_what_does_the_same_under_fsdp2(strategy, instead):
+    text = (
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nnum_processes: 8\n"
+        f"fsdp_config:\n  fsdp_version: 2\n  fsdp_sharding_strategy: {strategy}\n"
+    )
+    (found,) = findings("acc.yaml", text, Context())
+    assert instead in found.fix
+
+
 def test_what_paceline_renders_gives_no_warning():
     jobs = [folder for folder in GOLDEN.glob("*/*") if folder.is_dir()]
     assert jobs

@@ -15,7 +15,8 @@ SCHEMA = load_schema("accelerate")
 
 _IN_THE_JSON = words_of("accelerate", "in_the_json")
 _FSDP1: Mapping[str, str] = read_shipped("software.toml")["accelerate"]["fsdp1"]
-_RESHARDS = words_of("accelerate", "reshards")
+_STRATEGIES: Mapping[str, str] = read_shipped("software.toml")["accelerate"]["strategies"]
+_BY_NUMBER = dict(zip("12345", _STRATEGIES, strict=True))
 
 
 def is_accelerate(document: Marked) -> bool:
@@ -117,10 +118,10 @@ def _check_fsdp(config: Marked) -> Iterator[Fault]:
         return
     stray = "is a key of FSDP1, and fsdp_version is 2: it"
     if strategy is not None:
-        what = f"fsdp_sharding_strategy {stray} is not read, fsdp_reshard_after_forward is"
-        reshards = str((strategy.text() or "").lower() in _RESHARDS).lower()
-        has_other = "reshard_after_forward" in keys
-        fix = "take it out" if has_other else f"fsdp_reshard_after_forward: {reshards}"
+        what = f"fsdp_sharding_strategy {stray} is not read"
+        asked = (strategy.text() or "").lower()
+        instead = _STRATEGIES.get(_BY_NUMBER.get(asked, asked), "fsdp_reshard_after_forward")
+        fix = "take it out" if "reshard_after_forward" in keys else f"instead {instead}"
         yield Fault("config-unknown-key", strategy, what, fix, WARNING)
     for name in keys.keys() & _FSDP1:
         what = f"fsdp_{name} {stray} {_FSDP1[name]}"

@@ -120,6 +120,18 @@ def _contradictions(plan: Plan) -> Iterator[tuple[tuple[str, ...], str, str]]:
             f"{cluster.num_ranks}"
         )
         yield ("layout",), what, _AGAIN
+    for decision in plan.decisions:
+        section, _, name = decision.field.partition(".")
+        has = getattr(layout, name, None) if section == "layout" else None
+        if isinstance(has, int) and decision.value.isdigit() and has != int(decision.value):
+            what = (
+                f"{decision.field} is {has}, and the plan decided {decision.value}: what it says "
+            )
+            yield (
+                ("layout", name),
+                f"{what}of time, memory and batch is of {decision.value}",
+                _AGAIN,
+            )
     needed, limit = plan.estimate.memory.known_bytes, plan.limit_bytes
     if needed > limit:
         sizes = f"{', and '.join(bytes_apart(needed, limit))} may be used"
