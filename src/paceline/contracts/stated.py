@@ -87,7 +87,7 @@ class Stated:
     stated: object
     answer: object
     is_met: bool | None
-    """Of a goal, whether the answer's number reaches it; None of what is none."""
+    """Whether the answer's number reaches a goal; None where it is no goal."""
 
     reason: str
 

@@ -68,8 +68,8 @@ class Engine:
     """The releases the files are written for: `1.10 to 1.15`."""
 
     starts_engines: bool = False
-    """Of a place whose own files start a program of torchrun's: whether `paceline run --on` starts
-    an engine's files there."""
+    """Whether `paceline run --on` starts an engine's files there; for places whose own files start
+    a program of torchrun's."""
 
 
 class EngineModule(Protocol):
