@@ -882,7 +882,9 @@ def test_s3_2_a_plan_is_judged_by_what_it_warned_of_and_what_contradicts_in_it(f
     assert found["severity"] == "error"
     assert "is 4 ranks, the cluster has 8" in found["what"]
     (folder / "plan.json").write_text(re.sub(r'("micro_batch": )\d+', r"\g<1>9", text, count=1))
-    assert "layout.micro_batch is 9, and the plan decided" in by_id("plan.json")["plan-file"]["what"]
+    assert (
+        "layout.micro_batch is 9, and the plan decided" in by_id("plan.json")["plan-file"]["what"]
+    )
     (folder / "plan.json").write_text(re.sub(r'("usable_bytes": )\d+', r"\g<1>1000000000", text))
     assert "may be used of H100-SXM" in by_id("plan.json")["plan-file"]["what"]
     (folder / "plan.json").write_text(text.replace('"precision": "bf16"', '"precision": 16', 1))
