@@ -106,7 +106,7 @@ def test_an_agent_that_is_killed_is_gone_once_its_host_says_so(run, agents):
     pid = agent_on(run, "b")
     assert not agents.is_gone(1, pid)
     agents.kill(1, pid)
-    wait_until(lambda: agents.is_gone(1, pid), what="the answer", timeout_s=30)
+    wait_until(lambda: agents.is_gone(1, pid), what="the answer")
     assert not is_alive(pid)
 
 
@@ -156,7 +156,7 @@ def test_the_next_controller_knows_where_each_node_is(run, hosts, agents, way):
     pid = agent_on(run, "spare")
     another = HostAgents(hosts)
     another.kill(1, pid)
-    wait_until(lambda: another.is_gone(1, pid), what="the answer", timeout_s=30)
+    wait_until(lambda: another.is_gone(1, pid), what="the answer")
     another.end()
 
 

@@ -53,7 +53,7 @@ def start(folder: Path, *more: str) -> "subprocess.Popen[bytes]":
 
 
 def wait_for(path: Path) -> None:
-    wait_until(path.exists, what=f"{path} is there", timeout_s=30)
+    wait_until(path.exists, what=f"{path} is there")
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="NOT TESTED: needs /proc")
@@ -62,7 +62,7 @@ def test_a_launcher_ends_with_its_input_and_nothing_that_it_started_stays(tmp_pa
     wait_for(tmp_path / "ready")
     assert len(marked(f"{tmp_path}:1")) >= 2
     assert (tmp_path / "met").read_text() == "1 127.0.0.1 20001\n"
-    process.communicate(timeout=30)  # closes its input first
+    process.communicate(timeout=300)  # closes its input first
     assert process.returncode == 0
     assert (tmp_path / "ended").read_text() == "saved\n"
     assert marked(f"{tmp_path}:1") == []
@@ -73,12 +73,12 @@ def test_what_a_killed_attempt_left_is_ended_before_the_next_one(tmp_path):
     first = start(tmp_path)
     wait_for(tmp_path / "ready")
     first.kill()
-    first.communicate(timeout=30)
+    first.communicate(timeout=300)
     left = marked(f"{tmp_path}:1")
     assert left
     (tmp_path / "ready").unlink()
     second = start(tmp_path)
     wait_for(tmp_path / "ready")
     assert not [pid for pid in left if os.path.exists(f"/proc/{pid}/exe")]
-    second.communicate(timeout=30)
+    second.communicate(timeout=300)
     assert second.returncode == 0

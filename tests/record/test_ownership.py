@@ -27,7 +27,7 @@ from paceline.record.ownership import (
     publish_controller,
 )
 
-PATIENCE_S = 5.0
+PATIENCE_S = 120.0
 
 
 def in_charge(folder: Path, pid: int) -> None:

@@ -158,7 +158,7 @@ def test_copies_in_s3_come_back(tmp_path, monkeypatch):
         [server, "-H", "127.0.0.1", "-p", str(port)], stdout=subprocess.DEVNULL, stderr=-3
     )
     try:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 300
         while time.monotonic() < end:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:

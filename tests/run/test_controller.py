@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 
@@ -93,7 +94,7 @@ def test_a_run_whose_command_was_killed_is_taken_over_as_it_goes(scene, clean):
 
 
 def test_a_controller_that_hangs_is_killed_and_replaced_before_the_lease_ends(scene, clean):
-    process = scene.start("hung", *STEPS, "--set", "recovery.lease=12")
+    process = scene.start("hung", *STEPS, "--set", "recovery.lease=30")
     run = scene.record("hung")
     at_step(run, 3)
     pid, epoch = controller_of(run)
@@ -103,7 +104,7 @@ def test_a_controller_that_hangs_is_killed_and_replaced_before_the_lease_ends(sc
     assert_same_end(run, clean)
     assert [event.epoch for event in run.of(log.ControllerReplaced)] == [epoch + 1]
     assert not run.of(log.WorkerLost)
-    assert output.count("the controller did not answer for 8 s and was killed") == 1
+    assert len(re.findall(r"the controller did not answer for \d+ s and was killed", output)) == 1
 
 
 def test_asked_twice_a_run_whose_controller_hangs_is_ended_by_force(scene):
@@ -129,8 +130,6 @@ def test_without_a_controller_for_the_lease_the_workers_save_and_stop(scene, cle
     at_step(run, 3)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=600)
-    pids = workers_of(run)
-    time.sleep(1.0)
-    assert all(map(is_alive, pids))
+    pids, seen = workers_of(run), run.all_metrics[-1].step
     wait_until(lambda: not any(map(is_alive, pids)), what="the workers to end")
-    assert run.checkpoints
+    assert int(run.checkpoints[-1].removeprefix("step-")) > seen

@@ -13,7 +13,7 @@ from paceline.record.log_files import find_logs
 
 pytestmark = pytest.mark.ranks
 
-PATIENCE_S = 5.0
+PATIENCE_S = 12.0
 LONG = ("--set", "train.steps=200", "--set", f"recovery.patience={PATIENCE_S}")
 
 

@@ -131,7 +131,7 @@ def test_a_worker_whose_recorder_cannot_be_read_hears_orders_all_the_same(line: 
 
     line.channel.collectives = reads
     line.order(say.ReportCollectives())
-    assert has_begun.wait(30)
+    assert has_begun.wait(300)
     line.order(say.ReportCollectives())  # asked again: the first answer is still to come
     line.order(say.Interrupt(generation=3))
     assert line.next_word() == say.Heard(generation=3)

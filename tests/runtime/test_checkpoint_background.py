@@ -231,7 +231,7 @@ def test_a_worker_that_is_killed_takes_its_writer_and_all_memory_with_it(tmp_pat
     with pytest.raises(AssertionError, match="ended with -9"):
         run_ranks(die_while_writing, 1, tmp_path)
     writer = int((tmp_path / "writer").read_text())
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while Path(f"/proc/{writer}").exists() and time.monotonic() < end:
         time.sleep(0.01)
     assert not Path(f"/proc/{writer}").exists()

@@ -144,7 +144,7 @@ def test_an_abort_that_blocks_or_raises_holds_up_no_other_and_no_later_order(
     joined.abort(1)
     joined.abort(1)
     joined.interrupt(2)
-    assert all(part.begun.wait(30) for part in parts)
+    assert all(part.begun.wait(300) for part in parts)
     may_end.set()
     joined.leave()
     assert "did not abort: unhandled cuda error" in capfd.readouterr().err
@@ -159,7 +159,7 @@ def test_a_communicator_that_is_made_during_an_abort_is_aborted_as_well(
     def open_two() -> None:
         with joined.opening():
             joined.abort(1)
-            assert parts[0].begun.wait(30)
+            assert parts[0].begun.wait(300)
             parts.append(Part())  # a mesh has several groups: this one is made now
 
     with pytest.raises(Interrupted):
@@ -177,7 +177,7 @@ def test_a_worker_whose_groups_cannot_be_aborted_ends_itself(
     monkeypatch.setattr(joined, "_limit", timedelta())
     monkeypatch.setattr(module.os, "_exit", lambda code: ended.set())
     joined.abort(1)
-    assert ended.wait(30)
+    assert ended.wait(300)
     may_end.set()
 
 
