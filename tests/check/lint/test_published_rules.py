@@ -122,18 +122,24 @@ def test_a_real_fault_is_found_under_its_published_name(published, text):
     assert wanted & ids(text)
 
 
-def test_gradient_checkpointing_is_advised_for_a_sharded_language_model():
+@pytest.mark.parametrize(
+    "wraps",
+    [
+        "torch.distributed.fsdp.fully_shard(model)",
+        "model = torch.nn.parallel.DistributedDataParallel(model)",
+    ],
+)
+def test_s3_1_gradient_checkpointing_is_advised_for_a_language_model_on_several_ranks(wraps):
     text = """
-    from torch.distributed.fsdp import fully_shard
+    import torch
     from transformers import AutoModelForCausalLM
     model = AutoModelForCausalLM.from_pretrained("x")
     {more}
-    fully_shard(model)
+    {wraps}
     """
-    assert "no-gradient-checkpointing" in ids(text.format(more=""))
-    assert "no-gradient-checkpointing" not in ids(
-        text.format(more="model.gradient_checkpointing_enable()")
-    )
+    more = "model.gradient_checkpointing_enable()"
+    assert "no-gradient-checkpointing" in ids(text.format(more="", wraps=wraps))
+    assert "no-gradient-checkpointing" not in ids(text.format(more=more, wraps=wraps))
 
 
 def test_s3_5_a_model_offloaded_as_one_unit_is_a_hint_and_one_by_layers_is_none():

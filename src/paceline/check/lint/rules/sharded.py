@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from paceline.check.finding import Finding
 from paceline.check.lint.context import Context
 from paceline.check.lint.facts.events import Call, exclusive
-from paceline.check.lint.facts.names import FSDP, FULLY_SHARD
+from paceline.check.lint.facts.names import DDP, FSDP, FULLY_SHARD
 from paceline.check.lint.facts.program import Program
 from paceline.check.lint.facts.values import Value
 
@@ -108,16 +108,16 @@ def offload_finding(program: Program, call: Call, why: str) -> Finding:
 
 
 def check_recomputation(program: Program, context: Context) -> Iterator[Finding]:
-    """A sharded causal language model that keeps all its activations."""
+    """A causal language model on several ranks that keeps all its activations."""
     models = [
         one
         for one in program.all_calls
         if one.name.startswith("transformers.AutoModelForCausalLM.")
     ]
-    wraps = program.calls(FSDP, FULLY_SHARD)
+    wraps = program.calls(FSDP, FULLY_SHARD, DDP)
     if not models or not wraps or program.mentions("checkpointing", "checkpoint_wrapper"):
         return
-    what = "a sharded language model keeps the activations of all layers for the backward pass"
+    what = "the language model keeps the activations of all layers for the backward pass"
     fix = "model.gradient_checkpointing_enable()"
     yield program.finding("no-gradient-checkpointing", models[0], what, fix, seen=wraps[:1])
 
