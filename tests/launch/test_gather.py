@@ -1,5 +1,6 @@
 """What the nodes of a job are asked."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,28 @@ def test_nodes_are_asked_for_the_files_that_the_job_trains_on(tmp_path, monkeypa
         file.write_text(text + "more")
         assert hash_data(question_of(job, tmp_path).data) != before
         file.write_text(text)
+
+
+def test_s4_11_data_of_the_same_size_with_another_content_have_another_hash(tmp_path):
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text/a.txt").write_text("heron\n" * 1000)
+    job = job_of(tmp_path, data={"path": "text/*.txt", "seq_len": 32, "held_out": 0})
+    asked = question_of(job, tmp_path).data
+    before, sizes = hash_data(asked), hash_data(asked, reads=False)
+    (tmp_path / "text/a.txt").write_text("HERON\n" * 1000)
+    assert hash_data(asked) != before
+    assert hash_data(asked, reads=False) == sizes
+
+
+def test_s4_10_nodes_are_asked_for_the_jobs_own_weights_and_tokenizer(tmp_path):
+    for name in ("mdl/config.json", "mdl/model.safetensors", "tok/tokenizer.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    asked = question_of(job_of(tmp_path, model={"pretrained": "mdl", "tokenizer": "tok"}), tmp_path)
+    there = hash_data(asked.data)
+    assert {name for name, digest in there.items() if digest} == {
+        f"{tmp_path}/mdl/**",
+        f"{tmp_path}/tok/**",
+    }
+    shutil.rmtree(tmp_path / "mdl")
+    assert hash_data(asked.data)[f"{tmp_path}/mdl/**"] == ""

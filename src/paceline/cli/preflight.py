@@ -137,7 +137,7 @@ def command(
     if record is not None and str(record) == "-":
         click.echo(dump_gathered(gathered).decode())
     else:
-        _show(verdict, gathered, as_json=as_json, shows_all=shows_all)
+        _show(verdict, gathered, job.words, as_json=as_json, shows_all=shows_all)
     return 0 if verdict.is_fit else 1
 
 
@@ -168,12 +168,14 @@ def _write_nodes(path: Path, verdict: "Preflight") -> None:
         ) from None
 
 
-def _show(verdict: "Preflight", gathered: "Gathered", *, as_json: bool, shows_all: bool) -> None:
+def _show(
+    verdict: "Preflight", gathered: "Gathered", words: str, *, as_json: bool, shows_all: bool
+) -> None:
     from paceline.check.preflight.look import preflight_data
     from paceline.report.preflight_text import format_preflight
 
     if as_json:
-        click.echo(json.dumps(preflight_data(verdict) | _about(gathered), indent=2))
+        click.echo(json.dumps(preflight_data(verdict, words) | _about(gathered), indent=2))
         return
     for line in format_preflight(verdict, shows_all=shows_all):
         show(line)

@@ -289,7 +289,7 @@ def _start_job(job_file: Path, overrides: tuple[str, ...], asked: "Asked") -> in
     if source is not None:
         begin_with(run, source)
     if looked is not None:
-        keep_look(run, looked)
+        keep_look(run, looked, job)
     if kind == "queued":
         return asked.submit(place, job, plan, run, is_new=True)
     try:
@@ -400,7 +400,7 @@ def _resume(folder: Path, job_file: Path | None, overrides: tuple[str, ...], ask
     if kind == "queued":
         return asked.submit(place, job, plan, run, is_new=False)
     if place == "local" and asked.looking.wanted is not False:
-        keep_look(run, look_before_run(job, plan, run.path, asked.looking.allowed))
+        keep_look(run, look_before_run(job, plan, run.path, asked.looking.allowed), job)
     return _attend(place, job, plan, run, asked, resumed=True)
 
 

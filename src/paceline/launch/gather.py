@@ -48,6 +48,10 @@ def question_of(job: Job, runs: Path, *, is_quick: bool = False) -> Question:
     spec = job.spec
     asked = spec.data.path
     patterns = [] if asked is None else [asked] if isinstance(asked, str) else list(asked)
+    # Weights and tokenizer in files of one's own; those of the Hugging Face cache have another path
+    # on each machine.
+    own = [each for each in (spec.model.pretrained, spec.model.tokenizer) if each is not None]
+    patterns += [each for each in own if (job.folder / os.path.expanduser(each)).exists()]
     folders = [str(runs.absolute())]
     if spec.layout.offload_path is not None:
         folders.append(str(job.folder / spec.layout.offload_path))

@@ -62,11 +62,14 @@ LAYERS: Mapping[str, Layer] = {
 _WORST = (Status.FAIL, Status.WARNING, Status.PASS)
 
 
-def layers_of(results: Iterable[Result]) -> list[dict[str, str | None]]:
+def layers_of(results: Iterable[Result], job: str = "JOB") -> list[dict[str, str | None]]:
     """Each layer's worst result: status, evidence, how to repair it in words, and a command that
     repairs it or shows what is wrong.
 
     A layer of which nothing was looked at is a warning.
+
+    Args:
+        job: The job as words of a command.
     """
     found = list(results)
     told: list[dict[str, str | None]] = []
@@ -81,7 +84,7 @@ def layers_of(results: Iterable[Result]) -> list[dict[str, str | None]]:
                 "status": status,
                 "evidence": unseen if worst is None else f"{worst.node}: {worst.evidence}",
                 "fix": (worst and worst.fix) or None,
-                "fix_command": None if status is Status.PASS else layer.fix,
+                "fix_command": None if status is Status.PASS else layer.fix.replace("JOB", job),
             }
         )
     return told

@@ -130,20 +130,25 @@ def inspection_of(
     def judge_all(gathered: Gathered, note: str | None) -> Iterable[Problem]:
         verdict = judge(gathered, need, note=note, allowed=allowed)
         if verdict.is_fit:
-            keep_look(run, verdict)
+            keep_look(run, verdict, job)
         return _problems(verdict)
 
     question = gather.question_of(job, run.path, is_quick=True)
     return Inspection(question=question, calls=calls, judge=judge_all)
 
 
-def keep_look(run: RunFolder, looked: Preflight) -> None:
+def keep_look(run: RunFolder, looked: Preflight, job: Job) -> None:
     """Write it into the run's folder."""
-    write_whole(run.path / FILE, f"{json.dumps(preflight_data(looked), indent=2)}\n".encode())
+    data = preflight_data(looked, job.words)
+    write_whole(run.path / FILE, f"{json.dumps(data, indent=2)}\n".encode())
 
 
-def preflight_data(verdict: Preflight) -> dict[str, Any]:
-    """What `--json` prints of a verdict, and a run keeps of it."""
+def preflight_data(verdict: Preflight, job: str = "JOB") -> dict[str, Any]:
+    """What `--json` prints of a verdict, and a run keeps of it.
+
+    Args:
+        job: The job as words of a command.
+    """
     return {
         "fit": verdict.is_fit,
         "pass": list(verdict.good_nodes),
@@ -154,7 +159,8 @@ def preflight_data(verdict: Preflight) -> dict[str, Any]:
         },
         "allowed": list(verdict.allowed),
         "rates": [asdict(each) for each in verdict.rates],
-        "layers": layers_of(verdict.results),
+        "hashes": verdict.hashes,
+        "layers": layers_of(verdict.results, job),
         "results": [asdict(each) for each in verdict.results],
     }
 

@@ -1,7 +1,7 @@
 """Every check over everything that the nodes said; one verdict for each node."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from paceline.check.preflight.accelerators import check_accelerators
 from paceline.check.preflight.bandwidth import NodeRate, check_devices, check_sweep, node_rates
@@ -38,6 +38,9 @@ class Preflight:
 
     rates: tuple[NodeRate, ...] = ()
     """What each node's devices multiply; empty where nothing was measured."""
+
+    hashes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Node -> code or data -> its hash there, empty where it is not there."""
 
     @property
     def failing(self) -> tuple[Result, ...]:
@@ -97,6 +100,7 @@ def judge(
         results=tuple(_allow(each, allowed) for each in results),
         allowed=tuple(allowed),
         rates=node_rates(gathered.nodes),
+        hashes={node: {**facts.code, **facts.data} for node, facts in nodes.items()},
     )
 
 

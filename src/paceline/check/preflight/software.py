@@ -8,8 +8,9 @@ from paceline.check.preflight.accelerators import gpu_states
 from paceline.check.preflight.need import Need
 from paceline.check.preflight.result import Result, failed, passed, warned
 from paceline.topology.node.facts import NodeAnswer, NodeFacts
+from paceline.topology.node.probe_storage import MOST_DATA_BYTES, MOST_DATA_FILES
 from paceline.topology.node.read_state import read_cuda_of_driver, read_kernel_driver
-from paceline.units import counted
+from paceline.units import counted, format_bytes
 
 _MUST_AGREE = ("python", "torch", "paceline", "deepspeed", "transformers", "accelerate")
 _AGREE_LIKE = re.compile(r"nvidia-nccl|nvidia-cuda-runtime|nvidia-cudnn|triton|flash-attn")
@@ -88,12 +89,18 @@ def check_torch(answer: NodeAnswer, need: Need) -> Iterator[Result]:
         yield passed(name, node, said + (f", NCCL {torch.nccl}" if torch.nccl else ""))
 
 
+_OF_CONTENTS = (
+    f", and contents of the first {MOST_DATA_FILES} files, {format_bytes(MOST_DATA_BYTES)} at most"
+)
+
+
 def check_software_alike(nodes: Mapping[str, NodeFacts], need: Need) -> Iterator[Result]:
     """Every node against what most nodes have."""
     if len(nodes) < 2:
         return
     yield from _packages(nodes)
     yield from _drivers(nodes)
+    of_contents = _OF_CONTENTS if need.is_strict else ""
     yield from _hashes(
         nodes,
         name="code",
@@ -105,6 +112,7 @@ def check_software_alike(nodes: Mapping[str, NodeFacts], need: Need) -> Iterator
         nodes,
         name="data",
         of=lambda facts: facts.data,
+        same="the same names and sizes as on the others" + of_contents,
         says_lost=False,  # `check_data` does, of each node by itself
         id="data-differs-between-nodes",
         fix="rsync -a --checksum the data to that node, or read them from a shared folder",
@@ -218,6 +226,7 @@ def _hashes(
     of: Callable[[NodeFacts], Mapping[str, str]],
     id: str,
     fix: str,
+    same: str = "the same as on the others",
     says_lost: bool = True,
 ) -> Iterator[Result]:
     there = {
@@ -241,7 +250,7 @@ def _hashes(
             )
             yield failed(name, node, said, id=id, fix=fix)
         else:
-            yield passed(name, node, f"the same as on the others: {', '.join(mine)}")
+            yield passed(name, node, f"{same}: {', '.join(mine)}")
 
 
 def _settings(nodes: Mapping[str, NodeFacts], need: Need) -> Iterator[Result]:

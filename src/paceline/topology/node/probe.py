@@ -80,7 +80,7 @@ def probe_node(question: Question) -> NodeFacts:
         ),
         home_kind=None if quick else _home_kind(),
         stale_locks=() if quick else stale_locks(),
-        data=hash_data(question.data),
+        data=hash_data(question.data, reads=not quick),
         code=hash_code(question.code, own=not quick),
         interfaces=find_interfaces(),
         own_addresses=None if quick else own_addresses(),

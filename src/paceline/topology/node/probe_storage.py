@@ -174,9 +174,19 @@ def hash_code(code: Mapping[str, str], *, own: bool = True) -> dict[str, str]:
     return ours | {name: _hash_files(Path(path)) for name, path in code.items()}
 
 
-def hash_data(patterns: Iterable[str]) -> dict[str, str]:
-    """Each glob -> a hash over the names and sizes of its files; empty where there are none."""
+MOST_DATA_BYTES, MOST_DATA_FILES = 256 << 20, 1000
+"""Data that are read to be compared, of all globs together: some seconds from a disk."""
+
+
+def hash_data(patterns: Iterable[str], *, reads: bool = True) -> dict[str, str]:
+    """Each glob -> a hash over the names and sizes of its files; empty where there are none.
+
+    Args:
+        reads: Whether contents count too: of the first files, as many as are read.
+    """
     found = {}
+    left = MOST_DATA_BYTES if reads else 0
+    num_read = 0
     for pattern in patterns:
         rows = []
         for name in sorted(glob.glob(pattern, recursive=True)):
@@ -186,13 +196,16 @@ def hash_data(patterns: Iterable[str]) -> dict[str, str]:
                 continue
             if stat.S_ISREG(found_there.st_mode):  # a folder's own size says nothing
                 rows.append(f"{name} {found_there.st_size}")
+                if num_read < MOST_DATA_FILES and 0 < found_there.st_size <= left:
+                    rows[-1] += f" {_hash_files(Path(name))}"
+                    num_read, left = num_read + 1, left - found_there.st_size
         found[pattern] = hashlib.sha256("\n".join(rows).encode()).hexdigest() if rows else ""
     return found
 
 
 def _hash_files(folder: Path) -> str:
     """Hash one file or a folder; empty text where it is not there."""
-    if folder.is_file():
+    if folder.is_file() and os.access(folder, os.R_OK):
         return hashlib.sha256(folder.read_bytes()).hexdigest()
     if not folder.is_dir():
         return ""
