@@ -10,6 +10,7 @@
     python benchmarks/lint_precision.py FOLDER --half fresh5  # after fresh4's corrections
     python benchmarks/lint_precision.py FOLDER --half fresh6  # after twelve rules were deleted
     python benchmarks/lint_precision.py FOLDER --half fresh7  # with rules for what commits fixed
+    python benchmarks/lint_precision.py FOLDER --half fresh8  # its put-away half is fresh8away
     python benchmarks/lint_precision.py FOLDER --only owner/name --list
     python benchmarks/lint_precision.py FOLDER --half fresh --record   # for lint_levels.py
 
@@ -53,7 +54,7 @@ class Repository:
     commit: str
     style: str
     half: str
-    """`open`, `away` (put away until the rules are finished), or `fresh` to `fresh7`."""
+    """`open`, `away` (put away until the rules are finished), or `fresh` and on, chosen later."""
 
     seen: bool = False
     """Its findings were discussed before the halves were made."""
@@ -114,7 +115,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="checkouts, each in owner+name")
     parser.add_argument(
         "--half",
-        choices=("open", "away", "fresh", *(f"fresh{n}" for n in range(2, 8))),
+        choices=list(dict.fromkeys(one.half for one in repositories())),
         default="open",
     )
     parser.add_argument("--only", action="append", default=[], metavar="OWNER/NAME")
