@@ -340,44 +340,37 @@ def test_a_comment_that_answers_nothing_is_said(folder):
     assert "nothing is found here" in lint("a.py", "--severity", "info", expect=0).stdout
 
 
+LARGE = (
+    "import torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel\n"
+    "from transformers import AutoModelForCausalLM\n\ndist.init_process_group('nccl')\n"
+    "model = AutoModelForCausalLM.from_pretrained('meta-llama/Llama-2-13b-hf')\n"
+    "model = DistributedDataParallel(model)\n"
+)
+"""A program whose model is larger than a V100, and not than the largest accelerator."""
+
+
 def test_options_and_a_file_of_facts_are_the_context(folder):
-    (folder / "acc.yaml").write_text(
-        "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\n"
-        "mixed_precision: bf16\nnum_machines: 1\nnum_processes: 8\n"
-    )
-    lint("acc.yaml", expect=0)
-    assert "bf16-unsupported-gpu" in lint("acc.yaml", "--gpu", "V100", expect=1).stdout
-    (folder / "facts.json").write_text('{"gpu": "V100"}')
-    assert "bf16-unsupported-gpu" in lint("acc.yaml", "--context", "facts.json", expect=1).stdout
+    (folder / "large.py").write_text(LARGE)
+    hints = ("large.py", "--severity", "info")
+    assert "ddp-does-not-fit" not in lint(*hints).stdout
+    assert "V100-32 has" in lint(*hints, "--gpu", "V100-32").stdout
+    (folder / "facts.json").write_text('{"gpu": "V100-32"}')
+    assert "V100-32 has" in lint(*hints, "--context", "facts.json").stdout
     (folder / "facts.json").write_text("[1")
     with pytest.raises(Exception, match="no JSON object"):
-        lint("acc.yaml", "--context", "facts.json")
+        lint("large.py", "--context", "facts.json")
 
 
-def test_a_launch_line_gives_its_script_and_files_their_context(folder):
-    (folder / "train.sh").write_text(
-        "#!/bin/sh\ntorchrun --standalone --nproc-per-node=8 train.py --deepspeed ds.json \\\n"
-        "  --per_device_train_batch_size 2\n"
-    )
-    (folder / "train.py").write_text(GOOD)
-    (folder / "ds.json").write_text(
-        '{\n"train_batch_size": 32,\n"train_micro_batch_size_per_gpu": 4,\n'
-        '"gradient_accumulation_steps": 2,\n"zero_optimization": {"stage": 2}\n}\n'
-    )
-    data = json.loads(lint(".", "--json", expect=1).stdout)
-    found = {(one["id"], one["where"]["path"], one["where"]["line"]) for one in data["findings"]}
-    assert ("ds-batch-size-mismatch", "ds.json", 2) in found
-    assert ("ds-batch-size-mismatch", "ds.json", 3) in found
-
-
-def test_plain_python_is_seen_with_the_script(folder):
+def test_a_launch_line_gives_its_script_its_nodes(folder):
+    (folder / "train.sh").write_text("#!/bin/sh\ntorchrun --nnodes=2 --nproc-per-node=8 train.py\n")
     (folder / "train.py").write_text(
-        "import torch.distributed as dist\n\ndist.init_process_group('nccl')\n"
+        "import torch\nimport torch.distributed as dist\n\ndist.init_process_group('nccl')\n"
+        "torch.cuda.set_device(dist.get_rank())\n"
     )
-    (folder / "run.sh").write_text("python train.py\n")
-    data = json.loads(lint(".", "--json", "--severity", "info").stdout)
-    found = {(one["id"], one["where"]["path"], one["where"]["line"]) for one in data["findings"]}
-    assert ("launcher-plain-python", "run.sh", 1) in found
+    alone, beside = lint("train.py"), lint(".", expect=1)
+    assert "warning: this is the global rank" in alone.stdout
+    assert "error: this is the global rank" in beside.stdout
+    assert "the first of 2 nodes" in beside.stdout
 
 
 def test_s3_12_sarif_has_every_rule_with_help_and_every_place(folder):
@@ -567,18 +560,14 @@ def test_numbers_that_are_filled_in_later_are_no_findings(folder, name, text):
 
 
 def test_an_accelerator_and_facts_that_nobody_knows_are_said_and_passed_over(folder):
-    (folder / "job.sbatch").write_text(
-        "#!/bin/bash\n#SBATCH --gres=gpu:v100:4\nsrun torchrun --nproc-per-node=4 t.py --bf16\n"
-    )
-    assert "bf16-unsupported-gpu" in lint("job.sbatch").stdout
-    odd = lint("job.sbatch", "--gpu", "H1000")
-    assert "bf16-unsupported-gpu" in odd.stdout
+    (folder / "large.py").write_text(LARGE)
+    odd = lint("large.py", "--gpu", "H1000")
     assert "no accelerator is called H1000 (H100" in odd.stderr
     (folder / "facts.json").write_text('{"node": 2, "gpus_per_node": "many", "gpu": "H100"}')
-    said = lint("job.sbatch", "--context", "facts.json").stderr
+    said = lint("large.py", "--context", "facts.json").stderr
     assert "no fact is called node (" in said
     assert "gpus_per_node is many" in said
-    assert lint("job.sbatch", "--gpu", "A100-SXM4-80GB").stderr == ""
+    assert lint("large.py", "--gpu", "A100-SXM4-80GB").stderr == ""
 
 
 def test_a_named_file_of_no_known_kind_is_said(folder):

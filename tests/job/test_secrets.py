@@ -170,10 +170,26 @@ def test_ordinary_arguments_of_a_program_are_none(tmp_path):
         ('HEADER_TOKEN="X-aws-ec2-metadata-token"', "word"),
         ("LABEL_KEY=jobset.sigs.k8s.io/jobset-name", "word"),
         ("API_KEY=demo-secret-key-12345", "word"),
+        ("password: NTI0MTU5MDAwMDAwMDAwMA==", "word"),  # base64 of a number
+        ("password: aDdHazI5ZmpRMWFi", "made"),  # base64 of one that looks made
     ],
 )
 def test_a_name_of_several_words_does_not_look_like_a_made_secret(line, certainty):
     assert [secret.certainty for secret in find_in_lines(line)] == [certainty]
+
+
+AZURITE = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'PASSWORD_SALT = "GubPEmmotfiK9TMD6Zdw"',
+        f"AccountName=devstoreaccount1;AccountKey={AZURITE};BlobEndpoint=http://azurite:10000/a",
+    ],
+)
+def test_a_salt_and_the_key_that_every_emulator_has_are_no_secrets(line):
+    assert not list(find_in_lines(line))
 
 
 def test_two_lines_of_a_key_with_words_between_them_are_a_place_for_one():

@@ -4,6 +4,7 @@ Names are read by their words, so `tokens_per_s`, `tokenizer` and `pad_token` ar
 to a secret (`$HF_TOKEN`, `$(cat FILE)`, a path) or stands for one (`<token>`) is none either.
 """
 
+import base64
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ _TOKEN = re.compile("(ACCESS|API|AUTH|BEARER|BOT|DEPLOY|GITHUB|GIT|HF|REFRESH|SE
 
 _ABOUT = {
     *("FILE", "PATH", "DIR", "NAME", "NAMES", "ARN", "STDIN", "LENGTH", "SIZE", "TYPE", "REF"),
-    *("HASH", "DIGEST", "SHA", "ID", "URL", "URI"),
+    *("HASH", "DIGEST", "SHA", "SALT", "ID", "URL", "URI"),
 }
 """Last words of what says where a secret is, or how it is made: `HF_TOKEN_PATH`."""
 
@@ -70,6 +71,11 @@ _NAME = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+(=[A-Z0-9_]+)?")
 """`R2_ENDPOINT_URL`, `WANDB_API_KEY=TEAM_WANDB_API_KEY`: under which a secret is kept."""
 
 _NUMBER = re.compile(r"[0-9]{1,6}(\.[0-9]+)?")
+_PUBLISHED = (
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+)
+"""The account key of Azurite, the emulator of Azure Storage, which everybody has: its documentation
+at learn.microsoft.com/azure/storage/common/storage-use-azurite."""
 
 _VALUE = r"""(?P<value>"[^"]*"|'[^']*'|[^\s"';,&|)}\]]+)"""
 _GIVEN = re.compile(
@@ -146,8 +152,9 @@ class Named:
         Words (`token = "next"`), numbers, versions and names of several words
         (`x-aws-ec2-metadata-token`) are no secrets, whatever they are called; nor is a value that
         speaks of one: `team_1_API_KEY` names it where it is kept, `password1234` stands for one.
+        Of base64 (a Kubernetes Secret's `data`) the text that it encodes counts.
         """
-        plain = self.value.strip("\"'")
+        plain = _encoded(self.value.strip("\"'"))
         return not (re.search(r"\s", plain) or says_what_it_is(plain)) and any(
             len(part) >= _SHORTEST
             and len(set(part)) > _SHORTEST // 2
@@ -163,6 +170,19 @@ _KINDS, _NUMBERED = re.compile("[a-z]+|[A-Z]+|[0-9]+|[^A-Za-z0-9]+"), 2
 
 _SHORTEST = 8
 """Characters of a password: NIST SP 800-63B, 5.1.1.2."""
+
+
+def _encoded(value: str) -> str:
+    """The text that a value encodes in base64, or the value itself.
+
+    >>> _encoded("NTI0MTU5MDAwMDAwMDAwMA=="), _encoded("h7Gk29fjQ1ab")
+    ('5241590000000000', 'h7Gk29fjQ1ab')
+    """
+    try:
+        text = base64.b64decode(value, validate=True).decode("ascii")
+    except ValueError:
+        return value
+    return text if text.isprintable() and len(text) >= _SHORTEST else value
 
 
 def says_what_it_is(value: str) -> bool:
@@ -299,6 +319,6 @@ def is_harmless(value: str, word: str = "PASSWORD") -> bool:
         return True
     if _PATH.fullmatch(plain) and not _AWS_SECRET.fullmatch(plain):
         return True
-    if _NAME.fullmatch(plain):
+    if _NAME.fullmatch(plain) or plain == _PUBLISHED:
         return True
     return word != "PASSWORD" and _NUMBER.fullmatch(plain) is not None

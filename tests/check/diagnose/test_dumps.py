@@ -203,24 +203,6 @@ def test_nccl_without_gpudirect_is_named_and_with_it_nothing_is_wrong():
     assert "NCCL 2.21.5+cuda12.4; CUDA driver 12.4; 16 ranks; 2 nodes" in good.facts["nccl"]
 
 
-def test_the_interface_to_name_is_picked_from_ip_a():
-    text = """\
-1: lo: <LOOPBACK,UP,LOWER_UP> mtu 65536 qdisc
-    inet 127.0.0.1/8 scope host lo
-2: eth0: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu 1500 qdisc
-    inet 10.0.0.5/24 brd 10.0.0.255 scope global eth0
-3: docker0: <NO-CARRIER,BROADCAST,MULTICAST,UP> mtu 1500
-    inet 172.17.0.1/16 scope global docker0
-4: ib0: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu 2044 qdisc
-    inet 192.168.10.5/24 scope global ib0
-mlx5_0 port 1 ==> ib0 (Up)
-"""
-    fact = diagnose_text(text).facts["interface"]
-    assert fact.startswith("NCCL_SOCKET_IFNAME=ib0 (192.168.10.5)")
-    assert "NCCL_IB_HCA=mlx5_0" in fact
-    assert fact.endswith("not docker0, lo")
-
-
 def test_texts_of_queues_say_why_the_job_does_not_start():
     squeue = " 4711       gpu    train       me PD       0:00      8 (QOSMaxGRESPerUser)\n"
     cause = diagnose_text(squeue).causes[0]

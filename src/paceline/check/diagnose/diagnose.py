@@ -15,11 +15,10 @@ from paceline.check.diagnose.flight import (
     of_newest_generation,
     read_dump,
 )
-from paceline.check.diagnose.hang import around, stood_still
+from paceline.check.diagnose.hang import stood_still
 from paceline.check.diagnose.judge import cause, judge
 from paceline.check.diagnose.line import Line
 from paceline.check.diagnose.nccl import (
-    interface_fact,
     network_causes,
     network_facts,
     read_network,
@@ -148,8 +147,6 @@ def _conclude(seen: Seen, dumps: list[Dump], stacks: list[Stack]) -> None:
     if network is not None:
         seen.facts |= network_facts(network)
         seen.found += network_causes(network)
-    if (interface := interface_fact(around(seen))) is not None:
-        seen.facts["interface"] = interface
 
 
 def _nearer(by_dump: str, by_stack: str) -> str:

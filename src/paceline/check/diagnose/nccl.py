@@ -1,7 +1,4 @@
-"""What NCCL_DEBUG=INFO says of the network, in words: which was chosen, how GPUs reach each other.
-
-And which interface to name, where the text also has `ip a` or `ibdev2netdev`.
-"""
+"""What NCCL_DEBUG=INFO says of the network: which was chosen, how GPUs reach each other."""
 
 import re
 from collections import Counter
@@ -209,46 +206,3 @@ def network_causes(seen: Network) -> Iterator[Found]:
     ib = any(name.startswith("IB") for name in seen.networks)
     if ib and between and not seen.gdr_channels:
         yield Found(id="gdr-peermem-missing", what=_verdict(seen), line=seen.first)
-
-
-@dataclass(slots=True)
-class Interface:
-    """One interface of `ip a`."""
-
-    name: str
-    is_up: bool
-    mtu: int
-    address: str | None = None
-    rdma: str | None = None
-
-
-_HEAD = re.compile(r"^\d+: (?P<name>[\w.-]+)(?:@\w+)?: <(?P<flags>[A-Z_,-]+)> mtu (?P<mtu>\d+)")
-_INET = re.compile(r"^\s+inet (?P<address>\d+\.\d+\.\d+\.\d+)/\d+")
-_RDMA = re.compile(r"^(?P<rdma>\w+) port \d+ ==> (?P<name>[\w.-]+) \((?P<state>Up|Down)\)")
-
-
-def interface_fact(text: str) -> str | None:
-    """Which interface to name, from `ip a` and `ibdev2netdev`; None where there is neither."""
-    found: dict[str, Interface] = {}
-    current: Interface | None = None
-    for raw in text.splitlines():
-        if head := _HEAD.match(raw):
-            up = "UP" in head["flags"].split(",") and "LOWER_UP" in head["flags"]
-            current = found.setdefault(head["name"], Interface(head["name"], up, int(head["mtu"])))
-        elif (inet := _INET.match(raw)) and current is not None:
-            current.address = current.address or inet["address"]
-        elif rdma := _RDMA.match(raw):
-            each = found.setdefault(rdma["name"], Interface(rdma["name"], rdma["state"] == "Up", 0))
-            each.rdma = rdma["rdma"]
-    real = [each for each in found.values() if each.is_up and not _VIRTUAL.match(each.name)]
-    usable = [each for each in real if each.address] or [each for each in real if each.rdma]
-    if not usable:
-        return None
-    best = max(usable, key=lambda each: (each.rdma is not None, each.mtu, each.name))
-    away = sorted(each.name for each in found.values() if _VIRTUAL.match(each.name))
-    address = f" ({best.address})" if best.address else ""
-    text = f"NCCL_SOCKET_IFNAME={best.name}{address}, GLOO_SOCKET_IFNAME={best.name}"
-    hcas = sorted(each.rdma for each in found.values() if each.rdma and each.is_up)
-    if hcas:
-        text += f", NCCL_IB_HCA={','.join(hcas)}"
-    return text + (f"; not {', '.join(away[:6])}" if away else "")

@@ -1,8 +1,7 @@
 """What several files say together: launch lines, the scripts they start, and their configurations.
 
 The nodes and processes that a launch line or a batch script says become the context of the files
-it names. Then: the batch's triangle between script, command line, Accelerate and DeepSpeed; a
-launch against the script it starts; a manifest or batch script against the script it hands on to.
+it names.
 """
 
 import ast
@@ -10,14 +9,11 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from paceline.check.finding import Finding
 from paceline.check.lint.configs import Config
 from paceline.check.lint.configs.kubernetes import read_jobs
-from paceline.check.lint.configs.launch_line import Launch, file_name, launches_in, whole
-from paceline.check.lint.configs.marked import Marked
-from paceline.check.lint.configs.say import Fault, findings
+from paceline.check.lint.configs.launch_line import Launch, file_name, launches_in
 from paceline.check.lint.configs.scene import Scene, scene_of, started
-from paceline.check.lint.configs.variables import Variable, check_variables
+from paceline.check.lint.configs.variables import Variable
 from paceline.check.lint.context import Context, merged
 from paceline.check.lint.facts.program import Program
 
@@ -113,26 +109,6 @@ def _said(start: Start, path: str) -> Context:
     )
 
 
-def check_across(configs: Sequence[Config], context: Context) -> Iterator[Finding]:
-    """What configurations show together: the arguments of launch lines against the DeepSpeed files
-    that they name."""
-    deepspeed = {file_name(one.path): one for one in configs if one.kind == "deepspeed"}
-    for start in starts_in(configs, context):
-        named = start.launch.argument("deepspeed", "deepspeed_config", "ds_config")
-        config = deepspeed.get(file_name(named.text)) if named is not None else None
-        if config is not None:
-            yield from findings(config.path, _check_arguments(start.launch, config.document))
-
-
-def check_beside(program: Program, starts: Sequence[Start], context: Context) -> Iterator[Finding]:
-    """What a program shows beside the configurations, and the launch lines that start it."""
-    for start in starts:
-        target = start.launch.target
-        if target is not None and file_name(target.text) == file_name(program.path):
-            yield from findings(start.launch.path, _check_start(start, program))
-    yield from findings(program.path, check_variables(variables_in(program), context))
-
-
 def variables_in(program: Program) -> Iterator[Variable]:
     """`os.environ["NAME"] = "text"`, setdefault, update, `|=` and putenv, where name and text are
     written out."""
@@ -174,70 +150,3 @@ def _set_in(node: ast.AST) -> Iterator[tuple[ast.AST | None, ast.AST]]:
 def _names_environment(node: ast.AST) -> bool:
     """`os.environ`, or `environ` alone."""
     return getattr(node, "attr", getattr(node, "id", None)) == "environ"
-
-
-INIT = "torch.distributed.init_process_group"
-
-
-def _needs_launcher(program: Program) -> bool:
-    """Whether the program takes its rank from the environment that a launcher sets."""
-    if re.search(
-        r"\b(mp|multiprocessing)\.spawn\(|SLURM_PROCID|notebook_launcher|OMPI_COMM", program.text
-    ):
-        return False
-    return any(
-        not call.has_argument(None, "rank")
-        and not call.has_argument(None, "init_method")
-        and not call.guards
-        for call in program.calls(INIT)
-    )
-
-
-def _check_start(start: Start, program: Program) -> Iterator[Fault]:
-    """A launch line against the script it starts."""
-    launch, scene = start.launch, start.scene
-    if launch.program != "python":
-        return
-    told = {"RANK", "WORLD_SIZE"} & set(launch.environment) or "OMPI" in program.text
-    carried = {"srun", "mpirun", "mpiexec", "jsrun"} & set(launch.wrappers)
-    alone = not told and not carried and scene.scheduler in {None, "slurm"}
-    if alone and _needs_launcher(program):
-        what = (
-            f"{program.path} reads its rank from a launcher's environment, and no launcher "
-            "starts it"
-        )
-        fix = f"torchrun --standalone --nproc-per-node=gpu {file_name(program.path)} ..."
-        yield Fault("launcher-plain-python", launch.line, what, fix)
-
-
-_SAME = (
-    ("per_device_train_batch_size", "train_micro_batch_size_per_gpu"),
-    ("gradient_accumulation_steps", "gradient_accumulation_steps"),
-)
-"""Argument of the script -> the key of DeepSpeed's file that must say the same."""
-
-
-def _check_arguments(launch: Launch, config: Marked) -> Iterator[Fault]:
-    """Arguments on the command line against the DeepSpeed file that it names."""
-    for argument, name in _SAME:
-        word, key, number = launch.argument(argument), config.at(name), config.number(name)
-        given = whole(word.text) if word is not None else None
-        if word is not None and key is not None and None not in {given, number} and given != number:
-            what = (
-                f"{name} is {number} here, and {argument} is {given} in {launch.path} line "
-                f"{word.line}"
-            )
-            seen = ((launch.path, word.line, f"{argument}={given}"),)
-            yield Fault("ds-batch-size-mismatch", key, what, f'"{name}": "auto"', seen=seen)
-    for argument, other in (("bf16", "fp16"), ("fp16", "bf16")):
-        word, key = launch.argument(argument), config.at(other)
-        if word is None or key is None or word.text.lower() in {"false", "0", "no"}:
-            continue
-        if key.true("enabled"):
-            what = (
-                f"{other} is enabled, and {file_name(launch.path)} line {word.line} says "
-                f"--{argument}"
-            )
-            fix = '"enabled": "auto" in both, and one option on the command line'
-            seen = ((launch.path, word.line, f"--{argument}"),)
-            yield Fault("ds-fp16-bf16-both", key, what, fix, seen=seen)

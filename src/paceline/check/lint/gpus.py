@@ -17,9 +17,3 @@ def knows_gpu(name: str) -> bool:
 def known_gpus() -> tuple[str, ...]:
     """Every spelling of the catalogue, for a message that names the nearest ones."""
     return tuple(accelerator_spellings(load_accelerators()))
-
-
-def lacks_bf16(gpu: str | None) -> bool:
-    """Whether this accelerator, as its owner writes it, surely has no bf16."""
-    generation = generation_of(gpu) if gpu is not None else None
-    return generation is not None and generation.has_bf16 is False

@@ -1,7 +1,6 @@
 """`lint`: what will go wrong in these files. They are handed over as bytes; nothing is opened."""
 
 import ast
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,17 +10,16 @@ from typing import Any
 from paceline.check.finding import Finding, Severity, finding_data, in_reading_order
 from paceline.check.lint.across import (
     Start,
-    check_across,
-    check_beside,
     context_for,
     names_file,
     starts_in,
+    variables_in,
 )
 from paceline.check.lint.configs import Config, Planned, check_config, check_planned, read_config
 from paceline.check.lint.configs import Unreadable as UnreadableConfig
-from paceline.check.lint.configs.launch_line import file_name
 from paceline.check.lint.configs.marked import NoParser
 from paceline.check.lint.configs.say import findings as findings_of
+from paceline.check.lint.configs.variables import check_variables
 from paceline.check.lint.context import Context, merged
 from paceline.check.lint.facts.files import Files
 from paceline.check.lint.facts.program import read_program
@@ -91,8 +89,6 @@ class Reading:
     configs: Sequence[Config]
     starts: Sequence[Start]
     context: Context
-    targets: frozenset[str]
-    """Names of files of which there is one, so that a launch line means that one."""
 
     def judge(self, path: str) -> Judged:
         """Findings in one Python program, by itself and beside the configurations."""
@@ -122,9 +118,8 @@ class Reading:
             own = merged(own, context_from_launch(program.launch))
         for rule in RULES:
             judged.over(path, rule.__name__, partial(rule, program, own))
-        starts = self.starts if file_name(path) in self.targets else ()
-        beside = partial(check_beside, program, starts, own)
-        judged.over(path, "check_beside", beside)
+        variables = partial(check_variables, variables_in(program), own)
+        judged.over(path, "check_variables", lambda: findings_of(path, variables()))
         if "paceline:" in program.text.lower():
             judged.answers += suppressions_in(path, program.text, _statements(program.tree))
         return judged
@@ -178,10 +173,8 @@ def lint_files(
         judged.take(seen)
     kinds |= {config.path: config.kind for config in configs}
     starts = starts_in(configs, context)
-    names = Counter(map(file_name, programs))
-    once = frozenset(name for name, number in names.items() if number == 1)
     files = Files({path: sources[path] for path in programs})
-    reading = Reading(files, configs, starts, context, once)
+    reading = Reading(files, configs, starts, context)
     memory.surround(context, programs, [config.path for config in configs])
     kept = {path: memory.of(path, is_program=True) for path in programs}
     for seen in filter(None, kept.values()):
@@ -199,9 +192,6 @@ def lint_files(
             judged.findings += findings_of(path, check_planned(config.document, plan))
             if isinstance(plan, str):
                 not_planned.append(Unread(path=path, line=None, what=plan))
-    if configs:
-        across = partial(check_across, configs, context)
-        judged.over(configs[0].path, "check_across", across)
     broken = set(judged.broken)
     root = commonprefix([f"{path.rpartition('/')[0]}/" for path in sources]).rpartition("/")[0]
     worst = _worst(_in_test(one, root) for one in judged.findings)

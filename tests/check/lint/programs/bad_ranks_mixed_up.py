@@ -10,7 +10,7 @@ def main(data):
     rank = dist.get_rank()
     torch.cuda.set_device(rank)  # expect: invalid-device-ordinal
     local_rank = int(os.environ["LOCAL_RANK"])
-    return DistributedSampler(data, rank=local_rank)  # expect: local-rank-as-rank
+    return DistributedSampler(data, rank=local_rank)
 
 
 def by_node(data):

@@ -4,11 +4,10 @@ from collections.abc import Iterator, Mapping
 
 from paceline.catalog.load import read_shipped
 from paceline.check.lint.configs.marked import Marked
-from paceline.check.lint.configs.say import INFO, WARNING, Fault, no_bf16
+from paceline.check.lint.configs.say import INFO, WARNING, Fault
 from paceline.check.lint.configs.schema import check_schema, load_schema
 from paceline.check.lint.configs.variables import LOOPBACK, check_port
 from paceline.check.lint.context import Context
-from paceline.check.lint.gpus import lacks_bf16
 from paceline.check.lint.words import words_of
 
 SCHEMA = load_schema("accelerate")
@@ -33,11 +32,8 @@ def is_accelerate(document: Marked) -> bool:
 def check_accelerate(config: Marked, context: Context) -> Iterator[Fault]:
     """Everything the file shows, alone and on the machines of the context."""
     yield from check_schema(SCHEMA, config, context)
-    yield from _check_counts(config, context)
+    yield from _check_kind(config)
     yield from _check_meeting(config)
-    precision, gpu = config.at("mixed_precision"), context.gpu
-    if precision is not None and precision.text() == "bf16" and gpu and lacks_bf16(gpu):
-        yield no_bf16(precision, "mixed_precision: bf16", gpu)
     kind = (config.text("distributed_type") or "").upper()
     if kind == "FSDP":
         yield from _check_fsdp(config)
@@ -55,39 +51,13 @@ def check_accelerate(config: Marked, context: Context) -> Iterator[Fault]:
                 yield Fault("ds-config-silent-keys", clash, what, fix, seen=seen)
 
 
-def _check_counts(config: Marked, context: Context) -> Iterator[Fault]:
-    """Processes and machines against each other and against those that are known."""
-    processes, machines = config.at("num_processes"), config.at("num_machines")
-    total, nodes = config.number("num_processes"), config.number("num_machines") or 1
-    kind = (config.text("distributed_type") or "").upper()
-    if processes is None or total is None:
-        return
-    if kind in {"NO", "FALSE"} and total > 1:
+def _check_kind(config: Marked) -> Iterator[Fault]:
+    """One process by its kind, and several by its count."""
+    kind, total = config.at("distributed_type"), config.number("num_processes")
+    is_one = kind is not None and (kind.text() or "").upper() in {"NO", "FALSE"}
+    if kind is not None and is_one and total is not None and total > 1:
         what = f"distributed_type NO starts one process, whatever num_processes: {total} says"
-        at = config.at("distributed_type") or processes
-        yield Fault("launcher-plain-python", at, what, "distributed_type: MULTI_GPU")
-        return
-    said = f"num_processes {total} is the total of all machines"
-    each, per_node = context.gpus_per_node, total // nodes
-    if total % nodes:
-        what, fix = f"{said}, and {nodes} machines do not divide it", f"{nodes} x the GPUs of one"
-        yield Fault("divisibility", processes, what, fix)
-        return
-    if each is not None and per_node > each:
-        what = f"{per_node} processes on each of {nodes} machines, which have {each} GPUs"
-        yield Fault("invalid-device-ordinal", processes, what, f"num_processes: {each * nodes}")
-    elif each is not None and nodes > 1 and total == each:
-        what = f"{said}: {per_node} start on each of {nodes}, which have {each} GPUs"
-        yield Fault("divisibility", processes, what, f"num_processes: {each * nodes}", WARNING)
-    if machines is not None and context.nodes is not None and nodes != context.nodes:
-        what = f"the launcher waits for {nodes} machines, and the job has {context.nodes}"
-        fix = f"num_machines: {context.nodes}"
-        yield Fault("rendezvous-timeout-few-nodes", machines, what, fix)
-    rank, number = config.at("machine_rank"), config.number("machine_rank")
-    if rank is not None and number is not None and number >= nodes:
-        what = f"machine_rank {number} of {nodes} machines: they are counted from 0"
-        fix = f"machine_rank: 0 to {nodes - 1}"
-        yield Fault("rendezvous-timeout-few-nodes", rank, what, fix)
+        yield Fault("launcher-plain-python", kind, what, "distributed_type: MULTI_GPU")
 
 
 def _check_meeting(config: Marked) -> Iterator[Fault]:

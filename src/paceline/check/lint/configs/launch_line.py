@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise, zip_longest
 
 from paceline.catalog.load import read_shipped
-from paceline.check.lint.configs.shell import ESCAPED, Command, Script, Word
+from paceline.check.lint.configs.shell import Command, Script, Word
 from paceline.check.lint.configs.variables import Variable
 from paceline.check.lint.words import words_by_section, words_of
 
@@ -35,9 +35,6 @@ class Launch:
 
     environment: Mapping[str, Variable] = field(default_factory=dict)
     """What is exported above it, or stands before it."""
-
-    on_node: bool = False
-    """Whether variables in it are expanded on each node."""
 
     def option(self, *names: str) -> Word | None:
         """The value of the first of these options that is given."""
@@ -130,7 +127,6 @@ def read_launch(path: str, command: Command, above: Mapping[str, Variable]) -> L
         arguments=arguments,
         wrappers=_wrappers(words[: options_at - 1]),
         environment={**above, **{each.name: each for each in command.environment}},
-        on_node=command.on_node,
     )
 
 
@@ -201,8 +197,3 @@ def _wrappers(words: Sequence[Word]) -> dict[str, tuple[Word, ...]]:
         elif current is not None:
             found[current] += (word,)
     return found
-
-
-def shown(text: str) -> str:
-    """A text as the reader wrote it."""
-    return text.replace(ESCAPED, "\\")

@@ -58,10 +58,3 @@ def findings(path: str, faults: Iterable[Fault]) -> Iterator[Finding]:
             ),
             renames=fault.renames,
         )
-
-
-def no_bf16(at: int | Placed, said: str, gpu: str) -> Fault:
-    """bf16 asked for on a GPU before Ampere."""
-    what = f"{said} asks for bf16, which {gpu} does not have"
-    fix = "fp16 with loss scaling, or an Ampere GPU or newer"
-    return Fault("bf16-unsupported-gpu", at, what, fix)

@@ -1,11 +1,9 @@
 """What is known of the job that a launch line belongs to: nodes, GPUs, tasks, who starts it."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from paceline.catalog.generation import gpu_in
 from paceline.check.lint.configs.launch_line import Launch, whole
 from paceline.check.lint.configs.shell import Option, Script, Word
 from paceline.check.lint.context import Context
@@ -18,7 +16,6 @@ class Scene:
     nodes: int | None = None
     gpus_per_node: int | None = None
     tasks_per_node: int | None = None
-    cpus_per_task: int | None = None
     scheduler: str | None = None
     """`slurm` or `kubernetes`."""
 
@@ -49,7 +46,6 @@ class Scene:
             "NTASKS_PER_NODE": self.tasks_per_node,
             "NTASKS": tasks,
             "NPROCS": tasks,
-            "CPUS_PER_TASK": self.cpus_per_task,
         }.get(name[1])
 
 
@@ -77,19 +73,9 @@ def scene_of(script: Script, context: Context) -> Scene:
         nodes=nodes if nodes is not None else context.nodes,
         gpus_per_node=gpus if gpus is not None else context.gpus_per_node,
         tasks_per_node=tasks,
-        cpus_per_task=count("cpus-per-task"),
         scheduler="slurm" if script.is_batch else None,
-        context=replace(context, gpu=_gpu_of(options) or context.gpu),
+        context=context,
     )
-
-
-def _gpu_of(options: Mapping[str, Option]) -> str | None:
-    """The kind of GPU that #SBATCH lines ask for: `--gres=gpu:v100:4`, `--constraint=a100`."""
-    for name in ("gres", "gpus-per-node", "gpus", "constraint"):
-        value = options[name].value if name in options else "|"
-        if "|" not in value and (gpu := gpu_in(value)) is not None:
-            return gpu
-    return None
 
 
 def _gpus(option: Option | None) -> int | None:

@@ -17,9 +17,6 @@ from paceline.check.lint.configs.marked import NoParser
 from paceline.check.lint.configs.variables import Variable
 from paceline.job.packages import install_line
 
-ESCAPED = "\u200b"
-"""Stands before a `$` that had a backslash: it is expanded later than its neighbours."""
-
 
 @dataclass(frozen=True, slots=True)
 class Word:
@@ -30,9 +27,6 @@ class Word:
     column: int = 1
     source: str = ""
     """As it stands in the file."""
-
-    single: bool = False
-    """In single quotes: whoever gets it expands what is in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +40,6 @@ class Command:
     line: int
     outer: tuple[Word, ...] = ()
     """The words that hand it to another shell: `srun -n 2 bash -c`, `ssh node`."""
-
-    on_node: bool = False
-    """Whether its variables are expanded where it runs, not where the script does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +128,7 @@ def commands_of(words: tuple[Word, ...]) -> list[Command]:
     """The commands that a container's words are: those of the text that `bash -c` gets, or one."""
     if not words:
         return []
-    command = Command(words=words, line=words[0].line, on_node=True)
+    command = Command(words=words, line=words[0].line)
     return _Reader("")._handed_on(command) or [command]
 
 
@@ -275,7 +266,6 @@ class _Reader:
                 words=tuple(one for word in each.words for one in given.get(word.text, (word,))),
                 outer=(*outer, *each.outer),
                 environment=(*command.environment, *each.environment),
-                on_node=each.on_node or script.single,
             )
             for each in inner.commands
         ]
@@ -295,9 +285,7 @@ class _Reader:
         return [self._word(node)]
 
     def _word(self, node: Any) -> Word:
-        single = node.type in {"raw_string", "ansi_c_string"}
-        place = (self._line(node), self._column(node))
-        return Word(self._value(node), *place, self._text(node), single)
+        return Word(self._value(node), self._line(node), self._column(node), self._text(node))
 
     def _value(self, node: Any) -> str:
         source = self._text(node)
@@ -317,17 +305,13 @@ class _Reader:
         parts, at = [], node.start_byte
         for child in node.named_children:
             parts.append(self.raw[at : child.start_byte].decode(errors="replace"))
-            value = self._value(child)
-            if node.type == "concatenation" and child.type == "raw_string":
-                value = value.replace("$", f"{ESCAPED}$")
-            parts.append(value)
+            parts.append(self._value(child))
             at = child.end_byte
         parts.append(self.raw[at : node.end_byte].decode(errors="replace"))
         text = "".join(parts)
         if node.type == "string":
             text = text.removeprefix('"').removesuffix('"')
-            text = text.replace(r"\$", ESCAPED + "$")  # whoever gets it expands it
-            return re.sub(r'\\(["`\\])', r"\1", text)
+            return re.sub(r'\\(["`$\\])', r"\1", text)
         return text
 
     def _expanded(self, source: str) -> str:

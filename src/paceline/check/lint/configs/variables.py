@@ -119,29 +119,19 @@ _VIRTUAL = re.compile(r"(docker|virbr|br-|veth|cni|flannel|cali|tun|kube|lxc)")
 
 
 def _check_interface(each: Variable, context: Context) -> Iterator[Fault]:
-    """The interface that NCCL or Gloo is told to use."""
-    value, is_gloo = each.value.strip(), each.name.startswith("GLOO")
-    if each.name not in {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME"}:
+    """The interface that NCCL is told to use."""
+    value, id = each.value.strip(), "nccl-wrong-interface"
+    if each.name not in {"NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME"}:
         return
-    if not value or "$" in value or context.nodes == 1:
-        return
-    if is_gloo and value[0] in "^=!":
-        what = (
-            f"Gloo takes the whole name of an interface, not `{value}`: signs such as ^ are NCCL's"
-        )
-        fix = "write the whole name of the interface between the nodes"
-        yield Fault("gloo-ifname-missing", each, what, fix)
+    if not value or "$" in value or value.startswith("^") or context.nodes == 1:
         return
     first = re.split("[,:]", value.lstrip("="))[0]
-    id = "gloo-ifname-missing" if is_gloo else "nccl-wrong-interface"
     fix = "name the interface that the nodes reach each other by"
     level = ERROR if (context.nodes or 1) > 1 else INFO
-    if value.startswith("^"):
-        return
     if first == "lo":
         what = f"{each.name}={value} is the loopback: no other node can be reached over it"
-        fix += ", " + ("" if is_gloo else "or exclude: ^lo,docker0; ") + "`ip -br addr` lists them"
-        yield Fault("gloo-loopback-fullmesh" if is_gloo else id, each, what, fix, level)
+        fix += ", or exclude: ^lo,docker0; `ip -br addr` lists them"
+        yield Fault(id, each, what, fix, level)
     elif _VIRTUAL.match(first):
         what = f"{each.name}={value} is a bridge inside one machine, with the same address on each"
         yield Fault(id, each, what, fix, level)
@@ -152,24 +142,12 @@ def _check_interface(each: Variable, context: Context) -> Iterator[Fault]:
 
 
 LOOPBACK = re.compile(r"(?i)^\[?(localhost|127\.\d+\.\d+\.\d+|::1|0\.0\.0\.0)\]?$")
-FIRST_NODE = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
-
-
-def wrong_host(value: str) -> tuple[str, str] | None:
-    """The failure and why, where a text stands for no machine of the job."""
-    if re.fullmatch(r"\$\{?SLURM_(JOB_|STEP_)?NODELIST\}?", value):
-        return "dns-unresolvable-master", "a list of nodes, node[01-04], is not a host name"
-    if re.fullmatch(r"\$\{?SLURM_SUBMIT_HOST\}?", value):
-        return "rendezvous-c10d-timeout", "the host that ran sbatch is not one of the job's nodes"
-    return None
 
 
 def _check_master(each: Variable, context: Context) -> Iterator[Fault]:
     """Where the ranks are told to meet."""
     value, name = each.value.strip(), each.name.removeprefix("PET_")
-    if name == "MASTER_ADDR" and context.nodes != 1 and (wrong := wrong_host(value)) is not None:
-        yield Fault(wrong[0], each, f"{each.name}={value}: {wrong[1]}", FIRST_NODE)
-    elif name == "MASTER_ADDR" and LOOPBACK.match(value) and (context.nodes or 1) > 1:
+    if name == "MASTER_ADDR" and LOOPBACK.match(value) and (context.nodes or 1) > 1:
         what = f"{each.name}={value} names a different machine on each of {context.nodes} nodes"
         fix = "set it to an address of the first node that the others reach"
         yield Fault("rendezvous-c10d-timeout", each, what, fix)

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from paceline.check.lint.facts.events import Guard, is_rank_number
-from paceline.check.lint.facts.values import DATA, RANK, SHARD, UNKNOWN, Value, all_taints, computed
+from paceline.check.lint.facts.values import DATA, RANK, UNKNOWN, Value, all_taints, computed
 from paceline.check.lint.facts.walker import Walker
 
 
@@ -104,10 +104,10 @@ def compare(walk: Walker, node: ast.Compare) -> Value:
         else:
             made.taints -= {RANK}
         if left.kind != "batch":
-            made.taints -= {DATA, SHARD}
+            made.taints -= {DATA}
         return made
     if sign in {"In", "NotIn"} and isinstance(left.const, str):
-        made.taints -= {DATA, SHARD}
+        made.taints -= {DATA}
     every_few = any(one.operation is not None and one.operation[0] == "Mod" for one in parts)
     if (
         "count" in made.taints

@@ -22,7 +22,6 @@ from paceline.check.lint.facts.values import (
     DATA,
     FILES,
     RANK,
-    RANK_ZERO_ONLY,
     TIME,
     Value,
     all_taints,
@@ -136,11 +135,6 @@ def collective(walk: Walker, made: Call) -> Value:
         target = made.argument(position, "tensor", "object_list", "tensor_list", "output_tensor")
         if target is not None:
             cleared(target)
-    if last in {"reduce", "gather", "gather_object"}:
-        target = made.argument(0 if last == "reduce" else 1, "tensor", "gather_list")
-        if target is not None:
-            for one in target.any():
-                one.taints = one.taints | {RANK_ZERO_ONLY}
     if last in {"get_rank", "get_group_rank", "get_node_local_rank"}:
         return Value(taints=frozenset({RANK}), call=made, instance=made.name)
     if made.name in COLLECTIVES or last in {"is_initialized", "is_available", "get_world_size"}:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from paceline.check.lint.facts.choices import implies_alone
 from paceline.check.lint.facts.names import RANK_CALLS, RANK_NAMES
 from paceline.check.lint.facts.source import path_of
-from paceline.check.lint.facts.values import DATA, DIVERGENT, FILES, RANK, SHARD, UNKNOWN, Value
+from paceline.check.lint.facts.values import DATA, DIVERGENT, FILES, RANK, UNKNOWN, Value
 
 
 @dataclass(eq=False, slots=True)
@@ -239,7 +239,7 @@ def is_named_rank(value: Value, depth: int) -> bool:
     return any(is_rank_number(one, depth) for one in origins)
 
 
-NOT_RANKS = frozenset({DATA, SHARD, FILES})
+NOT_RANKS = frozenset({DATA, FILES})
 
 RANK_SOURCES = RANK_NAMES | {
     "get_rank",

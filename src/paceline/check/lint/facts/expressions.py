@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.check.lint.facts import calls, comparisons, imports, iteration
 from paceline.check.lint.facts.choices import either, one_of
-from paceline.check.lint.facts.events import Call, Function, Guard, Loop, Scope, is_rank_number
+from paceline.check.lint.facts.events import Call, Function, Guard, Loop, Scope
 from paceline.check.lint.facts.names import (
     KNOWN_LIBRARIES,
     MAIN_NAMES,
@@ -21,7 +21,6 @@ from paceline.check.lint.facts.unknowns import environment, parameter
 from paceline.check.lint.facts.values import (
     DATA,
     RANK,
-    SHARD,
     UNKNOWN,
     UNSEEN,
     Value,
@@ -200,9 +199,6 @@ def subscript(walk: Walker, node: ast.Subscript) -> Value:
         return Value(node=node, sources=(base,), taints=base.taints, receiver=base)
     if "shape" in base.taints:
         taints = frozenset() if index.const in {0, UNKNOWN} else frozenset({DATA})
-    parts = index.sources if isinstance(node.slice, ast.Slice) else (index,)
-    if base.kind != "path" and any(is_rank_number(one) for one in parts):
-        taints |= {SHARD}
     kind = "model" if base.kind == "model" else None
     if isinstance(node.slice, ast.Slice) and base.kind in {"dataset"}:
         kind = base.kind

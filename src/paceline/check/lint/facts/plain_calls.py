@@ -1,12 +1,11 @@
 """What calls of plain Python give back: casts, parsers, the environment, functions called later."""
 
-import ast
 from collections.abc import Callable, Mapping
 
 from paceline.check.lint.facts import iteration
 from paceline.check.lint.facts.events import Call
 from paceline.check.lint.facts.unknowns import environment, parameter
-from paceline.check.lint.facts.values import DATA, RANK, SIGNAL, UNKNOWN, Value, all_taints
+from paceline.check.lint.facts.values import DATA, RANK, UNKNOWN, Value, all_taints
 from paceline.check.lint.facts.walker import Walker
 
 
@@ -168,26 +167,6 @@ def call_back(
             walk.enter(one.function, [*bound, *first, *rest], {}, made)
 
 
-def signal_handler(walk: Walker, made: Call) -> Value:
-    """`signal.signal(SIGTERM, stop)`: what `stop` sets changes on each rank by itself."""
-    handler = made.argument(1, "handler")
-    for one in handler.any() if handler is not None else ():
-        if one.function is None:
-            continue
-        nodes = list(ast.walk(one.function.node))
-        shared = {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
-        for node in nodes:
-            if not isinstance(node, ast.Assign):
-                continue
-            for target in node.targets:
-                held = Value(label=ast.unparse(target), node=target, taints=frozenset({SIGNAL}))
-                if isinstance(target, ast.Name) and target.id in shared:
-                    one.function.scope.module.names[target.id] = held
-                elif isinstance(target, ast.Attribute) and one.receiver is not None:
-                    one.receiver.fields[target.attr] = held
-    return Value(call=made)
-
-
 def record(walk: Walker, made: Call) -> Value | None:
     return made.args[0] if made.args else None
 
@@ -200,7 +179,6 @@ EFFECTS: Mapping[str, Callable[[Walker, Call], Value | None]] = {
     "torch.multiprocessing.spawn": spawn,
     "torch.multiprocessing.Process": process,
     "multiprocessing.Process": process,
-    "signal.signal": signal_handler,
     "accelerate.notebook_launcher": launched,
     "accelerate.debug_launcher": launched,
     "builtins.int": cast,

@@ -32,25 +32,16 @@ DATA = "data"
 FILES = "files"
 """Depends on what a file system shows to this rank: `os.path.exists`."""
 
-SHARD = "shard"
-"""Computed from this rank's part of a data set: `words[rank::world]`."""
-
 TIME = "time"
 """Depends on this rank's clock."""
-
-RANK_ZERO_ONLY = "rank zero only"
-"""A result that only one rank holds: of `dist.reduce`, `dist.gather`."""
 
 FAILURE = "failure"
 """Whether an exception was raised on this rank."""
 
-SIGNAL = "signal"
-"""What a signal's handler sets: it reaches each rank at a moment of its own."""
-
 ALIKE = "alike"
 """Read by every rank from the same samples: a validation loader without a sampler. Harmless."""
 
-DIVERGENT = frozenset({RANK, DATA, FILES, SHARD, TIME, SIGNAL, RANK_ZERO_ONLY, FAILURE})
+DIVERGENT = frozenset({RANK, DATA, FILES, TIME, FAILURE})
 
 
 @dataclass(eq=False, slots=True, repr=False)

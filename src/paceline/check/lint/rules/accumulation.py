@@ -22,15 +22,17 @@ def step_guards(program: Program) -> Iterator[tuple[Call, Guard]]:
 
 
 def counts(test: Value) -> bool:
-    """Whether a condition is on `counter % n`."""
-    return any(
-        one.operation is not None
-        and one.operation[0] == "Mod"
-        and any(
-            part.kind == "counter" for operand in one.operation[1:] for part in operand.origins()
-        )
-        for one in test.origins()
-    )
+    """Whether a condition is on `counter % n`; what a call was given to make it does not count."""
+    waiting, seen = [test], {id(test)}
+    for one in waiting:
+        sign, *operands = one.operation or ("",)
+        parts = (part for operand in operands for part in operand.origins())
+        if sign == "Mod" and any(part.kind == "counter" for part in parts):
+            return True
+        inside = (*operands, *one.options, *one.sources) if one.call is None else ()
+        waiting += [each for each in inside if id(each) not in seen]
+        seen |= set(map(id, inside))
+    return False
 
 
 def check_no_sync_missing(program: Program, context: Context) -> Iterator[Finding]:
@@ -44,7 +46,7 @@ def check_no_sync_missing(program: Program, context: Context) -> Iterator[Findin
                 continue
             if any(one.test is guard.test for one in backward.guards):
                 continue
-            if step_after(program, backward) is not step:
+            if step_after(program, backward) is not step or clears(program, backward, step, guard):
                 continue
             reported.add(id(backward.node))
             what = (
@@ -76,6 +78,15 @@ def check_engine_steps(program: Program, context: Context) -> Iterator[Finding]:
                     "engine-step-skipped", step, what, fix, seen=(guard, backward)
                 )
                 return
+
+
+def clears(program: Program, backward: Call, step: Call, guard: Guard) -> bool:
+    """Whether the gradients of each backward pass are cleared before the step: none adds up."""
+    return any(
+        backward.order < one.order < step.order
+        and all(each.test is not guard.test for each in one.guards)
+        for one in program.calls(method="zero_grad")
+    )
 
 
 def step_after(program: Program, backward: Call) -> Call | None:

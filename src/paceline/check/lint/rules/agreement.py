@@ -70,8 +70,6 @@ def find_joint_kind(program: Program, call: Call) -> str | None:
     receiver = call.receiver or Value()
     if call.is_method("save_checkpoint") and receiver.wrapped_by("deepspeed"):
         return "save"
-    if gathers_in_lightning(call, receiver):
-        return "collective"
     if is_saved_by_trainer(call, receiver):
         return "save"
     metrics = ((one.instance or "").startswith("torchmetrics.") for one in receiver.any())
@@ -99,22 +97,6 @@ def is_saved_by_trainer(call: Call, trainer: Value) -> bool:
     """`trainer.save_checkpoint(path)` of a library's Trainer."""
     is_ours = call.own is not None or any(one.of_class is not None for one in trainer.any())
     return call.method == "save_checkpoint" and trainer.has_kind("trainer") and not is_ours
-
-
-LIGHTNING = ("lightning.pytorch.LightningModule", "lightning.pytorch.Callback")
-
-
-def gathers_in_lightning(call: Call, receiver: Value) -> bool:
-    """`self.all_gather(x)`, `self.log(..., sync_dist=True)`, `trainer.strategy.barrier()`."""
-    owners = {one.of_class for one in receiver.any() if one.of_class is not None}
-    owners |= {frame.function.own_class for frame in call.frames[-1:] if frame.function.own_class}
-    if not any(base in LIGHTNING for own in owners for base in own.library_bases()):
-        return False
-    if call.method in {"barrier", "reduce", "broadcast"} and "strategy" in receiver.label:
-        return True
-    synced = call.argument(None, "sync_dist")
-    is_log = call.method in {"log", "log_dict"} and synced is not None and synced.const is True
-    return receiver.of_class is not None and (call.method == "all_gather" or is_log)
 
 
 GROUPS = ("group", "process_group")

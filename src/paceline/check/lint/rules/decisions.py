@@ -13,9 +13,6 @@ from paceline.check.lint.facts.values import (
     DATA,
     FAILURE,
     RANK,
-    RANK_ZERO_ONLY,
-    SHARD,
-    SIGNAL,
     TIME,
     UNKNOWN,
     Value,
@@ -23,16 +20,13 @@ from paceline.check.lint.facts.values import (
 from paceline.check.lint.rules.agreement import joint_kind, rank_guard
 from paceline.check.lint.words import words_of
 
-DECISIONS = frozenset({DATA, TIME, SIGNAL, RANK_ZERO_ONLY, FAILURE, SHARD})
+DECISIONS = frozenset({DATA, TIME, FAILURE})
 
 
 REASONS = {
     DATA: "this rank's own batch or loss",
     TIME: "this rank's clock",
-    SIGNAL: "a signal, which reaches each rank at a different moment",
-    RANK_ZERO_ONLY: "a value that only one rank holds",
     FAILURE: "an exception that only this rank had",
-    SHARD: "this rank's part of the data",
     RANK: "the rank",
 }
 

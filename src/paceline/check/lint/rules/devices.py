@@ -8,7 +8,6 @@ from paceline.check.lint.facts.events import Call, is_rank_number
 from paceline.check.lint.facts.names import (
     DATA_PARALLEL,
     DDP,
-    DISTRIBUTED_SAMPLER,
     INIT_GROUP,
     LOCAL_RANK_WORDS,
 )
@@ -65,34 +64,6 @@ def check_global_rank_as_device(program: Program, context: Context) -> Iterator[
         level = Severity.ERROR if nodes else Severity.WARNING
         yield program.finding("invalid-device-ordinal", call, what, fix, level=level)
         return
-
-
-def check_local_rank_as_rank(program: Program, context: Context) -> Iterator[Finding]:
-    """The rank on one node used as the rank of the whole job."""
-    if context.nodes == 1:
-        return
-    for call in program.calls(INIT_GROUP, DISTRIBUTED_SAMPLER):
-        given = call.argument(2 if call.name == DISTRIBUTED_SAMPLER else 4, "rank")
-        if given is None or not is_local_rank(given):
-            continue
-        same = "the same part of the data" if call.name == DISTRIBUTED_SAMPLER else "one number"
-        what = (
-            f"this rank is the local one, which starts at 0 on each node: of several nodes, the "
-            f"processes of one local rank get {same}"
-        )
-        fix = "leave rank out, or give it dist.get_rank()"
-        yield program.finding("local-rank-as-rank", call, what, fix, level=Severity.WARNING)
-
-
-def is_local_rank(rank: Value) -> bool:
-    """Whether a number is the rank within a node itself: nothing is added to it."""
-    return any(
-        (one.instance == "os.environ" and one.attribute in LOCAL_RANK_WORDS)
-        or one.attribute == "local_process_index"
-        or one.instance == "torch.distributed.get_node_local_rank"
-        for one in rank.any()
-        if one.operation is None
-    )
 
 
 def is_global_rank(index: Value) -> bool:
@@ -208,7 +179,6 @@ def is_current_gpu(device: Value) -> bool:
 
 RULES = (
     check_global_rank_as_device,
-    check_local_rank_as_rank,
     check_device_not_set,
     check_data_parallel,
 )

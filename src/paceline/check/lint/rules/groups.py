@@ -1,4 +1,4 @@
-"""The process group: how large, by which backend, and processes that are forked too late."""
+"""The process group: how large, and by which backend."""
 
 import ast
 from collections.abc import Iterator
@@ -104,109 +104,7 @@ def is_cuda(value: Value) -> bool:
     return isinstance(node, ast.JoinedStr) and ast.unparse(node).startswith(("f'cuda", 'f"cuda'))
 
 
-MAKERS = frozenset(
-    f"torch.{name}"
-    for name in ("tensor", "zeros", "ones", "empty", "full", "rand", "randn", "arange", "as_tensor")
-)
-"""Calls that make a CPU tensor unless a device is given."""
-
-
-def check_cpu_tensor_in_nccl(program: Program, context: Context) -> Iterator[Finding]:
-    """A tensor of the CPU in a collective of an NCCL-only group."""
-    inits = program.calls(INIT_GROUP)
-    if not inits or any(backend_of(one) != {"nccl"} for one in inits):
-        return
-    if program.has_call(
-        "torch.set_default_device", "torch.distributed.new_group", "torch.set_default_tensor_type"
-    ):
-        return
-    for call in program.collectives:
-        if not call.name.startswith("torch.distributed.") or call.name.endswith("object"):
-            continue
-        tensor = call.argument(0, "tensor")
-        if tensor is None or call.name.endswith("_list") or tensor.options:
-            continue
-        if on_cpu(tensor):
-            what = "this tensor is on the CPU and the group has only the NCCL backend: it raises"
-            fix = "make the tensor with device=device, or use backend cpu:gloo,cuda:nccl"
-            yield program.finding("no-backend-for-cpu", call, what, fix)
-
-
-def on_cpu(tensor: Value, depth: int = 8) -> bool:
-    """Whether a tensor is surely on the CPU: made there, and only changed since."""
-    if depth == 0 or tensor.options:
-        return False
-    if isinstance(tensor.node, ast.AugAssign) and tensor.operation is not None:
-        return on_cpu(tensor.operation[1], depth - 1)
-    call = tensor.call
-    if not isinstance(call, Call):
-        return False
-    if call.method == "cpu":
-        return True
-    if call.method in SAME_DEVICE and call.receiver is not None and call.receiver.name is None:
-        return on_cpu(call.receiver, depth - 1)
-    if call.name in {"torch.stack", "torch.cat"} and call.args and call.args[0].items:
-        return all(on_cpu(one, depth - 1) for one in call.args[0].items)
-    if call.name not in MAKERS or call.argument(None, "device") is not None or call.open_ended:
-        return False
-    return not (call.args and call.args[0].kind == "output")  # torch.tensor(x) stays where x is
-
-
-SAME_DEVICE = frozenset({"clone", "detach", "float", "double", "long", "int", "view", "reshape"})
-
-
-PROCESSES = ("torch.multiprocessing.Process", "multiprocessing.Process")
-
-NOTEBOOK = "accelerate.notebook_launcher"
-
-
-def check_fork_after_cuda(program: Program, context: Context) -> Iterator[Finding]:
-    """CUDA in use before processes are forked that use it too."""
-    if program.has_call(method=("set_start_method", "get_context")):
-        return
-    for fork in program.calls(*PROCESSES, NOTEBOOK):
-        if fork.has_argument(None, "mp_context") or not uses_cuda_after(program, fork):
-            continue
-        for call in program.all_calls:
-            if call.order > fork.order or call.root != fork.root or not starts_cuda(call):
-                continue
-            if any(frame.call is fork for frame in call.frames):
-                continue
-            if {id(one.node) for one in call.guards} - {id(one.node) for one in fork.guards}:
-                continue  # only some of the runs that fork come there
-            what = (
-                f"CUDA is initialised here, and {fork.spot} forks processes: it cannot be "
-                "initialised in them again"
-            )
-            fix = 'mp.set_start_method("spawn"), or use CUDA only inside the processes'
-            yield program.finding("cuda-init-before-fork", call, what, fix, seen=(fork,))
-            return
-
-
-def uses_cuda_after(program: Program, fork: Call) -> bool:
-    """Whether the forked process uses CUDA, as far as its function can be followed."""
-    if fork.name == NOTEBOOK:
-        count = fork.argument(2, "num_processes")
-        return count is not None and isinstance(count.likely(), int) and count.likely() > 1
-    inside = [one for one in program.all_calls if any(frame.call is fork for frame in one.frames)]
-    return any(starts_cuda(one) or one.method in {"cuda", "to"} for one in inside)
-
-
-def starts_cuda(call: Call) -> bool:
-    """Whether a call initialises CUDA in this process, if it has not been."""
-    if call.name in {"torch.cuda.set_device", "torch.cuda.current_device", "torch.cuda.init"}:
-        return True
-    if call.method == "cuda":
-        return call.receiver is not None and call.receiver.name is None
-    given = call.argument(0) if call.method == "to" else call.argument(None, "device")
-    if given is None or call.name == "torch.device":
-        return False
-    return all(is_cuda(one) for one in given.any())
-
-
 RULES = (
     check_fixed_world,
     check_gloo_for_gpu,
-    check_cpu_tensor_in_nccl,
-    check_fork_after_cuda,
 )

@@ -8,7 +8,6 @@ from paceline.check.lint.facts.events import Call, exclusive
 from paceline.check.lint.facts.names import AUTOCAST, DDP, FSDP, FULLY_SHARD
 from paceline.check.lint.facts.program import Program
 from paceline.check.lint.facts.values import Value, stops_gradients
-from paceline.check.lint.gpus import lacks_bf16
 
 HALF = frozenset({"torch.float16", "torch.half"})
 OLD_AUTOCAST = "torch.cuda.amp.autocast"
@@ -146,30 +145,4 @@ def check_mixed_precision(program: Program, context: Context) -> Iterator[Findin
         return
 
 
-def check_bfloat16(program: Program, context: Context) -> Iterator[Finding]:
-    """bfloat16 on a GPU whose hardware has none."""
-    if not lacks_bf16(context.gpu) or program.has_call("torch.cuda.is_bf16_supported"):
-        return
-    for call in program.all_calls:
-        for given in (*call.args, *call.kwargs.values()):
-            if given.name == "torch.bfloat16" or (
-                given.const == "bf16" and "mixed_precision" in call.kwargs
-            ):
-                yield bfloat16_finding(program, call, context)
-                return
-        if (
-            call.method == "bfloat16"
-            and call.receiver is not None
-            and call.receiver.has_kind("model")
-        ):
-            yield bfloat16_finding(program, call, context)
-            return
-
-
-def bfloat16_finding(program: Program, call: Call, context: Context) -> Finding:
-    what = f"{context.gpu} has no bfloat16 in hardware: it raises, or is emulated slowly"
-    fix = "float16 with a GradScaler"
-    return program.finding("bf16-unsupported-gpu", call, what, fix)
-
-
-RULES = (check_loss_scaling, check_mixed_precision, check_bfloat16)
+RULES = (check_loss_scaling, check_mixed_precision)

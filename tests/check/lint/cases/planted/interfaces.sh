@@ -1,6 +1,6 @@
 #? {"nodes": 2}
 export NCCL_SOCKET_IFNAME=docker0  #! nccl-wrong-interface
-export GLOO_SOCKET_IFNAME=lo  #! gloo-loopback-fullmesh
+export GLOO_SOCKET_IFNAME=lo
 export NCCL_GRAPH_FILE=/opt/graph.xml  #! nccl-graph-file-env
 export NCCL_ASYNC_ERROR_HANDLING=1  #! nccl-env-deprecated
 export NCCL_SOCKET_IFNAMES=eth0  #! nccl-env-deprecated
