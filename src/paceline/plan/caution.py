@@ -22,11 +22,11 @@ from paceline.parallel import Layout, Space
 from paceline.parallel.abilities import check_accelerator, check_has_files
 from paceline.parallel.degrees import divides_model
 from paceline.parallel.table import table_of
-from paceline.plan.choose import choose
+from paceline.plan.choose import best_of
 from paceline.plan.decision import Caution, Unit
 from paceline.plan.host import host_limit_bytes, is_host_assumed
 from paceline.plan.pods import pods_over_tcp
-from paceline.plan.search import estimates_of, search
+from paceline.plan.search import estimates_of
 from paceline.profile import ModelProfile, last_position, resolve_config
 from paceline.profile.block import dense_parameters, expert_parameters
 from paceline.topology import Cluster
@@ -289,8 +289,7 @@ def _planned(
     """What is planned when some of what the job fixes is different; None where nothing fits."""
     other = replace(space, fixed=replace(space.fixed, **changes))
     margin = job.spec.plan.simpler_margin
-    found = search(other, case, limit_bytes=limit_bytes, margin=margin)
-    choice = choose(found, case, limit_bytes=limit_bytes, margin=margin)
+    choice = best_of(other, case, limit_bytes=limit_bytes, margin=margin)
     return None if choice is None else (choice.layout, choice.estimate)
 
 

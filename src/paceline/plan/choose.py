@@ -13,9 +13,9 @@ import numpy as np
 
 from paceline.choices.pipeline_schedules import SCHEDULE_FACTS
 from paceline.estimate import Case, Estimate, price_one
-from paceline.parallel import Layout, Layouts
+from paceline.parallel import Layout, Layouts, Space
 from paceline.parallel.table import code_of
-from paceline.plan.search import Found, Priced, estimates_of
+from paceline.plan.search import Found, Priced, estimates_of, search
 
 NUM_RUNNERS_UP = 8
 SAME = 0.005
@@ -85,6 +85,12 @@ class Choice:
         for name in AXES:
             same = same & (getattr(t, name) == getattr(self.layout, name))
         return priced.take(np.broadcast_to(same, len(priced)))
+
+
+def best_of(space: Space, case: Case, *, limit_bytes: int, margin: float) -> Choice | None:
+    """What `choose` takes of a space that is searched for it."""
+    found = search(space, case, limit_bytes=limit_bytes, margin=margin)
+    return choose(found, case, limit_bytes=limit_bytes, margin=margin)
 
 
 def choose(found: Found, case: Case, *, limit_bytes: int, margin: float) -> Choice | None:

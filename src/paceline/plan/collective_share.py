@@ -12,9 +12,9 @@ from typing import Any
 
 from paceline.estimate import Case, Estimate
 from paceline.parallel import Layout
-from paceline.plan.choose import choose
+from paceline.plan.choose import best_of
 from paceline.plan.decision import Caution
-from paceline.plan.search import search
+from paceline.plan.expert_exchange import asked_of
 from paceline.plan.search_inputs import Asked, case_of_asked, clashes, space_of
 from paceline.units import format_seconds
 
@@ -22,7 +22,6 @@ MOST_OF_STEP = 0.25
 """Share of a step that one kind of collective may take without a word. A choice."""
 
 _ASKED: dict[str, Any] = {"token_dispatcher": "deepep", "async_expert": True}
-_UNASKED: dict[str, Any] = {"token_dispatcher": "auto", "async_expert": False}
 
 
 def collective_shares(
@@ -42,8 +41,7 @@ def collective_shares(
     if cluster.backend == "gloo" or not price.step_s:
         return
     train = asked.job.spec.train
-    given = {name: each for name, each in _UNASKED.items() if getattr(train, name) != each}
-    if shorter := _shorter(given, asked, price.step_s, limit_bytes):
+    if shorter := _shorter(asked_of(train), asked, price.step_s, limit_bytes):
         step_s, changes = shorter
         yield Caution(
             about="collective",
@@ -134,11 +132,6 @@ def _exchanged(asked: Asked, changes: dict[str, Any], limit_bytes: int) -> float
     space = space_of(job, asked.cluster, asked.profile)
     if job == asked.job or clashes(job, asked.cluster, space):
         return inf
-    case, margin = case_of_asked(other), spec.plan.simpler_margin
-    found = choose(
-        search(space, case, limit_bytes=limit_bytes, margin=margin),
-        case,
-        limit_bytes=limit_bytes,
-        margin=margin,
-    )
+    margin = spec.plan.simpler_margin
+    found = best_of(space, case_of_asked(other), limit_bytes=limit_bytes, margin=margin)
     return inf if found is None else found.estimate.step_s or inf

@@ -32,6 +32,12 @@ _ASYNC = (
 )
 
 
+def asked_of(train: object) -> dict[str, str | bool]:
+    """What a job asks of the exchange: field -> what it is where nothing is asked."""
+    unasked: dict[str, str | bool] = {"token_dispatcher": "auto", "async_expert": False}
+    return {name: each for name, each in unasked.items() if getattr(train, name) != each}
+
+
 def excluded_by_exchange(job: Job, cluster: Cluster, able: Abilities) -> tuple[Excluded, ...]:
     """Layouts that do not go together with how tokens reach their experts, where an engine can be
     asked for that."""
@@ -57,9 +63,8 @@ def excluded_by_exchange(job: Job, cluster: Cluster, able: Abilities) -> tuple[E
 def check_exchange(job: Job, cluster: Cluster, profile: ModelProfile) -> Iterator[Problem]:
     """`L012`: an exchange is asked for that the job has not, or that it cannot do."""
     train = job.spec.train
-    asked = [name for name in ("token_dispatcher", "async_expert") if _is_asked(train, name)]
     experts = any(block.experts for block in profile.blocks)
-    for name in asked:
+    for name in asked_of(train):
         value = str(getattr(train, name)).lower()
         if not experts or job.spec.layout.expert == 1:
             why = "layout.expert is 1" if experts else f"{profile.name} has no routed experts"
@@ -101,7 +106,3 @@ def _capability(cluster: Cluster) -> float | None:
     if chip is None or chip.vendor != "NVIDIA":
         return None if chip is None else 0.0
     return None if chip.compute_capability is None else float(chip.compute_capability)
-
-
-def _is_asked(train: object, name: str) -> bool:
-    return getattr(train, name) not in ("auto", False)
