@@ -68,6 +68,10 @@ _NAMES: tuple[tuple[str, str, str, str, str], ...] = (
     ),
     (".*", "RTXPRO6000S", ".*", "RTX-PRO-6000-Server", ""),
     (".*", r"RTX(3090|4090|5090)", ".*", r"RTX-\1", ""),
+    (".*", "tpu-v5litepod-.*", ".*", "TPU-v5e", ""),
+    (".*", "tpu-(v4|v5p|v6e)-.*", ".*", r"TPU-\1", ""),
+    (".*", "Trainium", ".*", "Trainium1", ""),
+    (".*", "Trainium([23])", ".*", r"Trainium\1", ""),
     (".*", "(A10G?|A40|A30|T4|L4|L40S?|B200|B300|GB200|GB300|GH200|MI\\d+X)", ".*", r"\1", ""),
 )
 """The first rule that fits names a row. An A100 without memory in its name goes by `memory_gib`."""
@@ -146,8 +150,10 @@ def _skypilot_row(
     spelled, instance, spot = line["AcceleratorName"], line["InstanceType"], line.get("SpotPrice")
     if count < 1 or count != int(count) or price <= 0:  # no accelerator, a part of one, no offer
         return None
-    if not instance:  # GCP's cards without their host, which has a price of its own
-        return None
+    if not instance:  # GCP's cards without their host, which has a price of its own, and its TPUs
+        instance, count = spelled, _chips_of_host(spelled)
+        if not count:
+            return None
     total = re.search(r"'TotalGpuMemoryInMiB': (\d+)", line.get("GpuInfo") or "")
     gib = round(int(total[1]) / 1024, 1) if total else None
     name, note = name_of(provider, spelled, instance, gib, known)
@@ -166,6 +172,21 @@ def _skypilot_row(
         "source": f"skypilot-org/skypilot-catalog {'/'.join(path.parts[-3:])}",
         "note": note,
     }
+
+
+def _chips_of_host(name: str) -> int:
+    """Chips of a TPU slice of one host, whose price is that of the chips and the host; 0 for what
+    is none. A name has the chips of v5e and v6e, and of the others the TensorCores, two a chip.
+
+    Source: docs.cloud.google.com/tpu, system architecture and the pages of v4, v5e, v5p, v6e.
+
+    >>> [_chips_of_host(name) for name in ("tpu-v5p-8", "tpu-v6e-8", "tpu-v6e-16", "H200")]
+    [4, 8, 0, 0]
+    """
+    found = re.fullmatch(r"tpu-(v5litepod|v6e|v4|v5p)-([148])", name)
+    if found is None:
+        return 0
+    return int(found[2]) // (1 if found[1] in ("v5litepod", "v6e") else 2)
 
 
 def read_cloudprice(path: Path, known: Iterable[str]) -> list[Row]:

@@ -73,6 +73,23 @@ def test_gcp_has_machines_of_eight_cards(accelerator, instance):
     assert row.spot_per_hour_usd < row.per_hour_usd
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "provider", "count"),
+    [
+        ("T4", "aws", 8),
+        ("L4", "gcp", 8),
+        ("B200", "gcp", 8),
+        ("TPU-v5e", "gcp", 8),
+        ("TPU-v5p", "gcp", 4),
+        ("TPU-v6e", "gcp", 8),
+        ("Trainium1", "aws", 16),
+    ],
+)
+def test_a_provider_s_whole_node_has_a_price(accelerator, provider, count):
+    nodes = offers_of_nodes(find_prices(accelerator), count)
+    assert provider in {row.provider for row in nodes}
+
+
 def test_a_part_of_a_card_is_no_price_of_a_card():
     (row,) = [row for row in load_prices() if row.instance == "NV6ads_A10_v5"]
     assert row.accelerator is None

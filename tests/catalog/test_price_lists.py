@@ -42,6 +42,25 @@ def test_cards_without_their_host_are_no_machine(tmp_path):
     assert skypilot(tmp_path, f",H200,8.0,,,36.6,us-east5,{INFO},") == []
 
 
+def test_a_tpu_slice_of_one_host_is_a_machine_of_its_chips(tmp_path):
+    rows = skypilot(
+        tmp_path,
+        ",tpu-v5p-8,1,,,16.8,us-central1,tpu-v5p-8,3.3428",
+        ",tpu-v6e-8,1,,,700.0,asia-east1,tpu-v6e-8,700.0",
+        ",tpu-v6e-8,1,,,21.6,us-central1,tpu-v6e-8,4.35366",
+        ",tpu-v6e-256,1,,,691.2,us-central1,tpu-v6e-256,139.31725",
+        "trn1.32xlarge,Trainium,16.0,128.0,512.0,21.5,us-east-1,,6.1428",
+    )
+    told = [(row["name"], row["num_accelerators"], row["per_hour_usd"]) for row in rows]
+    assert told == [
+        ("TPU-v5p", "4", "16.8"),
+        ("TPU-v6e", "8", "21.6"),
+        ("Trainium1", "16", "21.5"),
+    ]
+    prices = read_prices(write_table(rows), file="p.csv", accelerators=load_accelerators())
+    assert {price.host_memory_bytes for price in prices} == {None, 512 * 2**30}
+
+
 def test_a_list_of_another_form_names_the_column_that_is_missing(tmp_path):
     (tmp_path / "lambda").mkdir()
     (tmp_path / "lambda" / "vms.csv").write_text("InstanceType,AcceleratorCount,Price\na,1,2\n")

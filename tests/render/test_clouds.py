@@ -168,7 +168,12 @@ def test_a_retry_in_the_same_container_of_modal_unpacks_again(tmp_path):
 
 def test_a_budget_without_a_price_is_refused():
     with pytest.raises(JobError) as caught:
-        cloud_files("vertex", cluster={"accelerator": "B200"}, plan={"budget": 3})
+        cloud_files(
+            "vertex",
+            cluster={"accelerator": "V100-16"},
+            train={"precision": "fp16"},
+            plan={"budget": 3},
+        )
     assert caught.value.problems[0].code == "H044"
 
 
