@@ -48,12 +48,12 @@ sources = { memory = "guess" }
     "pipeline schedule": {
         "choices/pipeline_schedules.py": (
             ('"dualpipe-v"]', '"dualpipe-v", "2f2b"]'),
-            ('    "gpipe": Sched', '    "2f2b": ScheduleFacts(chunks="one"),\n    "gpipe": Sched'),
-        ),
-        "runtime/strategy/pipeline/schedules.py": (
             (
-                '    "gpipe": ScheduleGPipe,',
-                '    "gpipe": ScheduleGPipe,\n    "2f2b": ScheduleGPipe,',
+                '    "gpipe": Sched',
+                (
+                    '    "2f2b": ScheduleFacts(torch_class="ScheduleGPipe", chunks="one"),\n'
+                    '    "gpipe": Sched'
+                ),
             ),
         ),
     },
@@ -234,8 +234,10 @@ def test_a_new_optimizer_is_planned_and_made(call):
         "print(type(make_optimizer(nn.Linear(2, 2), spec)).__name__)\n"
         "from paceline.runtime.faults import _ACTIONS\nprint('leave' in _ACTIONS)\n"
         "from paceline.runtime.strategy.recompute import _OPTIONS\nprint(_OPTIONS['most'])\n"
-        "from paceline.runtime.strategy.pipeline.schedules import _SCHEDULES\n"
-        "print(_SCHEDULES['2f2b'].__name__)\n",
+        "from paceline.parallel import Layout\n"
+        "from paceline.parallel.stages import torch_class\n"
+        "two = Layout(data=1, sharding='none', micro_batch=1, accumulation=2, pipeline=2,\n"
+        "    schedule='2f2b')\nprint(torch_class(two))\n",
     )
     assert made.split() == ["NAdam", "True", "{}", "ScheduleGPipe"]
 

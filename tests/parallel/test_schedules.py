@@ -1,14 +1,17 @@
 """What each pipeline schedule needs: one row, read by the planner, the laws and the runtime."""
 
+import ast
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
+import pytest
+from torch.distributed import pipelining
 
 import paceline
 from paceline.choices import Schedule
-from paceline.choices.pipeline_schedules import SCHEDULE_FACTS
+from paceline.choices.pipeline_schedules import LOOPED, PLAIN, SCHEDULE_FACTS
 from paceline.estimate import case_of, stage_memory
 from paceline.job import parse_job
 from paceline.parallel import Layout, word_columns
@@ -25,33 +28,36 @@ from paceline.profile import resolve_profile
 from paceline.topology import find_cluster
 
 SOURCE = Path(paceline.__file__).parent
-NAMES_A_SCHEDULE = {
-    "choices/pipeline_schedules.py",
-    "estimate/schedule.py",
-    "runtime/strategy/pipeline/schedules.py",
-}
-"""Besides engines, which say what they have of it and what they call it."""
 
 
-def test_every_schedule_has_a_row():
+def names(path: Path, word: str) -> bool:
+    """Whether a file has the word in quotes, alone: in Python as a value, not in a docstring."""
+    text = path.read_text(encoding="utf-8")
+    if f'"{word}"' not in text or path.suffix == ".toml":
+        return f'"{word}"' in text
+    values = (each for each in ast.walk(ast.parse(text)) if isinstance(each, ast.Constant))
+    return any(each.value == word for each in values)
+
+
+@pytest.mark.parametrize("word", get_args(Schedule))
+def test_a_schedule_is_named_in_its_row_its_times_and_the_list_of_engines(word):
+    files = [*SOURCE.rglob("*.py"), *SOURCE.rglob("*.toml")]
+    assert {str(path.relative_to(SOURCE)) for path in files if names(path, word)} == {
+        "catalog/abilities.toml",
+        "choices/pipeline_schedules.py",
+        "estimate/schedule.py",
+    }
+
+
+def test_every_schedule_has_a_row_and_classes_of_torch():
     assert set(SCHEDULE_FACTS) == set(get_args(Schedule))
+    for facts in SCHEDULE_FACTS.values():
+        assert hasattr(pipelining, facts.torch_class)
+        assert facts.torch_class_in_v is None or hasattr(pipelining, facts.torch_class_in_v)
 
 
-def test_a_schedule_is_named_in_three_files_and_by_engines():
-    files = {
-        str(path.relative_to(SOURCE))
-        for path in SOURCE.rglob("*.py")
-        if '"dualpipe-v"' in path.read_text(encoding="utf-8")
-    }
-    planned = {
-        str(path.relative_to(SOURCE))
-        for folder in ("parallel", "estimate", "plan")
-        for path in (SOURCE / folder).rglob("*.py")
-        if '"gpipe"' in path.read_text(encoding="utf-8")
-    }
-    assert planned == {"estimate/schedule.py"}
-    engines = {name for name in files if name.startswith("render/")}
-    assert files - engines <= NAMES_A_SCHEDULE
+def test_the_plain_schedule_is_1f1b_and_chunks_alone_mean_interleaved():
+    assert (PLAIN, LOOPED) == ("1f1b", ("interleaved",))
 
 
 def test_columns_say_what_the_rows_say():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from paceline.choices.pipeline_schedules import PLAIN
 from paceline.cli.options import FiniteRange, PathName, json_option, set_option
 from paceline.cli.screen import show
 
@@ -20,7 +21,7 @@ POSITIVE = click.IntRange(min=1)
 _FIXED = ("data", "sharding", "tensor", "pipeline", "context", "expert", "recompute", "offload")
 _USUAL = {
     "shard": None,
-    "schedule": "1f1b",
+    "schedule": PLAIN,
     "chunks": 1,
     "context_kind": "ring",
     "recompute_every": 1,

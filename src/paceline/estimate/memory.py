@@ -45,6 +45,7 @@ from paceline.parallel.stages import blocks_of_slowest
 from paceline.parallel.table import Layouts, code_of
 from paceline.parallel.word_columns import (
     forwards_first,
+    loops,
     recomputes_whole,
     share_untouched,
     splits_backward,
@@ -67,7 +68,6 @@ PARTS = (
 )
 
 _ZERO2, _FULL, _HYBRID = (code_of("sharding", word) for word in ("zero2", "full", "hybrid"))
-_INTERLEAVED = code_of("schedule", "interleaved")
 
 
 def memory_parts(
@@ -236,7 +236,7 @@ def _fullest_moment(
             held = np.where(in_v, _held_at_head_of_v(model, t, here), held)
         stages = stages_each(t.schedule, t.chunks)
         given = np.where(here.has_head & (stages == 1), 0.0, held * stages + 1) * (t.pipeline > 1)
-        in_loop = (t.schedule == _INTERLEAVED) & (t.chunks > 1)
+        in_loop = loops(t.schedule) & (t.chunks > 1)
         if np.any(in_loop):
             of_stages = chunk_blocks(model, t, mine, here.has_head)
             most = held_in_loop(*order[:-1], of_stages)

@@ -55,7 +55,7 @@ from paceline.estimate.schedule import Launches, bubble_s, exposed_messages, idl
 from paceline.estimate.sharding import Ways, routed_split
 from paceline.estimate.tensor_collectives import crossing_of
 from paceline.parallel.table import Layouts, code_of, distinct
-from paceline.parallel.word_columns import is_in_v, recomputes_whole, stages_each
+from paceline.parallel.word_columns import is_in_v, loops, recomputes_whole, stages_each
 from paceline.profile.block import Block, Column, dense_parameters, expert_parameters
 
 SPREAD = {
@@ -102,7 +102,6 @@ _ZERO1, _ZERO2, _FULL, _HYBRID = (
     code_of("sharding", word) for word in ("zero1", "zero2", "full", "hybrid")
 )
 _ULYSSES = code_of("context_kind", "ulysses")
-_INTERLEAVED = code_of("schedule", "interleaved")
 
 _HEAD_OPS, _SPLIT_HEAD_OPS = 14, 25
 """Operations of our own runtime outside the blocks in one micro-batch, and more where tensor ranks
@@ -180,7 +179,7 @@ def _passed(model: Model, t: Layouts, slow: Column) -> tuple[Column, Column]:
     head; else the mean of all ranks."""
     num_blocks = model.num_blocks
     blocks, heads = num_blocks / t.pipeline, 1 / t.pipeline
-    is_loop = (t.schedule == _INTERLEAVED) & (t.pipeline > 1)
+    is_loop = loops(t.schedule) & (t.pipeline > 1)
     if np.any(is_loop):
         first = t.chunks * chunk_blocks(model, t, slow, False).each
         blocks, heads = np.where(is_loop, first, blocks), np.where(is_loop, 0.0, heads)

@@ -18,7 +18,7 @@ import numpy as np
 
 from paceline.catalog.accelerator import Backend
 from paceline.choices import Offload, Recompute, Schedule
-from paceline.choices.pipeline_schedules import SCHEDULE_FACTS, ScheduleFacts
+from paceline.choices.pipeline_schedules import PLAIN, SCHEDULE_FACTS, ScheduleFacts
 from paceline.choices.recomputes import WHOLE_BLOCKS
 from paceline.job import LayoutSpec
 from paceline.parallel.abilities import Abilities
@@ -33,6 +33,7 @@ from paceline.parallel.table import Layouts, code_of, join
 from paceline.parallel.word_columns import (
     goes_backward_once,
     least_rounds,
+    loops,
     splits_backward,
     stages_each,
     takes_rounds,
@@ -231,11 +232,11 @@ def _orders(space: Space, pipeline: int) -> list[tuple[int, int]]:
     """Schedules with the chunks that make sense in them."""
     fixed = space.fixed
     if pipeline == 1:
-        return [(code_of("schedule", "1f1b"), 1)]
-    kinds: Sequence[Schedule] = space.abilities.schedules or ("1f1b",)
+        return [(code_of("schedule", PLAIN), 1)]
+    kinds: Sequence[Schedule] = space.abilities.schedules or (PLAIN,)
     if fixed.schedule != "auto":
         kinds = (fixed.schedule,)
-    elif "1f1b" in kinds:
+    elif PLAIN in kinds:
         kinds = [kind for kind in kinds if not _is_dominated(SCHEDULE_FACTS[kind])]
     found: list[tuple[int, int]] = []
     for kind in kinds:
@@ -424,7 +425,7 @@ def _is_in_order(
     """Whether a schedule has the micro-batches it needs."""
     if pipeline == 1:
         return np.ones((1, 1, 1, 1), dtype=bool)
-    in_turns, rounds = schedule == code_of("schedule", "interleaved"), accumulation // pipeline
+    in_turns, rounds = loops(schedule), accumulation // pipeline
     takes = accumulation % pipeline == 0
     if space.abilities.equal_rounds:
         in_turns = takes_rounds(schedule, chunks)

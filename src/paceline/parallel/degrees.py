@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import cache
 from math import gcd, isqrt, prod
 
+from paceline.choices.pipeline_schedules import LOOPED, PLAIN
 from paceline.choices.recomputes import WHOLE_BLOCKS
 from paceline.job import LayoutSpec
 from paceline.profile import ModelProfile
@@ -21,7 +22,7 @@ def with_implied(fixed: LayoutSpec) -> LayoutSpec:
     if fixed.offload == "auto" and fixed.offload_parameters is True:
         fixed = replace(fixed, offload="cpu" if fixed.offload_path is None else "nvme")
     if fixed.schedule == "auto" and fixed.chunks not in ("auto", 1):
-        fixed = replace(fixed, schedule="interleaved")
+        fixed = replace(fixed, schedule=LOOPED[0])
     if fixed.sharding == "auto" and fixed.shard != "auto":
         fixed = replace(fixed, sharding="hybrid")
     if fixed.recompute == "auto" and fixed.recompute_every not in ("auto", 1):
@@ -31,7 +32,7 @@ def with_implied(fixed: LayoutSpec) -> LayoutSpec:
 
 def asks_for_pipeline(fixed: LayoutSpec) -> bool:
     """Whether what is fixed has a meaning in a pipeline alone."""
-    return with_implied(fixed).schedule not in ("auto", "1f1b")
+    return with_implied(fixed).schedule not in ("auto", PLAIN)
 
 
 _LARGEST = 10**12

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from math import prod
 
 from paceline.choices import ContextKind, Offload, Recompute, Schedule, Sharding
+from paceline.choices.pipeline_schedules import PLAIN
 from paceline.choices.recomputes import WHOLE_BLOCKS
 
 
@@ -43,7 +44,7 @@ class Layout:
     pipeline: int = 1
     """Groups of ranks (stages) that hold consecutive layers."""
 
-    schedule: Schedule = "1f1b"
+    schedule: Schedule = PLAIN
     """Order of the micro-batches in the stages."""
 
     chunks: int = 1

@@ -33,6 +33,12 @@ def is_v_shaped(layout: Layout) -> bool:
     return layout.pipeline > 1 and bool(in_v)
 
 
+def torch_class(layout: Layout) -> str:
+    """The schedule's class in `torch.distributed.pipelining`."""
+    facts = SCHEDULE_FACTS[layout.schedule]
+    return (is_v_shaped(layout) and facts.torch_class_in_v) or facts.torch_class
+
+
 def rank_of_head(pipeline: Column, schedule: Column, chunks: Column) -> Column:
     """The pipeline's rank with the last stage, for columns of layouts: the first one in a v."""
     return np.where(is_in_v(schedule, chunks), 0, np.asarray(pipeline) - 1)

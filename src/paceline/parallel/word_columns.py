@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from paceline.choices.pipeline_schedules import SCHEDULE_FACTS
+from paceline.choices.pipeline_schedules import LOOPED, SCHEDULE_FACTS
 from paceline.choices.recomputes import ONE_BACKWARD, WHOLE_BLOCKS
 from paceline.parallel.table import RECOMPUTES, SCHEDULES
 from paceline.profile.block import Column
@@ -13,6 +13,7 @@ _IS_ANY = np.array([facts.chunks == "any" for facts in _IN_ORDER])
 _SPLITS = np.array([facts.splits_backward for facts in _IN_ORDER])
 _ROUNDS = np.array([facts.in_rounds for facts in _IN_ORDER])
 _FORWARDS = np.array([facts.forwards_first for facts in _IN_ORDER])
+_LOOPS = np.array([word in LOOPED for word in SCHEDULES])
 _LEAST = np.array([facts.least_rounds for facts in _IN_ORDER])
 
 _IS_WHOLE = np.array([word in WHOLE_BLOCKS for word in RECOMPUTES])
@@ -45,6 +46,11 @@ def recomputes_whole(recompute: Column) -> Column:
 def takes_rounds(schedule: Column, chunks: Column) -> Column:
     """Where chunks in a loop take the micro-batches in equal rounds."""
     return _ROUNDS[schedule] & ~is_in_v(schedule, chunks)
+
+
+def loops(schedule: Column) -> Column:
+    """Where ranks take turns at several stages in a loop, forward and backward by turns."""
+    return _LOOPS[schedule]
 
 
 def least_rounds(schedule: Column) -> Column:

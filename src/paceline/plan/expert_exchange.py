@@ -10,6 +10,7 @@ SWITCH_RDMA_RANKS) and configs.cuh (NUM_MAX_NVL_PEERS); its legacy page's requir
 from collections.abc import Iterator
 
 from paceline.catalog import accelerator_named, load_accelerators
+from paceline.choices.pipeline_schedules import PLAIN
 from paceline.errors import Problem
 from paceline.job import Job
 from paceline.parallel.abilities import Abilities, Excluded, abilities_of
@@ -28,7 +29,7 @@ _HIDDEN = "train.async_expert hides nothing there (Megatron Core: overlap_moe_ex
 
 _ASYNC = (
     Excluded(when={"recompute": ("full",)}, why=_HIDDEN),
-    Excluded(when={"pipeline": "several", "schedule": ("1f1b",)}, why=_HIDDEN),
+    Excluded(when={"pipeline": "several", "schedule": (PLAIN,)}, why=_HIDDEN),
 )
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from paceline.choices.pipeline_schedules import PLAIN
 from paceline.estimate import TERM_NAMES, Estimate, price, price_one
 from paceline.parallel import Layout, abilities_of, table_of
 from paceline.parallel.degrees import divisors
@@ -394,10 +395,10 @@ def _why_schedule(choice: Choice) -> str:
     if idle is None or not whole:
         return "times are unknown"
     takes = f"pipeline bubble and p2p take {idle / whole:.1%} of the step"
-    if layout.schedule == "1f1b":
+    if layout.schedule == PLAIN:
         return takes
-    plain = price_one(replace(layout, schedule="1f1b", chunks=1), choice.case)
-    return f"{takes}; with 1f1b {plain.terms['pipeline'] / (plain.step_s or 1):.1%}"
+    plain = price_one(replace(layout, schedule=PLAIN, chunks=1), choice.case)
+    return f"{takes}; with {PLAIN} {plain.terms['pipeline'] / (plain.step_s or 1):.1%}"
 
 
 def _why_recompute(choice: Choice) -> str:

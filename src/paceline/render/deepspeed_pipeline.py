@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from paceline.choices.pipeline_schedules import PLAIN
 from paceline.plan import Plan
 from paceline.render.engine import Gap
 from paceline.render.megatron_words import stage_blocks
@@ -56,7 +57,7 @@ def pipeline_gaps(plan: Plan) -> Iterator[Gap]:
         )
     yield from schedule_gaps(plan, "deepspeed", "DeepSpeed's PipelineEngine has 1F1B alone")
     counts = stage_blocks(plan)
-    if layout.schedule == "1f1b" and len(set(counts)) > 1:
+    if layout.schedule == PLAIN and len(set(counts)) > 1:
         yield Gap(
             what=f"stages of {', '.join(map(str, counts))} blocks",
             where="layout.pipeline",

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
+from paceline.choices.pipeline_schedules import LOOPED
 from paceline.estimate.stages import blocks_by_stage
 from paceline.job import Job
 from paceline.job.engine import ENGINE_NAMES
@@ -260,7 +261,7 @@ def parallel_words(plan: Plan) -> Words:
 def virtual(plan: Plan) -> int:
     """Virtual stages of each pipeline rank that Megatron runs the plan with."""
     layout = plan.layout
-    return layout.chunks if layout.pipeline > 1 and layout.schedule == "interleaved" else 1
+    return layout.chunks if layout.pipeline > 1 and layout.schedule in LOOPED else 1
 
 
 def stage_blocks(plan: Plan) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+from paceline.choices.pipeline_schedules import SCHEDULE_FACTS
 from paceline.job import Job
 from paceline.parallel.abilities import abilities_of
 from paceline.plan import Plan
@@ -31,7 +32,8 @@ def schedule_gaps(plan: Plan, engine: str, why: str, nearest: str | None = "1F1B
     layout, known = plan.layout, abilities_of(engine).schedules
     if layout.pipeline == 1 or layout.schedule in known:
         return
-    then = "the same idle time, less memory" if layout.schedule == "gpipe" else "more idle time"
+    is_larger = SCHEDULE_FACTS[layout.schedule].forwards_first
+    then = "the same idle time, less memory" if is_larger else "more idle time"
     yield Gap(
         what=f"the pipeline's schedule {layout.schedule}",
         where="layout.schedule",

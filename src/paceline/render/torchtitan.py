@@ -12,6 +12,7 @@ from paceline.estimate.stages import blocks_by_stage
 from paceline.job import Job
 from paceline.job.sources import tokenizer_folder
 from paceline.job.train_rules import decay_steps
+from paceline.parallel.stages import torch_class
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
 from paceline.render.carried import OF_PROGRAM
@@ -29,15 +30,6 @@ from paceline.render.torchtitan_gaps import VERSION, is_torchtitan, registered, 
 from paceline.render.torchtitan_gaps import model_gaps as model_gaps
 
 MODULE = "paceline_job"
-
-_SCHEDULES = {
-    "gpipe": "GPipe",
-    "1f1b": "1F1B",
-    "interleaved": "Interleaved1F1B",
-    "zero-bubble": "InterleavedZeroBubble",
-    "dualpipe-v": "DualPipeV",
-}
-"""Names of torch.distributed.pipelining 2.13. Zero-bubble of two chunks is ZBVZeroBubble."""
 
 CARRIES = OF_PROGRAM | {
     *("data.sources", "model.tokenizer", "train.compile", "recovery.max_restarts"),
@@ -334,8 +326,9 @@ def _parallelism(plan: Plan) -> list[str]:
         f"            expert_parallel_degree={layout.expert},",
     ]
     if layout.pipeline > 1:
+        schedule = torch_class(layout).removeprefix("Schedule")
         lines += [
-            f'            pipeline_parallel_schedule="{_schedule(plan)}",',
+            f'            pipeline_parallel_schedule="{schedule}",',
             f"            pipeline_parallel_microbatch_size={layout.micro_batch},",
             "            module_fqns_per_model_part=[",
             *(f"                {part!r}," for part in _parts(plan)),
@@ -350,12 +343,6 @@ def _parts(plan: Plan) -> list[list[str]]:
     parts[0].insert(0, "tok_embeddings")
     parts[-1] += ["norm", "lm_head"]
     return parts
-
-
-def _schedule(plan: Plan) -> str:
-    layout = plan.layout
-    is_v = layout.schedule == "zero-bubble" and layout.chunks == 2
-    return "ZBVZeroBubble" if is_v else _SCHEDULES[layout.schedule]
 
 
 def _compiled(plan: Plan, is_asked: bool) -> str:

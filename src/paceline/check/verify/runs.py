@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from paceline.choices import Compression
+from paceline.choices.pipeline_schedules import SCHEDULE_FACTS
 from paceline.choices.recomputes import WHOLE_BLOCKS
 from paceline.parallel.layout import Layout
 from paceline.parallel.stages import num_chunks
@@ -58,8 +59,9 @@ def _others(layout: Layout, steps: int) -> Iterator[Run]:
         )
         yield Run(name=WHOLE_BATCH, layout=whole, precision="fp64", steps=1, compared=True)
     if layout.pipeline > 1 and num_chunks(layout) == 1:
-        other = "1f1b" if layout.schedule == "gpipe" else "gpipe"
-        scheduled = replace(layout, schedule=other)  # type: ignore[arg-type]
+        plain = (word for word, facts in SCHEDULE_FACTS.items() if facts.chunks == "one")
+        other = next(word for word in reversed([*plain]) if word != layout.schedule)
+        scheduled = replace(layout, schedule=other)
         name = f"{SCHEDULE} {other}"
         yield Run(name=name, layout=scheduled, precision="fp64", steps=steps, compared=True)
 

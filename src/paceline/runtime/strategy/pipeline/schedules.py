@@ -22,33 +22,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import pipelining
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import (
     PipelineStage,
-    Schedule1F1B,
-    ScheduleDualPipeV,
     ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
     ScheduleLoopedBFS,
     ScheduleZBVZeroBubble,
 )
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from paceline.choices.recomputes import WHOLE_BLOCKS
 from paceline.errors import JobError
 from paceline.parallel.layout import Layout
-from paceline.parallel.stages import is_v_shaped, num_chunks, num_stages
+from paceline.parallel.stages import is_v_shaped, num_chunks, num_stages, torch_class
 from paceline.runtime._torch_private import fsdp_compute_type, is_view
 from paceline.runtime.strategy.adapter.linear import frozen_parameters
 from paceline.runtime.strategy.mesh import is_pretended
-
-_SCHEDULES: dict[str, Any] = {
-    "gpipe": ScheduleGPipe,
-    "1f1b": Schedule1F1B,
-    "interleaved": ScheduleInterleaved1F1B,
-    "zero-bubble": ScheduleInterleavedZeroBubble,
-    "dualpipe-v": ScheduleDualPipeV,
-}
 
 ForwardContext = Callable[[], AbstractContextManager[object]]
 
@@ -60,14 +50,11 @@ def make_schedule(
 
     For evaluation, which has no backward passes to order, each shape's most permissive one.
     """
-    kind = _SCHEDULES[layout.schedule]
-    if layout.schedule == "zero-bubble" and is_v_shaped(layout):
-        kind = ScheduleZBVZeroBubble
+    kind: Any = getattr(pipelining, torch_class(layout))
     if not trains:
         several = ScheduleZBVZeroBubble if is_v_shaped(layout) else ScheduleLoopedBFS
         kind = ScheduleGPipe if num_chunks(layout) == 1 else several
-    takes_one = kind in (ScheduleGPipe, Schedule1F1B)
-    given: Any = stages[0] if takes_one else stages
+    given: Any = stages[0] if issubclass(kind, PipelineScheduleSingle) else stages
     return kind(given, num_micro_batches, loss_fn=loss, scale_grads=False)
 
 
