@@ -266,6 +266,31 @@ def test_s0_8_the_command_shows_a_diff_and_writes_only_when_asked(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py", "train.py.orig"]
 
 
+@pytest.mark.parametrize("target", ["ddp", "fsdp2"])
+def test_s0_8_what_the_helpers_need_is_imported_above_them_wherever_the_script_does(target):
+    late = changed(
+        ("torch.manual_seed(0)", "x = 1\n\ndef f():\n    import gc, logging\n\nimport os")
+    )
+    body = ast.parse(adapt(late, Target(target)).text).body
+    bound = set()
+    for stmt in body:
+        if isinstance(stmt, ast.Import | ast.ImportFrom):
+            bound |= {each.asname or each.name.partition(".")[0] for each in stmt.names}
+        elif isinstance(stmt, ast.Assign):
+            names = {each.id for each in ast.walk(stmt.value) if isinstance(each, ast.Name)}
+            assert names & {"os", "gc", "logging", "random", "dist"} <= bound
+
+
+def test_s0_8_a_file_with_the_name_of_a_package_that_it_imports_is_not_written(tmp_path):
+    (tmp_path / "train.py").write_text(SMALL)
+    options = ("--to", "accelerate", "--out", "accelerate.py")
+    result = run_command("adapt", "train.py", *options, folder=tmp_path)
+    assert result.returncode == 2
+    assert "A003" in result.stderr
+    assert "imports accelerate" in result.stderr
+    assert not (tmp_path / "accelerate.py").exists()
+
+
 def test_the_command_never_writes_over_another_file(tmp_path):
     (tmp_path / "train.py").write_text(SMALL)
     (tmp_path / "other.py").write_text("precious = 1\n")

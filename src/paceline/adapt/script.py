@@ -7,7 +7,7 @@ what trains (`roles.py`).
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -35,6 +35,20 @@ class Bound:
     stmt: ast.AST
 
 
+def bound_by(nodes: Iterable[ast.AST]) -> dict[str, str]:
+    """Local name -> what the imports among the nodes bind to it, in full."""
+    names: dict[str, str] = {}
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.split(".")[0]
+                names[alias.asname or top] = alias.name if alias.asname else top
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    return names
+
+
 class Script:
     """The facts of one script; everything is looked up lazily and kept."""
 
@@ -49,17 +63,8 @@ class Script:
 
     @cached_property
     def imports(self) -> dict[str, str]:
-        """Local name -> what it was imported as, in full."""
-        names: dict[str, str] = {}
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    top = alias.name.split(".")[0]
-                    names[alias.asname or top] = alias.name if alias.asname else top
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                for alias in node.names:
-                    names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-        return names
+        """Local name -> what it was imported as, in full, wherever in the script."""
+        return bound_by(ast.walk(self.tree))
 
     def qualified(self, node: ast.AST) -> str | None:
         """`torch.optim.AdamW` for whatever the script calls it; None where it is no import."""

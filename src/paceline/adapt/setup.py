@@ -12,6 +12,7 @@ from paceline.adapt.data import epoch_loop
 from paceline.adapt.devices import uses_no_gpu
 from paceline.adapt.launch_command import start_command
 from paceline.adapt.result import Done, Left, Refusal, Target
+from paceline.adapt.script import bound_by
 from paceline.catalog.load import read_rows
 
 
@@ -200,9 +201,9 @@ def _write_helpers(work: Work, calls: list[str]) -> None:
     _check_names(work, names)
     table = helpers_of(work.target)
     wanted = sorted({line for name in names for line in table[name].imports}, key=_import_order)
-    have = {ast.unparse(n) for n in script.tree.body if isinstance(n, (ast.Import, ast.ImportFrom))}
-    bound = dict(script.imports)
-    imports = [line for line in wanted if line not in have and not _bound_already(line, bound)]
+    place = _below_imports(work)
+    bound = bound_by(each for each in script.tree.body if each.lineno <= place)
+    imports = [line for line in wanted if not _bound_already(line, bound)]
     texts = [table[name].text for name in names if table[name].text]
     if uses_no_gpu(work):
         for gpu, cpu in ON_CPU.items():
@@ -224,7 +225,7 @@ def _write_helpers(work: Work, calls: list[str]) -> None:
         parts[1] += "if not accelerator.is_main_process:\n    logging.disable(logging.INFO)\n"
     if calls:
         parts.append("\n\n" + "\n".join(calls) + "\n")
-    work.edits.insert_line(_below_imports(work), "".join(parts))
+    work.edits.insert_line(place, "".join(parts))
 
 
 def _import_order(line: str) -> tuple[bool, str]:

@@ -1,5 +1,6 @@
 """`paceline adapt`: a single-device training script in its distributed form."""
 
+import ast
 import difflib
 import io
 import json
@@ -132,10 +133,15 @@ def _write(source: _Source, adapted: "Adapted", script: Path, out: Path | None) 
         JobError: `A003`, a file is there already or cannot be written.
     """
     from paceline.adapt.launch_command import job_file_name
+    from paceline.adapt.script import bound_by
     from paceline.record.lines import write_whole
     from paceline.record.rewrite import rewrite
 
     target = (out or script).resolve()
+    packages = {full.split(".")[0] for full in bound_by(ast.walk(ast.parse(adapted.text))).values()}
+    if target.stem in packages:
+        why = f"imports {target.stem}, and would find itself under that name"
+        raise _unwritten(target, why, "name it otherwise with --out")
     wanted = {target: source.encode(adapted.text)}
     if adapted.job_file is not None:
         wanted[target.with_name(job_file_name(target.name))] = adapted.job_file.encode()

@@ -357,3 +357,29 @@ def test_s3_3_a_rank_that_skipped_a_batch_went_another_way_than_those_that_wait_
     first = diagnose_text(waits + "[rank2]: skipping bad batch 8122\n").causes[0]
     assert first.id == "rank-divergent-decision"
     assert "a batch was skipped" in first.what
+
+
+@pytest.mark.parametrize(
+    ("frame", "what"),
+    [
+        ('/opt/torch/optim/adamw.py", line 220, in step', "optimizer states"),
+        ('/opt/torch/autograd/graph.py", line 8, in _engine_run_backward', "in the backward pass"),
+        (
+            '/opt/torch/nn/modules/module.py", line 9, in _apply',
+            "parameters, as the model is moved",
+        ),
+        ('/opt/torch/nn/functional.py", line 9, in cross_entropy', "in the forward pass"),
+    ],
+)
+def test_s0_13_what_the_memory_was_for_is_told_by_the_frames_and_where_by_the_program(frame, what):
+    text = (
+        "Traceback (most recent call last):\n"
+        '  File "/app/train.py", line 61, in main\n'
+        f'  File "{frame}\n'
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 224.00 MiB. GPU 1 has a "
+        "total capacity of 79.15 GiB of which 100.00 MiB is free. Of the allocated memory 77.60 "
+        "GiB is allocated by PyTorch, and 310.00 MiB is reserved by PyTorch but unallocated.\n"
+    )
+    first = diagnose_text(text).causes[0]
+    assert (first.id, first.place) == ("cuda-oom", "/app/train.py:61 in main")
+    assert what in first.what

@@ -3,7 +3,7 @@ program's exceptions is the cause, and which another's echo.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from paceline.catalog.failure import load_failures
 from paceline.catalog.load import read_shipped
@@ -209,15 +209,21 @@ _SECONDARY_TYPES, _SECONDARY_TEXT = re.compile(_SECONDARY["types"]), re.compile(
 
 def exceptions(seen: Seen, candidates: Sequence[Candidate]) -> list[Candidate]:
     """The exception of the program that came first, unless it is another failure's message."""
-    claimed = {(line.source, line.number): each for each in candidates for line in each.lines}
+    claimed: dict[tuple[str, int], list[Candidate]] = {}
+    for each in candidates:
+        for line in each.lines:
+            claimed.setdefault((line.source, line.number), []).append(each)
     own: list[Raised] = []
     wrapped: dict[int, str] = {}
     for raised in seen.raised:
-        owner = claimed.get((raised.line.source, raised.line.number))
-        if owner is not None:
+        owners = claimed.get((raised.line.source, raised.line.number), [])
+        for owner in owners:
             if owner.place is None and raised.place is not None:
                 owner.place = str(raised.place)
                 owner.rank = owner.rank if owner.rank is not None else raised.rank
+                if owner.id == "cuda-oom" and (asked_for := _asked_for(raised)):
+                    owner.what += f". It was asked for {asked_for}"
+        if owners:
             continue
         name = _failure_in(raised)
         if name is not None:
@@ -257,6 +263,18 @@ def exceptions(seen: Seen, candidates: Sequence[Candidate]) -> list[Candidate]:
     if first.during is not None and not _is_secondary(first.during):
         candidate.notes.append(f"it was raised while handling {first.during.text[:120]}")
     return [candidate]
+
+
+def _asked_for(raised: Raised) -> str | None:
+    """What memory that was not there was for; None where no frame says it."""
+    for frame in map(str, reversed(raised.frames)):
+        for name, form in _ASKED_FOR.items():
+            if re.search(form, frame):
+                return name
+    return None
+
+
+_ASKED_FOR: Mapping[str, str] = read_shipped("log_lines.toml")["asked_for"]
 
 
 def _failure_in(raised: Raised) -> str | None:
