@@ -46,7 +46,7 @@ def check_no_sync_missing(program: Program, context: Context) -> Iterator[Findin
                 continue
             if any(one.test is guard.test for one in backward.guards):
                 continue
-            if step_after(program, backward) is not step or clears(program, backward, step, guard):
+            if step_after(program, backward) is not step or cleared_before(program, backward, step):
                 continue
             reported.add(id(backward.node))
             what = (
@@ -80,11 +80,10 @@ def check_engine_steps(program: Program, context: Context) -> Iterator[Finding]:
                 return
 
 
-def clears(program: Program, backward: Call, step: Call, guard: Guard) -> bool:
-    """Whether the gradients of each backward pass are cleared before the step: none adds up."""
+def cleared_before(program: Program, backward: Call, step: Call) -> bool:
+    """Whether its gradients are always cleared before the step: they are no part of a sum."""
     return any(
-        backward.order < one.order < step.order
-        and all(each.test is not guard.test for each in one.guards)
+        backward.order < one.order < step.order and set(one.guards) <= set(backward.guards)
         for one in program.calls(method="zero_grad")
     )
 
