@@ -7,6 +7,7 @@ import pickle
 import pytest
 from tests.check.diagnose.corpus import diagnose_text
 
+from paceline.check.diagnose.conclusion import diagnosis_data
 from paceline.check.diagnose.diagnose import diagnose
 from paceline.check.diagnose.flight import of_newest_generation, read_dump
 from paceline.record.log_files import Log
@@ -191,6 +192,78 @@ def test_s1_10_variables_in_the_log_that_are_better_unset_are_named_with_the_rea
     unset = diagnose_text(text).facts["unset"]
     assert unset.startswith("NCCL_ALGO=Ring: a debugging setting")
     assert "IFNAME" not in unset
+
+
+ON_SOCKETS = """\
+n1:10:20 [0] NCCL INFO NET/Plugin: Could not find: libnccl-net.so. Using internal network plugin.
+n1:10:20 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.5<0>
+n1:10:20 [0] NCCL INFO Using network Socket
+n1:10:20 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read
+n1:10:20 [0] NCCL INFO Channel 00/0 : 1[1] -> 2[0] [send] via NET/Socket/0
+n1:10:20 [0] NCCL INFO Channel 01/0 : 3[1] -> 0[0] [receive] via NET/Socket/1
+n1:10:20 [0] NCCL INFO Channel 01/0 : 2[0] -> 3[1] via SHM/direct/direct
+n1:10:20 [0] NCCL INFO 2 coll channels, 0 collnet channels, 0 nvls channels, 2 p2p channels
+"""
+
+
+def test_s1_10_the_transport_of_each_pair_of_ranks_and_the_network_plugin_are_named():
+    diagnosis = diagnose_text(ON_SOCKETS)
+    assert diagnosis_data(diagnosis)["facts"]["nccl"]["pairs"] == [
+        {"ranks": [0, 1], "transports": ["P2P/CUMEM/read"]},
+        {"ranks": [0, 3], "transports": ["NET/Socket"]},
+        {"ranks": [1, 2], "transports": ["NET/Socket"]},
+        {"ranks": [2, 3], "transports": ["SHM/direct/direct"]},
+    ]
+    text = " ".join(" ".join(diagnosis_lines(diagnosis)).split())
+    assert "NET/Socket 0-3, 1-2; P2P/CUMEM/read 0-1; SHM/direct/direct 2-3" in text
+    assert "network plugin internal (libnccl-net.so not found)" in text
+
+
+def test_s1_10_of_many_pairs_the_text_shows_some_and_json_all():
+    line = "n1:10:20 [0] NCCL INFO Channel 00/0 : {}[0] -> {}[0] [send] via NET/IB/{}/GDRDMA\n"
+    text = "n1:10:20 [0] NCCL INFO Using network IB\n"
+    text += "".join(line.format(rank, rank + 1, rank % 2) for rank in range(40))
+    diagnosis = diagnose_text(text)
+    assert diagnosis.facts["pairs"].endswith("7-8, and 32 more")
+    assert len(diagnosis.nccl["pairs"]) == 40
+
+
+@pytest.mark.parametrize(
+    ("said", "plugin"),
+    [
+        ("NET/Plugin: Loaded net plugin AWS Libfabric (v8)", "AWS Libfabric"),
+        ("NET/Plugin: Loaded net plugin IBext_v8 (v8)", "IBext_v8"),
+        ("NET/Plugin : No plugin found (libnccl-net.so).", "internal"),
+        ("NET/IB : Using [0]mlx5_0:1/IB", None),
+    ],
+)
+def test_s1_10_a_plugin_is_the_one_that_was_loaded(said, plugin):
+    line = "n1:10:20 [0] NCCL INFO "
+    assert diagnose_text(f"{line}{said}\n{line}Using network IB\n").nccl["plugin"] == plugin
+
+
+def test_s4_5_warnings_of_nccl_are_shown_where_nothing_failed_and_json_has_fields():
+    warning = "Could not find a path for pattern 4, falling back to simple order"
+    text = NCCL.format(devices=DEVICES, network="IB", way="IB/0/GDRDMA")
+    diagnosis = diagnose_text(f"{text}h1:9:9 [0] graph/search.cc:1135 NCCL WARN {warning}\n" * 2)
+    assert warning in " ".join(" ".join(diagnosis_lines(diagnosis)).split())
+    fields = diagnosis_data(diagnosis)["facts"]["nccl"]
+    assert (fields["network"], fields["gdr"], fields["channels"]) == (["IB"], True, 16)
+    assert [each["text"] for each in fields["warnings"]] == [warning]
+    assert fields["verdict"].endswith("GPUDirect RDMA on all 2 connections between nodes")
+    slow = diagnose_text(NCCL.format(devices=DEVICES, network="IB", way="IB/0"))
+    assert slow.nccl["gdr"] is False
+
+
+def test_s4_5_a_device_that_a_warning_names_is_not_said_to_be_missing():
+    warning = "n1:10:20 [0] NCCL WARN NET/IB : Unable to open device mlx5_0\n"
+    refused = diagnose_text(ON_SOCKETS + warning)
+    assert refused.facts["network"].endswith(
+        "mlx5_0 is there and was not used: NET/IB : Unable to open device mlx5_0"
+    )
+    (cause,) = refused.causes
+    assert (cause.id, refused.has_failed) == ("ethernet-fallback", False)
+    assert "no RDMA device was found" in diagnose_text(ON_SOCKETS).facts["network"]
 
 
 def test_nccl_without_gpudirect_is_named_and_with_it_nothing_is_wrong():

@@ -98,6 +98,9 @@ class Diagnosis:
     facts: Mapping[str, str] = field(default_factory=dict)
     """What the run used: network, versions, transports; in words."""
 
+    nccl: Mapping[str, Any] | None = None
+    """What NCCL's log says of the network, field by field: `facts` has it in words."""
+
     unknown: Sequence[Evidence] = ()
     """Lines that may matter, where no cause is known."""
 
@@ -154,7 +157,13 @@ def check_read(diagnosis: Diagnosis, names: Sequence[str]) -> None:
 
 def diagnosis_data(diagnosis: Diagnosis) -> dict[str, Any]:
     """What `diagnose --json` prints."""
-    return asdict(diagnosis) | {
+    data = asdict(diagnosis)
+    if diagnosis.nccl is not None:
+        for words in ("network", "warnings", "pairs", "unset"):
+            data["facts"].pop(words, None)
+        data["facts"]["nccl"] = diagnosis.nccl
+    del data["nccl"]
+    return data | {
         "causes": [_cause(each) for each in diagnosis.causes],
         "candidates": _candidates(diagnosis),
         "concluded": diagnosis.is_concluded,

@@ -21,6 +21,7 @@ from paceline.check.diagnose.line import Line
 from paceline.check.diagnose.nccl import (
     network_causes,
     network_facts,
+    network_fields,
     read_network,
 )
 from paceline.check.diagnose.own_run import is_events, read_own_run
@@ -146,6 +147,7 @@ def _conclude(seen: Seen, dumps: list[Dump], stacks: list[Stack]) -> None:
     network = read_network(seen.nccl)
     if network is not None:
         seen.facts |= network_facts(network)
+        seen.nccl_fields = network_fields(network)
         seen.found += network_causes(network)
 
 

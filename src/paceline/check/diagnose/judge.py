@@ -84,6 +84,7 @@ def judge(seen: Seen) -> Diagnosis:
         ],
         notes=list(notes(seen, found)),
         facts=seen.facts,
+        nccl=seen.nccl_fields,
         unknown=[] if found else unknown(seen),
         resembling=_resembling(seen, causes) if failed else [],
         num_ranks=max(seen.ranks) + 1 if seen.ranks else None,

@@ -4,11 +4,26 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from paceline.catalog.nccl import UNWANTED, wrong_value
 from paceline.check.diagnose.line import Line
-from paceline.check.diagnose.seen import Found
+from paceline.check.diagnose.seen import KEEP_NCCL, Found
 from paceline.units import counted
+
+_HCA = re.compile(r"\b(?:mlx[45]_\d+|mlx[45]_bond_\d+|bnxt_re\d+|irdma\d+|efa_\d+|rdmap\w+)\b")
+"""Names that Linux's drivers and rdma-core give RDMA devices."""
+
+_CONNECTED = re.compile(
+    r": (\d+)\[\w+\] -> (\d+)\[\w+\](?: \[(?:send|receive)\])? via ((?:P2P|SHM|NET)\b[^\n]*)"
+)
+_PLUGIN = re.compile(
+    r"Loaded net plugin (?P<loaded>.+?) \(v\d|[Ll]oaded external (?:network )?plugin (?P<file>\S+)"
+    r"|(?P<internal>[Uu]sing internal net|No plugin found|using internal implementation)"
+)
+"""How NCCL says which network plugin it took: src/plugin/net.cc, and src/net.cc before 2.26."""
+
+_NO_PLUGIN = re.compile(r"(?:Could not find: |No plugin found \()(lib[\w.+-]*\w)")
 
 _VIRTUAL = re.compile(r"^(lo|docker|br-|virbr|veth|cni|flannel|cali|tun|tap|kube|podman|wg)")
 """Interfaces that lead to no other machine: loopback, bridges and tunnels of containers."""
@@ -24,6 +39,19 @@ class Network:
     devices: set[str] = field(default_factory=set)
     interfaces: set[str] = field(default_factory=set)
     transports: Counter[str] = field(default_factory=Counter)
+    ways: dict[tuple[int, int], set[str]] = field(default_factory=dict)
+    """Two ranks -> how they are connected, `NET/IB/GDRDMA`. Ranks count within a communicator."""
+
+    plugin: str | None = None
+    """The network plugin; `internal` where NCCL uses its own."""
+
+    missing_plugin: str | None = None
+    warnings: dict[str, Line] = field(default_factory=dict)
+    """Each NCCL WARN once, and its first line."""
+
+    is_cut: bool = False
+    """Whether there were more lines than are kept."""
+
     gdr_channels: int = 0
     gdr_off: set[str] = field(default_factory=set)
     channels: int | None = None
@@ -66,12 +94,34 @@ class Network:
         """Whether the network between nodes is TCP."""
         return bool(self.networks) and set(self.networks) == {"Socket"}
 
+    @property
+    def gdr(self) -> bool | None:
+        """Whether all connections over a network use GPUDirect RDMA; None where nothing says it."""
+        between = self.transports.get("NET", 0)
+        if between or self.uses_sockets:
+            return bool(between) and self.gdr_channels == between
+        return False if self.gdr_off else None
+
+    @property
+    def refused(self) -> tuple[str, str] | None:
+        """An RDMA device that a warning names though NCCL uses none, and the warning."""
+        if not self.devices:
+            for text in self.warnings:
+                if match := _HCA.search(text):
+                    return match[0], text
+        return None
+
 
 def read_network(lines: Sequence[Line]) -> Network | None:
     """What NCCL's lines say; None where there are none."""
     seen = Network()
+    seen.is_cut = len(lines) >= KEEP_NCCL
     for line in lines:
         text = line.message
+        if "NCCL WARN" in text:
+            warning = text.split("NCCL WARN", 1)[1].strip()
+            seen.warnings.setdefault(re.sub(r"0x[0-9a-f]+", "0x...", warning), line)
+            continue
         if "NCCL INFO" in text and line.host:
             seen.hosts.add(line.host)
         _read(seen, line, text)
@@ -97,6 +147,14 @@ def _read(seen: Network, line: Line, text: str) -> None:
         kind = match[1].split("/")[0]
         seen.transports[kind] += 1
         seen.gdr_channels += "GDRDMA" in text
+    if match := _CONNECTED.search(text):
+        ranks = min(int(match[1]), int(match[2])), max(int(match[1]), int(match[2]))
+        way = "/".join(part for part in match[3].split("/") if not re.match(r"\d", part))
+        seen.ways.setdefault(ranks, set()).add(way.strip())
+    if match := _PLUGIN.search(text):
+        seen.plugin = match["loaded"] or match["file"] or seen.plugin or "internal"
+    if match := _NO_PLUGIN.search(text):
+        seen.missing_plugin = match[1]
     if match := re.search(r"GPU Direct RDMA (Disabled|Enabled) for HCA \d+ '(\w+)'", text):
         seen.devices.add(match[2])
         seen.gdr_off |= {match[2]} if match[1] == "Disabled" else set()
@@ -114,9 +172,41 @@ def _read(seen: Network, line: Line, text: str) -> None:
             seen.forbids = line
 
 
+def network_fields(seen: Network) -> Mapping[str, Any]:
+    """What was seen, field by field: what nothing says is None."""
+    return {
+        "network": sorted(seen.networks),
+        "gdr": seen.gdr,
+        "channels": seen.channels,
+        "warnings": [
+            {"text": text, "path": line.source, "line": line.number, "rank": line.rank}
+            for text, line in seen.warnings.items()
+        ],
+        "verdict": _verdict(seen),
+        "plugin": seen.plugin,
+        "missing_plugin": seen.missing_plugin,
+        "pairs": [
+            {"ranks": list(ranks), "transports": sorted(ways)}
+            for ranks, ways in sorted(seen.ways.items())
+        ],
+        "connections": dict(seen.transports),
+        "first_lines_only": seen.is_cut,
+        "version": seen.version,
+        "nvls": seen.nvls,
+        "num_ranks": seen.counts.get("nRanks"),
+        "num_nodes": seen.counts.get("nNodes"),
+        "devices": sorted(seen.devices),
+        "interfaces": sorted(seen.interfaces),
+        "settings": dict(sorted(seen.settings.items())),
+        "unset": list(_to_unset(seen)),
+    }
+
+
 def network_facts(seen: Network) -> Mapping[str, str]:
     """The verdict and what it rests on, in words."""
     facts = {"network": _verdict(seen)}
+    if seen.warnings:
+        facts["warnings"] = "; ".join(_first(list(seen.warnings), _SHOWN_WARNINGS))
     parts = [f"NCCL {seen.version}"] if seen.version else []
     parts += [seen.driver] if seen.driver else []
     parts += [counted(seen.counts["nRanks"], "rank")] if seen.counts.get("nRanks") else []
@@ -129,10 +219,35 @@ def network_facts(seen: Network) -> Mapping[str, str]:
         parts.append(f"connections {ways}")
     if seen.settings:
         parts.append(", ".join(f"{name}={value}" for name, value in sorted(seen.settings.items())))
+    if seen.plugin:
+        lacks = f" ({seen.missing_plugin} not found)" if seen.missing_plugin else ""
+        parts.append(f"network plugin {seen.plugin}{lacks if seen.plugin == 'internal' else ''}")
     facts["nccl"] = "; ".join(parts)
+    if seen.ways:
+        cut = f" (of NCCL's first {KEEP_NCCL:,} lines)" if seen.is_cut else ""
+        facts["pairs"] = "; ".join(_pairs(seen)) + cut
     if unset := "; ".join(_to_unset(seen)):
         facts["unset"] = unset
     return facts
+
+
+_SHOWN_WARNINGS = 3
+_SHOWN_PAIRS = 8
+
+
+def _pairs(seen: Network) -> Iterator[str]:
+    """For each way, the pairs of ranks that are connected by it."""
+    by_way: dict[str, list[str]] = {}
+    for (first, second), ways in sorted(seen.ways.items()):
+        by_way.setdefault(" + ".join(sorted(ways)), []).append(f"{first}-{second}")
+    for way, pairs in sorted(by_way.items(), key=lambda item: -len(item[1])):
+        yield f"{way} {', '.join(_first(pairs, _SHOWN_PAIRS))}"
+
+
+def _first(texts: Sequence[str], most: int) -> list[str]:
+    """The first texts, and how many more there are."""
+    more = len(texts) - most
+    return [*texts[:most], *([f"and {more:,} more"] if more > 0 else [])]
 
 
 def _to_unset(seen: Network) -> Iterator[str]:
@@ -154,6 +269,9 @@ def _verdict(seen: Network) -> str:
             return f"{text}: NCCL_IB_DISABLE={seen.settings['NCCL_IB_DISABLE']} forbids RDMA"
         if seen.devices:
             return f"{text} though {len(seen.devices)} RDMA ports are there: {_names(seen.devices)}"
+        if seen.refused is not None:
+            name, warning = seen.refused
+            return f"{text}: {name} is there and was not used: {warning}"
         if seen.is_several_nodes is False and not seen.transports.get("NET"):
             return f"{text}; one node, so GPUs do not use it"
         if seen.is_several_nodes is None and not seen.transports.get("NET"):

@@ -1,8 +1,9 @@
 """What was seen in the logs: bounded in size however long they are."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from paceline.check.diagnose.line import Line
 
@@ -215,6 +216,9 @@ class Seen:
     found: list[Found] = field(default_factory=list)
     facts: dict[str, str] = field(default_factory=dict)
     """What the run used, in words."""
+
+    nccl_fields: Mapping[str, Any] | None = None
+    """What NCCL's log says of the network, field by field."""
 
     has_finished: bool = False
     """Whether a run's own events say that it trained to its end."""
