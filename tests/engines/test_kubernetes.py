@@ -40,6 +40,16 @@ def test_every_object_keeps_to_its_definition(settings, cluster, runtime, python
     assert problems(python_with("jsonschema"), *found) == []
 
 
+@pytest.mark.engine(validated="definition of Trainer 2.3's TrainJob, closed: not run, no GPU")
+@pytest.mark.parametrize("settings", [{}, ALL])
+def test_s4_2_the_trainjob_of_mlx_keeps_to_its_definition(settings, python_with):
+    named = settings | {"runtime": "mlx-distributed"}
+    files = rendered("kubernetes", kubernetes=named, engine="mlx").files
+    found = documents(files["trainjob.yaml"])
+    assert [each["kind"] for each in found] == ["TrainJob"]
+    assert problems(python_with("jsonschema"), *found) == []
+
+
 @pytest.mark.engine(validated="a key too many is found anywhere in an object")
 @pytest.mark.parametrize(
     ("kind", "place"),

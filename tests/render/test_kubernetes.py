@@ -1,4 +1,6 @@
+import os
 import re
+import subprocess
 
 import pytest
 import yaml
@@ -173,3 +175,55 @@ def test_what_is_submitted_is_what_is_rendered():
     assert submitted == [found[each["kind"]] for each in submitted]
     plan, job = planned(kubernetes=FULL | {"api": "pytorchjob"})
     assert [each["kind"] for each in objects(plan, job)] == ["ConfigMap", "PyTorchJob"]
+
+
+MLX = {"kubernetes": {"runtime": "mlx-distributed"}, "engine": "mlx"}
+
+
+def test_s4_2_kubeflows_runtime_of_mlx_starts_nccl_ranks_on_every_gpu():
+    found = rendered("kubernetes", **MLX)
+    assert {"program.yaml", "trainjob.yaml", "start.sh", "rank.sh", "train.py"} <= set(found.files)
+    assert "pytorchjob.yaml" not in found.files
+    job = yaml.safe_load(found.files["trainjob.yaml"])["spec"]
+    assert job["runtimeRef"]["kind"] == "ClusterTrainingRuntime"
+    assert job["runtimeRef"]["name"] == "mlx-distributed"
+    assert (job["trainer"]["numNodes"], job["trainer"]["numProcPerNode"]) == (2, 8)
+    assert job["trainer"]["command"] == ["bash", "/job/start.sh"]
+    (patch,) = job["runtimePatches"]
+    patched = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    assert [each["name"] for each in patched] == ["node", "launcher"]
+    assert "import mlx.core" in found.files["train.py"]
+    assert "-np 16" in found.files["start.sh"]
+    assert any("was run on no GPU here" in gap.why for gap in found.gaps)
+
+
+def test_s4_2_mpiruns_ranks_become_ranks_of_mlx_over_nccl(tmp_path):
+    files = rendered("kubernetes", **MLX).files
+    start = files["start.sh"].replace("/etc/mpi/hostfile", f"{tmp_path}/hostfile")
+    rank = files["rank.sh"].replace("cd /workspace", f"cd {tmp_path}")
+    (tmp_path / "hostfile").write_text("localhost slots=8\nother slots=8\n")
+    fakes = {
+        "mpirun": 'echo "$@"; OMPI_COMM_WORLD_RANK=9 OMPI_COMM_WORLD_SIZE=16 '
+        f"OMPI_COMM_WORLD_LOCAL_RANK=1 bash {tmp_path}/rank.sh",
+        "python3": "env",
+    }
+    for name, text in fakes.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    for name, text in (("start.sh", start), ("rank.sh", rank)):
+        (tmp_path / name).write_text(text)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", tmp_path / "start.sh"], env=path, capture_output=True, text=True, check=True
+    )
+    told = done.stdout.splitlines()
+    assert "-x NCCL_HOST_IP -x NCCL_PORT" in told[0]
+    assert {"MLX_RANK=9", "MLX_WORLD_SIZE=16", "CUDA_VISIBLE_DEVICES=1"} <= set(told)
+    assert any(re.fullmatch(r"NCCL_HOST_IP=(127\.0\.0\.1|::1)", line) for line in told)
+    assert not any(line.startswith("OMPI_COMM_WORLD_RANK") for line in told)
+
+
+def test_s4_2_the_runtime_of_mlx_takes_no_other_engine():
+    with pytest.raises(RenderError, match="it starts MLX on NVIDIA GPUs with mpirun") as caught:
+        rendered("kubernetes", kubernetes={"runtime": "mlx-distributed"})
+    assert caught.value.problems[0].where.startswith("kubernetes.runtime")

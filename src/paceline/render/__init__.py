@@ -125,11 +125,18 @@ def render_job(name: str, plan: Plan, job: Job, *, own_program: bool = True) -> 
     module = cast(EngineModule, importlib.import_module(find(name, plan.cluster, takes).module))
     if renderer_of(plan.engine) == name:
         JobError.raise_for(filter(None, [check_release(plan)]))
-    gaps = _beside_engine(name, plan, _gaps(module, plan, job, own_program=own_program))
+    gaps = _gaps(module, plan, job, own_program=own_program)
+    # Kubeflow has a runtime of its own for some engines, which a job asks for by name.
+    if not getattr(module, "starts_engine", _never)(job):
+        gaps = _beside_engine(name, plan, gaps)
     RenderError.raise_for(_refusals(name, gaps, job, plan.profile, plan.decoder))
     files = module.render(plan, job)
     JobError.raise_for(_secrets_in(files))
     return Rendered(files=files, gaps=(*gaps, *_without_data(files, job)))
+
+
+def _never(job: Job) -> bool:
+    return False
 
 
 def _beside_engine(name: str, plan: Plan, gaps: tuple[Gap, ...]) -> tuple[Gap, ...]:

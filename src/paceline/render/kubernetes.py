@@ -7,6 +7,7 @@ from typing import Any
 
 from paceline.job import Job
 from paceline.plan import Plan
+from paceline.render import kubernetes_mlx
 from paceline.render.carried import OF_DDP
 from paceline.render.engine import Files, Gap
 from paceline.render.environment import PORT
@@ -52,7 +53,10 @@ CARRIES = OF_DDP | {"kubernetes", "recovery.max_restarts"}
 
 
 def render(plan: Plan, job: Job) -> Files:
-    """`program.yaml`, `trainjob.yaml` with its runtime, `pytorchjob.yaml`, and the program."""
+    """`program.yaml`, `trainjob.yaml` with its runtime, `pytorchjob.yaml`, and the program; for
+    Kubeflow's runtime of MLX what it starts."""
+    if kubernetes_mlx.starts(job):
+        return kubernetes_mlx.render(plan, job)
     program = example(plan, job, "train_torchrun.py", "lm.py")
     comment = header(plan, job)
     files = {
@@ -69,6 +73,11 @@ def render(plan: Plan, job: Job) -> Files:
         train.insert(0, training_runtime(plan, job))
     files["trainjob.yaml"] = to_yaml([*comment, "Kubeflow Trainer 2.3."], *train)
     return program | files
+
+
+def starts_engine(job: Job) -> bool:
+    """Whether the runtime that the job names starts an engine's own program."""
+    return kubernetes_mlx.starts(job)
 
 
 def objects(
@@ -222,7 +231,10 @@ def _command(job: Job, is_engine: bool) -> list[str]:
 
 def gaps(plan: Plan, job: Job) -> list[Gap]:
     """What torchrun's example program lacks, what pods lack, and what the objects lack."""
-    return [*program_gaps(plan, job), *pod_gaps(plan, job), *_of_objects(plan, job)]
+    own = [*_of_objects(plan, job)]
+    if kubernetes_mlx.starts(job):
+        return [*kubernetes_mlx.gaps(plan, job), *own]
+    return [*program_gaps(plan, job), *pod_gaps(plan, job), *own]
 
 
 def _of_objects(plan: Plan, job: Job) -> Iterator[Gap]:

@@ -77,7 +77,10 @@ def is_mlx(plan: Plan) -> bool:
 
 def mlx_backend(plan: Plan) -> str:
     """`jaccl` where the link has RDMA and every Mac a port for every other one, `jaccl-ring` where
-    the ports are too few for that, and over TCP `ring`, or `mpi` where the job asks for it."""
+    the ports are too few for that, and over TCP `ring`, or `mpi` where the job asks for it; on
+    NVIDIA GPUs `nccl`."""
+    if plan.cluster.backend == "nccl":
+        return "nccl"
     if plan.mlx_backend != "auto":
         return plan.mlx_backend
     if not plan.cluster.uses_rdma:
@@ -239,7 +242,7 @@ def _about(plan: Plan, job: Job) -> list[str]:
 
 def gaps(plan: Plan, job: Job) -> list[Gap]:
     """What MLX 0.32, its backends and the example program lack."""
-    return [*_refusals(plan), *_layout_gaps(plan), *example_gaps(plan, job, "own")]
+    return [*_refusals(plan), *layout_gaps(plan), *example_gaps(plan, job, "own")]
 
 
 def _refusals(plan: Plan) -> Iterator[Gap]:
@@ -251,7 +254,8 @@ def _refusals(plan: Plan) -> Iterator[Gap]:
             why="these files are for Macs and CPUs"
             + (f", {untried}" if (untried := _UNTRIED.get(cluster.backend)) else ""),
             nearest=None,
-            fix="render for torchrun, or set cluster.accelerator to a Mac (`paceline catalog`)",
+            fix="render for torchrun, or set cluster.accelerator to a Mac (`paceline catalog`); on "
+            "Kubernetes, untried: kubernetes.runtime: mlx-distributed, render --for kubernetes",
         )
     if is_mlx(plan) and cluster.ranks_per_node > 1:
         yield Gap(
@@ -263,7 +267,8 @@ def _refusals(plan: Plan) -> Iterator[Gap]:
         )
 
 
-def _layout_gaps(plan: Plan) -> Iterator[Gap]:
+def layout_gaps(plan: Plan) -> Iterator[Gap]:
+    """What of the layout MLX or the example program lacks."""
     layout = plan.layout
     shares = "example program shares data and parameters only"
     none = dict.fromkeys(("pipeline", "context", "expert"), f"MLX has none, and the {shares}")
@@ -279,7 +284,7 @@ def _layout_gaps(plan: Plan) -> Iterator[Gap]:
             fix="layout.sharding: full, or none",
         )
     backend = mlx_backend(plan)
-    if layout.sharding != "none" and layout.data > 1 and not backend.startswith("jaccl"):
+    if layout.sharding != "none" and layout.data > 1 and backend in ("ring", "mpi"):
         yield Gap(
             what="reduce-scatter of the gradients",
             where="layout.sharding",
