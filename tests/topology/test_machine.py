@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import paceline
 from paceline.catalog import catalog_name
 from paceline.topology import machine as machine_module
 from paceline.topology.machine import (
@@ -182,3 +183,15 @@ def test_the_uuids_of_gpus_are_known_unless_one_is_lost(monkeypatch, tmp_path):
     assert find_gpu_uuids() == ["GPU-6a91", "GPU-6b13"]
     smi(monkeypatch, tmp_path, LOST, 15)
     assert find_gpu_uuids() == []
+
+
+def test_one_module_starts_nvidia_smi():
+    source = Path(paceline.__file__).parent
+    of_people = source / "render" / "scripts"  # they run where Paceline is not installed
+    texts = {path: path.read_text("utf-8") for path in source.rglob("*.py")}
+    naming = {
+        str(path.relative_to(source))
+        for path, text in texts.items()
+        if '"nvidia-smi"' in text and of_people not in path.parents
+    }
+    assert naming == {"topology/probe.py"}

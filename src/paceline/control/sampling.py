@@ -8,7 +8,6 @@ Leaves out: errors of GPUs (`health.py`), and what samples mean (`alerts.py`).
 
 import os
 import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -20,8 +19,9 @@ import msgspec
 from paceline.control.health import Gpu, ask, find_gpus
 from paceline.record.machines import MachineSample, RankSample, machine_log
 from paceline.topology.machine import read_meminfo
+from paceline.topology.probe import nvidia_query, run_tool
 from paceline.topology.read_use import (
-    NVIDIA_QUERY,
+    NVIDIA_USE,
     ROCM_USE,
     GpuSample,
     read_nvidia_use,
@@ -199,13 +199,12 @@ def find_way() -> AskGpus:
     if not isinstance(found, str):
         nvml, gpus = found
         return lambda: list(_from_nvml(nvml, gpus))
-    for tool, arguments, read in (
-        ("nvidia-smi", NVIDIA_QUERY, read_nvidia_use),
-        ("rocm-smi", ROCM_USE, read_rocm_use),
+    for command, read in (
+        (nvidia_query(*NVIDIA_USE), read_nvidia_use),
+        (["rocm-smi", *ROCM_USE], read_rocm_use),
     ):
-        path = shutil.which(tool)
-        if path is not None:
-            return _Tool([path, *arguments], read)
+        if shutil.which(command[0]) is not None:
+            return _Tool(command, read)
     return list
 
 
@@ -244,19 +243,5 @@ class _Tool:
         now = time.monotonic()
         if self._at is None or now - self._at >= _TOOL_EVERY_S:
             self._at = now
-            self._said = self._read(self._print())
+            self._said = self._read(run_tool(self._command, [], timeout_s=_TOOL_LIMIT_S))
         return self._said
-
-    def _print(self) -> str:
-        try:
-            done = subprocess.run(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=_TOOL_LIMIT_S,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return ""
-        return done.stdout if done.returncode == 0 else ""

@@ -13,7 +13,17 @@ from pathlib import Path
 from shutil import which
 from typing import TypeVar
 
-from paceline.topology.probe import PCI, Look, find_cards, query_gpus, run_tool, text_of
+from paceline.topology.probe import (
+    NVIDIA_SMI,
+    NVIDIA_TOPOLOGY,
+    PCI,
+    Look,
+    find_cards,
+    nvidia_query,
+    query_gpus,
+    run_tool,
+    text_of,
+)
 from paceline.topology.read_nvidia import FoundGpu, GpuTopology, read_gpu_query, read_topology
 
 _G = TypeVar("_G")
@@ -89,7 +99,7 @@ def with_links(machine: Machine) -> Machine:
     if len(machine.gpus) < 2:
         return machine
     looks: list[Look] = []
-    topology = read_topology(run_tool(["nvidia-smi", "topo", "-m"], looks))
+    topology = read_topology(run_tool(NVIDIA_TOPOLOGY, looks))
     topology = visible_part(topology, machine.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
     return replace(machine, topology=topology, looks=(*machine.looks, *looks))
 
@@ -107,7 +117,7 @@ def visible_part(
 def find_gpu_uuids() -> list[str]:
     """The UUID of each of this machine's GPUs, in the order of the bus, hidden ones included;
     empty where nvidia-smi fails. Takes as long as it does."""
-    return run_tool(["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"], []).split()
+    return run_tool(nvidia_query("uuid"), []).split()
 
 
 def read_cpuinfo(text: str) -> CpuInfo:
@@ -301,8 +311,8 @@ def find_gpus(looks: list[Look]) -> tuple[str, tuple[FoundGpu, ...], str | None]
         return text, seen, None
     if text:
         return "", (), f"nvidia-smi lists none that can be read: {text.splitlines()[0][:100]}"
-    asked = [look for look in looks if look.what.startswith("nvidia-smi")][-1]
-    if which("nvidia-smi") is None:
+    asked = [look for look in looks if look.what.startswith(NVIDIA_SMI)][-1]
+    if which(NVIDIA_SMI) is None:
         files = sorted(Path("/dev").glob("nvidia[0-9]*"))
         why = f"{files[0]} exists, and nvidia-smi is not on PATH" if files else None
         return "", (), why

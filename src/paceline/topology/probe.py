@@ -18,6 +18,9 @@ from paceline.topology.read_nvidia import QUERY, QUERY_MORE
 SYSTEM_PROFILER = ["system_profiler", "SPHardwareDataType", "SPThunderboltDataType", "-json"]
 """The command that `read_mac` reads."""
 
+NVIDIA_SMI = "nvidia-smi"
+NVIDIA_TOPOLOGY = [NVIDIA_SMI, "topo", "-m"]
+
 _TIMEOUT_S = 20
 _INFINIBAND = Path("/sys/class/infiniband")
 PCI = Path("/sys/bus/pci/devices")
@@ -62,10 +65,9 @@ def query_gpus(looks: list[Look]) -> str:
     """The lines of NVIDIA's GPUs, for `read_gpu_query`: from `nvidia-smi`, else from NVML. Where
     cards are cut into slices (MIG), those of `nvidia-smi -L` follow."""
     for fields in (QUERY_MORE, QUERY):
-        command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
-        if text := run_tool(command, looks):
+        if text := run_tool(nvidia_query(*fields, form="csv,noheader"), looks):
             is_cut = any(line.endswith("Enabled") for line in text.splitlines())
-            return text + (run_tool(["nvidia-smi", "-L"], looks) if is_cut else "")
+            return text + (run_tool([NVIDIA_SMI, "-L"], looks) if is_cut else "")
         if looks[-1].code != _NO_SUCH_FIELD:
             break
     return _nvml(looks)
@@ -76,8 +78,14 @@ _NO_SUCH_FIELD = 2
 is invalid."""
 
 
-def run_tool(command: list[str], looks: list[Look]) -> str:
+def nvidia_query(*fields: str, of: str = "gpu", form: str = "csv,noheader,nounits") -> list[str]:
+    """The command that prints these fields of each of NVIDIA's GPUs."""
+    return [NVIDIA_SMI, f"--query-{of}={','.join(fields)}", f"--format={form}"]
+
+
+def run_tool(command: list[str], looks: list[Look], *, timeout_s: float | None = None) -> str:
     """What the command prints; empty when it cannot, with the reason in `looks`."""
+    limit_s = timeout_s or _TIMEOUT_S
     shown = " ".join(command)
     tool = which(command[0])
     if tool is None:
@@ -98,10 +106,10 @@ def run_tool(command: list[str], looks: list[Look]) -> str:
         looks.append(Look(what=shown, found=False, why=f"cannot be started: {error.strerror}"))
         return ""
     try:
-        out, err = process.communicate(timeout=_TIMEOUT_S)
+        out, err = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         _end(process)
-        looks.append(Look(what=shown, found=False, why=f"no answer within {_TIMEOUT_S} s"))
+        looks.append(Look(what=shown, found=False, why=f"no answer within {limit_s} s"))
         return ""
     if process.returncode != 0:
         said = (err or out).strip().splitlines()

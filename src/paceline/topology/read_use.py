@@ -11,8 +11,6 @@ from typing import Any
 
 import msgspec
 
-from paceline.topology.node.read_state import FORMAT
-
 
 class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
     """One accelerator. None is what its tool does not say."""
@@ -40,13 +38,11 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
         return self.power_w / self.power_limit_w
 
 
-_FIELDS = (
+NVIDIA_USE = (
     *("index", "utilization.gpu", "memory.used", "temperature.gpu", "power.draw"),
     *("enforced.power.limit", "clocks.sm"),
 )
-
-NVIDIA_QUERY = (f"--query-gpu={','.join(_FIELDS)}", FORMAT)
-"""Arguments of `nvidia-smi`."""
+"""Fields of `nvidia-smi`."""
 
 ROCM_USE = (
     *("--showuse", "--showmeminfo", "vram", "--showtemp", "--showpower", "--showmaxpower"),
@@ -66,7 +62,7 @@ def read_nvidia_use(text: str) -> list[GpuSample]:
     found = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) != len(_FIELDS) or not cells[0].isdecimal():
+        if len(cells) != len(NVIDIA_USE) or not cells[0].isdecimal():
             continue
         use, memory, heat, power, limit, clock = map(_number, cells[1:])
         found.append(

@@ -12,7 +12,16 @@ from shutil import which
 from paceline.topology.machine import find_gpus
 from paceline.topology.node import read_state
 from paceline.topology.node.facts import GpuTexts
-from paceline.topology.probe import PCI, Look, find_cards, run_tool, text_of
+from paceline.topology.probe import (
+    NVIDIA_SMI,
+    NVIDIA_TOPOLOGY,
+    PCI,
+    Look,
+    find_cards,
+    nvidia_query,
+    run_tool,
+    text_of,
+)
 from paceline.topology.read_amd import TOPOLOGY
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
@@ -23,18 +32,14 @@ _DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/versio
 def probe_gpus(looks: list[Look]) -> GpuTexts:
     """Everything that is asked of accelerators; nothing is changed."""
     commands: dict[str, list[str]] = {}
-    if which("nvidia-smi"):
+    if which(NVIDIA_SMI):
         commands = {
-            "state": _query(read_state.STATE),
-            "errors": _query(read_state.ERRORS),
-            "fabric": _query(read_state.FABRIC),
-            "rows": [
-                "nvidia-smi",
-                f"--query-remapped-rows={','.join((*read_state.ROWS, read_state.ROWS_FAILED))}",
-                read_state.FORMAT,
-            ],
-            "head": ["nvidia-smi"],
-            "topology": ["nvidia-smi", "topo", "-m"],
+            "state": nvidia_query(*read_state.STATE),
+            "errors": nvidia_query(*read_state.ERRORS),
+            "fabric": nvidia_query(*read_state.FABRIC),
+            "rows": nvidia_query(*read_state.ROWS, read_state.ROWS_FAILED, of="remapped-rows"),
+            "head": [NVIDIA_SMI],
+            "topology": NVIDIA_TOPOLOGY,
         }
     if which("rocm-smi"):
         commands |= {
@@ -104,10 +109,6 @@ def read_kernel_log(looks: list[Look]) -> str | None:
 
 _MOST_LINES = 400
 """Lines read from the end of the kernel's log: an NVLink error prints tens of lines. A guess."""
-
-
-def _query(fields: tuple[str, ...]) -> list[str]:
-    return ["nvidia-smi", f"--query-gpu={','.join(fields)}", read_state.FORMAT]
 
 
 def _ask(command: list[str]) -> tuple[str, list[Look]]:

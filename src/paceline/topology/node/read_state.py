@@ -25,7 +25,6 @@ ERRORS = (
 FABRIC = ("index", "fabric.state", "fabric.status")
 ROWS = ("gpu_bus_id", "remapped_rows.uncorrectable", "remapped_rows.pending")
 ROWS_FAILED = "remapped_rows.failure"
-FORMAT = "--format=csv,noheader,nounits"
 ROCM = ("--showproductname", "--showmeminfo", "vram", "--showdriverversion", "--showbus")
 
 KERNEL_LINES = re.compile(
