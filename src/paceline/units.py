@@ -254,6 +254,16 @@ def seconds_apart(*durations: float) -> list[str]:
     return _apart(durations, [format_seconds, _format_clock, *finer])
 
 
+def format_interval(seconds: float) -> str:
+    """Time between failures: whole days from ten days on.
+
+    >>> format_interval(22_803_000), format_interval(7200)
+    ('264 days', '2h 00m')
+    """
+    days = seconds / 86_400
+    return format_seconds(seconds) if days < 10 else f"{days:,.0f} days"
+
+
 def _format_clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}h {minutes % 60:02d}m {rest:02d}s"

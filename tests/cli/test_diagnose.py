@@ -112,7 +112,7 @@ def test_what_is_certain_comes_before_its_likely_reason():
 @pytest.mark.parametrize(
     ("prefixes", "last"),
     [
-        (["[rank0]: "], "only rank 0 writes in it: if there are other ranks, give their logs too"),
+        (["[rank0]: "], "other ranks, give their logs too (paceline diagnose LOG LOG)"),
         (["[rank0]: ", "[rank3]: "], "166 B, ranks up to 3"),
         ([""], "74 B"),
     ],

@@ -89,8 +89,8 @@ def test_a_hugging_face_folder_and_conversations_become_a_job_that_can_be_planne
     write_rows("data/train.jsonl", CHAT * 50)
     write_rows("data/eval.jsonl", CHAT * 5)
     told = init()
-    assert "model       models/mine: model.pretrained, trained with LoRA\n" in told
-    assert "data        data: data.path (2 files, chat)\n" in told
+    assert "model       models/mine, used as model.pretrained, trained with LoRA\n" in told
+    assert "data        data, used as data.path (2 files, chat)\n" in told
     assert told.endswith("wrote job.yaml; then: paceline plan job.yaml\n")
     written = job()
     assert written["model"] == {"pretrained": "models/mine"}
@@ -119,7 +119,7 @@ def test_a_config_without_weights_is_no_model():
 def test_a_folder_of_text_is_planned_as_it_is_and_requirements_are_no_text():
     write_text("corpus/a/1.txt", "corpus/b/2.txt")
     Path("requirements.txt").write_text("torch\n" * 100_000)
-    assert "data        corpus: data.path (2 files, text)" in init()
+    assert "data        corpus, used as data.path (2 files, text)" in init()
     assert job()["data"]["path"] == "corpus"
     assert plan_job(load_job(Path("job.yaml"))).layout.num_ranks == 2
 
@@ -129,7 +129,7 @@ def test_rows_without_a_model_ask_for_a_tokenizer_or_take_the_one_that_is_there(
     assert "set model.tokenizer in it" in init()
     make_tokenizer(Path("tokenizer"))
     told = init("--force")
-    assert "tokenizer   tokenizer: model.tokenizer\n" in told
+    assert "tokenizer   tokenizer, used as model.tokenizer\n" in told
     assert "set model" not in told
     assert plan_job(load_job(Path("job.yaml"))).layout.num_ranks == 2
 
@@ -234,7 +234,7 @@ def test_what_is_no_readable_file_is_passed_over():
     os.mkfifo("pipe.csv")
     os.mkfifo("pipe.py")
     told = init()
-    assert "data        corpus.txt: data.path (text)" in told
+    assert "data        corpus.txt, used as data.path (text)" in told
     assert "model   " not in told
 
 
@@ -244,7 +244,7 @@ def test_parquet_files_are_data():
 
     Path("data").mkdir()
     parquet.write_table(pyarrow.table({"text": ["one", "two"]}), "data/part-0.parquet")
-    assert "data        data/part-0.parquet: data.path (text)" in init()
+    assert "data        data/part-0.parquet, used as data.path (text)" in init()
 
 
 def test_a_script_that_trains_is_started_as_it_is():

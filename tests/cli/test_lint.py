@@ -677,7 +677,7 @@ def test_a_level_hides_what_is_below_it_and_an_id_can_be_left_out(folder):
     assert "nccl-env-deprecated" in lint("run.sh", "--severity", "warning", expect=0).stdout
     assert "nccl-env-deprecated" not in lint("run.sh", "--severity", "error", expect=0).stdout
     assert (
-        "1 warning hidden (--severity info shows all)"
+        "1 warning hidden (shown with --severity info)"
         in lint("run.sh", "--severity", "error").stdout
     )
     assert (

@@ -82,7 +82,7 @@ TRIES: dict[str, Try] = {
     "S1-5": Try("gpus", r"recompute [\d.]+ m?s.*HFU"),
     "S1-6": Try("gpus", r"parallelize, over 8 tensor ranks.*colwise"),
     "S1-7": Try("gpus", r"pipeline 4 \(interleaved.*bubble"),
-    "S1-8": Try("gpus", r"(\n\S[^\n]* x (pipeline|context|tensor) \d[^\n]*%){3}"),
+    "S1-8": Try("gpus", r"(\n\S[^\n]* x (pipeline|context parallel|tensor) \d[^\n]*%){3}"),
     "S1-9": Try("gpus", r'"train_batch_size": 128,.*"stage": [123]'),
     "S1-10": Try("faulty", r"TCP sockets over docker0: NCCL_IB_DISABLE=1 forbids RDMA"),
     "S1-11": Try("cpu", r"2 ranks met over gloo.*step 60 of 60, 0 restarts"),

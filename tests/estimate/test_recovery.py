@@ -13,7 +13,7 @@ from paceline.estimate.recovery import (
     state_plan,
 )
 from paceline.parallel import Layout, replicas_of
-from paceline.report.plan_text import tier_text
+from paceline.report.recovery_text import tier_text
 
 TRAINING = Training(
     num_parameters=8_000_000_000,
@@ -85,7 +85,7 @@ def test_few_ranks_that_hardly_fail_keep_to_checkpoints():
     few = replace(MACHINE, num_domains=1)
     found = state_plan(layout_of(data=8), TRAINING, few, LLAMA3)
     assert found.chosen == "checkpoint"
-    assert found.tier("memory").why_not == "there is no second node to keep it on"
+    assert found.tier("memory").why_not == "a copy in host memory needs a second node"
 
 
 def test_copies_inside_one_node_help_only_where_the_node_stays():
@@ -102,7 +102,7 @@ def test_copies_inside_one_node_serve_processes_alone_however_often_those_fail()
     inside = state_plan(
         layout_of("none", data=8), TRAINING, replace(MACHINE, num_domains=1), mostly_software
     ).tier("replica")
-    assert "each of 60.0% of failures (of a process whose node stays)" in tier_text(inside)
+    assert "covers 60.0% of failures (a process ends, its node stays up)" in tier_text(inside)
     assert not inside.outlives_node
 
 

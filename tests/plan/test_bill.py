@@ -107,7 +107,7 @@ def test_a_plan_s_bill_names_what_it_does_not_know():
     found = bill_of_plan(plan, job, find_prices(plan.cluster.accelerator))
     assert found.train_s == pytest.approx(plan.estimate.step_s * job.spec.train.steps)
     text = format_bill(found)
-    assert "price of storage and of traffic out, not in TOTAL" in text
+    assert "price of storage and egress, not in TOTAL" in text
     assert "spot price: " in text
     assert all(cost.as_of.removeprefix("by ") in text for cost in found.costs)
 
@@ -222,7 +222,9 @@ def test_a_mixture_of_experts_computes_its_active_parameters_and_stores_all():
     assert some.keeping == whole.keeping
     assert "(37B active)" in some.name
     assert (some.size.num_active, some.size.num_parameters) == (37e9, 671e9)
-    assert any("all are taken as active (--active-params)" in line for line in whole.basis)
+    assert any(
+        "every parameter counts as active (fewer: --active-params)" in line for line in whole.basis
+    )
     assert not any("taken as active" in line for line in some.basis)
     with pytest.raises(ValueError, match="7B active parameters are more than the model's 1B"):
         bill(Size(num_parameters=1e9, num_active=7e9, tokens=1e9, num_ranks=64))

@@ -62,9 +62,9 @@ def test_adamw_of_8_bits_is_offered_on_this_machine_where_nothing_fits():
 @pytest.mark.parametrize(
     ("layout", "name"),
     [
-        ({"sharding": "zero1"}, "data 2 x context 2 (ring), ZeRO-1"),
-        ({"sharding": "full", "tensor": 2}, "data 2 x context 2 (ring) x tensor 2, FSDP2"),
-        ({"sharding": "none"}, "data 2 x context 2 (ring), DDP"),
+        ({"sharding": "zero1"}, "data 2 x context parallel 2 (ring), ZeRO-1"),
+        ({"sharding": "full", "tensor": 2}, "data 2 x context parallel 2 (ring) x tensor 2, FSDP2"),
+        ({"sharding": "none"}, "data 2 x context parallel 2 (ring), DDP"),
     ],
 )
 def test_a_layouts_name_gives_the_axes_and_then_what_is_shared(layout, name):

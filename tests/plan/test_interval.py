@@ -43,7 +43,7 @@ def test_an_open_interval_of_hours_a_step_is_the_advised_one(slow: Plan):
     assert slow.checkpoint_every < 100
     assert useful(slow) > 0.99
     why = decided(slow)["checkpoint.every"]
-    assert "every 100 would give a goodput of" in why
+    assert "of every 100; assumed: a failure every" in why
     assert not [each for each in slow.cautions if each.about == "checkpoint"]
 
 
@@ -91,9 +91,9 @@ def test_a_better_interval_is_taken_where_the_printed_goodput_differs():
     )
     plan = plan_of(JOB, *asked)
     why = decided(plan)["checkpoint.every"]
-    named = re.search(r"every 500 would give a goodput of ([\d.]+%), not ([\d.]+%): a failure", why)
+    named = re.search(r"goodput ([\d.]+%), not the ([\d.]+%) of every 500; assumed: a failure", why)
     assert named is not None, why
-    assert float(named[2][:-1]) > float(named[1][:-1])
+    assert float(named[1][:-1]) > float(named[2][:-1])
     assert plan.checkpoint_every < 500
     assert why.startswith(f"{plan.checkpoint_every} steps: ")
     assert useful(plan) > useful(plan_of(JOB, *asked, "checkpoint.every=500"))
@@ -143,7 +143,7 @@ def test_on_spot_the_goodput_the_time_and_the_interval_are_those_of_spot_machine
     assert fixed.goodput.useful < spot.goodput.useful
     shown = " ".join(format_plan(spot).split())
     assert f"goodput {spot.goodput.useful:.2%}" in shown.partition("recovery")[0]
-    assert "a failure or spot instance taken expected every" in shown
+    assert "assumed: a failure or spot instance taken every" in shown
 
 
 def test_on_spot_each_interval_has_what_it_is_for():
@@ -151,9 +151,9 @@ def test_on_spot_each_interval_has_what_it_is_for():
     text = JOB.replace("per_node: 8", "per_node: 8, nodes: 16").replace("1000", "50000")
     plan = plan_of(text, "plan.provider=azure", "plan.spot=true", "recovery.state=memory")
     assert (
-        "recovery from a copy in memory (asked for) after a failure; from the checkpoint, saved "
-        f"every {plan.checkpoint_every} steps, where a spot instance is taken; below are failures "
-        "alone memory goodput"
+        "recovery from a copy in host memory (asked for) after a failure; from the checkpoint, "
+        f"saved every {plan.checkpoint_every} steps, where a spot instance is taken; below are "
+        "failures alone host memory goodput"
     ) in " ".join(format_plan(plan).split())
 
 

@@ -314,8 +314,8 @@ def test_the_parts_of_memory_are_said_to_be_where_they_are():
 
 def test_a_replica_of_one_node_says_which_failures_it_serves_and_what_the_others_need():
     shown = " ".join(format_plan(plan_of(TINY)).split())
-    assert "each of 12.9% of failures (of a process whose node stays) costs" in shown
-    assert "of work; the others need the checkpoint" in shown
+    assert "covers 12.9% of failures (a process ends, its node stays up)" in shown
+    assert ", the others resume from the checkpoint" in shown
 
 
 def test_the_job_of_this_machine_is_planned_end_to_end():
@@ -526,7 +526,7 @@ def test_the_sharding_is_compared_with_the_best_of_another_one(nodes: int):
 def test_a_runner_up_is_named_with_its_context_ranks_and_in_the_engines_words():
     chosen = Layout(data=8, sharding="full", micro_batch=1, accumulation=8)
     other = replace(chosen, data=1, context=4, tensor=2)
-    assert _short(other, chosen, "FSDP2") == "context 4 (ring) x tensor 2, FSDP2"
+    assert _short(other, chosen, "FSDP2") == "context parallel 4 (ring) x tensor 2, FSDP2"
     assert _short(other, chosen, "ZeRO-3").endswith(" x tensor 2, ZeRO-3")
     wide = replace(chosen, micro_batch=2, accumulation=4)
     assert _short(wide, chosen, "FSDP2") == "FSDP2 over 8 ranks, micro-batch 2"
@@ -613,7 +613,7 @@ def test_a_machine_with_too_little_host_memory_is_no_price_of_a_plan():
     plan = plan_of(JOB, *(f"{key}={value}" for key, value in choices.items()))
     assert plan.cost is not None
     assert plan.cost.runs_as_planned
-    assert f"{plan.cost.num_instances} x {plan.cost.instance}" in format_plan(plan)
+    assert f"{plan.cost.num_instances} x {plan.cost.instance}" in explain_plan(plan)
     # A VM of 128 GB at cudo was the cheapest; its host does not hold a node's part of the state.
     assert all("8x64v128gb" not in cost.instance for cost in plan.costs)
 

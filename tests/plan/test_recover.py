@@ -22,8 +22,8 @@ def test_a_plan_names_the_tier_it_takes_with_the_worth_of_all():
     assert plan.state is not None
     assert plan.state.chosen in ("memory", "checkpoint")
     text = format_plan(plan)
-    assert "recovery    from a copy in memory (chosen)" in text
-    assert "replica     not possible: no other rank holds the same state" in text
+    assert "recovery    from a copy in host memory (chosen: " in text
+    assert "replica      not possible: no other rank holds the same state" in text
     assert plan_from_json(plan_to_json(plan)).state == plan.state
 
 
@@ -82,7 +82,7 @@ def test_checkpoints_that_the_job_fixes_are_priced_as_they_are():
 
 
 def test_a_node_alone_keeps_no_snapshots_on_this_machine_as_on_a_declared_one():
-    lone = "there is no second node to keep it on"
+    lone = "a copy in host memory needs a second node"
     for text in (JOB, TINY):
         state = plan_of(text, "layout.sharding=full").state
         assert state is not None

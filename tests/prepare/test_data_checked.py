@@ -44,7 +44,10 @@ def planned(*arguments: str):
 
 
 def test_s0_17_plan_says_whether_the_data_were_checked_and_what_was_found(job, tmp_path):
-    assert "data        not checked: paceline data check --job JOB" in planned().stderr
+    assert (
+        "data        not checked; to check it: paceline data check --job job.yaml"
+        in planned().stderr
+    )
     check()
     assert ", 0 findings" in planned().stderr
     assert json.loads(planned("--json").stdout)["data_checked"].endswith("0 findings")

@@ -53,7 +53,7 @@ def test_cores_of_this_machine_are_not_counted_for_other_nodes():
     assert plan.cluster.cores_per_rank is not None
     (threads,) = (each for each in environment(plan) if each.name == "OMP_NUM_THREADS")
     assert threads.value == "1"
-    assert "the cores are unknown" in threads.reason
+    assert "the job file does not give the cores" in threads.reason
 
 
 def test_segments_grow_where_blocks_are_gathered_and_only_on_nvidia():

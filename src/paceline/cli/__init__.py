@@ -63,7 +63,7 @@ class _Verbs(click.Group):
         ]
 
 
-_HELP = """Paceline plans, proves and runs distributed training.
+_HELP = """Paceline plans distributed training, checks that it fits, and runs it.
 
 \b
 Examples:

@@ -253,14 +253,14 @@ def found_lines(found: Found, folder: Path) -> Iterator[str]:
     """What was found and what was chosen for it, a line each."""
     if found.models:
         more = f"; also {', '.join(found.models[1:])}" if len(found.models) > 1 else ""
-        yield f"model       {found.models[0]}: model.pretrained, trained with LoRA{more}"
+        yield f"model       {found.models[0]}, used as model.pretrained, trained with LoRA{more}"
     for model, why in found.broken.items():
         yield f"left out    {model}: {why}"
     if found.tokenizers and found.has_rows and not found.models:
-        yield f"tokenizer   {found.tokenizer}: model.tokenizer"
+        yield f"tokenizer   {found.tokenizer}, used as model.tokenizer"
     if found.data is not None:
         size = f"{found.data_files} files, " if found.data_files > 1 else ""
-        yield f"data        {found.data}: data.path ({size}{found.kind})"
+        yield f"data        {found.data}, used as data.path ({size}{found.kind})"
     for name, owner in found.scripts.items():
         script = shlex.quote(name)
         yield f"script      {name} trains with {owner}: paceline run --script {script}"

@@ -125,12 +125,12 @@ def command(
     yes: bool,
     contract: Literal["002", "004"] | None,
 ) -> None:
-    """Choose the fastest layout that fits for the job in JOB, and explain the choice.
+    """Choose a fast and simple layout that fits for the job in JOB, and explain the choice.
 
     Nothing is started. The cluster is this machine, or any other one that the job declares.
-    Numbers are labelled measured, cited, declared or estimated. Exit code 3 means that no layout
-    fits, that choices contradict each other, that the files of the job's engine cannot be written,
-    or that a limit of --fail-on is not kept.
+    Numbers are labelled measured, estimated, declared, assumed or catalog. Exit code 3 means that
+    no layout fits, that choices contradict each other, that the files of the job's engine cannot be
+    written, or that a limit of --fail-on is not kept.
 
     \b
     Examples:
@@ -213,7 +213,7 @@ def command(
     else:
         _print(plan, as_json=as_json, as_markdown=as_markdown, explain=explain)
     if plan.data_checked is not None and not as_json:
-        say(f"data        {plan.data_checked}")
+        say(f"\ndata        {plan.data_checked}")
     for note in notes:
         show(f"note: {note}", err=True)
     for gap in leaves_out(plan, job):

@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 from paceline.cli.screen import Screen
 from paceline.control import messages as say
@@ -23,6 +24,7 @@ from paceline.report.plan_text import format_plan, plan_summary
 from paceline.units import counted, format_bytes, format_seconds
 
 _WINDOW = 50
+_MOST_PACES = 10_000
 """Steps that the time left is estimated from."""
 
 
@@ -54,6 +56,7 @@ class ProgressView:
         self._line = self._screen.line
         self._is_open = False
         self._step_times: deque[float] = deque(maxlen=_WINDOW)
+        self._paces: deque[float] = deque(maxlen=_MOST_PACES)
         self._held_out: list[tuple[int, float | None]] = []
         self._finished: log.RunFinished | None = None
         self._baseline: log.BaselineEvaluated | None = None
@@ -80,7 +83,10 @@ class ProgressView:
         message = progress.message
         if progress.rank != 0 or not isinstance(message, say.StepDone):
             return
-        self._step_times.append(time.monotonic())
+        now = time.monotonic()
+        if self._step_times:
+            self._paces.append(now - self._step_times[-1])
+        self._step_times.append(now)
         total = self._job.spec.train.steps
         is_edge = len(self._step_times) == 1 or message.step == total
         if not (is_edge or self._screen.is_live_due()):
@@ -148,6 +154,7 @@ class ProgressView:
         for text in summarise_alerts(events):
             self._line(f"alerts      {text}")
         self._line_of_losses()
+        self._line_of_time()
         self._line_of_state(state)
         if state.outcome == "finished" and state.unsaved:
             saved = self._finished.saved_step if self._finished is not None else None
@@ -171,6 +178,22 @@ class ProgressView:
             text += f"; baseline ({self._baseline.name}) {self._baseline.loss:.4f}"
         self._line(text)
 
+    def _line_of_time(self) -> None:
+        """The measured step beside the estimated one, and whether it was expected."""
+        price = self.plan.estimate
+        if not self._paces:
+            return
+        step_s = median(self._paces)
+        text = f"time        {format_seconds(step_s)} a step measured (median)"
+        if price.step_s is not None:
+            text += f", {format_seconds(price.step_s)} estimated"
+        if price.step_low_s is not None and price.step_high_s is not None:
+            low, high = format_seconds(price.step_low_s), format_seconds(price.step_high_s)
+            if not price.step_low_s <= step_s <= price.step_high_s:
+                slower = "slower" if step_s > price.step_high_s else "faster"
+                text += f": {slower} than expected ({low} to {high})"
+        self._line(text)
+
     def _line_of_state(self, state: State) -> None:
         kept = [entry.path.name for entry in list_checkpoints(self._run.checkpoints)]
         if kept:
@@ -179,12 +202,15 @@ class ProgressView:
         if not records:
             return
         most = most_bytes(record.peak_bytes for record in records)
-        seen = "not measured" if most is None else f"{format_bytes(most)} seen at the fullest rank"
+        seen = (
+            "not measured" if most is None else f"{format_bytes(most)} measured on the fullest rank"
+        )
         predicted = self.plan.estimate.memory.total_bytes
         digest = records[0].state_digest
         hashed = "not hashed (recovery.final_digest: false)"
-        self._line(f"state       {hashed if digest is None else f'sha256 {digest}'}")
-        asked = f", {format_bytes(predicted)} predicted" if predicted is not None else ""
+        hashed = hashed if digest is None else f"sha256 {digest} (the same for equal runs)"
+        self._line(f"state       {hashed}")
+        asked = f", {format_bytes(predicted)} estimated" if predicted is not None else ""
         self._line(f"memory      {seen}{asked}")
 
     def _left(self, steps: int) -> str:

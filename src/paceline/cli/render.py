@@ -99,13 +99,24 @@ def command(
         say_left_out(gap)
     for path, text in sorted(rendered.files.items()):
         click.echo(f"{out / path}" if out is not None else f"==> {path} <==\n{text}")
+    if (
+        out is not None
+        and engine in ("torchrun", renderer_of(plan.engine))
+        and "launch.sh" in rendered.files
+    ):
+        where = " on every node" if plan.cluster.num_nodes > 1 else ""
+        say(f"start it{where}: bash {out / 'launch.sh'}")
 
 
 def say_left_out(gap: "Gap") -> None:
     """Print what files leave out, what they have instead and the fix, on standard error."""
     from paceline.cli.screen import say
+    from paceline.render.example import STOPS
 
-    say(f"left out: {gap.what}: {gap.why}\n  instead: {gap.nearest}")
+    if gap.nearest is not None and gap.nearest.startswith(STOPS):
+        say(f"warning: {gap.nearest}\n  left out: {gap.what}: {gap.why}")
+    else:
+        say(f"left out: {gap.what}: {gap.why}\n  instead: {gap.nearest}")
     if gap.fix:
         say(f"  fix: {gap.fix}")
 

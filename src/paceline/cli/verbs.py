@@ -10,7 +10,7 @@ from paceline.errors import nearest
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "Plan": {
         "init": "Write a job file for what is in this folder.",
-        "plan": "Choose the fastest layout that fits, and explain the choice.",
+        "plan": "Choose a fast, simple layout that fits, and explain why.",
         "cost": "Compare what a run costs at every provider.",
         "prove": "Check memory and communication of a layout on fake ranks.",
         "simulate": "Estimate how much of a month failures cost on N nodes.",
@@ -88,13 +88,13 @@ _TRIED: Mapping[str, str] = {
 """What people type who know other tools (torchrun, accelerate, ray, docker, kubectl) -> ours."""
 
 START = """\
-Paceline plans, proves and runs distributed training.
+Paceline plans distributed training, checks that it fits, and runs it.
 
-  plan a training        paceline init job.yaml, then paceline plan job.yaml
+  plan a training job    paceline init job.yaml, then paceline plan job.yaml
   run your own script    paceline run --script train.py
   train or fine-tune     paceline run job.yaml
   find why a run failed  paceline diagnose train.log
-  choose what to rent    paceline cost job.yaml, then paceline prove job.yaml
+  choose what to rent    paceline cost job.yaml (does it fit? paceline prove)
 
 paceline --help: all commands"""
 """What `paceline` alone prints."""

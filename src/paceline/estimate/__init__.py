@@ -13,9 +13,10 @@ from paceline.estimate.estimate import (
     stage_memory,
     useful_passes,
 )
-from paceline.estimate.step import TERM_NAMES
+from paceline.estimate.step import PART_NAMES, TERM_NAMES
 
 __all__ = [
+    "PART_NAMES",
     "TERM_NAMES",
     "Case",
     "Estimate",

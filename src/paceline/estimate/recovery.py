@@ -20,9 +20,9 @@ from paceline.units import bytes_apart, format_bytes
 Tier = Literal["replica", "memory", "checkpoint"]
 
 _SIMPLEST: tuple[Tier, ...] = ("replica", "checkpoint", "memory")
-"""What costs nothing first: it is taken where another gains less than `_LEAST_GAIN`."""
+"""What costs nothing first: it is taken where another gains less than `LEAST_GAIN`."""
 
-_LEAST_GAIN = 0.001
+LEAST_GAIN = 0.001
 """Least gain, as a share of the time. A guess: below it, it is the assumptions that decide."""
 
 _FLOAT32_BYTES = 4.0
@@ -236,7 +236,7 @@ def state_plan(
     case = _Case(layout, training, machine, failures, mtbf_s)
     tiers = (_replica(case), _memory(case), _checkpoint(case))
     most = max(each.useful or 0.0 for each in tiers)
-    good = [each for each in tiers if (each.useful or 0.0) >= most - _LEAST_GAIN]
+    good = [each for each in tiers if (each.useful or 0.0) >= most - LEAST_GAIN]
     best = min(good, key=lambda each: _SIMPLEST.index(each.name))
     return StatePlan(
         chosen=best.name if asked is None else asked,
@@ -325,7 +325,7 @@ def _memory(case: _Case) -> StateTier:
     sends, is_alone = machine.sends_copies, machine.num_domains < 2
     why_not = case.without_agents
     if why_not is None and sends and is_alone:
-        why_not = "there is no second node to keep it on"
+        why_not = "a copy in host memory needs a second node"
     # The own piece and the peer's, and a second of each while it is being replaced.
     copies, held = 4 if sends else 2, case.piece_bytes * machine.ranks_per_node
     needed = copies * held

@@ -98,6 +98,9 @@ TERM_NAMES = {
 }
 """Term -> what screens call it where its own name says too little: `data` reads no data."""
 
+PART_NAMES = {"checkpoint": "while saving", "slack": "unused cache", "overhead": "libraries"}
+"""Part of memory -> what screens call it, where the plan's file has another word."""
+
 _ZERO1, _ZERO2, _FULL, _HYBRID = (
     code_of("sharding", word) for word in ("zero1", "zero2", "full", "hybrid")
 )

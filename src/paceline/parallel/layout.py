@@ -149,7 +149,7 @@ class Layout:
         ...     schedule="interleaved", chunks=5).name
         'data 4 x tensor 8 x pipeline 4 (interleaved, 5 virtual stages), ZeRO-1'
         >>> Layout(data=2, sharding="zero1", micro_batch=1, accumulation=8, context=2).name
-        'data 2 x context 2 (ring), ZeRO-1'
+        'data 2 x context parallel 2 (ring), ZeRO-1'
         >>> Layout(data=1, sharding="none", micro_batch=1, accumulation=8, tensor=2).name
         'tensor 2'
         """
@@ -161,10 +161,11 @@ class Layout:
         >>> Layout(data=8, sharding="full", micro_batch=1, accumulation=1).named("ZeRO-3")
         'ZeRO-3 over 8 ranks'
         """
+        ring = self.context_kind.replace("ulysses", "Ulysses")
         virtual = f", {self.chunks} virtual stages" if self.chunks > 1 else ""
         axes = {
             f"data {self.data}": self.data,
-            f"context {self.context} ({self.context_kind})": self.context,
+            f"context parallel {self.context} ({ring})": self.context,
             f"tensor {self.tensor}": self.tensor,
             f"pipeline {self.pipeline} ({self.schedule}{virtual})": self.pipeline,
         }

@@ -28,9 +28,10 @@ from paceline.estimate.recovery import StatePlan
 from paceline.job import Job
 from paceline.parallel.abilities import abilities_of
 from paceline.plan.decision import Plan
-from paceline.plan.outlook import DEFAULTS, WEIGHT_BYTES, keeping_of, needs_of, outlook
+from paceline.plan.outlook import DEFAULTS, WEIGHT_BYTES, Outlook, keeping_of, needs_of, outlook
+from paceline.topology import Cluster
 from paceline.topology.levels import copied_bytes_per_s, host_bytes_per_s
-from paceline.units import counted, format_bytes, format_count, format_seconds
+from paceline.units import counted, format_bytes, format_count, format_interval, format_seconds
 
 ASSUMED_MFU = 0.4
 """Assumed MFU of a large dense model on a network with RDMA: Llama 3 405B reached 38 to 43 % on
@@ -129,9 +130,10 @@ def bill_of_plan(
     cluster = plan.cluster
     basis = [
         f"{view.num_steps} steps of {_seconds(view.step_s)} each, as planned: {plan.layout_name}",
-        f"a checkpoint every {counted(plan.checkpoint_every, 'step')}, {format_bytes(state)}{kept}",
+        f"a checkpoint every {counted(plan.checkpoint_every, 'step')}{_on_spot(view, cluster)}",
+        f"a checkpoint has {format_bytes(state)}{kept}",
         *_all_kept(plan, view.num_checkpoints),
-        *_assumed(view.restart_s, is_fixed=view.failures.is_fixed),
+        *_assumed(cluster.num_ranks, view.restart_s),
         *_recovers(view.state),
     ]
     return _bill(
@@ -240,8 +242,9 @@ def bill_of_size(
         train_s=train_s,
         basis=[
             *how,
-            f"a checkpoint is {STATE_BYTES} B a parameter, {format_bytes(state)}",
-            *_assumed(restart_s),
+            f"a checkpoint is {STATE_BYTES} bytes per parameter, {format_bytes(state)}",
+            "checkpoints are saved at the interval that costs least",
+            *_assumed(ranks, restart_s),
         ],
         costs=cheapest_costs(costs),
         rows=rows,
@@ -262,7 +265,10 @@ def _train_s(size: Size, accelerator: Accelerator) -> tuple[float, list[str]]:
     peak = None if kind is None else size.num_ranks * peaks[kind]
     model_flops = training_flops(size.num_computed, size.tokens)
     done = training_flops(size.num_computed, size.tokens, recompute=size.recompute != "none")
-    each, active = "a parameter and token", "; all are taken as active (--active-params)"
+    each, active = (
+        "a parameter and token",
+        "; every parameter counts as active (fewer: --active-params)",
+    )
     if size.num_active is not None:
         each, active = "an active parameter and token", ""
     work = f"6 FLOPs {each}, {model_flops:.3g} in all, attention not counted"
@@ -363,13 +369,21 @@ def _bill(
     )
 
 
-def _assumed(restart_s: float, *, is_fixed: bool = False) -> list[str]:
-    hours = DEFAULTS.rank_mtbf_s / 3600
+def _on_spot(view: Outlook, cluster: Cluster) -> str:
+    """The interval on the cheapest spot machines, where it is another."""
+    taken = next((each.num_instances for each in view.costs if each.way == "spot"), 0)
+    if view.failures.is_fixed or not taken:
+        return ""
+    good = view.failures.goodput(cluster.num_ranks, taken)
+    return f" on demand, every {format_seconds(good.interval_s)} on spot (the cheapest there)"
+
+
+def _assumed(ranks: int, restart_s: float) -> list[str]:
+    often = format_interval(DEFAULTS.rank_mtbf_s / ranks)
     return [
-        f"assumed: one failure every {hours:,.0f} accelerator-hours",
+        f"assumed: a failure every {often} (the rate of Llama 3's training, arXiv:2407.21783)",
         f"assumed: {format_seconds(restart_s)} to restart",
         f"assumed: a spot instance lasts {format_seconds(DEFAULT_SPOT_MTBF_S)} on average",
-        *([] if is_fixed else ["on spot, checkpoints are saved at the cheapest interval there"]),
     ]
 
 

@@ -435,8 +435,8 @@ def _large_units(
     largest, _, name = max(parts, default=(0, 0, ""))
     if largest <= most:
         return
-    others = [f"{format_bytes(size)} for {part}" for size, _, part in parts if part != name]
-    beside = f" (beside it {', '.join(others)})" if others else ""
+    others = [f"{part}: {format_bytes(size)}" for size, _, part in parts if part != name]
+    beside = f" ({', '.join(others)})" if others else ""
     other = None
     if job.spec.layout.sharding != "auto":
         other = _planned(job, space, case, limit_bytes, sharding="auto", shard="auto")
@@ -444,7 +444,7 @@ def _large_units(
         fix = f"leave layout.sharding at auto: {case.named(other[0])} fits and gathers no units"
     else:
         apart = case.engine.wraps == "blocks" and not case.profile.tied and "embedding" in name
-        fixes, twice = [_WRAP_ENDS] if apart else [], 2 * layout.tensor
+        fixes, twice = list[str](), 2 * layout.tensor
         if name.startswith(_EXPERTS):  # tensor ranks do not split what is routed
             fixes.append(
                 "expert ranks split the experts: engine: megatron"
@@ -462,11 +462,12 @@ def _large_units(
             )
         else:
             fixes.append("take accelerators with more memory: tensor ranks cannot split this unit")
+        fixes += [_WRAP_ENDS] if apart else []
         fix = "; or ".join(fixes)
     yield Caution(
         about="gather",
-        what=f"{format_bytes(largest)} at once for {name}, more than {MOST_OF_MEMORY:.0%} of a "
-        f"rank's memory{beside}",
+        what=f"all-gathers {format_bytes(largest)} at once for {name}{beside}. The plan fits; "
+        "smaller units would leave more room",
         fix=fix,
     )
 
@@ -474,8 +475,8 @@ def _large_units(
 _EXPERTS = "the experts of"
 
 _WRAP_ENDS = (
-    "make the embedding and the output matrix units of their own in your own script (fully_shard; "
-    "in FSDP1 FullyShardedDataParallel)"
+    "in a script of your own, call fully_shard (FSDP1: FullyShardedDataParallel) on the embedding "
+    "and on the output matrix, so that each is a unit"
 )
 
 

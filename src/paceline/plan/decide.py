@@ -185,15 +185,15 @@ def _precision_decision(job: Job, case: Case) -> Iterator[Decision]:
     if job.spec.train.states != "auto":
         reason = "that of train.states"
     elif precision == "bf16":
-        reason = f"{cluster.accelerator} has it"
+        reason = f"{cluster.accelerator} computes it in hardware"
         is_wide = {engine.weight_bytes, engine.sharded_bytes, engine.reduce_bytes} == {4}
         is_whole = case.profile.adapter is None and case.replica_share == 1
         if is_wide and is_whole:
             reason += "; parameters and reductions stay fp32"
     elif precision == "fp16":
         reason = (
-            f"{cluster.accelerator} has it and no bf16; its range is narrow, so the engine must "
-            "scale the loss (a loss scaler, dynamic)"
+            f"{cluster.accelerator} computes it in hardware, and no bf16; its range is narrow, so "
+            "the engine must scale the loss (a loss scaler, dynamic)"
         )
     elif cluster.backend == "gloo":
         reason = "a CPU"
@@ -210,8 +210,8 @@ def _layout_decisions(job: Job, cluster: Cluster, choice: Choice) -> Iterator[De
             yield Decision(field=f"layout.{name}", value=value, reason=reason)
     if layout.sharding == "full" and layout.accumulation > 1:
         yield Decision(
-            field="gradients between micro-batches",
-            value="sharded" if layout.reduce_every_micro_batch else "whole",
+            field="gradient accumulation",
+            value="sharded" if layout.reduce_every_micro_batch else "full",
             reason=_why_reduced(choice),
         )
 
@@ -227,7 +227,7 @@ def _why_reduced(choice: Choice) -> str:
     fits = late.known_bytes <= choice.limit_bytes
     more = format_bytes(late.known_bytes - estimate.memory.known_bytes)
     whole = f"would need {more} more" if fits else "do not fit"
-    return f"whole ones {whole}, so each micro-batch reduces them"
+    return f"full gradients {whole}, so every micro-batch runs a reduce-scatter"
 
 
 def _asked_of_all_reduce(job: Job, name: str, value: str) -> str | None:
@@ -258,7 +258,7 @@ def _interval_decisions(spec: JobSpec) -> Iterator[Decision]:
         yield Decision(
             field="checkpoint.every",
             value=f"{checkpoint} steps",
-            reason=f"a tenth of the run, {_MAX_CHECKPOINT_EVERY} steps at most",
+            reason=f"a tenth of the run (never more than {_MAX_CHECKPOINT_EVERY} steps)",
         )
     if spec.evaluate.every == "auto":
         yield Decision(

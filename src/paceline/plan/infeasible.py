@@ -13,7 +13,7 @@ import numpy as np
 from paceline.catalog import load_accelerators
 from paceline.choices import Offload
 from paceline.errors import PacelineError, PlanError, Problem
-from paceline.estimate import Case
+from paceline.estimate import PART_NAMES, Case
 from paceline.job import Job, LayoutSpec, PlanSpec
 from paceline.parallel import Space, grids
 from paceline.parallel.layout import Layout
@@ -76,7 +76,7 @@ def nothing_fits(
     row = int(np.argmin(found.leanest.memory_bytes))
     ((layout, price),) = estimates_of(found.leanest.layouts.take(np.array([row])), case)
     parts = "".join(
-        f"\n    {name:<14}{format_bytes(size):>9}"
+        f"\n    {PART_NAMES.get(name, name):<14}{format_bytes(size):>9}"
         for name, size in sorted(price.memory.parts.items(), key=lambda part: -(part[1] or 0))
         if size
     )
@@ -299,14 +299,20 @@ def _more_ranks(asked: _Asked) -> Iterator[str]:
         space = replace(asked.open_space, num_ranks=larger.num_ranks)
         case = asked.case.again(cluster=larger)
         way = f"set cluster.nodes to {nodes} ({larger.num_ranks} ranks)"
-        if asked.fitting(replace(space, offloads=("none",)), case) is not None:
-            yield f"{way}: it fits without offload" if is_slow else way
-            return
-        if not is_slow and (best := fastest(space, case, limit_bytes=asked.limit_bytes, count=1)):
-            ((layout, price),) = best
-            pace = "" if price.step_s is None else f", {format_seconds(price.step_s)} a step"
-            yield f"{way}: it fits only with offload ({layout.offloaded}){pace}, estimated"
+        alone = replace(space, offloads=("none",))
+        is_enough = asked.fitting(alone, case) is not None
+        if is_slow and not is_enough:
+            continue
+        tried = alone if is_enough else space
+        for layout, price in fastest(tried, case, limit_bytes=asked.limit_bytes, count=1):
+            pace = f", {format_seconds(price.step_s)} a step, estimated" if price.step_s else ""
+            offload = f": it fits only with offload ({layout.offloaded})"
+            if is_enough:
+                offload = ": it fits without offload" if is_slow else ""
+            yield f"{way}{offload}{pace}"
             is_slow = True
+        if is_enough:
+            return
 
 
 def _leaner_optimizer(asked: _Asked) -> Iterator[str]:

@@ -30,8 +30,8 @@ def with_advised(plan: Plan, job: Job, view: Outlook) -> Plan:
     if gain <= (0 if every < plan.checkpoint_every else _LEAST_GAINED) or ours == best:
         return plan
     reason = (
-        f"every {plan.checkpoint_every} would give a goodput of {ours}, not {best}"
-        f"{_if_alone(view)}: {advice.reason} ({_guess(view)})"
+        f"goodput {best}{_if_alone(view)}, not the {ours} of every {plan.checkpoint_every}; "
+        f"assumed: {advice.reason}, {_storage(view)}"
     )
     return _every(plan, every, reason)
 
@@ -81,7 +81,7 @@ def interval_caution(plan: Plan, job: Job, view: Outlook) -> Iterator[Caution]:
         f"and failures are {format_seconds(good.mtbf_s)} apart: the goodput is "
         f"{good.useful:.1%}",
         fix=f"set checkpoint.every to {advice.every_steps}, or leave it out: "
-        f"{best.useful:.1%}, {saved} (estimated; {_guess(view)})",
+        f"{best.useful:.1%}, {saved} (assumed: {_storage(view)})",
     )
 
 
@@ -91,5 +91,5 @@ def _if_alone(view: Outlook) -> str:
     return ", if every failure resumed from a checkpoint" if from_copies else ""
 
 
-def _guess(view: Outlook) -> str:
-    return f"guess: {view.assumptions.storage_bytes_per_s / 1e9:g} GB/s a node to storage"
+def _storage(view: Outlook) -> str:
+    return f"{view.assumptions.storage_bytes_per_s / 1e9:g} GB/s a node to storage"

@@ -101,7 +101,7 @@ def diverse(
 def why_lost(other: Layout, price: Estimate, choice: Choice) -> str:
     """Why a layout that fits lost against the chosen one, by the terms that differ."""
     layout, chosen = choice.layout, choice.estimate
-    share, pace = _pace(price, chosen)
+    share, pace = _pace(price, choice)
     if share > choice.margin or (share > SAME and way_of(other) != way_of(layout)):
         return f"{pace}: {_terms_that_differ(price, chosen)}"
     if way_of(other) != way_of(layout):
@@ -118,14 +118,16 @@ def why_lost(other: Layout, price: Estimate, choice: Choice) -> str:
 def _passed_over(other: Layout, price: Estimate, choice: Choice) -> str:
     """What keeps a layout from being chosen that is no slower, or not by more than the margin."""
     chosen = choice.estimate
-    share, _ = _pace(price, chosen)
+    share, _ = _pace(price, choice)
     is_later = (price.step_high_s or 0.0) > (chosen.step_high_s or 0.0) * (1 + SAME)
     if share > SAME or is_later or way_of(other) == way_of(choice.layout):
         return ""
     if not _is_simpler(choice, other):
         return _LITTLE_ROOM
     pace = "as fast" if share > -SAME else "faster"
-    return f"{pace} but less simple, within {_margin(choice)}"
+    if pace == "faster":
+        pace += f" by less than {choice.margin:.0%} (plan.simpler_margin)"
+    return f"{pace}, but more complex"
 
 
 def _is_simpler(choice: Choice, other: Layout) -> bool:
@@ -135,21 +137,18 @@ def _is_simpler(choice: Choice, other: Layout) -> bool:
     return bool(order_of(alike, np.inf, np.inf)[0] == 0)
 
 
-def _margin(choice: Choice) -> str:
-    return f"the {choice.margin:.0%} of plan.simpler_margin"
-
-
-def _pace(price: Estimate, chosen: Estimate) -> tuple[float, str]:
-    """By what share a layout is slower than the chosen one, and in words: a faster one with the
-    slow end of its range, which the choice goes by."""
+def _pace(price: Estimate, choice: Choice) -> tuple[float, str]:
+    """By what share a layout is slower than the chosen one, and in words: one that is faster by
+    more than the margin with the slow end of its range, which the choice goes by."""
+    chosen = choice.estimate
     if not price.step_s or not chosen.step_s:
         return 0.0, "time unknown"
     share = price.step_s / chosen.step_s - 1
-    if share >= -SAME:
+    if share >= -choice.margin:
         return share, _slower(share)
     late = (price.step_high_s or price.step_s) / (chosen.step_high_s or chosen.step_s) - 1
     worst = _slower(late).removesuffix(" faster")
-    return share, f"{_slower(share)} ({worst} if each takes the longest expected)"
+    return share, f"{_slower(share)} ({worst} at the slow end of both ranges)"
 
 
 def _slower(share: float) -> str:
@@ -262,7 +261,7 @@ def _why_sharding(choice: Choice) -> str:
     if chosen.step_s is None:
         return "the simplest layout that fits; step times are unknown"
     other, price = min(same, key=lambda pair: pair[1].step_s or 0.0)
-    share, pace = _pace(price, chosen)
+    share, pace = _pace(price, choice)
     if share < -SAME:
         return _despite(choice, other, price, pace)
     if share > SAME:
@@ -274,7 +273,7 @@ def _despite(choice: Choice, other: Layout, price: Estimate, pace: str) -> str:
     """Why another layout lost, though it is faster."""
     named = _named(choice, other)
     if _is_simpler(choice, other):
-        return f"simpler than {named}, which is {pace}, within {_margin(choice)}"
+        return f"simpler than {named}, which is {pace} (plan.simpler_margin: {choice.margin:.0%})"
     needs, allowed = bytes_apart(price.memory.known_bytes, choice.limit_bytes)
     return f"{named} is {pace}, but leaves little room: it needs {needs} of the {allowed} allowed"
 
@@ -329,20 +328,29 @@ def _against_best(choice: Choice, others: Sequence[tuple[Layout, Estimate]]) -> 
     if not timed or not chosen_s:
         return "the only way to share that fits" if not others else "times are unknown"
     other, price = min(timed, key=lambda pair: pair[1].step_s or 0.0)
-    share, pace = _pace(price, choice.estimate)
+    share, pace = _pace(price, choice)
     named = _named(choice, other)
     if abs(share) < SAME:
         return f"fits; {named} is as fast{_leaner(choice, price)}"
     if share < 0:
         return _despite(choice, other, price, pace)
-    return f"{_lead(choice)}; {named} is estimated {pace}"
+    if not (lead := _lead(choice)):
+        return f"fits; {named} is estimated {pace}"
+    orders = [SHARDINGS.index(other.sharding) for other, _ in others]
+    is_simpler = max(orders) < SHARDINGS.index(choice.layout.sharding)
+    kind = "a simpler" if is_simpler else "another"
+    return f"{lead}; the fastest with {kind} sharding, {named}, is estimated {pace}"
 
 
 def _lead(choice: Choice) -> str:
-    """What a layout has before others, where it need not be the fastest."""
-    passed = (_passed_over(other, price, choice) for other, price in choice.fitting)
-    is_passed = any(group.startswith("faster") for group in passed)
-    return "simpler than those that are faster (see others)" if is_passed else "fits"
+    """What a layout has before faster ones; empty where none is."""
+    passed = [
+        _pace(price, choice)[0]
+        for other, price in choice.fitting
+        if _passed_over(other, price, choice).startswith("faster")
+    ]
+    most = _slower(min(passed, default=0.0))
+    return f"simpler than layouts that are up to {most} (see others)" if passed else ""
 
 
 def _named(choice: Choice, other: Layout) -> str:
@@ -372,7 +380,7 @@ def _why_axis(choice: Choice, axis: str) -> str:
     layout, price = min(without, key=lambda pair: pair[1].step_s or 0.0)
     if chosen_s is None or price.step_s is None:
         return "times are unknown"
-    share, pace = _pace(price, choice.estimate)
+    share, pace = _pace(price, choice)
     best = f"the best layout with {axis} 1, {choice.case.named(layout)}"
     if abs(share) < SAME:
         leaner = _leaner(choice, price)

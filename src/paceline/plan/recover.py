@@ -114,7 +114,7 @@ def check_state(plan: Plan, job: Job, state: StatePlan | None) -> Iterator[Probl
         yield Problem(
             code="P005",
             what=f"recovery.state is memory, and on {cluster.name} there is no second "
-            f"{'rank' if cluster.is_local else 'node'} to keep it on",
+            f"{'rank' if cluster.is_local else 'node'} for its copy",
             where=where,
             fix="set cluster.nodes to 2 or more, or recovery.state to checkpoint or auto",
         )

@@ -115,7 +115,7 @@ def checked_text(job: Job) -> str | None:
         files_of(job)
     except JobError:
         return None
-    return "not checked: paceline data check --job JOB"
+    return f"not checked; to check it: paceline data check --job {job.source}"
 
 
 def _contents(files: Sequence[str], cache: Path) -> str:

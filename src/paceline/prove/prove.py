@@ -233,8 +233,8 @@ def _extended(depths: list[Depth], blocks: tuple[int, ...], period: int) -> tupl
         return " + ".join(map(str, blocks))
 
     return step, (
-        f"traced with {shown(small.blocks)} and {shown(larger.blocks)} blocks, checked with "
-        f"{shown(check.blocks)}, extrapolated to {shown(blocks)}"
+        f"traced with {shown(small.blocks)} and {shown(larger.blocks)} blocks, which predict "
+        f"the trace of {shown(check.blocks)}; extrapolated to {shown(blocks)}"
     )
 
 
@@ -395,9 +395,7 @@ def _timeline(step: Step, time_of: RankTime | None) -> Iterator[MemoryPoint]:
 
 
 def _beside_blocks(place: Place) -> str:
-    if place.phase == "optimizer":
-        return "the whole model"
-    return "issued outside the blocks" + (f" ({place.module})" if place.module else "")
+    return "outside the blocks" + (f" ({place.module})" if place.module else "")
 
 
 def _collectives(request: Request, step: Step) -> Iterator[Collective]:
@@ -434,8 +432,8 @@ def _collectives(request: Request, step: Step) -> Iterator[Collective]:
 def _notes(request: Request) -> Iterator[str]:
     if request.is_cuda:
         yield (
-            "allocations are rounded up to 512 bytes as by CUDA's allocator; its fragments, the "
-            "context and the libraries' buffers are not part of a proof"
+            "allocations are rounded up to 512 bytes as by CUDA's allocator; not proved: its "
+            "fragmentation, the CUDA context and library buffers, which are estimated above"
         )
     if request.layout.offload != "none":
         yield (

@@ -89,7 +89,8 @@ def restart_words(job: Job) -> list[str]:
     if most:
         return [
             f"After a failure torchrun restarts all ranks, {counted(most, 'time')} at most, from",
-            "the newest whole checkpoint. This file resumes there too when you run it again.",
+            "the newest whole checkpoint (a script of your own loads its own). This file",
+            "resumes there too when you run it again.",
         ]
     return [
         "After a failure torchrun starts nothing again (--max-restarts=0): run this file again on",
@@ -140,7 +141,7 @@ def meeting_lines(plan: Plan, *, has_name: bool = True) -> list[str]:
 def _threads(plan: Plan) -> Variable:
     cores = plan.cluster.cores_per_rank
     if cores is None or plan.cluster.num_nodes > 1:  # it is this machine's, shared by all nodes
-        why = "one thread, as the cores are unknown: set it to a node's cores / ranks"
+        why = "set it to (cores of a node) / (ranks on it): the job file does not give the cores"
         return Variable(name="OMP_NUM_THREADS", value="1", reason=why)
     threads = max(1, int(cores))
     why = f"cores for each rank: {cores:g}; more threads than that wait for each other"

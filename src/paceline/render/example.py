@@ -36,6 +36,9 @@ from paceline.render.text import to_json
 SETTINGS = "train.json"
 PLAIN = "lm_plain.py"
 _OWN_PROGRAM = "TRAIN_SCRIPT"
+STOPS = "train.py stops before its first step"
+"""What a gap's `nearest` begins with where the example program cannot train the job."""
+
 """Named in what comes nearest wherever only your own program does it."""
 
 Builder = Literal["transformers", "own"]
@@ -213,7 +216,7 @@ def example_gaps(plan: Plan, job: Job, builds: Builder = "transformers") -> list
     """What the job asks of its training and no example program does, in any engine: all but the
     last are in `train.json`, and `lm_plain.check` ends the program where it reads them."""
     train, spec = job.spec.train, job.spec
-    own = "train.py stops before its first step; set TRAIN_SCRIPT to your own script"
+    own = f"{STOPS}; start a script of your own with TRAIN_SCRIPT=my.py"
     found: list[Gap] = []
 
     def lack(what: str, why: str, where: str, fix: str = "", nearest: str = own) -> None:

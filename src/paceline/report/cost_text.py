@@ -20,6 +20,9 @@ _COLUMNS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 """Column -> the terms of a cost that it adds up."""
 
+_FULL_NAMES = {"do": "DigitalOcean", "oci": "Oracle Cloud", "sky": "SkyPilot"}
+"""Short names of the tables."""
+
 _KEPT = 5
 """Columns from the start that a narrow terminal still has: up to COMPUTE."""
 
@@ -36,15 +39,25 @@ def _lines(bill: Bill) -> Iterator[str]:
     if bill.costs:
         yield format_table([*_table(bill.costs)], keep=_KEPT)
         note = (
-            "Dollars, except HOURS. TOTAL adds up the columns after HOURS; CKPT is time spent on "
+            "Dollars, except HOURS. TOTAL adds up the columns after HOURS; CKPT and FAILURES are "
+            "the cost of the time spent on saving and after failures; - is unknown."
         )
-        note += "saving checkpoints and copies; - is unknown."
         if not all(cost.runs_as_planned for cost in bill.costs):
             note += " A ? behind a provider: see unknown (?) below."
         yield from wrapped("", note)
         yield ""
         yield format_table([*_machines(bill.costs)])
-        yield "FILES: paceline render JOB --for NAME writes the files that start the run there."
+        yield from wrapped(
+            "",
+            "FILES: the NAME for paceline render JOB --for NAME, which writes what starts the run.",
+        )
+        names = {cost.provider for cost in bill.costs} & set(_FULL_NAMES)
+        if any(_rendered(cost.provider) == "sky" for cost in bill.costs):
+            names.add("sky")
+        if names:
+            yield from wrapped(
+                "", "; ".join(f"{each}: {_FULL_NAMES[each]}" for each in sorted(names))
+            )
         yield ""
     label = "basis"
     for line in bill.basis:
@@ -191,13 +204,13 @@ def _unknown(costs: Iterable[RunCost]) -> Iterator[tuple[str, str]]:
     for text, providers in sorted(of_machine.items()):
         yield "unknown (?)", f"{text}, at {', '.join(sorted(providers))}"
     lacking: dict[str, list[str]] = {}
-    for what in ("storage", "traffic out"):
+    for what, column in (("storage", "storage"), ("traffic out", "egress")):
         names = sorted(each.split("'s price")[0] for each in prices if each.endswith(what))
         if names:
-            lacking.setdefault(", ".join(names), []).append(what)
+            lacking.setdefault(", ".join(names), []).append(column)
     label = "unknown"
     for of_these, priced in lacking.items():
-        yield label, f"price of {' and of '.join(priced)}, not in TOTAL: {of_these}"
+        yield label, f"price of {' and '.join(priced)}, not in TOTAL: {of_these}"
         label = ""
 
 

@@ -258,5 +258,5 @@ def _read(diagnosis: Diagnosis) -> str:
     if diagnosis.only_rank is not None:
         text += f"; only rank {diagnosis.only_rank} writes in it"
         if not (diagnosis.causes and diagnosis.causes[0].confidence is Confidence.CERTAIN):
-            text += ": if there are other ranks, give their logs too"
+            text += ": if there are other ranks, give their logs too (paceline diagnose LOG LOG)"
     return text

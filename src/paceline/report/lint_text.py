@@ -66,7 +66,7 @@ def summary_line(linted: Linted, shown: Sequence[Finding], *, num_fixed: int) ->
     else:
         parts = [_counts(counts)] if counts else []
         if hidden:
-            parts.append(f"{_counts(hidden)} hidden (--severity info shows all)")
+            parts.append(f"{_counts(hidden)} hidden (shown with --severity info)")
         text = f"{files}: {'; '.join(parts)}"
     if linted.answered:
         text += f"; {len(linted.answered)} suppressed by comments"

@@ -3,13 +3,12 @@
 from collections.abc import Iterator, Mapping
 
 from paceline.catalog.price import price_day
-from paceline.estimate import TERM_NAMES, useful_passes
+from paceline.estimate import PART_NAMES, TERM_NAMES, Estimate, useful_passes
 from paceline.estimate.estimate import state_bytes
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
 from paceline.plan.choose import SIMPLER
 from paceline.report.plan_text import (
-    PART_NAMES,
     format_amount,
     gathers_once,
     machines_of,
@@ -21,7 +20,7 @@ from paceline.units import format_bytes, format_count, format_seconds
 _PARTS: Mapping[str, str] = {
     "parameters": "weights of the largest stage, divided by tensor ranks, and by shard ranks if "
     "sharded",
-    "gradients": "one for each trained parameter",
+    "gradients": "one per trained parameter",
     "optimizer": "its moments, divided by shard ranks",
     "master copy": "float32 copy of the 16-bit weights, divided by shard ranks",
     "activations": "what a stage's blocks keep for the backward pass x micro-batches in flight "
@@ -30,25 +29,29 @@ _PARTS: Mapping[str, str] = {
     "buffers": "of the engine: communication buckets, workspaces for weight gradients",
     "checkpoint": "a copy of the state while it is saved (CPU ranks only)",
     "slack": "reserved by the allocator, not used",
-    "overhead": "device context and libraries, before the model is loaded",
+    "overhead": "device context, torch and its libraries, before the model is loaded",
 }
 
-_REDUCED = ("the last micro-batch is done", "each micro-batch reduces them")
+_REDUCED = (
+    "in full until the last micro-batch is done",
+    "sharded, because every micro-batch runs a reduce-scatter",
+)
 
 _TERMS: Mapping[str, str] = {
     "compute": "micro-batches x blocks of the slowest stage x (forward + backward), and the head; "
     "each matrix by a roofline",
     "recompute": "forward passes repeated during the backward pass",
-    "tensor": "4 all-gathers and 4 reduce-scatters a block, without what overlaps",
+    "tensor": "4 all-gathers and 4 reduce-scatters a block: only the part that does not overlap",
     "context": "keys and values sent around the ring, or all-to-all of heads, without what "
     "overlaps",
     "expert": "4 all-to-alls a block: tokens to their experts and back, forward and backward",
     "pipeline": "waiting for (stages - 1) micro-batches, without what the schedule overlaps, "
     "plus p2p",
-    "data": "reducing gradients and gathering parameters, without what overlaps",
+    "data": "reducing gradients and gathering parameters: only the part that does not "
+    "overlap compute",
     "optimizer": "reading and writing its state once, at memory bandwidth",
     "fixed": "the same in every step",
-    "stragglers": "waiting for slower ranks: more each time the NVLink domains double",
+    "stragglers": "waiting for slower ranks: more for each doubling of the NVLink domains",
 }
 
 
@@ -63,7 +66,7 @@ _RATES: Mapping[tuple[str, str], tuple[str, str, float]] = {
     ("", "tensor_overlap"): ("of tensor collectives overlap", "%", 100),
     ("", "pipeline_overlap"): ("of p2p between stages overlaps", "%", 100),
     ("", "straggler"): (
-        "of the step lost to stragglers, each time the number of NVLink domains doubles",
+        "of the step lost to stragglers for each doubling of the NVLink domains",
         "%",
         100,
     ),
@@ -90,7 +93,7 @@ def _memory(plan: Plan) -> Iterator[str]:
         made_of = _PARTS.get(name, "")
         if name == "gradients" and layout.accumulation > 1 and layout.sharding in ("zero2", "full"):
             is_shard = layout.reduce_every_micro_batch or layout.sharding == "zero2"
-            made_of += f"; {'a shard, as' if is_shard else 'whole until'} {_REDUCED[is_shard]}"
+            made_of += f", {_REDUCED[is_shard]}"
         if name == "gathered" and gathers_once(plan):
             made_of = (
                 f"all parameters in {plan.precision}: ZeRO-2 is FSDP2 that gathers once a step"
@@ -104,8 +107,8 @@ def _memory(plan: Plan) -> Iterator[str]:
         f"recompute {layout.recompute}",
     )
     yield from wrapped(
-        "  bytes        ",
-        f"a parameter (engine {case.engine.name}): weight {held.weight:g}, "
+        "  with         ",
+        f"bytes per parameter (engine {case.engine.name}): weight {held.weight:g}, "
         f"gradient {held.gradient:g}, master copy {held.master:g}, "
         f"{plan.optimizer} {held.moments:g}",
     )
@@ -144,7 +147,10 @@ def _time(plan: Plan) -> Iterator[str]:
             continue
         shown, share = TERM_NAMES.get(name, name), seconds / price.step_s
         head = f"  {shown:<19}{format_seconds(seconds):>9}  {share:>6.1%}  "
-        yield from wrapped(head, _TERMS.get(name, ""))
+        made_of = _TERMS.get(name, "")
+        if name == "recompute" and _repeats_elementwise(price):
+            made_of = "elementwise operations repeated in the backward pass"
+        yield from wrapped(head, made_of)
     yield from wrapped(
         "  with         ",
         f"{layout.accumulation} micro-batches of {layout.micro_batch} on each of {layout.data} "
@@ -154,13 +160,19 @@ def _time(plan: Plan) -> Iterator[str]:
         passes = useful_passes(plan.profile)
         frozen = ", as some weights are frozen" if passes < 3 else ""
         repeats = f"HFU {price.hfu:.1%} also counts what is recomputed"
-        if price.hfu <= price.mfu * 1.001 and price.terms.get("recompute"):
+        if _repeats_elementwise(price):
             repeats = "HFU is the same: recompute repeats elementwise operations only"
         yield from wrapped(
             "  MFU          ",
             f"{price.mfu:.1%}: {passes:.3g} x forward FLOPs{frozen} (causal attention halved, "
             f"recompute not counted), divided by peak x ranks x seconds; {repeats}",
         )
+
+
+def _repeats_elementwise(price: Estimate) -> bool:
+    """Whether there is recompute, and it adds nothing to the FLOPs."""
+    mfu, hfu = price.mfu or 0.0, price.hfu or 0.0
+    return hfu <= mfu * 1.001 and bool(price.terms.get("recompute"))
 
 
 def _money(plan: Plan) -> Iterator[str]:
@@ -187,7 +199,8 @@ def _rates(plan: Plan) -> Iterator[str]:
     if case.rates is None:
         return
     yield ""
-    yield "rates of a rank"
+    source = "a catalog file of yours" if plan.measured_rates else "docs/concepts/estimates.md"
+    yield f"speeds of a rank, as the time above assumes them (source: {source})"
     for (owner, name), (what, unit, scale) in _RATES.items():
         value = getattr(getattr(case.rates, owner) if owner else case.rates, name)
         yield f"  {float(value) * scale:>6.3g} {unit:<9}{what}"
@@ -196,7 +209,8 @@ def _rates(plan: Plan) -> Iterator[str]:
 def _ties(plan: Plan) -> Iterator[str]:
     yield ""
     yield from wrapped(
-        "simplest  ",
-        "is, of the layouts within plan.simpler_margin of the fastest, the one that has first, in "
-        f"this order: {'; '.join(SIMPLER)}",
+        "choice    ",
+        "of the layouts within plan.simpler_margin of the fastest, the simplest is chosen. The "
+        "first of these rules by which they differ decides: "
+        + "; ".join(f"{number}. {rule}" for number, rule in enumerate(SIMPLER, start=1)),
     )

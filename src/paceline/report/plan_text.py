@@ -3,16 +3,15 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from paceline.catalog.price import price_day
-from paceline.estimate import TERM_NAMES
+from paceline.estimate import PART_NAMES, TERM_NAMES
 from paceline.estimate.cost import RunCost
 from paceline.estimate.estimate import state_bytes
-from paceline.estimate.recovery import StateTier
 from paceline.parallel import Layout
 from paceline.plan import Decision, Plan, Rejected
 from paceline.plan.case import case_of_plan
 from paceline.plan.choose import AXES
 from paceline.plan.host import host_limit_bytes, host_limit_source, memory_beside_disk_of_one
+from paceline.report.recovery_text import recovery_lines
 from paceline.report.table import wrapped
 from paceline.topology import Cluster, Level
 from paceline.units import (
@@ -21,13 +20,11 @@ from paceline.units import (
     format_bytes,
     format_count,
     format_flops_per_s,
+    format_interval,
     format_seconds,
 )
 
 _BAR_WIDTH = 30
-PART_NAMES = {"checkpoint": "while saving"}
-"""Part of memory -> how a screen calls it, where the plan's file has another word."""
-
 _MOST_STAGES = 16
 """Stages whose blocks fit on one line."""
 
@@ -49,7 +46,7 @@ def format_plan(plan: Plan, *, explained: bool = False) -> str:
             *_memory(plan, "below" if explained else "--explain"),
             *_time(plan),
             *_money(plan),
-            *_state(plan),
+            *recovery_lines(plan),
             *_others(plan),
             *_decisions(plan),
         )
@@ -60,7 +57,6 @@ def plan_summary(plan: Plan) -> list[str]:
     """The plan in six lines, what runs where, with how much memory, how fast, and for how long; and
     its warnings."""
     cluster, price = plan.cluster, plan.estimate
-    place = "this machine" if cluster.is_local else "declared, not this machine"
     memory = price.memory.total_bytes
     needed, limit = bytes_apart(memory or 0, plan.limit_bytes)
     needs = "unknown" if memory is None else f"{needed} a rank, estimated"
@@ -80,9 +76,9 @@ def plan_summary(plan: Plan) -> list[str]:
     return [
         *_cautions(plan, first=True),
         *_layout(plan),
-        _row("on", f"{cluster.name} ({place}, {cluster.backend})"),
+        _row("on", _place(cluster)),
         _row("batch", _batch_equation(plan)),
-        _row("memory", f"{needs}, of {limit} that may be used"),
+        _row("memory", f"{needs}; {limit} may be used ({_share(plan)})"),
         _row("time", pace),
         *wrapped(_row("run", ""), "; ".join([*whole, "--verbose shows the whole plan"])),
         *_cautions(plan),
@@ -93,11 +89,15 @@ def _row(label: str, text: str) -> str:
     return f"{label:<12}{text}"
 
 
+def _place(cluster: Cluster) -> str:
+    of = "this machine" if cluster.is_local else "from the job file, not this machine"
+    return f"{cluster.name} over {cluster.backend} ({of})"
+
+
 def _headline(plan: Plan) -> Iterator[str]:
     cluster, profile = plan.cluster, plan.profile
-    place = "this machine" if cluster.is_local else "declared, not this machine"
     yield from _layout(plan)
-    yield _row("on", f"{cluster.name} ({place}, {cluster.backend})")
+    yield _row("on", _place(cluster))
     yield from wrapped(_row("links", ""), _links(cluster)) if _links(cluster) else ()
     reasons = [each.reason for each in plan.decisions if each.field == "layout.sharding"]
     yield from wrapped(_row("why", ""), reasons[0] if reasons else _fixed(plan))
@@ -180,6 +180,16 @@ def _batch_equation(plan: Plan) -> str:
     )
 
 
+def _share(plan: Plan) -> str:
+    whole = "of what is free" if plan.cluster.is_local else "of a rank's"
+    return f"{1 - plan.head_room:.0%} {whole}"
+
+
+def known_by(cluster: Cluster, field: str) -> str:
+    """How a fact of the machine is known, in the word of the screens."""
+    return cluster.known.get(field, "cited").replace("cited", "catalog")
+
+
 def gathers_once(plan: Plan) -> bool:
     """Whether ZeRO-2 is our runtime's: FSDP2's shards, all gathered once a step."""
     return plan.engine == "paceline" and plan.layout.sharding == "zero2"
@@ -189,7 +199,7 @@ def _memory(plan: Plan, parts: str) -> Iterator[str]:
     memory, cluster = plan.estimate.memory, plan.cluster
     needed, limit = bytes_apart(memory.known_bytes, plan.limit_bytes)
     amount = needed if memory.total_bytes is not None else f"{needed} + ?"
-    source = cluster.known.get("usable_bytes", "cited")
+    source = known_by(cluster, "usable_bytes")
     yield ""
     yield _row("memory", f"{amount} on the fullest rank, estimated (parts: {parts})")
     if memory.low_bytes is not None and memory.high_bytes is not None:
@@ -276,7 +286,7 @@ def _utilisation(plan: Plan) -> Iterator[str]:
     yield _row(
         "",
         f"MFU {price.mfu:.1%}{hfu} of a peak of {format_flops_per_s(peak)} a rank "
-        f"({cluster.known.get('peak_flops_per_s', 'cited')})",
+        f"({known_by(cluster, 'peak_flops_per_s')})",
     )
 
 
@@ -289,16 +299,14 @@ def _money(plan: Plan) -> Iterator[str]:
         wall = next(deadline, format_seconds(plan.wall_s))
         yield from wrapped(
             _row("run", ""),
-            f"{wall}; goodput {good.useful:.2%}{losses(good.terms, 1)}; a "
-            f"failure{taken} expected every {format_seconds(good.mtbf_s)}",
+            f"{wall}; goodput {good.useful:.2%}{losses(good.terms, 1)}; assumed: a "
+            f"failure{taken} every {format_interval(good.mtbf_s)}",
         )
     if cost is not None:
         yield from wrapped(
             _row("cost", ""),
-            f"${format_amount(cost.usd)} for {format_amount(cost.accelerator_hours)} "
-            f"accelerator-hours at {cost.provider}, {cost.way}: {machines_of(cost)} "
-            f"(price of {price_day(cost.as_of)})"
-            f"{of_machine(cost)}",
+            f"{' or '.join(map(_priced, _ways(plan, cost)))}, "
+            f"{format_amount(cost.accelerator_hours)} accelerator-hours",
         )
     elif plan.why_no_cost is not None:
         yield from wrapped(_row("cost", ""), f"unknown: {plan.why_no_cost}")
@@ -310,6 +318,15 @@ def _money(plan: Plan) -> Iterator[str]:
         )
         if listed:
             yield _row(label, listed + (": not known to be kept" if is_kept is None else ""))
+
+
+def _ways(plan: Plan, chosen: RunCost) -> list[RunCost]:
+    """The plan's own cost, and the least of the other way to pay."""
+    return [chosen, *[each for each in plan.costs if each.way != chosen.way][:1]]
+
+
+def _priced(cost: RunCost) -> str:
+    return f"${format_amount(cost.usd)} {cost.way} ({cost.provider}{of_machine(cost)})"
 
 
 def losses(terms: Mapping[str, float], digits: int) -> str:
@@ -329,63 +346,6 @@ _LOSSES = {
     "restart": "restarting",
 }
 """Term of `Goodput` -> how it is called."""
-
-
-def _state(plan: Plan) -> Iterator[str]:
-    """Where a lost rank's state comes from: every tier with its cost, the chosen one first."""
-    state = plan.state
-    if state is None:
-        return
-    yield ""
-    asked = "asked for" if state.is_asked else "chosen"
-    is_spot = plan.cost is not None and plan.cost.way == "spot"
-    taken = "; failures alone, without spot instances that are taken"
-    if state.chosen != "checkpoint":  # the machines that hold the copies are taken with it
-        every = counted(plan.checkpoint_every, "step")
-        taken = f" after a failure; from the checkpoint, saved every {every}, where a spot instance"
-        taken += " is taken; below are failures alone"
-    often = f"; a failure is expected every {format_seconds(state.mtbf_s)}"
-    yield from wrapped(
-        _row("recovery", ""),
-        f"from {RECOVERS_FROM[state.chosen]} ({asked})"
-        + (often if plan.goodput is None or plan.wall_s is None else "")
-        + (taken if is_spot else ""),
-    )
-    for tier in sorted(state.tiers, key=lambda each: each.name != state.chosen):
-        yield from wrapped(f"  {tier.name:<12}", tier_text(tier))
-
-
-RECOVERS_FROM = {
-    "replica": "a replica",
-    "memory": "a copy in memory",
-    "checkpoint": "the checkpoint",
-}
-"""Tier -> where a lost rank's state comes from."""
-
-
-def tier_text(tier: StateTier) -> str:
-    """One tier's worth, costs and losses."""
-    if tier.useful is None:
-        return f"not possible: {tier.why_not}"
-    costs = []
-    if tier.host_bytes:
-        costs.append(f"takes {format_bytes(tier.host_bytes)} of a node's memory")
-    if tier.network_bytes_per_step:
-        costs.append(f"sends {format_bytes(tier.network_bytes_per_step)} a rank and step")
-    if tier.step_s:
-        costs.append(f"adds {format_seconds(tier.step_s)} to a step")
-    if tier.interval_s is not None:
-        costs.append(f"saves every {format_seconds(tier.interval_s)}")
-    each = (
-        f"costs {format_seconds(tier.recover_s)} and repeats {format_seconds(tier.lost_s)} of work"
-    )
-    if tier.name == "checkpoint":
-        each = f"a failure {each}"
-    else:
-        # Copies on the node itself outlive failures of a process; those elsewhere most others too.
-        of = "" if tier.outlives_node else " (of a process whose node stays)"
-        each = f"each of {tier.covered:.1%} of failures{of} {each}; the others need the checkpoint"
-    return "; ".join([f"goodput {tier.useful:.2%}", *costs, each])
 
 
 def format_amount(value: float) -> str:
@@ -455,7 +415,7 @@ def full_name(layout: Layout, full: str) -> str:
 
     >>> ring = Layout(data=2, sharding="zero1", micro_batch=1, accumulation=8, context=2)
     >>> full_name(ring, "FSDP2")
-    'data 2 x context 2 (ring), ZeRO-1'
+    'data 2 x context parallel 2 (ring), ZeRO-1'
 
     Args:
         full: The engine's word for full sharding.

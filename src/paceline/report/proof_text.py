@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from paceline.prove.compare import Compared
 from paceline.prove.proof import Collective, Proof, StageProof
 from paceline.report.table import wrapped
-from paceline.units import format_bytes, format_seconds
+from paceline.units import bytes_apart, format_bytes, format_seconds
 
 _WIDTH = 12
 _NUM_COLLECTIVES = 14
@@ -14,9 +14,10 @@ _MOST_STAGES = 16
 
 
 def format_proof(proof: Proof, compared: Compared) -> str:
-    """Memory by part beside the estimate, its moment, collectives, the simulated step."""
+    """Whether it fits, memory by part beside the estimate, collectives, the simulated step."""
     return "\n".join(
         (
+            *_verdict(compared),
             *_headline(proof, compared.engine),
             *_memory(proof, compared),
             *_stages(proof),
@@ -31,6 +32,18 @@ def _row(label: str, text: str) -> str:
     return f"{label:<{_WIDTH}}{text}"
 
 
+def _verdict(compared: Compared) -> Iterator[str]:
+    """What was asked, first."""
+    proved, reserve = compared.proved_bytes, compared.reserve_bytes
+    needed, limit = bytes_apart(proved + reserve, compared.limit_bytes)
+    whose = " (Paceline's own runtime)" if compared.engine else ""
+    yield from wrapped(
+        _row("fits" if compared.fits else "too large", ""),
+        f"{needed} of the {limit} that a rank may use{whose}: {format_bytes(proved)} proved by "
+        f"running its code, {format_bytes(reserve)} estimated",
+    )
+
+
 def _headline(proof: Proof, engine: str) -> Iterator[str]:
     ranks = [stage.rank for stage in proof.stages]
     shown = ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
@@ -38,9 +51,9 @@ def _headline(proof: Proof, engine: str) -> Iterator[str]:
     torch = proof.versions.get("torch", "?")
     yield _row("layout", proof.layout.name + proof.layout.recomputed)
     yield _row(
-        "proved",
-        f"rank{plural} {shown} of {proof.world_size} (took {format_seconds(proof.seconds)}, "
-        f"torch {torch})",
+        "ran",
+        f"rank{plural} {shown} of {proof.world_size}, without GPUs (took "
+        f"{format_seconds(proof.seconds)}, torch {torch})",
     )
     yield _row("how", proof.fullest.how)
     if engine:
@@ -74,14 +87,10 @@ def _memory(proof: Proof, compared: Compared) -> Iterator[str]:
         estimated = "?" if part.estimated_bytes is None else format_bytes(part.estimated_bytes)
         if part.proved_bytes or part.estimated_bytes:
             yield f"  {part.part:<16}{format_bytes(part.proved_bytes):>12}{estimated:>12}"
-    yield f"  {'slack, overhead':<16}{'':>12}{format_bytes(compared.reserve_bytes):>12}"
-    needed = compared.proved_bytes + compared.reserve_bytes
-    verdict = "fits in" if compared.fits else "DOES NOT FIT in"
-    verdict = f"our own runtime {verdict}" if compared.engine else verdict
-    yield (
-        f"  {'in all':<16}{format_bytes(needed):>12}  {verdict} the "
-        f"{format_bytes(compared.limit_bytes)} that a rank may use"
-    )
+    reserve = format_bytes(compared.reserve_bytes)
+    yield f"  {'not traced':<16}{'-':>12}{reserve:>12}  unused cache, libraries, saving"
+    whole = format_bytes(compared.estimated_bytes + compared.reserve_bytes)
+    yield f"  {'in all':<16}{format_bytes(compared.proved_bytes):>12}{whole:>12}"
 
 
 def _stages(proof: Proof) -> Iterator[str]:
@@ -105,6 +114,7 @@ def _collectives(stage: StageProof) -> Iterator[str]:
     where = f", rank {stage.rank}" if stage.rank else ""
     yield ""
     yield _row("collectives", f"one step{where}")
+    yield f"  {'kind':<15}{'phase':<9}{'calls':>7}{'each':>9} {'in all':>10}  ranks, where"
     ordered: Sequence[Collective] = sorted(
         stage.collectives, key=lambda each: (-(each.seconds or 0.0), -each.num_bytes)
     )
@@ -139,7 +149,7 @@ def _time(proof: Proof, compared: Compared) -> Iterator[str]:
         yield _row(
             "",
             f"compute {format_seconds(simulated.compute_s)}, communication "
-            f"{format_seconds(simulated.exposed_s)} exposed and {format_seconds(hidden)} hidden"
+            f"{format_seconds(simulated.exposed_s)} exposed and {format_seconds(hidden)} overlapped"
             f"{bubble}{host}, fixed {format_seconds(simulated.fixed_s)}",
         )
         if terms := compared.estimated_terms:
@@ -147,8 +157,9 @@ def _time(proof: Proof, compared: Compared) -> Iterator[str]:
             waits = sum(terms.get(name, 0.0) for name in _COMMUNICATION)
             yield from wrapped(
                 _row("", ""),
-                f"estimate: compute {format_seconds(busy)}, communication {format_seconds(waits)} "
-                "exposed; the estimate hides a part of what can overlap, the simulation all of it",
+                f"estimate: compute {format_seconds(busy)} (with recompute), communication "
+                f"{format_seconds(waits)} exposed; it overlaps only a part of the communication "
+                "that can overlap compute, the simulation all of it",
             )
     stage = proof.fullest
     total = sum(stage.flops.values())

@@ -3,7 +3,7 @@ rests."""
 
 from collections.abc import Iterator, Sequence
 
-from paceline.report.plan_text import RECOVERS_FROM
+from paceline.report.recovery_text import RECOVERS_FROM
 from paceline.report.table import format_table, wrapped
 from paceline.simulation.costs import Costs, Phase
 from paceline.simulation.failures import expected_per_s

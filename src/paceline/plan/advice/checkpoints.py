@@ -13,7 +13,7 @@ from paceline.estimate.goodput import (
     job_mtbf_s,
     young_interval_s,
 )
-from paceline.units import format_seconds
+from paceline.units import format_interval, format_seconds
 
 RULE_OF_THUMB_S = (1800.0, 3600.0)
 """`Every 30 to 60 minutes`, as often told, whatever the size of the job."""
@@ -113,10 +113,8 @@ def advise_checkpoints(
             else "declared"
         ),
         reason=(
-            f"a failure every {format_seconds(mtbf_s)} and {format_seconds(save_s)} a save"
-            f"{_written(background_s, daly)}: "
-            f"goodput {ours.useful:.2%}; every 30 min {half_hour.useful:.2%}, "
-            f"every 60 min {hour.useful:.2%}"
+            f"a failure every {format_interval(mtbf_s)} and {format_seconds(save_s)} a save"
+            f"{_written(background_s, daly)}"
         ),
         warning=_never_done(save_s + background_s, restart_s, mtbf_s),
     )

@@ -293,10 +293,11 @@ class Safekeeping:
         dearest_s, shortest_s = max(cost for cost, _ in everyone), min(s for _, s in everyone)
         self.guard.every = interval(dearest_s, shortest_s)
         if self._here.place.generation == 1:
+            share = dearest_s / (self.guard.every * shortest_s)
             text = (
-                "ranks compare parameters and optimizer state every "
-                f"{counted(self.guard.every, 'step')}, to notice one that diverges: "
-                f"a comparison takes {dearest_s * 1e3:.2f} ms, a step {shortest_s * 1e3:.3g} ms"
+                f"every {counted(self.guard.every, 'step')} the ranks compare parameters and "
+                f"optimizer state, to notice a rank that diverges: {share:.1%} of the time "
+                "(recovery.fingerprint_every)"
             )
             self._here.report(log.Noted(text=text))
 

@@ -9,7 +9,7 @@ cd "$(dirname "$0")"
 : "${HEAD_ADDRESS:?set it to the address of the first node, the same on every node}"
 : "${HEAD_PORT:=29500}"
 : "${RUN_ID:?set it to one name for the run, the same on every node}"
-export OMP_NUM_THREADS=1  # one thread, as the cores are unknown: set it to a node's cores / ranks
+export OMP_NUM_THREADS=1  # set it to (cores of a node) / (ranks on it): the job file does not give the cores
 export TORCH_NCCL_DUMP_ON_TIMEOUT=1  # at a time-out every rank dumps its last collectives, for torchfrtrace
 export TORCH_FR_BUFFER_SIZE=2000  # how many collectives a rank keeps for that
 export PYTORCH_ALLOC_CONF=expandable_segments:True  # less fragmentation where blocks of many sizes are gathered (torch 2.9 and newer)
@@ -19,10 +19,10 @@ unset NCCL_PROTO  # a debugging setting: LL128 corrupts data on hardware that la
 unset NCCL_NTHREADS  # only 64, 128, 256 and 512 are valid; unset, NCCL chooses by the GPU
 unset NCCL_BUFFSIZE  # the default is 4 MiB; 8 MiB takes twice the memory on every channel
 unset NCCL_MIN_NCHANNELS  # replaced by NCCL_MIN_CTAS in 2.17; more channels take multiprocessors from compute
-unset NCCL_P2P_LEVEL  # numbers are the old form, and 5 means SYS (across sockets); unset, NCCL chooses by the topology
+unset NCCL_P2P_LEVEL  # a number is the old syntax (5 = SYS, across sockets); unset, NCCL chooses by the topology
 unset NCCL_P2P_DISABLE  # 1 sends between GPUs of a node through the host's memory
 unset NCCL_SHM_DISABLE  # 1 sends between GPUs of a node over the network where they lack P2P
-unset NCCL_NET_GDR_LEVEL  # numbers are the old form, and 5 means SYS, which can be slower; unset, NCCL chooses
+unset NCCL_NET_GDR_LEVEL  # a number is the old syntax (5 = SYS, which can be slower); unset, NCCL chooses
 unset NCCL_IB_GDR_LEVEL  # the name of NCCL_NET_GDR_LEVEL before 2.4
 unset TORCH_NCCL_BLOCKING_WAIT  # 1 blocks the host at every collective, so nothing overlaps
 unset TORCH_NCCL_ASYNC_ERROR_HANDLING  # 3 is the default; with 1 the flight recorder cannot dump, with 0 a hang never ends

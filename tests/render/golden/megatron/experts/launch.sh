@@ -5,11 +5,12 @@
 # Needs MEGATRON_PATH, a checkout of NVIDIA/Megatron-LM at core_v0.16.1, and the same folder
 # on every node: checkpoints/ is written here.
 # After a failure torchrun restarts all ranks, 3 times at most, from
-# the newest whole checkpoint. This file resumes there too when you run it again.
+# the newest whole checkpoint (a script of your own loads its own). This file
+# resumes there too when you run it again.
 set -euo pipefail
 : "${MEGATRON_PATH:?set it to a checkout of Megatron-LM, core_v0.16.1}"
 cd "$(dirname "$0")"
-export OMP_NUM_THREADS=1  # one thread, as the cores are unknown: set it to a node's cores / ranks
+export OMP_NUM_THREADS=1  # set it to (cores of a node) / (ranks on it): the job file does not give the cores
 export TORCH_NCCL_DUMP_ON_TIMEOUT=1  # at a time-out every rank dumps its last collectives, for torchfrtrace
 export TORCH_FR_BUFFER_SIZE=2000  # how many collectives a rank keeps for that
 export PYTORCH_ALLOC_CONF=expandable_segments:True  # less fragmentation where blocks of many sizes are gathered (torch 2.9 and newer)
@@ -20,10 +21,10 @@ unset NCCL_PROTO  # a debugging setting: LL128 corrupts data on hardware that la
 unset NCCL_NTHREADS  # only 64, 128, 256 and 512 are valid; unset, NCCL chooses by the GPU
 unset NCCL_BUFFSIZE  # the default is 4 MiB; 8 MiB takes twice the memory on every channel
 unset NCCL_MIN_NCHANNELS  # replaced by NCCL_MIN_CTAS in 2.17; more channels take multiprocessors from compute
-unset NCCL_P2P_LEVEL  # numbers are the old form, and 5 means SYS (across sockets); unset, NCCL chooses by the topology
+unset NCCL_P2P_LEVEL  # a number is the old syntax (5 = SYS, across sockets); unset, NCCL chooses by the topology
 unset NCCL_P2P_DISABLE  # 1 sends between GPUs of a node through the host's memory
 unset NCCL_SHM_DISABLE  # 1 sends between GPUs of a node over the network where they lack P2P
-unset NCCL_NET_GDR_LEVEL  # numbers are the old form, and 5 means SYS, which can be slower; unset, NCCL chooses
+unset NCCL_NET_GDR_LEVEL  # a number is the old syntax (5 = SYS, which can be slower); unset, NCCL chooses
 unset NCCL_IB_GDR_LEVEL  # the name of NCCL_NET_GDR_LEVEL before 2.4
 unset TORCH_NCCL_BLOCKING_WAIT  # 1 blocks the host at every collective, so nothing overlaps
 unset TORCH_NCCL_ASYNC_ERROR_HANDLING  # 3 is the default; with 1 the flight recorder cannot dump, with 0 a hang never ends

@@ -5,4 +5,4 @@
 # gloo sends over TCP
 #
 # Use it with: . ./network.sh
-export OMP_NUM_THREADS=1  # one thread, as the cores are unknown: set it to a node's cores / ranks
+export OMP_NUM_THREADS=1  # set it to (cores of a node) / (ranks on it): the job file does not give the cores
