@@ -114,14 +114,14 @@ def _collectives(stage: StageProof) -> Iterator[str]:
     where = f", rank {stage.rank}" if stage.rank else ""
     yield ""
     yield _row("collectives", f"one step{where}")
-    yield f"  {'kind':<15}{'phase':<9}{'calls':>7}{'each':>9} {'in all':>10}  ranks, where"
+    yield f"  {'kind':<15}{'phase':<9}{'calls':>5}{'each':>9} {'in all':>10}  ranks, where"
     ordered: Sequence[Collective] = sorted(
         stage.collectives, key=lambda each: (-(each.seconds or 0.0), -each.num_bytes)
     )
     for each in ordered[:_NUM_COLLECTIVES]:
         seconds = "" if each.seconds is None else f"{format_seconds(each.seconds):>10}"
         yield from wrapped(
-            f"  {each.kind:<15}{each.phase:<9}{each.count:>5} x"
+            f"  {each.kind:<15}{each.phase:<9}{each.count:>5}"
             f"{format_bytes(each.num_bytes / each.count):>9} {seconds}  ",
             f"{each.group_size} ranks {each.link}, {each.where}",
         )
