@@ -302,3 +302,54 @@ for batch in loader:
     (line,) = found_in(text.format(check="pass"), "sync-unverified")
     assert line.startswith("info: gradients are averaged by hand")
     assert found_in(text.format(check="assert not replicas_differ(model)"), "sync-unverified") == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ('os.environ["WORLD_SIZE"] = "8"\nos.environ["RANK"] = "0"\n', ["WORLD_SIZE", "RANK"]),
+        ('os.environ["WORLD_SIZE"] = "1"\nos.environ["RANK"] = "0"\n', []),
+        ('os.environ.setdefault("RANK", "0")\n', []),
+        ('if "RANK" not in os.environ:\n    os.environ["RANK"] = "0"\n', []),
+    ],
+)
+def test_s1_21_a_rank_or_world_size_written_into_the_environment_is_named(lines, said):
+    text = f'import os, torch.distributed as dist\n{lines}dist.init_process_group("nccl")\n'
+    found = [one for one in lint_program("t.py", text, Context()) if "hardcoded" in one.id]
+    assert [one.what.split(" is set to ")[0] for one in found] == said
+
+
+def test_s1_21_rank_and_world_size_on_one_line_are_both_named():
+    text = """
+    import torch.distributed as dist
+    dist.init_process_group("nccl", rank=0, world_size=4)
+    """
+    (finding,) = lint_program("t.py", dedent(text), Context())
+    assert "world_size is fixed to 4 and rank is fixed to 0" in finding.what
+
+
+LOADED = """
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+model = AutoModelForCausalLM.from_pretrained("gpt2"{how})
+{then}
+"""
+WRAPS = 'dist.init_process_group("nccl")\nmodel = DDP(model)'
+TRAINER = 'Trainer(model, TrainingArguments("o"{}), train_dataset=d).train()'
+
+
+@pytest.mark.parametrize(
+    ("how", "then", "is_found"),
+    [
+        (', device_map="auto"', WRAPS, True),
+        (', device_map="auto"', TRAINER.format(', fsdp="full_shard"'), True),
+        (', device_map="auto"', TRAINER.format(""), False),
+        (', device_map="auto"', TRAINER.format(', fsdp=""'), False),
+        (', device_map={"": 0}', WRAPS, False),
+        ("", WRAPS, False),
+    ],
+)
+def test_s1_21_a_model_spread_over_all_gpus_by_each_of_several_processes(how, then, is_found):
+    found = ids(LOADED.format(how=how, then=then))
+    assert ("device-map-with-distributed" in found) == is_found

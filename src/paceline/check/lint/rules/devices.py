@@ -177,7 +177,31 @@ def is_current_gpu(device: Value) -> bool:
     )
 
 
+SPREAD = frozenset({"auto", "balanced", "balanced_low_0", "sequential"})
+"""Words of `device_map` that spread a model over all GPUs that a process sees."""
+
+
+def check_device_map(program: Program, context: Context) -> Iterator[Finding]:
+    """A model spread over all GPUs in each of several processes."""
+    users = [*program.wraps]
+    for arguments in program.calls("transformers.TrainingArguments"):
+        given = arguments.argument(None, "fsdp")
+        if given is not None and given.likely():
+            users.append(arguments)
+    for call in program.calls(method="from_pretrained") if users else ():
+        where = call.argument(None, "device_map")
+        if where is None or where.const not in SPREAD:
+            continue
+        what = (
+            f'device_map="{where.const}" spreads the model over all GPUs, and '
+            f"{users[0].spot} starts one process for each"
+        )
+        fix = "leave device_map out; for QLoRA device_map={'': int(os.environ['LOCAL_RANK'])}"
+        yield program.finding("device-map-with-distributed", call, what, fix, seen=users[:1])
+
+
 RULES = (
+    check_device_map,
     check_global_rank_as_device,
     check_device_not_set,
     check_data_parallel,

@@ -34,8 +34,10 @@ def check_fixed_world(program: Program, context: Context) -> Iterator[Finding]:
         return
     if any(backend_of(one) == {"fake"} for one in program.calls(INIT_GROUP)):
         return
-    reported: set[int] = set()
+    yield from _fixed_variables(program)
+    reported: set[tuple[str, int]] = set()
     for call in program.calls(INIT_GROUP, DISTRIBUTED_SAMPLER):
+        fixed: dict[tuple[str, int], list[tuple[str, int, ast.AST]]] = {}
         for name in ("world_size", "num_replicas", "rank"):
             given = call.argument(None, name)
             if given is None or not isinstance(given.const, int) or isinstance(given.const, bool):
@@ -47,12 +49,45 @@ def check_fixed_world(program: Program, context: Context) -> Iterator[Finding]:
             if given.const == 1 and name == "world_size":
                 continue
             at = given.node if given.node is not None else call.node
-            if id(at) in reported:
-                continue
-            reported.add(id(at))
-            what = f"{name} is fixed to {given.const}, whatever the launcher starts"
-            fix = f"leave {name} out, so that it comes from the launcher's environment"
-            yield program.finding("world-size-hardcoded", at, what, fix, seen=(call,))
+            place = program.place(at)
+            line = place.path, place.line or 1
+            fixed.setdefault(line, []).append((name, given.const, at))
+        for line in fixed.keys() - reported:
+            told = " and ".join(f"{name} is fixed to {const}" for name, const, _ in fixed[line])
+            names = " and ".join(name for name, _, _ in fixed[line])
+            what = f"{told}, whatever the launcher starts"
+            fix = f"leave {names} out: the launcher's environment has the numbers"
+            yield program.finding(
+                "world-size-hardcoded", fixed[line][0][2], what, fix, seen=(call,)
+            )
+        reported |= fixed.keys()
+
+
+_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+
+
+def _fixed_variables(program: Program) -> Iterator[Finding]:
+    """`os.environ["RANK"] = "0"`: over what the launcher says. In a branch it may be meant for a
+    start without one, and with a world of one rank it is."""
+    if not program.calls(INIT_GROUP) or "environ" not in program.text:
+        return
+    branches = [one for one in program.source.nodes if isinstance(one, ast.If | ast.Try)]
+    inside = {id(node) for branch in branches for node in ast.walk(branch)}
+    found: dict[str, tuple[str, ast.Assign]] = {}
+    for node in program.source.nodes:
+        match node:
+            case ast.Assign(
+                targets=[ast.Subscript(value=owner, slice=ast.Constant(value=str(name)))],
+                value=ast.Constant(value=str(text)),
+            ) if name in _LAUNCHERS and id(node) not in inside:
+                if getattr(owner, "attr", getattr(owner, "id", None)) == "environ":
+                    found[name] = text, node
+    if "WORLD_SIZE" in found and found["WORLD_SIZE"][0] == "1":
+        return
+    for name, (text, node) in found.items():
+        what = f"{name} is set to {text} in every process, over what the launcher says"
+        fix = f"leave the line out: torchrun, accelerate and deepspeed set {name}"
+        yield program.finding("world-size-hardcoded", node, what, fix)
 
 
 def world_of_one(call: Call) -> bool:
