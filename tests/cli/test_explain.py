@@ -145,3 +145,10 @@ def test_s3_10_golden_rules_comparisons_and_patterns_are_topics_in_text_and_json
     for entry in json.loads(run(*TOPICS, "--json").output):
         assert len(entry["text"]) > 300
     assert "did you mean golden-rules" in str(run("golden-rule").exception)
+
+
+@pytest.mark.parametrize(
+    ("word", "first"), [("memory", "memory-by-size: "), ("patterns", "patterns: Four ways")]
+)
+def test_s3_10_the_words_of_the_documents_find_their_topics(word, first):
+    assert run(word).output.startswith(first)

@@ -43,6 +43,9 @@ def explain(name: str) -> tuple[Entry, ...]:
     shown = load_symptoms().get(name.lower())
     if found or shown:
         return (*found, *([shown] if shown else []))
+    begun = [each for each in load_codes().values() if each.code.startswith(f"{name.lower()}-")]
+    if len(begun) == 1:  # `memory` is memory-by-size
+        return tuple(begun)
     near = _near(name)
     what = f"no code is called {name!r}"
     if name in check_names():

@@ -210,8 +210,8 @@ class Plan:
     num_fitting: int = 0
     """Layouts that were priced and fit."""
 
-    search_s: float = 0.0
-    """How long that took."""
+    search_s: float = field(default=0.0, compare=False)
+    """How long that took. Measured, so no part of the plan: its JSON leaves it out."""
 
     stages: tuple[MemoryEstimate, ...] = ()
     """Memory of one rank of every pipeline stage, first to last."""

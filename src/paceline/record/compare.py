@@ -161,7 +161,7 @@ _Evaluations = dict[int, Mapping[str, float | None]]
 
 _PLAN_LEFT_OUT = (
     *("decisions", "rejected", "pareto", "profile", "stages", "costs", "goodput", "state"),
-    *("cluster.known", "cluster.levels", "search_s", "length", "limits", "decoder"),
+    *("cluster.known", "cluster.levels", "length", "limits", "decoder"),
     *("space_size", "num_fitting"),
 )
 """Parts of a plan that are about other layouts, repeat the job, or say how it was found."""

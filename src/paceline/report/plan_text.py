@@ -379,7 +379,8 @@ def _others(plan: Plan) -> Iterator[str]:
         return
     yield ""
     is_whole = plan.space_size <= len(plan.rejected) + 1
-    took = "" if is_whole else f" in {format_seconds(plan.search_s)}; {plan.num_fitting:,} fit"
+    took = f" in {format_seconds(plan.search_s)}" if plan.search_s else ""
+    took = "" if is_whole else f"{took}; {plan.num_fitting:,} fit"
     size = len(plan.rejected) if is_whole else plan.space_size
     yield _row("others", f"considered {size:,} layout{'s' * (size != 1)}{took}")
     shown = _most_telling(plan.rejected)

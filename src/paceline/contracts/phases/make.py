@@ -238,7 +238,7 @@ def _digest(case: Case) -> str:
     took."""
     parts = (
         dump_job(case.job.spec),
-        plan_to_json(replace(case.plan, search_s=0.0)).decode(),
+        plan_to_json(case.plan).decode(),
         repr(case.goals),
         repr(case.view.assumptions),
         repr(case.view.costs),
