@@ -141,3 +141,20 @@ def test_more_ranks_than_a_machine_can_start_are_refused():
     done = CliRunner().invoke(command, ["--all-reduce", "--ranks", "9" * 20])
     assert isinstance(done.exception, JobError)
     assert "at most 4096" in str(done.exception)
+
+
+@pytest.mark.parametrize("changes", [[], ["--set", "cluster.accelerator=H100-SXM"]])
+def test_s4_7_the_json_has_the_plans_rates_and_the_share_that_was_reached(
+    monkeypatch, tmp_path, changes
+):
+    (tmp_path / "job.yaml").write_text(JOB)
+    rows = (row(1024, 1e9), row(4096, 2e9))
+    made = Sweep(world_size=2, backend="gloo", device="cpu", torch="2.13", rows=rows)
+    monkeypatch.setattr(sweeping, "sweep_all_reduce", lambda *args, **options: made)
+    asked = [str(tmp_path / "job.yaml"), "--all-reduce", "--json", *changes]
+    expected = json.loads(CliRunner().invoke(command, asked).stdout)["expected"]
+    if changes:
+        assert expected["reached"] == [None]
+        assert "the sweep is of this machine" in expected["reason"]
+    else:
+        assert expected["reached"] == [pytest.approx(2e9 / expected["link_bytes_per_s"])]

@@ -106,3 +106,9 @@ def test_this_machines_job_is_simulated_on_one_node_and_not_on_many():
 def test_what_cannot_be_is_refused_with_its_option(arguments, said):
     with pytest.raises(JobError, match=said):
         called(LARGE, *arguments)
+
+
+def test_s4_16_a_mean_of_recoveries_below_one_is_not_told_as_none():
+    from paceline.report.simulate_text import _count
+
+    assert (_count(0.25), _count(3.4), _count(12.3)) == ("0.25", "3.4", "12")

@@ -288,8 +288,14 @@ def test_a_checkpoint_of_another_model_names_what_differs(folder):
     ("text", "said"),
     [
         ("def build_model(:\n    pass\n", "model.py, line 1 is no Python: invalid syntax"),
-        ("import nowhere_to_be_found\n", "model.py, line 1: ModuleNotFoundError: No module named"),
-        ("x = 1\nx[0]\n", "model.py, line 2: TypeError: 'int' object is not subscriptable"),
+        (
+            "import nowhere_to_be_found\nbuild_model = 1\n",
+            "model.py, line 1: ModuleNotFoundError: No module named",
+        ),
+        (
+            "x = 1\nx[0]\nbuild_model = 1\n",
+            "model.py, line 2: TypeError: 'int' object is not subscriptable",
+        ),
         ("def build_model():\n    return 3\n", "build_model() returned a int"),
     ],
     ids=["syntax", "import", "raises", "no-module"],
@@ -319,6 +325,14 @@ def test_a_models_file_that_is_wrong_is_named_with_its_line(folder, capfd, text,
 def test_a_wrong_path_or_pair_is_refused_before_anything_starts(change, said, folder):
     with pytest.raises(JobError, match=said):
         answer(asked() | change, folder)
+
+
+def test_s2_8_a_models_file_without_build_model_is_refused_before_anything_starts(folder):
+    (folder / "model.py").write_text("from torch import nn\n\nNET = nn.Linear(4, 1)\n")
+    with pytest.raises(JobError, match=r"model.py defines no build_model\(\)") as caught:
+        answer(asked(), folder)
+    assert caught.value.problems[0].where == "modelPath"
+    assert "define build_model()" in caught.value.problems[0].fix
 
 
 def test_targets_that_are_no_whole_numbers_are_fitted_and_have_no_accuracy(folder):

@@ -439,3 +439,9 @@ def test_s4_17_a_chunk_that_one_step_overfills_has_the_size_of_the_step():
     chunks = formatted("004", "train.global_batch=60000", "train.steps=100")["coordinator_chunking"]
     assert (chunks["chunk_size"], chunks["num_chunks"]) == (60_000, 100)
     assert "60,000 samples, more than 50,000: no chunk is smaller" in chunks["reason"]
+
+
+def test_s2_13_monitoring_names_the_program_whose_metrics_it_reads():
+    assert formatted("002")["monitoringSetup"]["appliesTo"] == "`paceline run`"
+    told = formatted("002", *MACS, "engine=mlx")["monitoringSetup"]["appliesTo"]
+    assert "MLX's example program writes no metrics.jsonl" in told

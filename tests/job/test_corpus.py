@@ -122,6 +122,10 @@ def test_a_misspelt_file_is_told_the_one_that_is_there(tmp_path):
     )
 
 
+def test_s2_12_a_folder_that_is_not_mounted_is_no_slip_for_one_of_the_system(tmp_path):
+    assert "did you mean" not in problem_of(tmp_path, "/usrr/none/*.txt").fix
+
+
 def test_every_pattern_that_matches_nothing_is_told(tmp_path):
     with pytest.raises(JobError) as caught:
         corpus(tmp_path, "[a, b]")

@@ -386,7 +386,7 @@ def _print_sweeps(
     from paceline.launch.bench import read_ranks
     from paceline.launch.sweep import sweep_all_reduce
     from paceline.render.fabric import decide_network
-    from paceline.report.sweep_text import expected_lines, sweep_lines
+    from paceline.report.sweep_text import expected_lines, expected_of, sweep_lines
 
     max_bytes = _read_size(max_size)
     counts = [count for count in read_ranks(ranks_text) if count > 1 or is_given("ranks_text")]
@@ -403,6 +403,7 @@ def _print_sweeps(
         found = {
             "sweeps": [asdict(sweep) for sweep in sweeps],
             "network": None if network is None else asdict(network),
+            "expected": None if plan is None else expected_of(plan, sweeps),
         }
         click.echo(json.dumps(found, indent=2))
         return

@@ -41,6 +41,19 @@ STATE_SOURCES = {
 step's time is unknown, and so the choice."""
 
 
+def applies_to(plan: Plan, job: Job) -> str:
+    """Which program keeps its samples, checkpoints and metrics as the contracts say."""
+    if plan.engine == "paceline" and job.spec.program is None:
+        return "`paceline run`"
+    nobody = ""
+    if is_mlx(plan):
+        nobody = "; MLX's example program writes no metrics.jsonl, which alerts and page read"
+    return (
+        "`paceline run`; your own program, or of another engine, keeps its own samples, "
+        f"checkpoints and metrics, and should be set up like this{nobody}"
+    )
+
+
 def init_method(plan: Plan, job: Job) -> str:
     """How the plan's ranks find each other, as the contracts' key of this name says it."""
     if plan.cluster.backend == "mlx":

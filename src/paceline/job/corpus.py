@@ -285,6 +285,8 @@ def _near_misses(pattern: str, folder: Path) -> str:
         if not glob.has_magic(part) and (here / part).is_dir():
             here = here / part
             continue
+        if here == Path(here.anchor):
+            return ""  # what is not mounted here is no slip for a folder of the system
         try:
             names = sorted(name for name in os.listdir(here) if not name.startswith("."))
         except OSError:

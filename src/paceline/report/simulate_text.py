@@ -93,6 +93,15 @@ def _cell(result: Result) -> str:
     return f"{result.useful:.2%}{spread}"
 
 
+def _count(mean: float) -> str:
+    """A mean of whole numbers, which is not rounded to none.
+
+    >>> _count(0.25), _count(12.3)
+    ('0.25', '12')
+    """
+    return f"{mean:.0f}" if mean >= 10 else f"{mean:.2g}"
+
+
 def _where(result: Result) -> Iterator[str]:
     """Where the rest of the time goes, at the process's own rate."""
     lost = [
@@ -103,7 +112,7 @@ def _where(result: Result) -> Iterator[str]:
     down = ""
     if result.downtime_s is not None:
         down = (
-            f"; {result.recoveries:.0f} recoveries, with a median of "
+            f"; {_count(result.recoveries or 0.0)} recoveries on average, with a median of "
             f"{format_seconds(result.downtime_s)} from fault to the end of the next step"
         )
     yield from wrapped("    ", f"{result.system}: {', '.join(lost) or 'all goodput'}{down}")

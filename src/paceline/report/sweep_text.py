@@ -1,5 +1,8 @@
 """A sweep of all-reduce as plain text."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from paceline.plan import Plan
 from paceline.record.sweep import Sweep
 from paceline.report.table import format_table
@@ -28,12 +31,40 @@ def sweep_lines(sweep: Sweep, plan: Plan | None) -> list[str]:
         format_table(rows),
         f"best bus bandwidth: {best / 1e9:.3g} GB/s (measured)",
     ]
-    link = None if plan is None else plan.cluster.link_bytes_per_s
-    if plan is not None and link and plan.cluster.is_local:
+    share = None if plan is None else _share_reached(plan, sweep)
+    if plan is not None and share is not None:
         known = plan.cluster.known.get("link_bytes_per_s", "estimated")
+        rate = f"{best / share / 1e9:.3g} GB/s"
         found.append(
-            f"the plan takes {link / 1e9:.3g} GB/s between ranks of this machine ({known}): "
-            f"{best / link:.0%} of it were reached"
+            f"the plan takes {rate} between ranks of this machine ({known}): "
+            f"{share:.0%} of it were reached"
+        )
+    return found
+
+
+def _share_reached(plan: Plan, sweep: Sweep) -> float | None:
+    """Share of the rate between ranks that the plan takes, where it is for this machine."""
+    link = plan.cluster.link_bytes_per_s
+    return sweep.best_bytes_per_s / link if link and plan.cluster.is_local else None
+
+
+def expected_of(plan: Plan, sweeps: Sequence[Sweep]) -> dict[str, Any]:
+    """The rates that the plan takes, and the share of them that each sweep reached.
+
+    Returns:
+        JSON values: rates in bytes a second; a share of None has its reason beside it.
+    """
+    cluster = plan.cluster
+    names = ("link_bytes_per_s", "network_bytes_per_s")
+    found: dict[str, Any] = {name: getattr(cluster, name) for name in names}
+    found["known"] = {name: cluster.known.get(name, "estimated") for name in names}
+    found["reached"] = [_share_reached(plan, sweep) for sweep in sweeps]
+    if None in found["reached"]:
+        found["reason"] = (
+            "the rate between ranks is unknown"
+            if cluster.is_local
+            else f"the sweep is of this machine, and the plan for {cluster.name}: "
+            "`paceline render JOB --for network` writes the sweep of the cluster"
         )
     return found
 

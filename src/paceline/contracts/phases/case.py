@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from paceline.contracts.operate import applies_to
 from paceline.contracts.phases.required import Requirements
 from paceline.errors import Problem
 from paceline.job import Job
@@ -55,12 +56,7 @@ class Case:
     @property
     def applies_to(self) -> str:
         """Which program the phase is about."""
-        if self.plan.engine == "paceline" and self.job.spec.program is None:
-            return "`paceline run`"
-        return (
-            "`paceline run`; your own program, or of another engine, keeps its own samples, "
-            "checkpoints and metrics, and should be set up like this"
-        )
+        return applies_to(self.plan, self.job)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from paceline.contracts.skills import need
 from paceline.contracts.skills.messages.pytorch import Answer, Epoch, Metrics, Request
-from paceline.contracts.skills.words import last_words, problem
+from paceline.contracts.skills.words import check_model_file, last_words, problem
 from paceline.control.environment import spins
 from paceline.errors import JobError, Problem
 
@@ -54,10 +54,7 @@ def run(request: Request, folder: Path) -> Answer:
 
 def _check(request: Request, folder: Path) -> Iterator[Problem]:
     model, data, train = request.modelPath, request.dataConfig, request.trainingConfig
-    if not (folder / model).is_file():
-        yield problem("modelPath", f"there is no file {model}", "name the model's Python file")
-    elif Path(model).suffix != ".py":
-        yield problem("modelPath", f"{model} is no Python file", "name a .py with build_model()")
+    yield from check_model_file(folder / model, "modelPath")
     for key, path in (("trainPath", data.trainPath), ("valPath", data.valPath)):
         if path is not None and Path(path).suffix in _READ_HERE and not (folder / path).is_file():
             yield problem(f"dataConfig.{key}", f"there is no file {path}", "name the samples")

@@ -13,7 +13,7 @@ from pathlib import Path
 from paceline.contracts.skills import need
 from paceline.contracts.skills.messages.pytorch import Metrics
 from paceline.contracts.skills.messages.tensorflow import Answer, Request
-from paceline.contracts.skills.words import last_words, problem
+from paceline.contracts.skills.words import check_model_file, last_words, problem
 from paceline.errors import JobError, Problem
 
 _READ = {".npz", ".csv"}
@@ -66,12 +66,7 @@ def run(request: Request, folder: Path) -> Answer:
 
 def _check(request: Request, folder: Path) -> Iterator[Problem]:
     model, data, train = request.modelConfig, request.dataConfig, request.trainingConfig
-    if not (folder / model.modelPath).is_file():
-        what, fix = f"there is no file {model.modelPath}", "name the model's Python file"
-        yield problem("modelConfig.modelPath", what, fix)
-    elif Path(model.modelPath).suffix != ".py":
-        what = f"{model.modelPath} is no Python file"
-        yield problem("modelConfig.modelPath", what, "name a .py with build_model()")
+    yield from check_model_file(folder / model.modelPath, "modelConfig.modelPath")
     for key, path in (("trainPath", data.trainPath), ("valPath", data.valPath)):
         if path is None:
             continue

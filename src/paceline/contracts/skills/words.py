@@ -1,6 +1,8 @@
 """The line of a program's output that says why it failed, and a problem in a request."""
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.errors import Problem
@@ -34,6 +36,32 @@ def raised_in(text: str, path: str | Path) -> str:
     frames = re.findall(r'File "(.+)", line (\d+)', text)
     numbers = [number for each, number in frames if Path(each).name == Path(path).name]
     return f"{path}, line {numbers[-1]}: " if numbers else ""
+
+
+def check_model_file(path: Path, key: str) -> Iterator[Problem]:
+    """Whether a request's file can have `build_model()`; it is read and not run, and what is no
+    Python is told when it runs, with its line.
+
+    Args:
+        path: The file.
+        key: The request's, which names it.
+    """
+    if not path.is_file():
+        yield problem(key, f"there is no file {path.name}", "name the model's Python file")
+        return
+    if path.suffix != ".py":
+        yield problem(key, f"{path.name} is no Python file", "name a .py with build_model()")
+        return
+    try:
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    except (OSError, SyntaxError, ValueError):
+        return
+    named = {getattr(node, "name", None) for node in nodes}
+    named |= {node.asname for node in nodes if isinstance(node, ast.alias)}
+    named |= {node.id for node in nodes if isinstance(node, ast.Name)}
+    if not named & {"build_model", "*"}:
+        what = f"{path.name} defines no build_model()"
+        yield problem(key, what, "define build_model() there, which returns the model to train")
 
 
 def problem(key: str, what: str, fix: str) -> Problem:

@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.contracts.operate import (
     METRICS,
+    applies_to,
     backends,
     checkpoint_storage,
     health_checks,
@@ -188,6 +189,7 @@ def _faults(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
 def _monitoring(plan: Plan, job: Job) -> dict[str, Any]:
     tensorboard = "tensorboard" in job.spec.metrics.wanted
     return {
+        "appliesTo": applies_to(plan, job),
         "metrics": list(METRICS),
         "alerts": [
             {
