@@ -35,6 +35,8 @@ _CONTEXT.set_forkserver_preload(
         *("torch", "torch._dynamo", "torch.distributed.fsdp", "numpy", "pytest"),
         *("paceline.runtime.language_model", "paceline.runtime.session", "paceline.prove.prove"),
         *("transformers", "transformers.modeling_utils", "transformers.models.auto.modeling_auto"),
+        *("transformers.models.gpt2.modeling_gpt2", "transformers.models.llama.modeling_llama"),
+        *("transformers.models.mixtral.modeling_mixtral", "hypothesis"),
     ]
 )
 
