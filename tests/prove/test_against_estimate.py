@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -97,7 +98,9 @@ TRANSFORMERS = {
 }
 
 
-@pytest.mark.parametrize("kind", TRANSFORMERS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param("qwen3", marks=pytest.mark.repeat), "qwen3_moe", "gpt2"]
+)
 def test_kernels_of_transformers_models_take_what_their_proof_has(kind, tmp_path):
     """Norms, positions and routing in several kernels: Qwen3's block was 23 % too fast."""
     architecture, sizes = TRANSFORMERS[kind]
@@ -118,7 +121,7 @@ def test_kernels_of_transformers_models_take_what_their_proof_has(kind, tmp_path
     )
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.repeat), 4])
 def test_a_backward_pass_in_two_saves_what_it_saves_in_the_simulated_step(ranks):
     """The estimate had the head's gradients, and autocast's casts of gradients, among what cannot
     be put off: it saved three fifths of this."""
@@ -135,7 +138,7 @@ def test_a_backward_pass_in_two_saves_what_it_saves_in_the_simulated_step(ranks)
     [
         pipeline(4),
         pipeline(4, "gpipe"),
-        pipeline(2, "interleaved", 2),
+        pytest.param(pipeline(2, "interleaved", 2), marks=pytest.mark.repeat),
         pipeline(4, "interleaved", 2),
     ],
     ids=lambda of: f"{of.schedule} {of.pipeline}",
@@ -342,11 +345,21 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize(
-    "of",
-    [layout(data=4, sharding="none"), layout(data=4), tensor(2)],
-    ids=["DDP", "FSDP2", "tensor"],
+    ("kind", "of"),
+    [
+        *((kind, layout(data=4, sharding="none")) for kind in WRITTEN),
+        *(("gpt2", of) for of in (layout(data=4), tensor(2))),
+        ("mixtral", tensor(2)),
+        *(
+            pytest.param(*each, marks=pytest.mark.repeat)
+            for each in (
+                ("mixtral", layout(data=4)),
+                *product(("qwen3", "gemma2"), (layout(data=4), tensor(2))),
+            )
+        ),
+    ],
+    ids=lambda each: getattr(each, "name", each),
 )
-@pytest.mark.parametrize("kind", WRITTEN)
 def test_memory_of_a_model_that_transformers_builds_is_the_proofs(kind, of, tmp_path):
     """GPT-2 was 11 % short with DDP, Qwen3 13 %, Gemma 2 58 %: all were taken for our decoder."""
     (tmp_path / "config.json").write_text(json.dumps(WRITTEN[kind]))

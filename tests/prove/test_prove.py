@@ -191,7 +191,7 @@ def test_a_pipelines_first_stage_waits_in_its_bubble():
 @pytest.mark.parametrize(
     "of",
     [
-        layout(data=1, context=2),
+        pytest.param(layout(data=1, context=2), marks=pytest.mark.repeat),
         layout(data=1, context=4, sharding="none", pipeline=2, accumulation=4),
         layout(data=2, context=2, context_kind="ulysses"),
     ],
@@ -305,7 +305,7 @@ def test_a_model_without_ways_is_not_split_over_tensor_ranks(tmp_path):
         prove(request(layout(tensor=2), model=own(tmp_path, "good")))
 
 
-@pytest.mark.parametrize("name", ["FSDP2", "ZeRO-2"])
+@pytest.mark.parametrize("name", ["FSDP2", pytest.param("ZeRO-2", marks=pytest.mark.repeat)])
 def test_an_offloaded_layout_is_proved_without_what_the_host_holds(name):
     here = replace(ON_TWO[name], offload="cpu", offload_parameters=True)
     proof = prove(request(here, rates=RATES))

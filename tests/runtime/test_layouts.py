@@ -22,8 +22,9 @@ SLOW = (
 """Pairs whose halves are each in another layout here; `test_strategy.py`, `test_shard.py`,
 `test_tensor.py` and `test_pipeline.py` have them in part too."""
 
-PAIRS = ("CP x TP", "PP x TP", "PP x CP", "PP interleaved x FSDP2")
-"""Of two ways that are each in another layout of the first test."""
+SHOWN = (*("CP x TP", "PP x TP", "PP x CP", "PP interleaved x FSDP2", "PP 1F1B x FSDP2", "TP 4"),)
+"""Pairs of ways that are each in another layout of the first test, and tensor ranks alone, which
+`test_tensor.py` has."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -61,12 +62,12 @@ def check(names: list[str], variant: str, alone: dict[str, Any]) -> None:
 
 
 def test_each_layout_trains_as_one_device_does(alone: dict[str, Any]):
-    check([name for name in LAYOUTS if name not in (*SLOW, *PAIRS)], "plain", alone)
+    check([name for name in LAYOUTS if name not in (*SLOW, *SHOWN)], "plain", alone)
 
 
 @pytest.mark.repeat
-def test_each_pair_of_ways_trains_as_one_device_does(alone: dict[str, Any]):
-    check(list(PAIRS), "plain", alone)
+def test_each_layout_that_others_show_trains_as_one_device_does(alone: dict[str, Any]):
+    check(list(SHOWN), "plain", alone)
 
 
 @pytest.mark.slow
