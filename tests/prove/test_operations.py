@@ -1,5 +1,7 @@
 """What one recorded operation reads, writes and takes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tests.prove.cases import MIXTRAL, layout, request
@@ -60,12 +62,20 @@ def test_experts_in_one_kernel_are_launched_once():
 
 def test_a_message_crosses_the_network_where_its_two_ranks_are_on_two_nodes():
     """Stages of 4 ranks on nodes of 8: every second boundary is one of nodes."""
-    seconds = collective_seconds(RATES)
+    seconds = collective_seconds(RATES, 4)
     inside, across, next_inside = (
         seconds(Issued("send", 10**9, (rank, rank + 4), True)) for rank in (0, 4, 8)
     )
     assert across > 2 * inside
     assert next_inside == inside
+
+
+def test_in_a_loop_the_last_stage_sends_as_fast_as_any_other():
+    """It took as long as if all 12 ranks between the two sent at once: a node has NICs for 8."""
+    spare = replace(RATES.levels[-1], spare=8.0)
+    seconds = collective_seconds(replace(RATES, levels=(*RATES.levels[:-1], spare)), 4)
+    across, back = (seconds(Issued("send", 10**9, ranks, True)) for ranks in ((4, 8), (12, 0)))
+    assert back == across
 
 
 @pytest.mark.parametrize(("expert", "expected"), [(1, 0), (2, 3)])

@@ -313,7 +313,7 @@ def _simulated(
         times = simulate(
             steps,
             ranks,
-            collective_seconds(request.rates),
+            collective_seconds(request.rates, _stage_ranks(request)),
             host_s=float(request.rates.host_s),
             wants_events=request.wants_trace,
         )
@@ -398,8 +398,12 @@ def _beside_blocks(place: Place) -> str:
     return "outside the blocks" + (f" ({place.module})" if place.module else "")
 
 
+def _stage_ranks(request: Request) -> int:
+    return request.layout.num_ranks // request.layout.pipeline
+
+
 def _collectives(request: Request, step: Step) -> Iterator[Collective]:
-    seconds_of = collective_seconds(request.rates)
+    seconds_of = collective_seconds(request.rates, _stage_ranks(request))
     totals: dict[Any, list[float]] = {}
     for segment in step.segments:
         place = segment.place

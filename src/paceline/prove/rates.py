@@ -37,8 +37,13 @@ def _seconds(operation: Operation, rates: Rates) -> float:
     return max(by_compute, by_memory)
 
 
-def collective_seconds(rates: Rates | None) -> Callable[[Issued], float]:
-    """How long each collective takes once all ranks are there; 0 without rates."""
+def collective_seconds(rates: Rates | None, stage_ranks: int) -> Callable[[Issued], float]:
+    """How long each collective takes once all ranks are there; 0 without rates.
+
+    Args:
+        rates: The cluster's.
+        stage_ranks: Ranks of one pipeline stage, which follow each other.
+    """
     if rates is None:
         return lambda _: 0.0
 
@@ -52,9 +57,10 @@ def collective_seconds(rates: Rates | None) -> Callable[[Issued], float]:
                 for level in rates.levels
                 if ranks[0] // level.size == ranks[1] // level.size
             )
-            # Of pipeline stages and rings, as many ranks send at once as lie between the two.
-            span = next(shared, inf)
-            return float(p2p_s(issued.num_bytes, span, rates, crossing=stride))
+            # Of pipeline stages and rings, as many ranks send at once as lie between the two; in a
+            # loop from the last stage to the first, those of a stage.
+            span, crossing = next(shared, inf), min(stride, stage_ranks)
+            return float(p2p_s(issued.num_bytes, span, rates, crossing=crossing))
         collective = _COLLECTIVES.get(issued.kind, all_gather_s)
         return float(collective(issued.num_bytes, degree, stride, rates))
 
