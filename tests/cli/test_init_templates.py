@@ -38,7 +38,7 @@ def test_s0_24_a_template_is_planned_for_two_ranks_of_this_machine(name: str, tm
 
 @pytest.mark.repeat  # that each can be planned is above; such jobs are run in `tests/run/`
 @pytest.mark.ranks
-@pytest.mark.parametrize("name", ["classification-full", "domain-adapt", "peft-quick"])
+@pytest.mark.parametrize("name", ["classification-full", "peft-quick"])
 def test_s0_24_a_template_learns_on_two_ranks(name: str, tmp_path: Path):
     scene = Scene(tmp_path)
     assert scene.paceline("init", "--template", name, ".", "--force").returncode == 0
@@ -46,6 +46,21 @@ def test_s0_24_a_template_learns_on_two_ranks(name: str, tmp_path: Path):
     losses = [evaluated.loss for evaluated in run.of(log.Evaluated)]
     assert losses[-1] < losses[0]
     assert len(run.of(log.Recovered)) == (name == "classification-full")
+
+
+@pytest.mark.repeat
+@pytest.mark.ranks
+def test_s0_24_domain_adaptation_trains_all_weights_and_then_an_adapter_beside_them(tmp_path: Path):
+    scene = Scene(tmp_path)
+    assert scene.paceline("init", "--template", "domain-adapt", ".", "--force").returncode == 0
+    first = scene.run("first")
+    assert scene.paceline("plan", "adapter.yaml").returncode == 2  # it needs the first's weights
+    assert scene.paceline("export", "first", "model").returncode == 0
+    done = scene.paceline("run", "adapter.yaml", "--no-report", "--out", "task")
+    assert done.returncode == 0, done.stderr
+    for run in (first, scene.record("task")):
+        losses = [evaluated.loss for evaluated in run.of(log.Evaluated)]
+        assert losses[-1] < losses[0]
 
 
 def test_s0_24_a_wrong_name_lists_the_templates(tmp_path: Path):
