@@ -299,6 +299,13 @@ def test_a_mixture_of_accelerators_is_refused_and_the_slowest_named():
     assert problem.fix.startswith("set accelerator to A100-80 and memory to 79.6 GiB")
 
 
+def test_s4_3_macs_with_slower_ports_than_the_slowest_chip_are_planned_with_those():
+    with pytest.raises(JobError) as caught:
+        find(machine(), "accelerator='M1-Ultra + M4-Max'")
+    (problem,) = caught.value.problems
+    assert problem.fix.startswith("set accelerator to M4-Max, network to 40Gb/s and memory to")
+
+
 def test_a_published_spelling_is_the_accelerator():
     assert find(machine(), "accelerator=h100-sxm5-80gb").accelerator == "H100-SXM"
 

@@ -116,12 +116,15 @@ def check_one_kind(asked: str, catalog: Catalog, where: str) -> None:
     kinds = [catalog.accelerators[name] for name in names]
     slowest = min(kinds, key=lambda each: max(each.peak_flops_per_s.values(), default=0.0))
     least = min(each.memory_bytes or 0 for each in kinds)
+    network = min(each.network_node_bytes_per_s for each in kinds)
+    is_slower = network < slowest.network_node_bytes_per_s
+    narrowest = f", network to {network * 8e-9:g}Gb/s" if is_slower else ""
     raise JobError.of(
         code="T005",
         what=f"the nodes differ: {' and '.join(names)}; a plan is for equal ranks",
         where=where,
-        fix=f"set accelerator to {slowest.name} and memory to {format_bytes(least)}: the "
-        "slowest sets the pace and the smallest the room",
+        fix=f"set accelerator to {slowest.name}{narrowest} and memory to {format_bytes(least)}: "
+        "the slowest sets the pace and the smallest the room",
     )
 
 
