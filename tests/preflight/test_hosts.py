@@ -5,7 +5,6 @@ The hosts are network namespaces of this machine, see `tests/engines/networks.py
 
 import json
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from tests.command import run_command
 from tests.engines.networks import Hosts, can_make_hosts
 from tests.engines.test_ssh import SSHD, Cluster
-from tests.preflight.test_here import JOB, WITHIN_S
+from tests.preflight.test_here import JOB
 
 pytestmark = [
     pytest.mark.ranks,
@@ -35,17 +34,16 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         made.hosts.down()
 
 
-def preflight(cluster: Cluster, *words: str, hosts: tuple[int, ...]) -> tuple[dict, float]:
-    """Its JSON and how long it took."""
+def preflight(cluster: Cluster, *words: str, hosts: tuple[int, ...]) -> dict:
+    """Its JSON."""
     folder = cluster.folder.parent
     sizes = ("--set", f"cluster.nodes={len(hosts)}", "--set", "cluster.per_node=1")
-    began = time.monotonic()
     asked = ("preflight", "job.yaml", "--json", *sizes, *cluster.options(*hosts), *words)
     done = run_command(*asked, folder=folder, timeout=280)
     assert "Traceback" not in done.stderr
     found = json.loads(done.stdout)
     assert done.returncode == (0 if found["fit"] else 1), done.stderr
-    return found, time.monotonic() - began
+    return found
 
 
 def failing(found: dict) -> dict[str, list[str]]:
@@ -64,8 +62,7 @@ def test_each_broken_host_is_named_with_what_is_broken_and_the_good_one_is_liste
     address = cluster.hosts.address
     file = cluster.folder / "good.txt"
     words = ("--no-measure", "--timeout", "30", "--nodes-file", str(file))
-    found, seconds = preflight(cluster, *words, hosts=(0, 1, 2, 3))  # nobody answers on host 3
-    assert seconds < WITHIN_S
+    found = preflight(cluster, *words, hosts=(0, 1, 2, 3))  # nobody answers on host 3
     assert failing(found) == {
         address(1): ["shm-too-small"],
         address(2): ["too-many-open-files"],
@@ -79,8 +76,7 @@ def test_each_broken_host_is_named_with_what_is_broken_and_the_good_one_is_liste
 def test_a_host_whose_logins_name_a_wrong_interface_is_found(cluster):
     cluster.serve(0)
     cluster.serve(1, variables="NCCL_SOCKET_IFNAME=ib7 GLOO_SOCKET_IFNAME=ib7")
-    found, seconds = preflight(cluster, "--no-measure", hosts=(0, 1))
-    assert seconds < WITHIN_S
+    found = preflight(cluster, "--no-measure", hosts=(0, 1))
     wrong = {
         each["id"]: (each["node"], each["status"])
         for each in found["results"]
@@ -110,7 +106,7 @@ def test_a_run_on_hosts_is_refused_with_the_host_that_is_not_fit(cluster):
 def test_hosts_that_do_not_reach_each_other_are_named_though_each_is_reached(cluster):
     cluster.serve(0)
     cluster.serve(1, f"ip route add blackhole {cluster.hosts.address(0)};")
-    found, _ = preflight(cluster, "--no-measure", hosts=(0, 1))
+    found = preflight(cluster, "--no-measure", hosts=(0, 1))
     assert failing(found)[cluster.hosts.address(1)] == ["nccl-connect-refused"]
 
 
@@ -119,7 +115,7 @@ def test_a_folder_that_each_host_has_for_itself_is_no_place_for_a_run(cluster):
     runs.mkdir()
     cluster.serve(0)
     cluster.serve(1, f"mount -t tmpfs tmpfs {runs};")
-    found, _ = preflight(cluster, "--no-measure", hosts=(0, 1))
+    found = preflight(cluster, "--no-measure", hosts=(0, 1))
     assert failing(found) == {cluster.hosts.address(1): ["folder-not-shared"]}
 
 
@@ -127,7 +123,7 @@ def test_a_folder_that_each_host_has_for_itself_is_no_place_for_a_run(cluster):
 def test_all_reduce_goes_over_the_hosts(cluster):
     cluster.serve(0)
     cluster.serve(1)
-    found, _ = preflight(cluster, hosts=(0, 1))
+    found = preflight(cluster, hosts=(0, 1))
     (swept,) = [each for each in found["results"] if each["name"] == "all-reduce"]
     assert swept["status"] == "pass"
     assert "2 ranks, gloo" in swept["evidence"]
