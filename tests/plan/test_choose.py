@@ -85,9 +85,38 @@ def test_a_faster_layout_that_lost_says_by_how_much_and_what_simpler_means():
     screen = format_plan(plan)
     assert screen.count("but more complex") == 1
     assert re.search(
-        r"why         simpler than layouts that are up to [\d.]+% faster \(see\s+others\)", screen
+        r"why         simpler than layouts up to [\d.]+% faster \(see\s+others\); with ZeRO-1 at",
+        screen,
     )
     assert SIMPLER[0] in " ".join(explain_plan(plan).split())
+
+
+def test_a_faster_layout_that_is_later_at_the_slow_end_of_its_range_says_that_it_lost_by_that():
+    plan = plan_of(EXPERTS)
+    faster = [each for each in plan.rejected if "faster (" in each.reason]
+    assert faster
+    for each in faster:
+        assert each.passed_over.startswith("likely faster, but slower at the slow end")
+        assert re.fullmatch(
+            r"[\d.]+% faster \([\d.]+% slower at the slow end of both ranges\)", each.reason
+        )
+        assert each.estimate.step_high_s > plan.estimate.step_high_s
+    assert "takes the least time at the slow end of" in " ".join(format_plan(plan).split())
+
+
+EXPERTS = """\
+name: experts
+model: {preset: qwen3-30b-a3b}
+data: {path: x, seq_len: 4096}
+cluster: {accelerator: H100-SXM, nodes: 2, per_node: 8}
+train: {global_batch: 128, steps: 1000}
+engine: megatron
+"""
+
+
+def test_a_dispatcher_that_is_asked_for_has_tokens_to_send():
+    assert plan_of(EXPERTS).layout.expert == 1
+    assert plan_of(EXPERTS, "train.token_dispatcher=alltoall").layout.expert > 1
 
 
 def test_a_need_just_over_its_limit_is_printed_with_the_digits_that_tell_them_apart():

@@ -44,10 +44,10 @@ def excluded_by_exchange(job: Job, cluster: Cluster, able: Abilities) -> tuple[E
     asked for that."""
     train = job.spec.train
     found = _ASYNC if train.async_expert and able.async_expert else ()
-    is_deepep = train.token_dispatcher == "deepep" and "deepep" in able.token_dispatchers
-    if job.spec.layout.expert != 1 and (found or is_deepep):
+    is_named = train.token_dispatcher in able.token_dispatchers
+    if job.spec.layout.expert != 1 and (found or is_named):
         found = (*found, Excluded(when={"expert": (1,)}, why="no tokens cross to experts there"))
-    if not is_deepep:
+    if not is_named or train.token_dispatcher != "deepep":
         return found
     is_full = cluster.ranks_per_node == _PEERS and cluster.uses_rdma
     is_full = is_full and (_capability(cluster) or _DEEPEP_BETWEEN) >= _DEEPEP_BETWEEN
@@ -88,7 +88,7 @@ def check_exchange(job: Job, cluster: Cluster, profile: ModelProfile) -> Iterato
             code="L012",
             what=f"train.token_dispatcher is deepep, {why}",
             where=job.where("train.token_dispatcher"),
-            fix="set train.token_dispatcher to alltoall",
+            fix="leave train.token_dispatcher out",
         )
     if train.async_expert and train.precision == "fp32":
         yield Problem(

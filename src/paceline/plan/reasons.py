@@ -30,6 +30,7 @@ _LEAST_TERM = 0.01
 """A term that differs by less than this share of the step is not named."""
 
 _LITTLE_ROOM = "leaves little room in memory"
+_LATER = "likely faster, but slower at the slow end of the estimate, which decides"
 
 _MOST_TERMS = 4
 """Terms of a step that are named; the others are added up."""
@@ -117,11 +118,11 @@ def why_lost(other: Layout, price: Estimate, choice: Choice) -> str:
 
 def _passed_over(other: Layout, price: Estimate, choice: Choice) -> str:
     """What keeps a layout from being chosen that is no slower, or not by more than the margin."""
-    chosen = choice.estimate
     share, _ = _pace(price, choice)
-    is_later = (price.step_high_s or 0.0) > (chosen.step_high_s or 0.0) * (1 + SAME)
-    if share > SAME or is_later or way_of(other) == way_of(choice.layout):
+    if share > SAME or way_of(other) == way_of(choice.layout):
         return ""
+    if _at_slow_end(price, choice) > SAME:
+        return _LATER if share < -SAME else ""
     if not _is_simpler(choice, other):
         return _LITTLE_ROOM
     pace = "as fast" if share > -SAME else "faster"
@@ -137,16 +138,22 @@ def _is_simpler(choice: Choice, other: Layout) -> bool:
     return bool(order_of(alike, np.inf, np.inf)[0] == 0)
 
 
+def _at_slow_end(price: Estimate, choice: Choice) -> float:
+    """By what share a layout is slower than the chosen one at the slow ends of their ranges."""
+    chosen = choice.estimate
+    its_s, mine_s = (each.step_high_s or each.step_s or 0.0 for each in (price, chosen))
+    return its_s / mine_s - 1 if mine_s else 0.0
+
+
 def _pace(price: Estimate, choice: Choice) -> tuple[float, str]:
-    """By what share a layout is slower than the chosen one, and in words: one that is faster by
-    more than the margin with the slow end of its range, which the choice goes by."""
+    """By what share a layout is slower than the chosen one, and in words: a faster one with the
+    slow end of its range, where that is why it lost."""
     chosen = choice.estimate
     if not price.step_s or not chosen.step_s:
         return 0.0, "time unknown"
-    share = price.step_s / chosen.step_s - 1
-    if share >= -choice.margin:
+    share, late = price.step_s / chosen.step_s - 1, _at_slow_end(price, choice)
+    if share >= -SAME or (share >= -choice.margin and late <= SAME):
         return share, _slower(share)
-    late = (price.step_high_s or price.step_s) / (chosen.step_high_s or chosen.step_s) - 1
     worst = _slower(late).removesuffix(" faster")
     return share, f"{_slower(share)} ({worst} at the slow end of both ranges)"
 
@@ -272,6 +279,8 @@ def _why_sharding(choice: Choice) -> str:
 def _despite(choice: Choice, other: Layout, price: Estimate, pace: str) -> str:
     """Why another layout lost, though it is faster."""
     named = _named(choice, other)
+    if _at_slow_end(price, choice) > SAME:
+        return f"{named} is {pace}; the slow end decides"
     if _is_simpler(choice, other):
         return f"simpler than {named}, which is {pace} (plan.simpler_margin: {choice.margin:.0%})"
     needs, allowed = bytes_apart(price.memory.known_bytes, choice.limit_bytes)
@@ -336,10 +345,7 @@ def _against_best(choice: Choice, others: Sequence[tuple[Layout, Estimate]]) -> 
         return _despite(choice, other, price, pace)
     if not (lead := _lead(choice)):
         return f"fits; {named} is estimated {pace}"
-    orders = [SHARDINGS.index(other.sharding) for other, _ in others]
-    is_simpler = max(orders) < SHARDINGS.index(choice.layout.sharding)
-    kind = "a simpler" if is_simpler else "another"
-    return f"{lead}; the fastest with {kind} sharding, {named}, is estimated {pace}"
+    return f"{lead}; with {other.way(choice.case.engine.full_sharding)} at best {pace}"
 
 
 def _lead(choice: Choice) -> str:
@@ -349,8 +355,10 @@ def _lead(choice: Choice) -> str:
         for other, price in choice.fitting
         if _passed_over(other, price, choice).startswith("faster")
     ]
+    if not passed and any(_passed_over(*pair, choice) == _LATER for pair in choice.fitting):
+        return "takes the least time at the slow end of the estimate (see others)"
     most = _slower(min(passed, default=0.0))
-    return f"simpler than layouts that are up to {most} (see others)" if passed else ""
+    return f"simpler than layouts up to {most} (see others)" if passed else ""
 
 
 def _named(choice: Choice, other: Layout) -> str:

@@ -299,7 +299,7 @@ def _money(plan: Plan) -> Iterator[str]:
         wall = next(deadline, format_seconds(plan.wall_s))
         yield from wrapped(
             _row("run", ""),
-            f"{wall}; goodput {good.useful:.2%}{losses(good.terms, 1)}; assumed: a "
+            f"{wall}; goodput {good.useful:.2%}{losses(good.terms, 0)}; assumed: a "
             f"failure{taken} every {format_interval(good.mtbf_s)}",
         )
     if cost is not None:
