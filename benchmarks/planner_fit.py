@@ -13,7 +13,7 @@ Needs scipy.
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,14 +66,20 @@ unfused, with fused norms and activations, and compiled; routed_ops, grouped_sha
 and step_s: guesses."""
 
 
-def fit(columns: Columns, prior: float = PRIOR) -> Efficiencies:
-    """The shipped constants with those of `_CONSTANTS` fitted to the columns' measured steps."""
+def fit(
+    columns: Columns, prior: float = PRIOR, fitted: Collection[str] | None = None
+) -> Efficiencies:
+    """The shipped constants with those of `_CONSTANTS` fitted to the columns' measured steps; where
+    some are named in `fitted`, by their first path, the others are at their priors."""
     from scipy.optimize import least_squares
 
-    base = load_efficiencies()
+    priors_of = {paths: row[0] for paths, row in _CONSTANTS.items()}
+    base = with_constants(load_efficiencies(), priors_of)
     measured = np.log([run.step_s for run in columns.runs])
     weights = source_weights(columns.runs)
-    table = list(_CONSTANTS.items())
+    table = [
+        (paths, row) for paths, row in _CONSTANTS.items() if fitted is None or paths[0] in fitted
+    ]
     priors = np.array([row[0] for _, row in table])
     firm = np.array([row[3] for _, row in table])
     low = np.array([row[1] for _, row in table]) / priors
