@@ -679,6 +679,16 @@ def test_s2_2_stages_that_wait_for_messages_are_given_a_network():
     assert "idle stages" not in by_name
 
 
+def test_s2_2_a_link_of_ones_own_catalog_is_the_network_that_is_needed_less_of(tmp_path):
+    (tmp_path / "own.toml").write_text(
+        '[links.campus-fibre]\nkind = "tcp"\nper = "port"\nbytes_per_s = "40Gb/s"\n'
+        'latency_s = 80e-6\nis_rdma = false\nsource = "measured"\n'
+    )
+    own = ("cluster.nodes=2", "cluster.network=37Gb/s", f"cluster.catalog={tmp_path / 'own.toml'}")
+    least = output(1, *own)["minimumRequirements"]["minBandwidthBytesPerSecond"]
+    assert 0 < least <= 37e9 / 8
+
+
 def test_s2_1_one_data_rank_is_not_called_elastic():
     job = job_of(*STAGES)
     faults = format_contract(replan(job), job, "002")["faultTolerance"]

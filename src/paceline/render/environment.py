@@ -83,13 +83,17 @@ def export_lines(plan: Plan, *, restarts: bool = False) -> list[str]:
 _WHY_UNSET = "# Left set by a shell or a profile of the cluster, these make a run slow, or end it:"
 
 
-def restart_words(job: Job) -> list[str]:
-    """What follows a failure of what `launch.sh` starts with torchrun: lines for its head."""
+def restart_words(job: Job, *, own: str = "") -> list[str]:
+    """What follows a failure of what `launch.sh` starts with torchrun: lines for its head.
+
+    Args:
+        own: What it says of a script of one's own, where the file can start one.
+    """
     most = job.spec.recovery.max_restarts
     if most:
         return [
             f"After a failure torchrun restarts all ranks, {counted(most, 'time')} at most, from",
-            "the newest whole checkpoint (a script of your own loads its own). This file",
+            f"the newest whole checkpoint{own}. This file",
             "resumes there too when you run it again.",
         ]
     return [

@@ -122,7 +122,7 @@ def _layout_gaps(plan: Plan) -> Iterator[Gap]:
 
 def _about(plan: Plan, job: Job, least: int) -> list[str]:
     nodes = plan.cluster.num_nodes
-    found = ["", *restart_words(job)]
+    found = ["", *restart_words(job, own=" (a script of your own loads its own)")]
     if nodes == 1:
         return found
     found += [

@@ -154,10 +154,11 @@ def _time(proof: Proof, compared: Compared) -> Iterator[str]:
         )
         if terms := compared.estimated_terms:
             busy = sum(terms.get(name, 0.0) for name in ("compute", "recompute"))
+            again = " (with recompute)" if terms.get("recompute") else ""
             waits = sum(terms.get(name, 0.0) for name in _COMMUNICATION)
             yield from wrapped(
                 _row("", ""),
-                f"estimate: compute {format_seconds(busy)} (with recompute), communication "
+                f"estimate: compute {format_seconds(busy)}{again}, communication "
                 f"{format_seconds(waits)} exposed; it overlaps only a part of the communication "
                 "that can overlap compute, the simulation all of it",
             )

@@ -130,6 +130,17 @@ class Cluster:
         )
         return replace(self, network_bytes_per_s=link.bytes_per_s, levels=levels)
 
+    def with_network_share(self, share: float) -> "Cluster":
+        """These ranks on a network of the same kind with a share of its rate."""
+        levels = tuple(
+            replace(level, bytes_per_s=level.bytes_per_s * share)
+            if level.name == "network"
+            else level
+            for level in self.levels
+        )
+        rate = self.network_bytes_per_s
+        return replace(self, network_bytes_per_s=rate and rate * share, levels=levels)
+
     @property
     def name(self) -> str:
         """For people: `2 nodes x 8 H100-SXM`."""

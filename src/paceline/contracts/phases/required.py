@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import Protocol
 
-from paceline.catalog import load_links
 from paceline.choices.recomputes import WHOLE_BLOCKS
 from paceline.errors import PlanError
 from paceline.estimate import price_one
@@ -183,13 +182,12 @@ def _try(job: Job, replan: Replan) -> Plan | None:
 
 def _least_network(plan: Plan) -> float | None:
     """The slowest of `_RATES` at which the plan's messages take their share of a step."""
-    rate, name = plan.cluster.network_bytes_per_s, plan.cluster.network_link
-    if plan.cluster.num_nodes == 1 or not rate or name is None or not plan.estimate.step_s:
+    rate = plan.cluster.network_bytes_per_s
+    if plan.cluster.num_nodes == 1 or not rate or not plan.estimate.step_s:
         return None
-    link = load_links()[name]
 
     def step_s(share: float) -> float:
-        cluster = plan.cluster.over_network(replace(link, bytes_per_s=rate * share))
+        cluster = plan.cluster.with_network_share(share)
         return price_one(plan.layout, case_of_plan(plan, cluster)).step_s or inf
 
     most = step_s(_AT_ONCE) / (1 - _EXPOSED_SHARE)

@@ -5,7 +5,7 @@
 # Needs MEGATRON_PATH, a checkout of NVIDIA/Megatron-LM at core_v0.16.1, and the same folder
 # on every node: checkpoints/ is written here.
 # After a failure torchrun restarts all ranks, 3 times at most, from
-# the newest whole checkpoint (a script of your own loads its own). This file
+# the newest whole checkpoint. This file
 # resumes there too when you run it again.
 set -euo pipefail
 : "${MEGATRON_PATH:?set it to a checkout of Megatron-LM, core_v0.16.1}"
