@@ -95,6 +95,13 @@ def test_an_accelerator_that_a_cloud_lacks_is_refused_with_what_it_has(engine, w
     assert "fix:" in str(error.value)
 
 
+def test_a_tpu_is_no_machine_that_skypilots_task_sets_up():
+    changes = {"cluster": {"accelerator": "TPU-v5p", "nodes": 1, "per_node": 4}}
+    with pytest.raises(RenderError, match="H002: sky cannot express ranks on TPU-v5p") as error:
+        rendered("sky", layout=PLAIN, **changes)
+    assert "--for torchrun" in str(error.value)
+
+
 def test_a_count_that_no_machine_has_is_refused_with_those_it_has():
     with pytest.raises(JobError, match="Vertex AI rents no machine with 2 H200") as error:
         cloud_files("vertex", cluster={"accelerator": "H200", "per_node": 2})

@@ -122,8 +122,9 @@ class StateTier:
     covered: float
     """Share of the failures after which the state is there; the rest go to the checkpoint."""
 
-    outlives_node: bool = False
-    """Whether those are failures of whole nodes too, and not only of processes whose node stays."""
+    outlives_node: bool | None = None
+    """Whether those are failures of whole nodes too, and not only of processes whose node stays;
+    None in plans of earlier versions."""
 
     host_bytes: int
     """Bytes of one node's memory, beyond what training needs."""

@@ -13,6 +13,7 @@ from paceline.plan import Plan
 from paceline.render import cloud, torchrun
 from paceline.render.carried import OF_DDP
 from paceline.render.cloud import GUARD, Limits, limits_of
+from paceline.render.device import accelerator_refusals
 from paceline.render.engine import Files, Gap
 from paceline.render.example import example
 from paceline.render.shell import quote, script
@@ -42,8 +43,10 @@ def render(plan: Plan, job: Job) -> Files:
 
 
 def gaps(plan: Plan, job: Job) -> list[Gap]:
-    """torchrun's, files of this machine, and checkpoints without a bucket."""
-    return [*torchrun.gaps(plan, job), *cloud.data_gap(job), *cloud.storage_gap(job)]
+    """torchrun's, files of this machine, and checkpoints without a bucket; a TPU is refused."""
+    why = "task.yaml sets up PyTorch for CUDA, ROCm and CPUs, and names no TPU slice and runtime"
+    no_tpu = accelerator_refusals(plan, uses=("nccl", "gloo"), why=why)
+    return [*no_tpu, *torchrun.gaps(plan, job), *cloud.data_gap(job), *cloud.storage_gap(job)]
 
 
 def offers_of(plan: Plan, job: Job) -> tuple[list[Price], Limits]:

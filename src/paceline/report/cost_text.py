@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from paceline.catalog import load_providers
+from paceline.catalog import load_accelerators, load_providers
 from paceline.estimate.cost import RunCost, accelerator_hours
 from paceline.estimate.serving import BreakEven, Load, Serving
 from paceline.plan.bill import Bill
@@ -46,13 +46,13 @@ def _lines(bill: Bill) -> Iterator[str]:
             note += " A ? behind a provider: see unknown (?) below."
         yield from wrapped("", note)
         yield ""
-        yield format_table([*_machines(bill.costs)])
+        yield format_table([*_machines(bill)])
         yield from wrapped(
             "",
             "FILES: the NAME for paceline render JOB --for NAME, which writes what starts the run.",
         )
         names = {cost.provider for cost in bill.costs} & set(_FULL_NAMES)
-        if any(_rendered(cost.provider) == "sky" for cost in bill.costs):
+        if any(_files(cost, bill) == "sky" for cost in bill.costs):
             names.add("sky")
         if names:
             yield from wrapped(
@@ -139,20 +139,25 @@ def _amount(cost: RunCost, terms: tuple[str, ...]) -> str:
     return format_amount(sum(known)) if known else "-"
 
 
-def _machines(costs: Sequence[RunCost]) -> Iterator[tuple[str, ...]]:
+def _machines(bill: Bill) -> Iterator[tuple[str, ...]]:
     yield ("PROVIDER", "MACHINES", "$/H EACH", "PRICE DATE", "FILES")
-    for cost in costs:
+    for cost in bill.costs:
         yield (
             cost.provider,
             f"{machines_of(cost)}{', spot' if cost.way == 'spot' else ''}",
             f"{cost.per_instance_hour_usd:.2f}",
             cost.as_of.replace("by ", "<= "),
-            "by hand" if cost.is_by_hand else _rendered(cost.provider),
+            _files(cost, bill),
         )
 
 
-def _rendered(name: str) -> str:
-    provider = load_providers().get(name)
+def _files(cost: RunCost, bill: Bill) -> str:
+    """What renders the files that start the run there."""
+    chip, provider = load_accelerators().get(bill.accelerator), load_providers().get(cost.provider)
+    if cost.is_by_hand:
+        return "by hand"
+    if chip is not None and chip.backend not in ("nccl", "gloo"):
+        return "torchrun"  # clouds' files set up PyTorch for CUDA, ROCm and CPUs
     return "torchrun, slurm" if provider is None else provider.render
 
 

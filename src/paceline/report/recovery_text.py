@@ -71,7 +71,7 @@ def tier_text(tier: StateTier) -> str:
     )
     if tier.name != "checkpoint":
         # Copies on the node itself outlive failures of a process; those elsewhere most others too.
-        of = "" if tier.outlives_node else " (a process ends, its node stays up)"
+        of = "" if tier.outlives_node is not False else " (a process ends, its node stays up)"
         costs.append(
             f"covers {tier.covered:.1%} of failures{of}, the others resume from the checkpoint"
         )

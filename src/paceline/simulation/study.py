@@ -290,7 +290,7 @@ def scene_of(case: Case, costs: Costs, question: Question) -> Scene:
     """What our own controller lives through."""
     tier = case.state.tier(case.tier)
     # A tier inside one node helps when the node stays, which the kind of fault says.
-    covered = tier.covered if tier.outlives_node else 0.0
+    covered = tier.covered if tier.outlives_node is not False else 0.0
     every = 1 if tier.interval_s is None else max(1, round(tier.interval_s / case.step_s))
     return Scene(
         num_nodes=case.num_nodes,
