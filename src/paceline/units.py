@@ -9,7 +9,9 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-_NUMBER = re.compile(r"^\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)")
+_DIGITS = r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*"
+_NUMBER = re.compile(rf"^{_DIGITS}([A-Za-z/]*)")
+_PART = re.compile(rf"{_DIGITS}([A-Za-z]+)")
 
 _SEVERAL = re.compile(r"^\s*([1-9][0-9]*)\s*[xX×*]\s*(?=[0-9])")
 
@@ -30,12 +32,10 @@ _COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _SECONDS = {
     "us": 1e-6,
     "ms": 1e-3,
-    "s": 1.0,
-    "sec": 1.0,
-    "m": 60.0,
-    "min": 60.0,
-    "h": 3600.0,
-    "d": 86400.0,
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
+    **dict.fromkeys(("d", "day", "days"), 86400.0),
 }
 
 
@@ -183,20 +183,23 @@ def split_network(text: str) -> tuple[str, str | None]:
 
 
 def parse_seconds(value: float | str) -> float:
-    """Seconds, from `30m`, `1.5h`, `250ms`, or a plain number of seconds.
+    """Seconds, from `30m`, `1.5h`, `250ms`, `2m 30s`, or a plain number of seconds.
 
-    >>> parse_seconds("30m")
-    1800.0
+    >>> parse_seconds("30m"), parse_seconds("2 minutes 30s")
+    (1800.0, 150.0)
     """
     if isinstance(value, int | float):
         return float(_finite(value, value))
-    number, unit = _split(value, "a duration", "30m, 1.5h or 90s")
-    if unit.lower() not in _SECONDS:
+    parts, end = [], 0
+    while part := _PART.match(value, end):
+        parts.append((float(part[1].replace("_", "")), part[2].lower()))
+        end = part.end()
+    if not parts or value[end:].strip() or any(unit not in _SECONDS for _, unit in parts):
         raise ValueError(
             f"{value!r} is not a duration; write it like 30m, 1.5h or 90s, "
             "with a unit of us, ms, s, m, h or d"
         )
-    return _finite(number * _SECONDS[unit.lower()], value)
+    return _finite(sum(number * _SECONDS[unit] for number, unit in parts), value)
 
 
 def _scaled(value: float, units: list[tuple[str, float]]) -> str:

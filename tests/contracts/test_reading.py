@@ -364,17 +364,41 @@ def test_s4_1_what_a_training_plan_states_of_checkpoints_becomes_settings():
 
 
 @pytest.mark.parametrize(
+    ("storage", "copy_to"),
+    [
+        ("s3://b/ckpt, hourly", "s3://b/ckpt"),
+        ("copies (gs://b/ckpt).", "gs://b/ckpt"),
+        ("simplecache::file:///mnt/a.b/c", "simplecache::file:///mnt/a.b/c"),
+        ("/mnt/my nas/runs, hourly", "file:///mnt/my nas/runs"),
+        ("/mnt/nas/runs (NFS)", "file:///mnt/nas/runs"),
+        ("/mnt/v1.2/runs.", "file:///mnt/v1.2/runs"),
+    ],
+)
+def test_s4_1_words_around_a_storage_are_no_part_of_its_place(storage, copy_to):
+    contract = read(stating(checkpoint_strategy={"storage": storage}), MODEL)
+    assert contract.job.spec.checkpoint.copy_to == copy_to
+
+
+def test_s4_1_a_storage_promises_copies_of_no_engine_that_makes_none():
+    asked = {"storage": "s3://b/ckpt"}
+    (note,) = (
+        note
+        for note in read(stating(checkpoint_strategy=asked), MODEL, "engine=megatron").notes
+        if "s3://b/ckpt" in note
+    )
+    assert note.endswith("only Paceline's engine then copies each checkpoint there")
+
+
+@pytest.mark.parametrize(
     ("section", "key", "value", "said"),
     [
         ("checkpoint_strategy", "frequency", "often", "write every_250_steps"),
         ("checkpoint_strategy", "frequency", "every_0_steps", "write every_250_steps"),
         ("checkpoint_strategy", "retention", "the best", "write last_3_checkpoints"),
         ("checkpoint_strategy", "retention", 3, "write text"),
-        ("performance_targets", "throughput", "fast", "write it like '90 samples/sec'"),
-        ("performance_targets", "checkpoint_overhead", "5 minutes", "write it like '90%'"),
     ],
 )
-def test_s4_1_a_checkpoint_or_target_that_cannot_be_read_is_refused(section, key, value, said):
+def test_s4_1_a_checkpoint_setting_that_cannot_be_read_is_refused(section, key, value, said):
     (problem,) = problems(stating(**{section: {key: value}}), MODEL)
     assert problem.where.startswith(f"{section}.{key}")
     assert problem.fix == said

@@ -423,6 +423,41 @@ def test_s4_1_what_a_given_plan_states_is_answered_or_named_with_the_reason():
     assert all(row["reason"] for row in rows.values())
 
 
+@pytest.mark.parametrize(
+    ("key", "goal", "is_met"),
+    [
+        ("checkpoint_strategy.expected_recovery_time", "< 60 minutes", True),
+        ("checkpoint_strategy.expected_recovery_time", "<1m 1s", False),
+        ("checkpoint_strategy.expected_recovery_time", "at most 1h 30m per failure", True),
+        ("checkpoint_strategy.expected_recovery_time", "soon", None),
+        ("checkpoint_strategy.expected_recovery_time", "5-10 minutes", None),
+        ("checkpoint_strategy.expected_recovery_time", 300, None),
+        ("performance_targets.checkpoint_overhead", "5-10%", None),
+        ("performance_targets.checkpoint_overhead", "2,5%", None),
+        ("performance_targets.checkpoint_overhead", "5 minutes", None),
+        ("performance_targets.throughput", "1000 samples/sec/gpu", None),
+        ("performance_targets.throughput", "1,000,000 samples/sec", False),
+    ],
+)
+def test_s4_1_a_goal_is_compared_or_named_with_how_to_write_it(key, goal, is_met):
+    section, _, name = key.partition(".")
+    plan = {each: STATED[each] for each in ("strategy", "batch_configuration")}
+    row = answered(plan | {section: {name: goal}})[key]
+    assert (row["stated"], row["is_met"]) == (goal, is_met)
+    assert ("cannot be compared: write it like '" in row["reason"]) == (is_met is None)
+
+
+def test_s4_1_a_storage_has_one_truth_in_answer_and_reason():
+    row = answered(STATED, "engine=megatron")["checkpoint_strategy.storage"]
+    assert row["answer"].endswith("which megatron does not copy to gs://reeds/x")
+    assert "only Paceline's engine then copies" in row["reason"]
+
+
+def test_s4_1_a_section_given_as_a_word_is_known():
+    rows = answered(STATED | {"performance_targets": "fast"})
+    assert rows["performance_targets"]["reason"].startswith("written for this plan")
+
+
 def test_s4_1_what_set_changes_of_a_given_plan_is_named():
     rows = answered(STATED, "checkpoint.every=40", "cluster.nodes=4")
     assert rows["checkpoint_strategy.frequency"]["reason"] == "--set gives checkpoint.every"

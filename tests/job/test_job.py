@@ -427,3 +427,17 @@ def test_a_unit_that_is_unknown_is_answered_with_those_that_are_taken():
     with pytest.raises(ValueError, match="unit of us, ms, s, m, h or d"):
         units.parse_seconds("1fortnight")
     assert (units.parse_bytes("1PB"), units.parse_seconds("1us")) == (10**15, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("2m 30s", 150), ("1h30m", 5400), ("5 minutes", 300), ("1 day 2 hours", 93_600)],
+)
+def test_a_duration_may_have_several_parts_and_long_words(text, seconds):
+    assert units.parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["2m 30", "2m banana", "2m, 30s", "5 s/step"])
+def test_no_part_of_a_duration_is_dropped(text):
+    with pytest.raises(ValueError, match="is not a duration"):
+        units.parse_seconds(text)

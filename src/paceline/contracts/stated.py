@@ -12,15 +12,19 @@ from math import isclose
 from typing import Any
 
 from paceline.job import Job
+from paceline.units import parse_seconds
 
-GOALS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "performance_targets.throughput": ("at least", ("samples/sec", "samples/s")),
-    "performance_targets.tokens_per_s": ("at least", ("tokens/sec", "tokens/s")),
-    "performance_targets.gpu_utilization": ("at least", ("%",)),
-    "performance_targets.checkpoint_overhead": ("at most", ("%",)),
-    "checkpoint_strategy.expected_recovery_time": ("at most", ("s", "seconds")),
+GOALS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
+    "performance_targets.throughput": ("at least", "90 samples/sec", ("samples/sec", "samples/s")),
+    "performance_targets.tokens_per_s": ("at least", "90K tokens/sec", ("tokens/sec", "tokens/s")),
+    "performance_targets.gpu_utilization": ("at least", "90%", ("%",)),
+    "performance_targets.checkpoint_overhead": ("at most", "5%", ("%",)),
+    "checkpoint_strategy.expected_recovery_time": ("at most", "2m 30s", ()),
 }
-"""Key of a number that a plan aims at -> which side of it is good, and its units."""
+"""Key of a number that a plan aims at -> which side of it is good, how it is written, and its
+units; none for a duration."""
+
+COPIES = "a run writes to a disk first; only Paceline's engine then copies each checkpoint there"
 
 SETTINGS: Mapping[str, tuple[str, str]] = {
     "checkpoint_strategy.frequency": (
@@ -28,10 +32,7 @@ SETTINGS: Mapping[str, tuple[str, str]] = {
         "only every_N_steps is a setting: how long an epoch is, the plan does not say",
     ),
     "checkpoint_strategy.retention": ("checkpoint.keep_last", "only last_N_checkpoints is one"),
-    "checkpoint_strategy.storage": (
-        "checkpoint.copy_to",
-        "a run writes to a disk first; each checkpoint is copied to a URL in the background",
-    ),
+    "checkpoint_strategy.storage": ("checkpoint.copy_to", COPIES),
     "checkpoint_strategy.compression": (
         "checkpoint.compress",
         "a run's own files are never compressed; its copies are, without loss, as the setting says",
@@ -73,9 +74,9 @@ _NOT_STATED = ("null_reasons", "stated")
 """Sections of an answer that state nothing when it is read as a plan."""
 
 _SECTION = "written for this plan and its target; what was stated is no setting of a job"
-_NUMBER = re.compile(
-    r"^\s*(?:at least|at most|[<>~≥≤]?=?)\s*([\d.,]+)\s*([KMB]?)\s*(\S*?)\+?(?: |$)"
-)
+_AIM = r"\s*(?:at least|at most|[<>~≥≤]?=?)\s*"
+_NUMBER = re.compile(_AIM + r"(\d+(?:,\d{3})*(?:\.\d+)?)\s*([KMB]?)\s*(\S*?)\+?(?: |$)")
+_DURATION = re.compile(_AIM + r"((?:[\d.]+\s*[A-Za-z]+(?:\s+|$|(?=\d)))+)")
 _SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
 
 
@@ -93,18 +94,21 @@ class Stated:
 
 
 def goal_number(text: str, units: tuple[str, ...]) -> float | None:
-    """The number in a goal, in its unit; None where it has none.
+    """The number in a goal, in its unit, or seconds without one; None where it has none.
 
     >>> goal_number(">80%", ("%",)), goal_number("135K tokens/sec", ("tokens/sec",))
     (80.0, 135000.0)
+    >>> goal_number("< 5 minutes", ()), goal_number("5-10%", ("%",))
+    (300.0, None)
     """
-    found = _NUMBER.match(text)
-    if found is None or found[3] not in units:
+    found = (_NUMBER if units else _DURATION).match(text)
+    if found is None or (units and found[3] not in units):
         return None
     try:
-        return float(found[1].replace(",", "")) * _SCALES[found[2]]
+        number = float(found[1].replace(",", "")) if units else parse_seconds(found[1])
     except ValueError:
         return None
+    return number * _SCALES[found[2]] if units else number
 
 
 def compare_stated(answer: Mapping[str, Any], job: Job) -> Iterator[Stated]:
@@ -115,13 +119,7 @@ def compare_stated(answer: Mapping[str, Any], job: Job) -> Iterator[Stated]:
     """
     for key, value, found in _pairs(job.stated, answer):
         if not _is_same(value, found):
-            is_met = _is_met(key, value, found)
-            reason = _reason(key, job, is_known=_has(answer, key))
-            if is_met is not None:
-                side = GOALS[key][0]
-                reason = f"a goal ({side}), no setting: the plan's estimate " + (
-                    "reaches it" if is_met else "misses it"
-                )
+            is_met, reason = _judge(key, value, found) or (None, _reason(key, job, answer))
             yield Stated(key=key, stated=value, answer=found, is_met=is_met, reason=reason)
 
 
@@ -144,25 +142,21 @@ def _is_same(value: object, found: object) -> bool:
     return value == found
 
 
-def _has(answer: Mapping[str, Any], key: str) -> bool:
-    section, _, name = key.partition(".")
-    inner = answer.get(section)
-    return isinstance(inner, Mapping) and name.partition(".")[0] in inner
-
-
-def _is_met(key: str, value: object, found: object) -> bool | None:
+def _judge(key: str, value: object, found: object) -> tuple[bool | None, str] | None:
     if key not in GOALS:
         return None
-    side, units = GOALS[key]
-    goal, is_there = (goal_number(str(each), units) for each in (value, found))
-    if goal is None or is_there is None:
-        return None
-    return is_there >= goal if side == "at least" else is_there <= goal
+    side, example, units = GOALS[key]
+    goal, estimate = (goal_number(str(each), units) for each in (value, found))
+    if goal is None:
+        return None, f"a goal that cannot be compared: write it like {example!r}"
+    if estimate is None:
+        return None, "a goal, and the answer's number is not known: null_reasons"
+    is_met = estimate >= goal if side == "at least" else estimate <= goal
+    verb = "reaches" if is_met else "misses"
+    return is_met, f"a goal ({side}), no setting: the plan's estimate {verb} it"
 
 
-def _reason(key: str, job: Job, *, is_known: bool) -> str:
-    if key in GOALS:
-        return "a goal, and the answer's number is not known: null_reasons"
+def _reason(key: str, job: Job, answer: Mapping[str, Any]) -> str:
     if key in SETTINGS:
         name, why = SETTINGS[key]
         if job.lines.get(tuple(name.split("."))) == 0:
@@ -171,4 +165,7 @@ def _reason(key: str, job: Job, *, is_known: bool) -> str:
     own = _OWN.get(key) or _OWN.get(key.rpartition(".")[0])
     if own is not None:
         return own
+    section, _, name = key.partition(".")
+    inner = answer.get(section) if name else answer
+    is_known = isinstance(inner, Mapping) and (name.partition(".")[0] or section) in inner
     return _SECTION if is_known else "the contract has no such key, and nothing uses it"

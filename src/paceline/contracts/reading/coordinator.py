@@ -10,7 +10,7 @@ from typing import Any
 from paceline.catalog.load import read_shipped
 from paceline.contracts.reading.engineer import ASSUMED_ACCELERATOR, is_set
 from paceline.contracts.reading.translation import MOST, ContractText, Translation
-from paceline.contracts.stated import ASYNC, GOALS, goal_number
+from paceline.contracts.stated import ASYNC, COPIES
 from paceline.errors import Problem
 
 BASE_RATE, BASE_BATCH = 0.001, 64
@@ -18,6 +18,10 @@ BASE_RATE, BASE_BATCH = 0.001, 64
 
 COPIES_COMPRESSED = "none; copies where that is faster"
 """What a training plan says of compression where `checkpoint.compress` is auto."""
+
+_URL = re.compile(r"[a-z0-9+:]+://\S*[^\s,;.)\]'\"]")
+_FOLDER = re.compile(r"/.*?(?=[,;.]?(?:\s\(|[,;]\s|$))")
+"""Where `storage` has copies go, without the words and punctuation behind it."""
 
 _ASSUMED_STEPS = 1000
 _ASSUMED_SEQ_LEN = 4096
@@ -42,13 +46,6 @@ _CHECKPOINTS = {
     "storage": "text",
     "frequency": "text",
     "retention": "text",
-    "expected_recovery_time": "text",
-}
-_TARGETS = {
-    "throughput": "text",
-    "tokens_per_s": "text",
-    "gpu_utilization": "text",
-    "checkpoint_overhead": "text",
 }
 
 
@@ -75,9 +72,12 @@ def job_of_training_plan(contract: ContractText, overrides: Sequence[str]) -> Tr
     _train(made, batch, overrides)
     checkpoints = _known(made, "checkpoint_strategy", _CHECKPOINTS, required=False)
     _checkpoints(made, checkpoints)
-    targets = _known(made, "performance_targets", _TARGETS, required=False)
-    _goals(made, {"checkpoint_strategy": checkpoints, "performance_targets": targets})
-    if contract.value.keys() - {"strategy", "batch_configuration", "checkpoint_strategy"}:
+    used = {"strategy": _STRATEGY, "batch_configuration": _BATCH}
+    used["checkpoint_strategy"] = _CHECKPOINTS
+    if any(
+        not isinstance(section, Mapping) or section.keys() - used.get(name, {}).keys()
+        for name, section in contract.value.items()
+    ):
         made.note(
             "a job has settings for strategy, batch_configuration and checkpoint_strategy alone; "
             "`paceline plan --contract 004` lists under `stated` every key that it answers "
@@ -165,14 +165,12 @@ def _checkpoints(made: Translation, stated: Mapping[str, Any]) -> None:
         else:
             made.wrong(key, f"`{key}` is {text!r}, which is no setting", f"write {example}")
     storage = stated.get("storage", "")
-    if url := re.search(r"[a-z0-9+:]+://\S+", storage):
-        made.set("checkpoint.copy_to", url[0])
-        if "keep_last" in made.job.get("checkpoint", {}):
+    if place := _URL.search(storage) or _FOLDER.match(storage):
+        is_url = "://" in place[0]
+        made.set("checkpoint.copy_to", place[0] if is_url else f"file://{place[0]}")
+        if "keep_last" in made.job["checkpoint"]:
             made.set("checkpoint.copy_keep", made.job["checkpoint"]["keep_last"])
-        made.note(f"checkpoints are written to a disk first, and copied to {url[0]}")
-    elif storage.startswith("/"):
-        made.set("checkpoint.copy_to", f"file://{storage}")
-        made.note(f"checkpoints are written to a run's own folder, and copied to {storage}")
+        made.note(f"checkpoint_strategy.storage {place[0]}: {COPIES}")
     elif storage and not storage.startswith(("runs/<run>/checkpoints", "checkpoints/ on ")):
         made.note(
             f"checkpoint_strategy.storage {storage!r} is not used: give a URL such as s3://b/c"
@@ -191,17 +189,6 @@ def _writing(made: Translation, stated: Mapping[str, Any]) -> None:
         )
     if stated.get("async") is False:
         made.note(f"checkpoint_strategy.async false is no setting: {ASYNC}")
-
-
-def _goals(made: Translation, sections: Mapping[str, Mapping[str, Any]]) -> None:
-    for key, (_, units) in GOALS.items():
-        section, _, name = key.partition(".")
-        text = sections[section].get(name)
-        if text is not None and goal_number(text, units) is None:
-            what = f"`{key}` is {text!r}, which has no number of {units[0]}"
-            made.wrong(
-                key, what, f"write it like '90{'' if len(units[0]) == 1 else ' '}{units[0]}'"
-            )
 
 
 def check_training_plan(value: Mapping[str, Any], source: str) -> list[Problem]:
