@@ -864,7 +864,7 @@ def test_s3_2_a_plan_is_judged_by_what_it_warned_of_and_what_contradicts_in_it(f
     (folder / "plan.json").write_text(text)
     found = by_id("plan.json")
     assert set(found) == {"plan-caution"}
-    assert "at once for embedding" in found["plan-caution"]["what"]
+    assert "one all-gather, of embedding" in found["plan-caution"]["what"]
     assert found["plan-caution"]["where"]["line"] > 1
     (folder / "plan.json").write_text(text.replace('"data": 8', '"data": 4', 1))
     found = by_id("plan.json")["plan-file"]

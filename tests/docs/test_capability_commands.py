@@ -76,7 +76,10 @@ TRIES: dict[str, Try] = {
     "S1-1": Try("gpus", r"--nnodes=1:2.*--max-restarts=3"),
     "S1-2": slow("cpu", r"train\.bucket, on 2 ranks, measured.*64KiB.*25MiB.*verdict"),
     "S1-3": Try("cpu", r"rate +0\.008, by the linear rule.*square root +0\.002828"),
-    "S1-4": Try("gpus", r"gathers\s+1\.96 GiB at once\s+for\s+embedding.*decoder:\s+416 MiB.*fix"),
+    "S1-4": Try(
+        "gpus",
+        r"gather: one all-gather, of\s+embedding.*takes\s+1\.96 GiB.*decoder: 416\s+MiB.*fix",
+    ),
     "S1-5": Try("gpus", r"recompute [\d.]+ m?s.*HFU"),
     "S1-6": Try("gpus", r"parallelize, over 8 tensor ranks.*colwise"),
     "S1-7": Try("gpus", r"pipeline 4 \(interleaved.*bubble"),

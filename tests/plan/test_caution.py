@@ -225,8 +225,11 @@ def test_s1_4_the_units_of_full_sharding_are_listed_and_a_large_one_is_warned_of
     each = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
     assert block.num_bytes == 2 * each
     (caution,) = [each for each in plan.cautions if each.about == "gather"]
-    assert "all-gathers 1.96 GiB at once for embedding + output matrix" in caution.what
-    assert "(decoder: 416 MiB). The plan fits" in caution.what
+    assert (
+        "one all-gather, of embedding + output matrix, takes 1.96 GiB (of decoder: 416 MiB)"
+        in caution.what
+    )
+    assert "(of decoder: 416 MiB). The plan fits" in caution.what
     assert not plan_of(JOB, "layout.sharding=zero1").units
     split = plan_of(JOB, "layout.sharding=full", "layout.tensor=2", "layout.pipeline=1")
     assert "gather" not in [each.about for each in split.cautions]
@@ -263,7 +266,7 @@ def test_s3_5_the_gathered_unit_of_an_offloaded_model_is_priced_and_named():
     root, block = plan.units
     assert plan.estimate.memory.parts["gathered"] >= root.num_bytes + block.num_bytes
     (caution,) = [each for each in plan.cautions if each.about == "gather"]
-    assert "for embedding + output matrix" in caution.what
+    assert "of embedding + output matrix" in caution.what
     assert caution.fix.startswith("leave layout.sharding at auto: ZeRO-2")
 
 

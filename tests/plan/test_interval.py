@@ -43,7 +43,7 @@ def test_an_open_interval_of_hours_a_step_is_the_advised_one(slow: Plan):
     assert slow.checkpoint_every < 100
     assert useful(slow) > 0.99
     why = decided(slow)["checkpoint.every"]
-    assert "of every 100; assumed: a failure every" in why
+    assert "if saved every 100; assumed: a failure every" in why
     assert not [each for each in slow.cautions if each.about == "checkpoint"]
 
 
@@ -91,7 +91,7 @@ def test_a_better_interval_is_taken_where_the_printed_goodput_differs():
     )
     plan = plan_of(JOB, *asked)
     why = decided(plan)["checkpoint.every"]
-    named = re.search(r"goodput ([\d.]+%), not the ([\d.]+%) of every 500; assumed: a failure", why)
+    named = re.search(r"goodput ([\d.]+%); ([\d.]+%) if saved every 500; assumed: a failure", why)
     assert named is not None, why
     assert float(named[1][:-1]) > float(named[2][:-1])
     assert plan.checkpoint_every < 500

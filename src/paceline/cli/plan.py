@@ -125,7 +125,7 @@ def command(
     yes: bool,
     contract: Literal["002", "004"] | None,
 ) -> None:
-    """Choose a fast and simple layout that fits for the job in JOB, and explain the choice.
+    """Choose the fastest layout that fits, or a simpler one within 5 % of it, and explain why.
 
     Nothing is started. The cluster is this machine, or any other one that the job declares.
     Numbers are labelled measured, estimated, declared, assumed or catalog. Exit code 3 means that

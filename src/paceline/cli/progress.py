@@ -208,7 +208,7 @@ class ProgressView:
         predicted = self.plan.estimate.memory.total_bytes
         digest = records[0].state_digest
         hashed = "not hashed (recovery.final_digest: false)"
-        hashed = hashed if digest is None else f"sha256 {digest} (the same for equal runs)"
+        hashed = hashed if digest is None else f"sha256 {digest} (of the final state)"
         self._line(f"state       {hashed}")
         asked = f", {format_bytes(predicted)} estimated" if predicted is not None else ""
         self._line(f"memory      {seen}{asked}")

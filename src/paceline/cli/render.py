@@ -105,7 +105,8 @@ def command(
         and "launch.sh" in rendered.files
     ):
         where = " on every node" if plan.cluster.num_nodes > 1 else ""
-        say(f"start it{where}: bash {out / 'launch.sh'}")
+        own = "TRAIN_SCRIPT=my.py " if any(map(needs_own_program, rendered.gaps)) else ""
+        say(f"start it{where}: {own}bash {out / 'launch.sh'}")
 
 
 def say_left_out(gap: "Gap") -> None:
@@ -114,11 +115,13 @@ def say_left_out(gap: "Gap") -> None:
     from paceline.render.example import STOPS
 
     if gap.nearest is not None and gap.nearest.startswith(STOPS):
-        say(f"warning: {gap.nearest}\n  left out: {gap.what}: {gap.why}")
+        fixes = [gap.fix, gap.nearest.removeprefix(f"{STOPS}; ")]
+        say(f"warning: {STOPS}: {gap.what}: {gap.why}")
     else:
+        fixes = [gap.fix]
         say(f"left out: {gap.what}: {gap.why}\n  instead: {gap.nearest}")
-    if gap.fix:
-        say(f"  fix: {gap.fix}")
+    if any(fixes):
+        say(f"  fix: {'; or '.join(filter(None, fixes))}")
 
 
 def _with_hosts(job: "Job", ranks_per_node: int) -> "Job":

@@ -23,7 +23,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "status": "Show a run's step, place, queue and cost.",
         "logs": "Print the logs of a run, wherever it runs.",
         "stop": "Save a checkpoint of a run and stop it.",
-        "runs": "List, compare and send runs.",
+        "runs": "List and compare runs; send their metrics to W&B or MLflow.",
         "watch": "Show runs on a live page.",
         "report": "Write a run's report: one HTML page with plots.",
         "alerts": "Test alert rules on a recorded run.",
@@ -50,12 +50,12 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     "Data and checkpoints": {
         "data": "Check data, tokenize it before a run, and show samples.",
         "checkpoint": "List, inspect, verify and convert checkpoints.",
-        "export": "Export a run's model, an endpoint for it, or runs as SQL.",
+        "export": "Export a run's model, files to serve it, or runs as SQL.",
     },
     "Other": {
         "schema": "Print the JSON Schema of the job file.",
         "mcp": "Serve these commands to an AI assistant over MCP.",
-        "contract": "Answer a JSON request: train, search, pipelines.",
+        "contract": "For other programs: answer a JSON request.",
     },
 }
 """What one wants to do -> verb -> its line in `paceline --help`."""
@@ -94,7 +94,7 @@ Paceline plans distributed training, checks that it fits, and runs it.
   run your own script    paceline run --script train.py
   train or fine-tune     paceline run job.yaml
   find why a run failed  paceline diagnose train.log
-  choose what to rent    paceline cost job.yaml (does it fit? paceline prove)
+  choose what to rent    paceline cost job.yaml
 
 paceline --help: all commands"""
 """What `paceline` alone prints."""

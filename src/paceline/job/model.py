@@ -22,7 +22,7 @@ class DecoderSpec:
     """Key and value heads; must divide `heads`. `auto` is one for each head."""
 
     ffn: Positive | Auto = "auto"
-    """Width of the feed-forward layer. `auto` is 8/3 of `hidden`, up to a multiple of 32."""
+    """Width of the feed-forward layer. `auto`: 8/3 of `hidden`, rounded up to a multiple of 32."""
 
     vocab: Positive = 256
     """Size of the vocabulary. 256 is one entry a byte, which needs no tokenizer."""

@@ -116,7 +116,7 @@ class Prover:
         for raw in stream:
             line = raw.decode(errors="replace").rstrip().rpartition("[rank0]: ")[2]
             told.append(line)
-            if line.startswith("stage "):
+            if line.startswith("tracing "):
                 self._on_progress(line)
 
 

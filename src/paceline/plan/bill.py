@@ -375,7 +375,7 @@ def _on_spot(view: Outlook, cluster: Cluster) -> str:
     if view.failures.is_fixed or not taken:
         return ""
     good = view.failures.goodput(cluster.num_ranks, taken)
-    return f" on demand, every {format_seconds(good.interval_s)} on spot (the cheapest there)"
+    return f" on demand, every {format_seconds(good.interval_s)} on the cheapest spot machines"
 
 
 def _assumed(ranks: int, restart_s: float) -> list[str]:

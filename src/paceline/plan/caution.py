@@ -435,7 +435,7 @@ def _large_units(
     largest, _, name = max(parts, default=(0, 0, ""))
     if largest <= most:
         return
-    others = [f"{part}: {format_bytes(size)}" for size, _, part in parts if part != name]
+    others = [f"of {part}: {format_bytes(size)}" for size, _, part in parts if part != name]
     beside = f" ({', '.join(others)})" if others else ""
     other = None
     if job.spec.layout.sharding != "auto":
@@ -466,8 +466,8 @@ def _large_units(
         fix = "; or ".join(fixes)
     yield Caution(
         about="gather",
-        what=f"all-gathers {format_bytes(largest)} at once for {name}{beside}. The plan fits; "
-        "smaller units would leave more room",
+        what=f"one all-gather, of {name}, takes {format_bytes(largest)}{beside}. The plan fits; "
+        "smaller all-gathers would leave more room",
         fix=fix,
     )
 
@@ -476,7 +476,7 @@ _EXPERTS = "the experts of"
 
 _WRAP_ENDS = (
     "in a script of your own, call fully_shard (FSDP1: FullyShardedDataParallel) on the embedding "
-    "and on the output matrix, so that each is a unit"
+    "and on the output matrix, so that each is gathered alone"
 )
 
 

@@ -26,7 +26,7 @@ SIMPLER = (
     "no pipeline",
     "1F1B before other schedules",
     "fewer context ranks",
-    "DDP before ZeRO-1, ZeRO-2, full and hybrid sharding",
+    "DDP before ZeRO-1, ZeRO-2, FSDP or ZeRO-3, and hybrid sharding",
     "no offload",
     "no recompute",
 )

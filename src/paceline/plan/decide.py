@@ -77,7 +77,7 @@ def _model_decisions(
             yield Decision(
                 field="model.decoder.ffn",
                 value=str(decoder.ffn),
-                reason=f"8/3 of hidden {spec.hidden}, up to a multiple of 32",
+                reason=f"8/3 of hidden {spec.hidden}, rounded up to a multiple of 32",
             )
     for phrase in profile.assumed:
         yield Decision(field="model", value="assumed", reason=phrase)
@@ -196,7 +196,7 @@ def _precision_decision(job: Job, case: Case) -> Iterator[Decision]:
             "the engine must scale the loss (a loss scaler, dynamic)"
         )
     elif cluster.backend == "gloo":
-        reason = "a CPU"
+        reason = "the ranks are CPUs"
     else:
         reason = f"{cluster.accelerator} is not known to have bf16"
     yield Decision(field="train.precision", value=precision, reason=reason)

@@ -30,8 +30,8 @@ def with_advised(plan: Plan, job: Job, view: Outlook) -> Plan:
     if gain <= (0 if every < plan.checkpoint_every else _LEAST_GAINED) or ours == best:
         return plan
     reason = (
-        f"goodput {best}{_if_alone(view)}, not the {ours} of every {plan.checkpoint_every}; "
-        f"assumed: {advice.reason}, {_storage(view)}"
+        f"goodput {best}{_if_alone(view)}; {ours} if saved every {plan.checkpoint_every}; assumed: "
+        f"{advice.reason} ({_storage(view)})"
     )
     return _every(plan, every, reason)
 
@@ -92,4 +92,4 @@ def _if_alone(view: Outlook) -> str:
 
 
 def _storage(view: Outlook) -> str:
-    return f"{view.assumptions.storage_bytes_per_s / 1e9:g} GB/s a node to storage"
+    return f"{view.assumptions.storage_bytes_per_s / 1e9:g} GB/s from a node to storage"

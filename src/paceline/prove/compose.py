@@ -112,7 +112,7 @@ def _steps(
             step = _hollow_step(request, stages, position, rank, like)
             yield step, f"the stages of rank {like.rank}, in this rank's own order"
             continue
-        on_progress(f"stage {position + 1} of {request.layout.pipeline}: rank {rank}")
+        on_progress(f"tracing rank {rank} (stage {position + 1} of {request.layout.pipeline})")
         found = _traced(request, stages, position, rank, kept, known)
         traced[kinds] = found
         for kind, passages in zip(kinds, found.passages.values(), strict=True):

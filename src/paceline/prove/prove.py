@@ -66,7 +66,7 @@ def prove(request: Request, on_progress: Callable[[str], None] = lambda _: None)
         count = models.num_blocks(model)
         blocks: list[tuple[int, ...]] = [(count,)]
         del model
-        on_progress(f"stage 1 of 1: rank {ranks[0]}")
+        on_progress(f"tracing rank {ranks[0]} (stage 1 of 1)")
         found = [_step_of_rank(request, ranks[0], blocks[0], period)]
     else:
         is_whole = request.whole or layout.offload != "none"
@@ -150,7 +150,7 @@ def _steps_of_pipeline(
     why = "" if stages is None else ": its micro-batches are not alike"
     steps = []
     for number, rank in enumerate(ranks, start=1):
-        on_progress(f"stage {number} of {len(ranks)}: rank {rank}")
+        on_progress(f"tracing rank {rank} (stage {number} of {len(ranks)})")
         steps.append((_traced(request, rank, None), WHOLE + why))
     return steps
 
@@ -234,7 +234,7 @@ def _extended(depths: list[Depth], blocks: tuple[int, ...], period: int) -> tupl
 
     return step, (
         f"traced with {shown(small.blocks)} and {shown(larger.blocks)} blocks, which predict "
-        f"the trace of {shown(check.blocks)}; extrapolated to {shown(blocks)}"
+        f"the trace of {shown(check.blocks)}; extrapolated to all {shown(blocks)}"
     )
 
 

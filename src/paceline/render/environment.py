@@ -80,7 +80,7 @@ def export_lines(plan: Plan, *, restarts: bool = False) -> list[str]:
     return [*sets, *([_WHY_UNSET] if unsets else []), *unsets]
 
 
-_WHY_UNSET = "# Left set by a shell or a profile of the cluster, these make a run slow, or end it:"
+_WHY_UNSET = "# These slow a run down or end it, where a shell or a cluster profile sets them:"
 
 
 def restart_words(job: Job, *, own: str = "") -> list[str]:

@@ -47,10 +47,7 @@ def _lines(bill: Bill) -> Iterator[str]:
         yield from wrapped("", note)
         yield ""
         yield format_table([*_machines(bill)])
-        yield from wrapped(
-            "",
-            "FILES: the NAME for paceline render JOB --for NAME, which writes what starts the run.",
-        )
+        yield "paceline render JOB --for RENDER writes the files that start the run there."
         names = {cost.provider for cost in bill.costs} & set(_FULL_NAMES)
         if any(_files(cost, bill) == "sky" for cost in bill.costs):
             names.add("sky")
@@ -140,7 +137,7 @@ def _amount(cost: RunCost, terms: tuple[str, ...]) -> str:
 
 
 def _machines(bill: Bill) -> Iterator[tuple[str, ...]]:
-    yield ("PROVIDER", "MACHINES", "$/H EACH", "PRICE DATE", "FILES")
+    yield ("PROVIDER", "MACHINES", "$/H EACH", "PRICE DATE", "RENDER")
     for cost in bill.costs:
         yield (
             cost.provider,

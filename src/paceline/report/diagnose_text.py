@@ -102,7 +102,7 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
             f"{each.id}" + (f" ({_lines_of(each, diagnosis)})" if each.count > 1 else "")
             for each in diagnosis.consequences
         )
-        yield from _row("ignore", f"consequences, not causes: {told}", 2)
+        yield from _row("not causes", f"these follow from a failure: {told}", 2)
     if diagnosis.causes and not diagnosis.has_failed:
         ended = "these logs show no error that ended the run"
         end = f"; {diagnosis.open_end}" if diagnosis.open_end else ""

@@ -38,8 +38,8 @@ _REDUCED = (
 )
 
 _TERMS: Mapping[str, str] = {
-    "compute": "micro-batches x blocks of the slowest stage x (forward + backward), and the head; "
-    "each matrix by a roofline",
+    "compute": "micro-batches x blocks of the slowest stage x (forward + backward), and the output "
+    "matrix; a product takes the longer of its compute and memory time (roofline)",
     "recompute": "forward passes repeated during the backward pass",
     "tensor": "4 all-gathers and 4 reduce-scatters a block: only the part that does not overlap",
     "context": "keys and values sent around the ring, or all-to-all of heads, without what "
@@ -66,7 +66,7 @@ _RATES: Mapping[tuple[str, str], tuple[str, str, float]] = {
     ("", "tensor_overlap"): ("of tensor collectives overlap", "%", 100),
     ("", "pipeline_overlap"): ("of p2p between stages overlaps", "%", 100),
     ("", "straggler"): (
-        "of the step lost to stragglers for each doubling of the NVLink domains",
+        "of the step waits for stragglers, each time the number of NVLink domains doubles",
         "%",
         100,
     ),
@@ -100,15 +100,15 @@ def _memory(plan: Plan) -> Iterator[str]:
             )
         yield from wrapped(f"  {PART_NAMES.get(name, name):<13}{shown:>9}  ", made_of)
     yield from wrapped(
-        "  with         ",
+        "  computed for ",
         f"{format_count(profile.num_parameters)} parameters, {profile.num_blocks} blocks; pipeline "
         f"{layout.pipeline}, tensor {layout.tensor}, shard {layout.shard_degree}, context "
         f"{layout.context}; micro-batch {layout.micro_batch} of {profile.seq_len or '?'} tokens; "
         f"recompute {layout.recompute}",
     )
     yield from wrapped(
-        "  with         ",
-        f"bytes per parameter (engine {case.engine.name}): weight {held.weight:g}, "
+        "  bytes        ",
+        f"per parameter (engine {case.engine.name}): weight {held.weight:g}, "
         f"gradient {held.gradient:g}, master copy {held.master:g}, "
         f"{plan.optimizer} {held.moments:g}",
     )
@@ -119,7 +119,7 @@ def _units(plan: Plan) -> Iterator[str]:
     if not plan.units:
         return
     yield ""
-    yield "units that are all-gathered, each at once"
+    yield "units of full sharding: one all-gather each"
     for unit in plan.units:
         apart = f"; its experts {format_bytes(unit.apart_bytes)} more" if unit.apart_bytes else ""
         yield f"  {unit.count:>4} x {format_bytes(unit.num_bytes):>9}  {unit.name}{apart}"
@@ -152,7 +152,7 @@ def _time(plan: Plan) -> Iterator[str]:
             made_of = "elementwise operations repeated in the backward pass"
         yield from wrapped(head, made_of)
     yield from wrapped(
-        "  with         ",
+        "  computed for ",
         f"{layout.accumulation} micro-batches of {layout.micro_batch} on each of {layout.data} "
         f"data ranks, {plan.precision}, {plan.layout_name}",
     )
@@ -161,7 +161,7 @@ def _time(plan: Plan) -> Iterator[str]:
         frozen = ", as some weights are frozen" if passes < 3 else ""
         repeats = f"HFU {price.hfu:.1%} also counts what is recomputed"
         if _repeats_elementwise(price):
-            repeats = "HFU is the same: recompute repeats elementwise operations only"
+            repeats = "HFU (counts recompute) is equal: only elementwise operations are repeated"
         yield from wrapped(
             "  MFU          ",
             f"{price.mfu:.1%}: {passes:.3g} x forward FLOPs{frozen} (causal attention halved, "
@@ -180,7 +180,7 @@ def _money(plan: Plan) -> Iterator[str]:
     if not plan.costs:
         return
     yield ""
-    yield "cost of a whole run, the cheapest three on demand and three spot (all: paceline cost)"
+    yield "cost of a run with its failures, the cheapest on demand and spot (all: paceline cost)"
     for cost in plan.costs:
         kept = cost.terms.get("storage", 0.0) + cost.terms.get("egress", 0.0)
         yield from wrapped(

@@ -39,8 +39,8 @@ def _verdict(compared: Compared) -> Iterator[str]:
     whose = " (Paceline's own runtime)" if compared.engine else ""
     yield from wrapped(
         _row("fits" if compared.fits else "too large", ""),
-        f"{needed} of the {limit} that a rank may use{whose}: {format_bytes(proved)} proved by "
-        f"running its code, {format_bytes(reserve)} estimated",
+        f"{needed} of the {limit} that a rank may use{whose}: {format_bytes(proved)} proved, "
+        f"{format_bytes(reserve)} estimated",
     )
 
 
@@ -50,12 +50,12 @@ def _headline(proof: Proof, engine: str) -> Iterator[str]:
     plural = "s" if len(ranks) > 1 else ""
     torch = proof.versions.get("torch", "?")
     yield _row("layout", proof.layout.name + proof.layout.recomputed)
-    yield _row(
-        "ran",
-        f"rank{plural} {shown} of {proof.world_size}, without GPUs (took "
-        f"{format_seconds(proof.seconds)}, torch {torch})",
+    yield from wrapped(
+        _row("ran", ""),
+        f"the training step of rank{plural} {shown} of {proof.world_size}, on tensors without "
+        f"storage: no GPU is used (took {format_seconds(proof.seconds)}, torch {torch})",
     )
-    yield _row("how", proof.fullest.how)
+    yield from wrapped(_row("how", ""), proof.fullest.how)
     if engine:
         for label, line in zip(("engine", ""), whose_code(engine), strict=True):
             yield _row(label, line)
@@ -114,7 +114,7 @@ def _collectives(stage: StageProof) -> Iterator[str]:
     where = f", rank {stage.rank}" if stage.rank else ""
     yield ""
     yield _row("collectives", f"one step{where}")
-    yield f"  {'kind':<15}{'phase':<9}{'calls':>5}{'each':>9} {'in all':>10}  ranks, where"
+    yield f"  {'kind':<15}{'phase':<9}{'calls':>5}{'size each':>11} {'time':>10}  ranks, called in"
     ordered: Sequence[Collective] = sorted(
         stage.collectives, key=lambda each: (-(each.seconds or 0.0), -each.num_bytes)
     )
@@ -122,7 +122,7 @@ def _collectives(stage: StageProof) -> Iterator[str]:
         seconds = "" if each.seconds is None else f"{format_seconds(each.seconds):>10}"
         yield from wrapped(
             f"  {each.kind:<15}{each.phase:<9}{each.count:>5}"
-            f"{format_bytes(each.num_bytes / each.count):>9} {seconds}  ",
+            f"{format_bytes(each.num_bytes / each.count):>11} {seconds}  ",
             f"{each.group_size} ranks {each.link}, {each.where}",
         )
     if len(ordered) > _NUM_COLLECTIVES:
@@ -159,8 +159,8 @@ def _time(proof: Proof, compared: Compared) -> Iterator[str]:
             yield from wrapped(
                 _row("", ""),
                 f"estimate: compute {format_seconds(busy)}{again}, communication "
-                f"{format_seconds(waits)} exposed; it overlaps only a part of the communication "
-                "that can overlap compute, the simulation all of it",
+                f"{format_seconds(waits)} exposed. Of the communication that can overlap compute, "
+                "the simulation hides all, the estimate only a part",
             )
     stage = proof.fullest
     total = sum(stage.flops.values())

@@ -73,6 +73,6 @@ def tier_text(tier: StateTier) -> str:
         # Copies on the node itself outlive failures of a process; those elsewhere most others too.
         of = "" if tier.outlives_node is not False else " (a process ends, its node stays up)"
         costs.append(
-            f"covers {tier.covered:.1%} of failures{of}, the others resume from the checkpoint"
+            f"covers {tier.covered:.1%} of failures{of}; others: resume from the checkpoint"
         )
     return "; ".join([f"goodput {tier.useful:.2%}", *costs])

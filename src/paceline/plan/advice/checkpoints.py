@@ -113,7 +113,7 @@ def advise_checkpoints(
             else "declared"
         ),
         reason=(
-            f"a failure every {format_interval(mtbf_s)} and {format_seconds(save_s)} a save"
+            f"a failure every {format_interval(mtbf_s)} and {format_seconds(save_s)} for a save"
             f"{_written(background_s, daly)}"
         ),
         warning=_never_done(save_s + background_s, restart_s, mtbf_s),

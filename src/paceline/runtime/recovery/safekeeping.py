@@ -296,8 +296,8 @@ class Safekeeping:
             share = dearest_s / (self.guard.every * shortest_s)
             text = (
                 f"every {counted(self.guard.every, 'step')} the ranks compare parameters and "
-                f"optimizer state, to notice a rank that diverges: {share:.1%} of the time "
-                "(recovery.fingerprint_every)"
+                f"optimizer state, to find a rank that diverges (takes {share:.1%} of the time; "
+                "recovery.fingerprint_every)"
             )
             self._here.report(log.Noted(text=text))
 

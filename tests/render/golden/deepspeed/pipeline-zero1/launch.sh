@@ -13,7 +13,7 @@ export OMP_NUM_THREADS=1  # set it to (cores of a node) / (ranks on it): the job
 export TORCH_NCCL_DUMP_ON_TIMEOUT=1  # at a time-out every rank dumps its last collectives, for torchfrtrace
 export TORCH_FR_BUFFER_SIZE=2000  # how many collectives a rank keeps for that
 export PYTORCH_ALLOC_CONF=expandable_segments:True  # less fragmentation where blocks of many sizes are gathered (torch 2.9 and newer)
-# Left set by a shell or a profile of the cluster, these make a run slow, or end it:
+# These slow a run down or end it, where a shell or a cluster profile sets them:
 unset NCCL_ALGO  # a debugging setting: NCCL chooses by message size, and since 2.24 a misspelled value ends the run
 unset NCCL_PROTO  # a debugging setting: LL128 corrupts data on hardware that lacks it
 unset NCCL_NTHREADS  # only 64, 128, 256 and 512 are valid; unset, NCCL chooses by the GPU

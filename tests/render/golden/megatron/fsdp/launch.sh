@@ -17,7 +17,7 @@ export TORCH_NCCL_DUMP_ON_TIMEOUT=1  # at a time-out every rank dumps its last c
 export TORCH_FR_BUFFER_SIZE=2000  # how many collectives a rank keeps for that
 export PYTORCH_ALLOC_CONF=expandable_segments:True  # less fragmentation where blocks of many sizes are gathered (torch 2.9 and newer)
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # a restart uses a new store: the old one has addresses of ranks that ended
-# Left set by a shell or a profile of the cluster, these make a run slow, or end it:
+# These slow a run down or end it, where a shell or a cluster profile sets them:
 unset NCCL_ALGO  # a debugging setting: NCCL chooses by message size, and since 2.24 a misspelled value ends the run
 unset NCCL_PROTO  # a debugging setting: LL128 corrupts data on hardware that lacks it
 unset NCCL_NTHREADS  # only 64, 128, 256 and 512 are valid; unset, NCCL chooses by the GPU

@@ -4,7 +4,7 @@
 # micro-batch 32 x 1 accumulation step x 2 data ranks = 64 samples a step.
 # One rank, started by mlx.launch on its Mac: says how it ended.
 set -euo pipefail
-# Left set by a shell or a profile of the cluster, these make a run slow, or end it:
+# These slow a run down or end it, where a shell or a cluster profile sets them:
 unset MLX_METAL_FAST_SYNCH  # 1 can deadlock the GPU (mlx issue 3142); off is the default
 python="$1"
 "$python" mlx_check.py mac --memory-bytes 1216131825
