@@ -39,9 +39,9 @@ _SECONDS = {
 }
 
 
-def _split(text: str, kind: str, example: str) -> tuple[float, str]:
+def _split(text: str, kind: str, example: str, *, is_all: bool = True) -> tuple[float, str]:
     match = _NUMBER.match(text)
-    if match is None:
+    if match is None or (is_all and text[match.end() :].strip()):
         raise ValueError(f"{text!r} is not {kind}; write it like {example}")
     return float(match.group(1).replace("_", "")), match.group(2)
 
@@ -139,7 +139,7 @@ def parse_bytes_per_s(value: float | str) -> float:
     several = _SEVERAL.match(value)
     if several is not None:
         return _finite(int(several.group(1)) * parse_bytes_per_s(value[several.end() :]), value)
-    number, unit = _split(value, "a bandwidth", "400Gb/s or 50GB/s")
+    number, unit = _split(value, "a bandwidth", "400Gb/s or 50GB/s", is_all=False)
     base, slash, second = unit.partition("/")
     if base.lower().endswith("bps") and not slash:
         base, slash, second = base[:-2], "/", "s"

@@ -421,6 +421,14 @@ def test_a_name_that_yaml_reads_as_a_truth_is_to_be_put_in_quotes(word):
     assert "unless they are in quotes" in (problem.fix or "")
 
 
+@pytest.mark.parametrize(
+    ("parse", "text"), [(units.parse_bytes, "80 GiB banana"), (units.parse_count, "7B and more")]
+)
+def test_words_behind_a_size_or_count_are_refused(parse, text):
+    with pytest.raises(ValueError, match="write it like"):
+        parse(text)
+
+
 def test_a_unit_that_is_unknown_is_answered_with_those_that_are_taken():
     with pytest.raises(ValueError, match="unit of B, KB, MB, GB, TB, PB, KiB"):
         units.parse_bytes("1XB")

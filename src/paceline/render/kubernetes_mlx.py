@@ -83,7 +83,7 @@ def _start(plan: Plan, job: Job) -> str:
 
 
 def _variables(plan: Plan, job: Job) -> list[dict[str, Any]]:
-    """Of the launcher, which hands them on to all ranks: none of PyTorch, none of one pod."""
+    """What the launcher sets and hands on to all ranks: nothing of PyTorch, nothing of one pod."""
     found = variables(plan, job)
     return [each for each in found if not each["name"].startswith(("TORCH_", "POD_"))]
 
