@@ -53,7 +53,7 @@ def _headline(proof: Proof, engine: str) -> Iterator[str]:
     yield from wrapped(
         _row("ran", ""),
         f"the training step of rank{plural} {shown} of {proof.world_size}, on tensors without "
-        f"storage: no GPU is used (took {format_seconds(proof.seconds)}, torch {torch})",
+        f"storage, no GPU (took {format_seconds(proof.seconds)}, torch {torch})",
     )
     yield from wrapped(_row("how", ""), proof.fullest.how)
     if engine:
