@@ -1,7 +1,6 @@
 """A catalog file of the reader's own: what it changes, and what is wrong with it."""
 
 import tomllib
-from datetime import date
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from paceline.errors import JobError, Problem
 from paceline.estimate.cost import Keeping, run_costs
 
 FILE = Path("my.toml")
-TODAY = date.today()
 
 
 def merge(text: str) -> Catalog:
@@ -199,11 +197,11 @@ def test_a_table_that_is_none_is_refused(text: str):
         ('as_of = "yesterday"', "a day, such as 2026-09-01"),
         (
             "as_of = 2999-01-01",
-            f"the day of the price list, which has come: this machine has {TODAY}",
+            "the day of the price list, which has come: this machine has",
         ),
         (
             'as_of = "by 2999-01-01"',
-            f"the day of the price list, which has come: this machine has {TODAY}",
+            "the day of the price list, which has come: this machine has",
         ),
     ],
 )
@@ -214,7 +212,7 @@ def test_a_number_that_is_no_price_is_refused(line: str, fix: str):
     lines = "\n".join(f"{name} = {value}" for name, value in row.items())
     (problem,) = problems(f"[[prices]]\n{lines}\n")
     assert (problem.code, problem.where) == ("T013", f"prices 1.{key} in my.toml")
-    assert problem.fix == f"write {fix}"
+    assert problem.fix.startswith(f"write {fix}")
 
 
 MINE = """

@@ -204,11 +204,10 @@ class OneSeedForAll(Faults):
     """Data ranks draw the same numbers for different samples."""
 
     def around_step(self, of: Training, step: int) -> Any:
-        begin = Trainer.begin
+        prepare = Trainer.prepare
 
-        def seeded(trainer: Trainer, number: int, learning_rate: float) -> Step:
-            made = begin(trainer, number, learning_rate)
+        def seeded(trainer: Trainer, number: int, learning_rate: float) -> None:
+            prepare(trainer, number, learning_rate)
             torch.manual_seed(7)
-            return made
 
-        return mock.patch.object(Trainer, "begin", seeded)
+        return mock.patch.object(Trainer, "prepare", seeded)

@@ -358,7 +358,7 @@ def _lead(choice: Choice) -> str:
     if not passed and any(_passed_over(*pair, choice) == _LATER for pair in choice.fitting):
         return "takes the least time at the slow end of the estimate (see others)"
     most = _slower(min(passed, default=0.0))
-    return f"more complex layouts are at most {most} (see others)" if passed else ""
+    return f"more complex layouts are up to {most} (see others)" if passed else ""
 
 
 def _named(choice: Choice, other: Layout) -> str:
