@@ -197,4 +197,6 @@ def test_the_man_page_shows_every_help_without_a_warning():
     assert done.stderr == ""
     assert max(map(len, done.stdout.splitlines())) <= 80
     lines = [line.strip() for line in shown("run", "--help").splitlines() if line.strip()]
-    assert [line for line in lines if line not in done.stdout] == []
+    # click keeps a command's `-h, --help` as whoever invoked it first in this process had it.
+    told = [line for line in lines if not line.endswith("Show this message and exit.")]
+    assert [line for line in told if line not in done.stdout] == []

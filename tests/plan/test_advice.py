@@ -196,7 +196,7 @@ def test_a_save_waits_until_the_last_one_is_written_and_says_both():
         save_s=0.03, restart_s=600, ranks=16_384, step_s=7, background_s=1000
     )
     assert advice.every_steps == 143
-    assert "30 ms a save (the copy to the host), then 16m 40s of writing" in advice.reason
+    assert "30 ms for a save (the copy to the host), then 16m 40s of writing" in advice.reason
     assert "bounds the interval" in advice.reason
     quick = advise_checkpoints(save_s=30, restart_s=600, ranks=16_384, background_s=100)
     assert "1m 40s of writing" in quick.reason

@@ -55,7 +55,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     "Other": {
         "schema": "Print the JSON Schema of the job file.",
         "mcp": "Serve these commands to an AI assistant over MCP.",
-        "contract": "For other programs: answer a JSON request.",
+        "contract": "Answer a JSON request of another program.",
     },
 }
 """What one wants to do -> verb -> its line in `paceline --help`."""
