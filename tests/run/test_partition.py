@@ -195,8 +195,8 @@ def test_a_cut_network_never_has_two_sides_that_go_on(scene, clean, network, way
     assert run.finished.outcome == "finished", run.story
     assert run.digest == clean.digest
     assert run.samples == clean.samples
-    lost = run.of(log.WorkerLost)[0]
-    assert (lost.how, lost.rank) == ("node 1 is lost", 1)
+    # On a busy machine rank 0 may see its connection end before the lease of node 1 does.
+    assert ("node 1 is lost", 1) in [(each.how, each.rank) for each in run.of(log.WorkerLost)]
     # Nobody was given its ranks while one of its workers lived.
     second = run.of(log.TrainingStarted)[1]
     assert all(deaths.at[pid] < second.at for pid in deaths.watched)
