@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.command import run_command
 
 from paceline.check.preflight.layers import LAYERS
 from paceline.contracts.operate import STATE_SOURCES, health_checks
@@ -387,7 +388,7 @@ def answered(stated: dict[str, Any], *overrides: str) -> dict[str, dict[str, Any
         folder=Path("/nowhere"),
         overrides=["model.preset=llama-3-8b", *overrides],
     )
-    found = format_contract(plan_job(contract.job), contract.job, "004")
+    found = format_contract(plan_job(contract.job), contract.job, "004", stated=stated)
     return {row["key"]: row for row in json.loads(json.dumps(found))["stated"]}
 
 
@@ -406,6 +407,16 @@ STATED = {
     "coordinator_chunking": {"chunk_size": 10_000},
     "colour": "blue",
 }
+
+
+def test_s4_1_the_command_answers_the_file_that_states_it(tmp_path):
+    (tmp_path / "asked.json").write_text(json.dumps(STATED))
+    options = ("--contract", "004", "--set", "model.preset=llama-3-8b")
+    done = run_command("plan", "asked.json", *options, folder=tmp_path)
+    assert {row["key"] for row in json.loads(done.stdout)["stated"]} == set(answered(STATED))
+    (tmp_path / "job.yaml").write_text(JOB)
+    done = run_command("plan", "job.yaml", "--contract", "004", folder=tmp_path)
+    assert "stated" not in json.loads(done.stdout)
 
 
 def test_s4_1_what_a_given_plan_states_is_answered_or_named_with_the_reason():

@@ -207,9 +207,11 @@ def command(
         prove_candidates(job, facts, plan, num_proved, as_json=as_json)
         return
     if contract is not None:
+        from paceline.contracts.reading import training_plan_in
         from paceline.contracts.writing import format_contract
 
-        click.echo(json.dumps(format_contract(plan, job, contract), indent=2))
+        stated = training_plan_in(Path(job.source))
+        click.echo(json.dumps(format_contract(plan, job, contract, stated=stated), indent=2))
     else:
         _print(plan, as_json=as_json, as_markdown=as_markdown, explain=explain)
     if plan.data_checked is not None and not as_json:

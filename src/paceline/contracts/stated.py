@@ -111,13 +111,16 @@ def goal_number(text: str, units: tuple[str, ...]) -> float | None:
     return number * _SCALES[found[2]] if units else number
 
 
-def compare_stated(answer: Mapping[str, Any], job: Job) -> Iterator[Stated]:
-    """A row for each key of the training plan that the job was made of, where the answer differs.
+def compare_stated(
+    stated: Mapping[str, Any], answer: Mapping[str, Any], job: Job
+) -> Iterator[Stated]:
+    """A row for each key of a training plan where the answer to it differs.
 
     Args:
+        stated: The training plan that the job was made of.
         answer: The plan in the coordinator's words.
     """
-    for key, value, found in _pairs(job.stated, answer):
+    for key, value, found in _pairs(stated, answer):
         if not _is_same(value, found):
             is_met, reason = _judge(key, value, found) or (None, _reason(key, job, answer))
             yield Stated(key=key, stated=value, answer=found, is_met=is_met, reason=reason)

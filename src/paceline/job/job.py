@@ -7,9 +7,9 @@ further down the flow, in `parallel/`.
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -237,9 +237,6 @@ class Job:
 
     length: Length | None = None
     """What `train.steps` was made of; None where the job gives it."""
-
-    stated: Mapping[str, Any] = field(default_factory=dict)
-    """The training plan (contract 004) that the job was made of; empty of a job file."""
 
     @property
     def words(self) -> str:

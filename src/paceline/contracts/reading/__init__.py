@@ -74,14 +74,26 @@ def load_contract(path: Path | str, overrides: Sequence[str] = ()) -> Contract |
         JobError: Every problem of the contract at once, in its own keys, each with the fix.
     """
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-        value = json.loads(text) if text.lstrip().startswith("{") else None
-    except (OSError, ValueError, RecursionError):
-        return None  # `load_job` says what is wrong with it
+    text, value = _json_in(path)
     if contract_kind(value) is None and (value is None or _JOB_KEYS & value.keys()):
         return None
     return parse_contract(text, source=str(path), folder=path.resolve().parent, overrides=overrides)
+
+
+def training_plan_in(path: Path) -> Mapping[str, Any]:
+    """The training plan (004) in a file, as it stands there; empty where the file is none."""
+    _, value = _json_in(path)
+    return value if value is not None and contract_kind(value) == "004" else {}
+
+
+def _json_in(path: Path) -> tuple[str, dict[str, Any] | None]:
+    """A file's text, and the JSON mapping that it is; None where it is none or cannot be read:
+    `load_job` says what is wrong with it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return text, json.loads(text) if text.lstrip().startswith("{") else None
+    except (OSError, ValueError, RecursionError):
+        return "", None
 
 
 def parse_contract(
@@ -116,7 +128,7 @@ def parse_contract(
     length = asked if holds else job.length
     return Contract(
         kind=kind,
-        job=replace(job, lines=places, length=length, stated=value if kind == "004" else {}),
+        job=replace(job, lines=places, length=length),
         notes=tuple(made.notes),
         findings=tuple(
             check_training_plan(value, source) if kind == "004" else check_size(value, job, source)

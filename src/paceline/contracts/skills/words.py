@@ -40,7 +40,7 @@ def raised_in(text: str, path: str | Path) -> str:
 
 def check_model_file(path: Path, key: str) -> Iterator[Problem]:
     """Whether a request's file can have `build_model()`; it is read and not run, and what is no
-    Python is told when it runs, with its line.
+    Python fails when it runs, with its line.
 
     Args:
         path: The file.

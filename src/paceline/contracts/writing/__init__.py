@@ -1,5 +1,6 @@
 """A plan in the words of the two older JSON contracts (`reading/` reads them)."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from paceline.contracts.reading import ContractKind
@@ -13,7 +14,11 @@ __all__ = ["format_contract", "output_of", "training_plan"]
 
 
 def format_contract(
-    plan: Plan, job: Job, kind: ContractKind, view: Outlook | None = None
+    plan: Plan,
+    job: Job,
+    kind: ContractKind,
+    view: Outlook | None = None,
+    stated: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The plan as JSON values in a contract's words.
 
@@ -22,6 +27,9 @@ def format_contract(
         kind: `002`, the engineer's output; or `004`, the coordinator's training plan, for CUDA or
             for MLX by the cluster's accelerator.
         view: The run that the plan leads to, where prices or assumptions of one's own went in.
+        stated: The training plan (004) that the job was made of, if it was.
     """
     view = view or outlook(plan, job)
-    return output_of(plan, job, view) if kind == "002" else training_plan(plan, job, view)
+    if kind == "002":
+        return output_of(plan, job, view)
+    return training_plan(plan, job, view, stated or {})

@@ -6,6 +6,7 @@ difference. Targets: CUDA (and every other accelerator with NCCL or gloo) throug
 Macs through MLX.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -61,7 +62,7 @@ _NULLS = {
 """Field -> why it may be null."""
 
 
-def training_plan(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
+def training_plan(plan: Plan, job: Job, view: Outlook, stated: Mapping[str, Any]) -> dict[str, Any]:
     """The plan in the coordinator's words; where a training plan asked for it, `stated` has what it
     stated and the answer has otherwise."""
     answer = {
@@ -80,8 +81,8 @@ def training_plan(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
         "pre_flight_checklist": _preflight(plan, job),
     }
     found = with_null_reasons(answer, _NULLS, key="null_reasons")
-    differing = [asdict(each) for each in compare_stated(answer, job)]
-    return found | ({"stated": differing} if job.stated else {})
+    differing = [asdict(each) for each in compare_stated(stated, answer, job)]
+    return found | ({"stated": differing} if stated else {})
 
 
 def _strategy(plan: Plan) -> dict[str, Any]:

@@ -119,7 +119,7 @@ _VIRTUAL = re.compile(r"(docker|virbr|br-|veth|cni|flannel|cali|tun|kube|lxc)")
 
 
 def _check_interface(each: Variable, context: Context) -> Iterator[Fault]:
-    """The interface that NCCL is told to use."""
+    """The interface that the settings choose for NCCL."""
     value, id = each.value.strip(), "nccl-wrong-interface"
     if each.name not in {"NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME"}:
         return
