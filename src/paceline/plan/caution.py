@@ -214,14 +214,12 @@ def _bubble(
     share = _idle_share(price)
     if share <= MOST_BUBBLE:
         return
+    network = ["take a faster network (cluster.network): most of it is waiting for messages"]
     fixes = [
+        *(network if waits_for_messages(case, layout, price) else []),
         *_fuller(job, space, case, price, limit_bytes),
         *_larger_batch(case, layout, limit_bytes),
     ]
-    if idle_without_messages(case, layout) < price.terms["pipeline"] / 2:
-        fixes.insert(
-            0, "take a faster network (cluster.network): most of it is waiting for messages"
-        )
     yield Caution(
         about="bubble",
         what=f"{layout.pipeline} pipeline stages with {layout.accumulation} micro-batches stand "
@@ -232,14 +230,15 @@ def _bubble(
     )
 
 
-def idle_without_messages(case: Case, layout: Layout) -> float:
-    """Seconds that stages would stand still if the network between nodes took no time."""
+def waits_for_messages(case: Case, layout: Layout, price: Estimate) -> bool:
+    """Whether most of the time that stages stand still is the network's between nodes."""
     if case.rates is None or len(case.rates.levels) < 2:
-        return inf
+        return False
     *inner, network = case.rates.levels
     at_once = replace(network, all_to_all_bytes_per_s=inf, latency_s=0.0)
     rates = replace(case.rates, levels=(*inner, at_once))
-    return price_one(layout, replace(case, rates=rates)).terms["pipeline"]
+    idle_s = price_one(layout, replace(case, rates=rates)).terms["pipeline"]
+    return idle_s < price.terms["pipeline"] / 2
 
 
 def _idle_share(price: Estimate) -> float:
@@ -444,7 +443,8 @@ def _large_units(
         fix = f"leave layout.sharding at auto: {case.named(other[0])} fits and gathers no units"
     else:
         apart = case.engine.wraps == "blocks" and not case.profile.tied and "embedding" in name
-        fixes, twice = list[str](), 2 * layout.tensor
+        fixes: list[str] = []
+        twice = 2 * layout.tensor
         if name.startswith(_EXPERTS):  # tensor ranks do not split what is routed
             fixes.append(
                 "expert ranks split the experts: engine: megatron"

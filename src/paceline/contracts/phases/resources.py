@@ -11,7 +11,7 @@ from paceline.estimate.cost import training_flops
 from paceline.parallel.stages import is_v_shaped, stages_of_rank
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
-from paceline.plan.caution import idle_without_messages
+from paceline.plan.caution import waits_for_messages
 from paceline.prepare.checked import checked_text
 from paceline.units import (
     bytes_apart,
@@ -125,7 +125,9 @@ def bottlenecks_of(case: Case) -> list[dict[str, Any]]:
     for name, seconds in sorted(plan.estimate.terms.items(), key=lambda term: -term[1]):
         if step_s and name not in ("compute", "optimizer") and seconds > _NARROW * step_s:
             share = seconds / step_s
-            if name == "pipeline" and _waits_for_messages(plan):
+            if name == "pipeline" and waits_for_messages(
+                case_of_plan(plan), plan.layout, plan.estimate
+            ):
                 name = "pipeline messages"
             found.append(
                 {
@@ -158,12 +160,6 @@ _MITIGATIONS = {
     "data": "a larger global batch, which reduces more rarely for each sample",
     "stragglers": "compare vote_s of the ranks, and take out the slow one",
 }
-
-
-def _waits_for_messages(plan: Plan) -> bool:
-    """Whether most of the time that stages stand still is the network's."""
-    idle_s = idle_without_messages(case_of_plan(plan), plan.layout)
-    return idle_s < plan.estimate.terms["pipeline"] / 2
 
 
 def analyse_model(case: Case) -> dict[str, Any]:
