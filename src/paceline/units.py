@@ -217,7 +217,7 @@ def format_bytes(num_bytes: float, digits: int = 3) -> str:
     """
     if abs(num_bytes) < 2**10:
         return f"{num_bytes:.0f} B"
-    for unit, power in (("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
+    for unit, power in (("PiB", 50), ("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
         scaled = num_bytes / 2**power
         if abs(scaled) >= 1:
             whole = scaled >= 10 ** (digits - 1)

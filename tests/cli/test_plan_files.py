@@ -64,6 +64,15 @@ def test_engines_that_refuse_the_job_too_are_not_named_for_a_model_of_none(job_f
     assert "Megatron Core chooses by the sum of the best few" in problem.what
 
 
+def test_an_engine_for_which_the_job_does_not_fit_either_takes_one_line_of_the_fix(job_file):
+    """P001's table of memory by part stood in the middle of it."""
+    job_file.write_text(DEEPSEEK.replace("nodes: 32", "nodes: 1").replace("fp8", "bf16"))
+    problem = plan(job_file, "megatron").exception.problems[0]
+    assert problem.code == "H002"
+    assert ": P001, no layout fits on 1 node x 8 H100-SXM" in problem.fix
+    assert "\n" not in problem.fix
+
+
 @pytest.mark.parametrize(
     ("model", "has", "fix"),
     [

@@ -27,12 +27,13 @@ def test_s4_16_every_size_and_system_is_shown_with_what_it_rests_on():
         "64 nodes",
         "128 nodes",
         "failures x 4",
-        "paceline, rendezvous as cited",
+        "paceline, rendezvous as published",
         "checkpoint restart",
         "21 s (TrainMover)",
         "measured: Paceline's recovery benchmark",
         "assumed: ",
-        "cited: 419 unexpected interruptions",
+        "(published: ",
+        "published: 419 unexpected interruptions",
     ):
         assert word in shown
 
@@ -66,7 +67,7 @@ def test_checkpoints_are_as_far_apart_as_in_the_plan():
 def test_a_phase_of_ones_own_takes_the_place_of_the_assumed_one():
     shown = called(LARGE, "--nodes", "64", "--phase", "meet=12", *FAST).stdout
     assert "meet        12 s (given: --phase)" in shown
-    assert "rendezvous as cited" not in shown
+    assert "rendezvous as published" not in shown
 
 
 def test_a_step_that_was_measured_takes_the_place_of_the_estimate():

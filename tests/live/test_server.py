@@ -90,7 +90,7 @@ def test_curves_have_the_band_that_the_plan_expects(runs):
     low, high = charts["speed/tokens_per_s"]["band"]
     assert low == pytest.approx(22_000 * 0.9)
     assert high == pytest.approx(22_000 * 0.09 / 0.08)
-    assert charts["memory/peak_bytes"]["lines"][0][1] == "predicted"
+    assert charts["memory/peak_bytes"]["lines"][0][1] == "estimated"
     assert charts["train/loss"]["lines"] == [[2.38, "evaluation loss of a bigram model"]]
 
 

@@ -250,7 +250,8 @@ def test_page_compares_only_what_tensors_take_on_an_accelerator():
     whole = made.killed_and_finished()
     cluster = replace(whole.plan.cluster, backend="nccl", accelerator="H100-SXM")
     page = render_page(replace(whole, plan=replace(whole.plan, cluster=cluster)))
-    assert "Taken by tensors, 130 MiB predicted" in page
+    assert "Taken by tensors, 130 MiB estimated" in page
+    assert "measured on the fullest rank: the estimate is" in page
 
 
 def test_page_draws_the_fullest_and_the_least_full_of_many_ranks():
@@ -260,9 +261,9 @@ def test_page_draws_the_fullest_and_the_least_full_of_many_ranks():
         whole.events[-1], peak_bytes=peaks, baseline_bytes=[200 * made.MIB] * 64
     )
     page = render_page(replace(whole, events=(*whole.events[:-1], end)))
-    assert "seen, rank 63, fullest of 64" in page
-    assert "seen, rank 0, least full" in page
-    assert "seen, rank 7" not in page
+    assert "measured, rank 63, fullest of 64" in page
+    assert "measured, rank 0, least full" in page
+    assert "measured, rank 7" not in page
 
 
 def test_memory_that_was_not_measured_is_left_out_and_is_not_0_bytes():
@@ -272,7 +273,7 @@ def test_memory_that_was_not_measured_is_left_out_and_is_not_0_bytes():
     )
     lines = tuple(replace(line, memory_bytes=None) for line in whole.metrics)
     text = Tags(render_page(replace(whole, events=(*whole.events[:-1], end), metrics=lines))).text
-    assert "seen, rank" not in text
+    assert "measured, rank" not in text
     assert "at the fullest rank" not in text
     assert "None" not in text
 

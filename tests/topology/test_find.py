@@ -352,7 +352,7 @@ def test_a_part_of_a_node_s_accelerators_has_its_part_of_the_nics(
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ("memory=5PB", "T026: cluster.memory is 4547 TiB for one accelerator, and A100-80 has"),
+        ("memory=5PB", "T026: cluster.memory is 4.44 PiB for one accelerator, and A100-80 has"),
         ("memory=96GB", "T026: cluster.memory is 89.4 GiB for one accelerator, and A100-80 has"),
         ("network=8x4000Gb/s", "T026: cluster.network is 32,000 Gb/s a node, and the host links"),
     ],
@@ -368,7 +368,7 @@ def test_numbers_that_the_named_accelerator_cannot_have_are_refused(asked: str, 
 )
 def test_more_memory_than_any_machine_has_is_refused(accelerator: str, field: str):
     asked = (f"accelerator={accelerator}", "nodes=2", "per_node=4")
-    with pytest.raises(JobError, match=f"T026: cluster.{field} is 4547 TiB, and no single machine"):
+    with pytest.raises(JobError, match=f"T026: cluster.{field} is 4.44 PiB, and no single machine"):
         find(machine(), *asked, f"{field}=5PB")
     assert find(machine(), *asked, "host_memory=12TB").host_bytes == 12 * 10**12
 

@@ -122,7 +122,7 @@ def command(
     The controller that `paceline run` uses runs here under a virtual clock, over agents that are
     not there. The job is planned for every number of nodes, and its batch grows with them. The
     failure process is yours to give, because operators differ. Shares of the time are simulated;
-    each phase of a recovery is labelled measured, cited, assumed or estimated.
+    each phase of a recovery is labelled measured, published, assumed or estimated.
 
     \b
     PROCESS:

@@ -26,7 +26,7 @@ from paceline.profile import (
 )
 from paceline.render.carried import left_out
 from paceline.render.engine import ANY_MODEL, Engine, EngineModule, Files, Gap, RenderError
-from paceline.render.example import SETTINGS, needs_own_program, without_own_program
+from paceline.render.example import OWN_SCRIPT, SETTINGS, needs_own_program, without_own_program
 from paceline.render.model import config_of
 from paceline.topology import Cluster, find_cluster
 
@@ -171,8 +171,8 @@ def _without_data(files: Files, job: Job) -> Iterator[Gap]:
             what="data",
             where="data.path",
             why="the job names none",
-            nearest=f"train.py ends at its start, as {SETTINGS} names no data",
-            fix="set data.path and render again, or set TRAIN_SCRIPT to your own script",
+            nearest=OWN_SCRIPT,
+            fix="set data.path and render again",
         )
 
 
@@ -304,7 +304,11 @@ def _that_plan(
         return (
             f"set engine to {' or '.join(able)}, whose files start your own script with any model"
         )
-    told = "; ".join(f"{name}: {each.code}, {each.what}" for name, each in refused.items() if each)
+    told = "; ".join(
+        f"{name}: {each.code}, {each.what.splitlines()[0]}"
+        for name, each in refused.items()
+        if each
+    )
     return f"no other engine takes this job as it is ({told})" if told else ""
 
 

@@ -37,6 +37,7 @@ SETTINGS = "train.json"
 PLAIN = "lm_plain.py"
 _OWN_PROGRAM = "TRAIN_SCRIPT"
 STOPS = "train.py stops before its first step"
+OWN_SCRIPT = f"{STOPS}; start a script of your own with TRAIN_SCRIPT=my.py"
 """What a gap's `nearest` begins with where the example program cannot train the job."""
 
 """Named in what comes nearest wherever only your own program does it."""
@@ -216,10 +217,9 @@ def example_gaps(plan: Plan, job: Job, builds: Builder = "transformers") -> list
     """What the job asks of its training and no example program does, in any engine: all but the
     last are in `train.json`, and `lm_plain.check` ends the program where it reads them."""
     train, spec = job.spec.train, job.spec
-    own = f"{STOPS}; start a script of your own with TRAIN_SCRIPT=my.py"
     found: list[Gap] = []
 
-    def lack(what: str, why: str, where: str, fix: str = "", nearest: str = own) -> None:
+    def lack(what: str, why: str, where: str, fix: str = "", nearest: str = OWN_SCRIPT) -> None:
         found.append(Gap(what=what, why=why, nearest=nearest, fix=fix, where=where))
 
     if spec.program is not None:
@@ -231,7 +231,7 @@ def example_gaps(plan: Plan, job: Job, builds: Builder = "transformers") -> list
         if builds == "own" or plan.layout.pipeline > 1:
             has = "Llama and Qwen2 only, without sliding windows or scaled positions"
         lack(f"the model {other}", f"the example program has {has}", "model")
-    found += (replace(gap, nearest=own) for gap in _needs(job, builds))
+    found += (replace(gap, nearest=OWN_SCRIPT) for gap in _needs(job, builds))
     if train.optimizer != "adamw":
         what, why = f"the optimizer {train.optimizer}", "the example program has AdamW only"
         lack(what, why, "train.optimizer", "train.optimizer: adamw")

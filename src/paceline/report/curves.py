@@ -117,7 +117,7 @@ def _lines(view: RunView, name: str) -> list[tuple[float, str]]:
         return []
     predicted = comparable_bytes(plan)
     limit = [(float(plan.cluster.usable_bytes), "usable")]
-    return limit if predicted is None else [(float(predicted), "predicted"), *limit]
+    return limit if predicted is None else [(float(predicted), "estimated"), *limit]
 
 
 def tables_of(

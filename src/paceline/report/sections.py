@@ -42,7 +42,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBar:
-    """Memory of one rank, predicted or seen."""
+    """Memory of one rank, estimated or measured."""
 
     name: str
     how: str
@@ -52,7 +52,7 @@ class MemoryBar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySection:
-    """Memory predicted against seen."""
+    """Memory estimated and measured."""
 
     bars: list[MemoryBar]
     verdict: str
@@ -83,27 +83,27 @@ def format_share(share: float) -> str:
 
 
 def memory_section(record: RunRecord, end: log.RunFinished | None) -> MemorySection | None:
-    """Predicted parts beside what each rank was seen to hold."""
-    seen = _seen(record, end)
-    if record.plan is None and not seen:
+    """Estimated parts beside what was measured on each rank."""
+    measured = _measured(record, end)
+    if record.plan is None and not measured:
         return None
     plan = record.plan
-    predicted = plan.estimate.memory.known_bytes if plan is not None else 0
-    longest = max([predicted, *(peak for _, _, peak in seen), 1])
+    estimated = plan.estimate.memory.known_bytes if plan is not None else 0
+    longest = max([estimated, *(peak for _, _, peak in measured), 1])
     limit = plan.cluster.usable_bytes if plan is not None else None
     is_near = limit is not None and limit <= _LIMIT_SHOWN * longest
     scale = max(longest, limit if is_near and limit is not None else 0) * 1.02
-    bars = [_predicted_bar(plan, scale)] if plan is not None else []
-    bars += [_seen_bar(*entry, scale=scale) for entry in seen]
+    bars = [_estimated_bar(plan, scale)] if plan is not None else []
+    bars += [_measured_bar(*entry, scale=scale) for entry in measured]
     return MemorySection(
         bars=bars,
-        verdict=_memory_verdict(plan, seen),
+        verdict=_memory_verdict(plan, measured),
         limit=_limit_text(plan, is_near=is_near) if plan is not None else "",
         limit_percent=limit / scale * 100 if is_near and limit is not None else None,
     )
 
 
-def _seen(record: RunRecord, end: log.RunFinished | None) -> list[tuple[str, int, int]]:
+def _measured(record: RunRecord, end: log.RunFinished | None) -> list[tuple[str, int, int]]:
     """Name, bytes before the model was built (0: not known) and highest bytes of each rank whose
     memory was measured."""
     if end is not None and end.peak_bytes:
@@ -125,14 +125,14 @@ def _seen(record: RunRecord, end: log.RunFinished | None) -> list[tuple[str, int
     return [("rank 0, so far", 0, so_far)] if so_far is not None else []
 
 
-def _predicted_bar(plan: Plan, scale: float) -> MemoryBar:
+def _estimated_bar(plan: Plan, scale: float) -> MemoryBar:
     memory = plan.estimate.memory
     parts = sorted(memory.parts.items(), key=lambda part: part[0] != "overhead")  # it comes first
     total = memory.total_bytes
     unknown = [name for name, part in parts if part is None]
     known = f"at least {format_bytes(memory.known_bytes)}; {', '.join(unknown)} unknown"
     return MemoryBar(
-        name="predicted, fullest rank",
+        name="estimated, fullest rank",
         how=plan.estimate.known,
         total=format_bytes(total) if total is not None else known,
         pieces=[
@@ -148,12 +148,12 @@ def _predicted_bar(plan: Plan, scale: float) -> MemoryBar:
     )
 
 
-def _seen_bar(name: str, base: int, peak: int, *, scale: float) -> MemoryBar:
+def _measured_bar(name: str, base: int, peak: int, *, scale: float) -> MemoryBar:
     growth = max(0, peak - base)
     pieces = [("m-overhead", "before the model was built", base)] if base else []
     pieces.append(("m-seen", "growth since then" if base else "in all", growth))
     return MemoryBar(
-        name=f"seen, {name}",
+        name=f"measured, {name}",
         how="measured",
         total=format_bytes(peak),
         pieces=[
@@ -164,7 +164,7 @@ def _seen_bar(name: str, base: int, peak: int, *, scale: float) -> MemoryBar:
 
 
 def comparable_bytes(plan: Plan) -> int | None:
-    """The predicted bytes of what is measured: on an accelerator only what tensors take."""
+    """The estimated bytes of what is measured: on an accelerator only what tensors take."""
     memory = plan.estimate.memory
     total = memory.total_bytes
     if total is None or plan.cluster.backend == "gloo":
@@ -172,29 +172,29 @@ def comparable_bytes(plan: Plan) -> int | None:
     return total - memory.overhead_bytes - (memory.parts.get("slack") or 0)
 
 
-def _memory_verdict(plan: Plan | None, seen: list[tuple[str, int, int]]) -> str:
-    predicted = comparable_bytes(plan) if plan is not None else None
-    if plan is None or predicted is None or not seen:
+def _memory_verdict(plan: Plan | None, measured: list[tuple[str, int, int]]) -> str:
+    estimated = comparable_bytes(plan) if plan is not None else None
+    if plan is None or estimated is None or not measured:
         return ""
-    _, base, peak = max(seen, key=lambda entry: entry[2])
+    _, base, peak = max(measured, key=lambda entry: entry[2])
     if not peak:  # a device that counts no bytes
         return ""
     if plan.cluster.backend != "gloo":
-        text = f"Taken by tensors, {_compared(predicted, peak)}."
-        return f"{text} The overhead is no tensor's: it is predicted and not measured here."
-    text = f"In all, {_compared(predicted, peak)}."
+        text = f"Taken by tensors, {_compared(estimated, peak)}."
+        return f"{text} The overhead is no tensor's: it is estimated and not measured here."
+    text = f"In all, {_compared(estimated, peak)}."
     if base and peak > base:
-        growth = predicted - plan.estimate.memory.overhead_bytes
+        growth = estimated - plan.estimate.memory.overhead_bytes
         both = _compared(growth, peak - base)
         text += f" Without what a process takes before the model is built, {both}."
     return text
 
 
-def _compared(predicted: int, seen: int) -> str:
-    off = predicted / seen - 1
+def _compared(estimated: int, measured: int) -> str:
+    off = estimated / measured - 1
     side = "above" if off > 0 else "below"
-    both = f"{format_bytes(predicted)} predicted and {format_bytes(seen)} seen at the fullest rank"
-    return f"{both}: the prediction is {abs(off) * 100:.0f} % {side}"
+    both = f"{format_bytes(estimated)} estimated and {format_bytes(measured)} measured"
+    return f"{both} on the fullest rank: the estimate is {abs(off) * 100:.0f} % {side}"
 
 
 def _limit_text(plan: Plan, *, is_near: bool) -> str:

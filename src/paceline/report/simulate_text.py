@@ -35,7 +35,7 @@ def simulate_lines(
         yield from wrapped(
             "others      ",
             "; ".join(
-                f"{each.name}: {each.restart.known}, {each.restart.source}"
+                f"{each.name}: {_known(each.restart)}, {each.restart.source}"
                 for each in question.compare
             )
             + ". Their restart times are used at every size, which favours them",
@@ -138,4 +138,8 @@ def _phase(name: str, phase: Phase, costs: Sequence[Costs], cases: Sequence[Case
         for each, case in zip(costs, cases, strict=True)
     ]
     shown = ", ".join(dict.fromkeys(seconds))
-    yield from wrapped(f"  {name:<12}", f"{shown} ({phase.known}: {phase.source})", indent=14)
+    yield from wrapped(f"  {name:<12}", f"{shown} ({_known(phase)}: {phase.source})", indent=14)
+
+
+def _known(phase: Phase) -> str:
+    return phase.known.replace("cited", "published")

@@ -178,7 +178,7 @@ def with_phases(case: Case, phases: Mapping[str, Phase]) -> Case:
 
 
 _MEETINGS: tuple[tuple[str, Literal["cited", "log2"]], ...] = (
-    ("rendezvous as cited", "cited"),
+    ("rendezvous as published", "cited"),
     ("rendezvous in log N", "log2"),
 )
 

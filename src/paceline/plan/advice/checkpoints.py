@@ -108,7 +108,7 @@ def advise_checkpoints(
         rule_of_thumb=(half_hour, hour),
         mtbf_s=mtbf_s,
         mtbf_source=(
-            "cited: 419 unexpected interruptions in 54 days on 16,384 H100 (arXiv:2407.21783)"
+            "published: 419 unexpected interruptions in 54 days on 16,384 H100 (arXiv:2407.21783)"
             if cited
             else "declared"
         ),
