@@ -166,3 +166,21 @@ def test_classes_are_named_and_have_a_head_that_is_trained(train, data, words):
         parse_job(CLASSES % (train, data), source="job.yaml", folder=None)
     assert "J007" in str(caught.value)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("weights", "data", "words"),
+    [
+        ("[1, 1.5]", "classification, labels: [a, b, c]", "fix: give one for each of a, b, c, in"),
+        ("[1, 1.5]", "chat", "of train.objective.kind next_token there are no classes"),
+        ("[1, 0]", "classification, labels: [a, b]", "class_weights[1]"),
+        ("[1, .inf]", "classification, labels: [a, b]", "class_weights[1]"),
+    ],
+)
+def test_s0_24_weights_of_classes_are_refused_where_they_are_not_one_positive_number_for_each(
+    weights, data, words
+):
+    train = f", objective: {{class_weights: {weights}}}"
+    with pytest.raises(JobError) as caught:
+        parse_job(CLASSES % (train, data), source="job.yaml", folder=None)
+    assert words in str(caught.value)

@@ -54,6 +54,18 @@ def test_a_run_is_not_resumed_with_another_adapter(tmp_path, change, what):
     assert (problem.code, problem.what) == ("R005", what)
 
 
+def test_s0_24_a_run_keeps_the_weights_of_its_classes_and_one_without_has_its_old_digest(tmp_path):
+    classes = "data={kind: classification, labels: [a, b], path: corpus}"
+    asked = (classes, "model.tokenizer=t", "train.objective={}")
+    plain = job(tmp_path, *asked)
+    weighted = job(tmp_path, *asked, "train.objective.class_weights=[1, 1.5]")
+    assert digest(tmp_path, *asked) == digest(tmp_path, *asked[:2])
+    assert training_digest(weighted) != training_digest(plain)
+    check_same_training(weighted, weighted)
+    with pytest.raises(JobError, match=r"class_weights was \[1\.0, 1\.5\] and would become None"):
+        check_same_training(weighted, plain)
+
+
 def test_a_run_without_an_adapter_is_not_resumed_with_one(tmp_path):
     with pytest.raises(JobError, match=r"train\.adapter was left out and would become lora"):
         check_same_training(job(tmp_path), job(tmp_path, "train.adapter={kind: lora}"))

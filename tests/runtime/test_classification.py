@@ -60,9 +60,11 @@ def build(job: Job) -> torch.nn.Module:
     return model
 
 
-def step_of(rank: int, world: int, folder: Path, prepared_at: Path, name: str) -> tuple[float, ...]:
+def step_of(
+    rank: int, world: int, folder: Path, prepared_at: Path, name: str, weights: list[float] | None
+) -> tuple[float, ...]:
     compute_in_float64()
-    layout = Layout(data=1, sharding="none", micro_batch=1, accumulation=2)
+    layout = Layout(data=world, sharding="none", micro_batch=1, accumulation=2 // world)
     meshes = strategy.make_meshes(layout, "cpu")
     model = strategy.apply(
         build(job_in(folder, FAMILIES[name])).double(), layout, meshes, precision="fp32"
@@ -72,18 +74,22 @@ def step_of(rank: int, world: int, folder: Path, prepared_at: Path, name: str) -
     losses = strategy.forward_backward(
         model,
         meshes,
-        [data.samples([n]) for n in range(2)],
+        [data.samples([n]) for n in range(rank, 2, world)],
         precision="fp32",
-        loss_of=strategy.LabelLoss(),
+        loss_of=strategy.LabelLoss(weights),
         targets_per_sample=data.targets_per_sample,
     )
     norm = float(strategy.gradient_norm(model, meshes))
-    assert losses.num_targets == 4
-    return float(losses.loss_sum / 4), norm, float(losses.num_right)
+    sums = torch.stack(losses.sums)
+    if world > 1:
+        torch.distributed.all_reduce(sums)
+    loss_sum, total, num_right, num_judged = sums.tolist()
+    assert num_judged == 4
+    return loss_sum / total, norm * losses.expected_targets / total, num_right
 
 
-def theirs(job: Job) -> tuple[float, ...]:
-    """transformers' own loss of the padded batch."""
+def theirs(job: Job, weights: list[float] | None = None) -> tuple[float, ...]:
+    """transformers' own loss of the padded batch, or torch's weighted one of its logits."""
     from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
     asked = resolve_config(job)
@@ -100,15 +106,30 @@ def theirs(job: Job) -> tuple[float, ...]:
     found = model(
         input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=labels
     )
-    found.loss.backward()
+    loss = found.loss
+    if weights is not None:
+        loss = torch.nn.CrossEntropyLoss(torch.tensor(weights).double())(found.logits, labels)
+    loss.backward()
     norms = [p.grad.norm() for p in model.parameters() if p.grad is not None]
     right = (found.logits.argmax(-1) == labels).sum()
-    return float(found.loss.detach()), float(torch.stack(norms).norm()), float(right)
+    return float(loss.detach()), float(torch.stack(norms).norm()), float(right)
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", list(FAMILIES))
 def test_loss_gradient_and_accuracy_are_those_of_transformers(tmp_path, name):
     job = job_in(tmp_path, FAMILIES[name])
-    (ours,) = run_ranks(step_of, 1, tmp_path, prepared(job), name)
+    (ours,) = run_ranks(step_of, 1, tmp_path, prepared(job), name, None)
     assert ours == pytest.approx(theirs(job), rel=5e-6)  # their norms are in float32
+
+
+@pytest.mark.ranks
+def test_s0_24_weighted_classes_give_torchs_loss_of_the_global_batch_on_any_number_of_ranks(
+    tmp_path,
+):
+    job, weights = job_in(tmp_path, CONFIG), [1.0, 1.5, 4.0]  # 2 and 6.5 with a text of each sample
+    (one,) = run_ranks(step_of, 1, tmp_path, prepared(job), "llama", weights)
+    for each in run_ranks(step_of, 2, tmp_path, prepared(job), "llama", weights):
+        assert each == pytest.approx(one, rel=1e-12)
+    assert one == pytest.approx(theirs(job, weights), rel=5e-6)
+    assert one[0] != pytest.approx(theirs(job)[0], rel=1e-3)

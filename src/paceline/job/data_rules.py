@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from paceline.errors import Problem
 from paceline.job.job import Job, JobSpec
 from paceline.job.train import ObjectiveSpec
+from paceline.units import counted
 
 COLUMNS = (
     *("text", "messages", "conversations", "prompt", "completion"),
@@ -214,7 +215,12 @@ def _check_objective(job: Job) -> Iterator[Problem]:
 
 def _check_classes(job: Job, objective: str) -> Iterator[Problem]:
     labels, spec = job.spec.data.labels, job.spec
+    weights = (spec.train.objective or ObjectiveSpec()).class_weights
+    field = "train.objective.class_weights"
     if objective != "classification":
+        if weights is not None:
+            what = f"{field}: of train.objective.kind {objective} there are no classes"
+            yield _clash(job, what, field, "leave it out, or set data.kind: classification")
         if labels is not None and is_prepared(job):
             what = f"data.labels: rows of data.kind {spec.data.kind} have none"
             yield _clash(job, what, "data.labels", "leave it out, or set data.kind: classification")
@@ -224,6 +230,9 @@ def _check_classes(job: Job, objective: str) -> Iterator[Problem]:
         what = "data.kind classification needs two classes or more, each named once, and "
         what += f"data.labels is {labels}"
         yield _clash(job, what, "data.labels", "name them: labels: [negative, positive]")
+    elif weights is not None and len(weights) != len(names):
+        what = f"{field} has {len(weights)} of them, and data.labels {counted(len(names), 'label')}"
+        yield _clash(job, what, field, f"give one for each of {', '.join(names)}, in this order")
     if spec.train.adapter is not None:
         what = "train.adapter trains no new head, which classification needs"
         yield _clash(job, what, "train.adapter", "leave it out: all of the model is trained then")

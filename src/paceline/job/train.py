@@ -67,6 +67,11 @@ class ObjectiveSpec:
     beta: Annotated[Number, Field(gt=0)] = 0.1
     """Only with `dpo`: how closely the model stays to what it was; larger is closer."""
 
+    class_weights: list[Annotated[Number, Field(gt=0)]] | None = None
+    """Only with `classification`: what a text of each class counts in the loss, one number for each
+    of `data.labels`, such as `[1, 1.5, 1]`. The loss is divided by the sum of the weights of the
+    global batch, over all ranks. Left out, every text counts once."""
+
 
 @section
 class TrainSpec:

@@ -335,6 +335,7 @@ _ADDED: Mapping[str, Any] = {
     "train.objective": None,
     "train.objective.kind": "auto",
     "train.objective.beta": 0.1,
+    "train.objective.class_weights": None,
     "train.optimizer_in_backward": False,
 }
 """Fields of later versions: not counted where they are left out, so that runs of earlier versions

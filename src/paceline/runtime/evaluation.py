@@ -18,7 +18,7 @@ from paceline.runtime.generation import Generation
 
 Share = tuple[Tensor | float, ...]
 """This rank's share of the evaluation loss: the sum over its targets, how many they were, and,
-where there is an accuracy, how many of them the model has right."""
+where there is an accuracy, how many targets the model has right, and of how many."""
 
 Evaluate = Callable[[], Share | Mapping[str, Share]]
 """This rank's share, or its share of each source's."""
@@ -95,7 +95,7 @@ class Evaluation:
         own = [float(number) for share in by_source.values() for number in share]
         sums = here.all_reduce_sum(*own)
         width = len(own) // len(by_source)
-        loss_sums, counts, *rights = (sums[start::width] for start in range(width))
+        loss_sums, counts, *judged = (sums[start::width] for start in range(width))
         weights = [self._weights.get(name, 0.0) for name in by_source]
         state.held_out_loss = mean_of(loss_sums, counts, weights)
         each = zip(by_source, loss_sums, counts, strict=True)
@@ -110,7 +110,9 @@ class Evaluation:
                 loss=state.held_out_loss,
                 seconds=seconds,
                 by_source=losses if len(losses) > 1 else {},
-                accuracy=mean_of(rights[0], counts, weights) if rights else None,
+                accuracy=mean_of(judged[0], judged[1], weights)
+                if judged and any(judged[1])
+                else None,
             )
         )
 

@@ -39,10 +39,11 @@ def train_on(session: Session, data: Samples, held_out: Samples | None) -> None:
     model = session.build(make_model(session.job, session.plan.decoder, session.precision))
     optimizer = make_optimizer(model, spec.train, session.ways)
     loss_of: strategy.LossOf = strategy.next_token_loss
+    asked = spec.train.objective or ObjectiveSpec()
     if objective_of(spec) == "dpo":
         data, held_out, loss_of = _preference(session, model, data, held_out)
     elif objective_of(spec) == "classification":
-        loss_of = strategy.LabelLoss()
+        loss_of = strategy.LabelLoss(asked.class_weights)
     evaluate = None if held_out is None else _evaluation(session, model, held_out, loss_of)
     if isinstance(data, TextData) and isinstance(held_out, TextData):
         _note_bigram(session, data, held_out)
@@ -106,8 +107,7 @@ def _evaluation(
                 precision=session.precision,
                 loss_of=loss_of,
             )
-            right = (losses.num_right,) if strategy.has_accuracy(loss_of) else ()
-            found[name] = (losses.loss_sum, losses.num_targets, *right)
+            found[name] = losses.sums
         return found
 
     return evaluate

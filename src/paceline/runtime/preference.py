@@ -106,13 +106,11 @@ class PreferenceLoss:
     minus the same of the reference; its loss is -log sigmoid(beta x margin).
     """
 
-    has_accuracy = True
-
     def __init__(self, beta: float, reference_N2: Tensor) -> None:
         self._beta = beta
         self._reference_N2 = reference_N2
 
-    def __call__(self, logits_BSV: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def __call__(self, logits_BSV: Tensor, targets_BT: Tensor) -> tuple[Tensor, ...]:
         rows_B = targets_BT[:, -1]
         counts_B = rows_B >= 0
         moved_B2 = log_probabilities(logits_BSV, targets_BT)
@@ -120,7 +118,8 @@ class PreferenceLoss:
         margins_B = moved_B2[:, 0] - moved_B2[:, 1]
         losses_B = -F.logsigmoid(self._beta * margins_B)
         loss_sum = losses_B.where(counts_B, 0.0).sum()
-        return loss_sum, counts_B.sum(), ((margins_B > 0) & counts_B).sum()
+        num_pairs = counts_B.sum()
+        return loss_sum, num_pairs, ((margins_B > 0) & counts_B).sum(), num_pairs
 
 
 class _Recorder:

@@ -90,9 +90,8 @@ class Step:
         self._hooks = trainer.hooks
         self._model = trainer.model
         self._optimizer = trainer.optimizer
-        # Of the losses, of targets, and of those that the model has right.
-        self._sums = torch.zeros(3, dtype=torch.float64, device=trainer.device)
-        self._has_accuracy = False
+        # As in `strategy.Losses`.
+        self._sums = torch.zeros(4, dtype=torch.float64, device=trainer.device)
         self._expected_targets = 1.0
         self._num_backward = 0
         self._sizes = trainer.layout.micro_batches_of(trainer.meshes.place.data)
@@ -124,7 +123,7 @@ class Step:
             num_samples: How many samples the data has; ids run from 0 to `num_samples - 1`. Or
                 sources with weights.
             loss_of: `(output, targets)` -> the sum of the losses and over how many targets, and
-                with `has_accuracy` how many of them are right. The step's loss is the sum over the
+                with an accuracy how many are right of how many. The step's loss is the sum over the
                 global batch, divided by all its targets.
             targets_per_sample: Their mean over the data, where not every token is a target: the
                 gradients are divided by it before the real number is known.
@@ -165,8 +164,7 @@ class Step:
             uneven=uneven,
             targets_per_sample=targets_per_sample,
         )
-        self._sums += torch.stack([losses.loss_sum, losses.num_targets, losses.num_right])
-        self._has_accuracy = strategy.has_accuracy(loss_of)
+        self._sums += torch.stack(losses.sums)
         self._expected_targets = losses.expected_targets
         self._num_backward += self._num_asked
         self._enter(None)
@@ -350,7 +348,7 @@ class Step:
             stop=votes.wishes.stop,
             loss=votes.loss_sum / num_targets if num_targets else 0.0,
             grad_norm=grad_norm,
-            accuracy=votes.num_right / num_targets if self._has_accuracy and num_targets else None,
+            accuracy=votes.num_right / votes.num_judged if votes.num_judged else None,
             factor=mean * clip,
             refused=refused,
             is_overflow=bool(votes.bad_norms) and not votes.bad_losses,

@@ -31,6 +31,9 @@ class Votes(NamedTuple):
     num_right: float
     """Targets that the model has right, where the loss counts them."""
 
+    num_judged: float
+    """How many targets were judged for it."""
+
     norm: float
     """Norm of the gradients as they are, on this rank: finite numbers are the same on all."""
 
@@ -73,26 +76,26 @@ def ballot(
     """This rank's numbers, to be summed over all ranks; on its device, without waiting for it.
 
     Args:
-        sums_of_step: Of the losses over this rank's targets, how many targets they are, and how
-            many of them the model has right.
+        sums_of_step: Of the losses over this rank's targets, how many targets they are, how many
+            of them the model has right, and of how many.
         fingerprint: Numbers that compare the ranks' states, where a comparison is due.
     """
-    sums = torch.zeros(4 + 2 * world_size, dtype=torch.float64, device=sums_of_step.device)
+    sums = torch.zeros(5 + 2 * world_size, dtype=torch.float64, device=sums_of_step.device)
     # Three counts of ranks in one number, each below the base.
     sums[0] = float(sum((world_size + 1) ** place for place, flag in enumerate(wishes) if flag))
-    sums[1:4] = sums_of_step
-    sums[4 + rank] = ~sums_of_step[0].isfinite()
-    sums[4 + world_size + rank] = ~norm.isfinite()
+    sums[1:5] = sums_of_step
+    sums[5 + rank] = ~sums_of_step[0].isfinite()
+    sums[5 + world_size + rank] = ~norm.isfinite()
     return sums if fingerprint is None else torch.cat([sums, fingerprint])
 
 
 def counted(sums: list[float], *, norm: float, world_size: int) -> Votes:
     """What the sums of all ranks' ballots say.
 
-    >>> counted([5.0, 8.0, 4.0, 3.0, 0.0, 1.0, 0.0, 0.0], norm=0.5, world_size=2)[:-1]
-    (Wishes(stop=True, regroup=True, save=False), 8.0, 4.0, 3.0, 0.5, [1], [])
+    >>> counted([5.0, 8.0, 4.0, 3.0, 4.0, 0.0, 1.0, 0.0, 0.0], norm=0.5, world_size=2)[:-1]
+    (Wishes(stop=True, regroup=True, save=False), 8.0, 4.0, 3.0, 4.0, 0.5, [1], [])
     """
-    counts, loss_sum, num_targets, num_right, *flags = sums
+    counts, loss_sum, num_targets, num_right, num_judged, *flags = sums
     base = world_size + 1
     bad = [[rank for rank in range(world_size) if flags[start + rank]] for start in (0, world_size)]
     return Votes(
@@ -100,6 +103,7 @@ def counted(sums: list[float], *, norm: float, world_size: int) -> Votes:
         loss_sum=loss_sum,
         num_targets=num_targets,
         num_right=num_right,
+        num_judged=num_judged,
         norm=norm,
         bad_losses=bad[0],
         bad_norms=bad[1],

@@ -35,7 +35,6 @@ from paceline.runtime.strategy.train import (
     Uneven,
     evaluate,
     forward_backward,
-    has_accuracy,
     next_token_loss,
     on_device,
 )
@@ -66,7 +65,6 @@ __all__ = [
     "finish_gradients",
     "forward_backward",
     "gradient_norm",
-    "has_accuracy",
     "local_of",
     "loss_context",
     "loss_factor",

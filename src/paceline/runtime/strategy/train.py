@@ -9,7 +9,7 @@ clipping.
 Letters in tensor names: B samples in a micro-batch, S tokens in a sample, V size of the vocabulary.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -44,9 +44,10 @@ Batch = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]
 pipeline group has the same ones. Where documents in a sample do not see each other, `ends_BE` is
 beside them: where each document ends, int32, filled up with S."""
 
-LossOf = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | int] | tuple[Tensor, Tensor, Tensor]]
-"""`(output, targets)` -> the sum of the losses, and over how many targets it is; from a loss with
-an accuracy (`has_accuracy`) also how many of them the model has right."""
+LossOf = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | int] | tuple[Tensor, ...]]
+"""`(output, targets)` -> the sum of the losses, and over how many targets it is, or the sum of
+their weights; from a loss with an accuracy also how many targets the model has right, and of how
+many."""
 
 Phase = Literal["forward", "loss", "backward"]
 
@@ -63,13 +64,21 @@ class Losses:
     """A float64 number, not yet divided."""
 
     num_targets: Tensor
-    """A float64 number: the targets that count."""
+    """A float64 number: the targets that count, or the sum of their weights."""
 
     num_right: Tensor
     """A float64 number: those that the model has right, from a loss with an accuracy; else 0."""
 
+    num_judged: Tensor
+    """A float64 number: of how many targets `num_right` are right; 0 without an accuracy."""
+
     expected_targets: float
     """What the gradients are divided by: targets of the global batch when none is missing."""
+
+    @property
+    def sums(self) -> tuple[Tensor, ...]:
+        """The four numbers, in this order."""
+        return self.loss_sum, self.num_targets, self.num_right, self.num_judged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,28 +98,33 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
     return to_device(inputs_BS, device), to_device(targets_BS, device), *ends  # type: ignore[return-value]
 
 
-def next_token_loss(logits_BSV: Tensor, targets_BS: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of the cross entropies in float32, and the number of targets that are not `IGNORED`."""
+def next_token_loss(
+    logits_BSV: Tensor, targets_BS: Tensor, weights_V: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Sum of the cross entropies in float32, and the number of targets that are not `IGNORED`; with
+    weights of the entries the sum of the weighted ones, and of the targets' weights."""
     wide = logits_BSV if logits_BSV.dtype == torch.float64 else logits_BSV.float()
+    if weights_V is not None:
+        weights_V = weights_V.to(wide)
     loss_sum = F.cross_entropy(
-        wide.flatten(0, 1), targets_BS.flatten(), reduction="sum", ignore_index=IGNORED
+        wide.flatten(0, 1), targets_BS.flatten(), weights_V, reduction="sum", ignore_index=IGNORED
     )
-    return loss_sum, (targets_BS != IGNORED).sum()
+    counts_BS = targets_BS != IGNORED
+    if weights_V is not None:
+        counts_BS = weights_V[targets_BS.clamp(min=0)] * counts_BS
+    return loss_sum, counts_BS.sum()
 
 
 class LabelLoss:
     """`next_token_loss` of the label that follows a text, and how many labels are the likeliest."""
 
-    has_accuracy = True
+    def __init__(self, class_weights: Sequence[float] | None = None) -> None:
+        self._weights_V = None if class_weights is None else torch.tensor(class_weights)
 
-    def __call__(self, logits_BSV: Tensor, targets_BS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        loss_sum, num_targets = next_token_loss(logits_BSV, targets_BS)
-        return loss_sum, num_targets, (logits_BSV.argmax(dim=-1) == targets_BS).sum()
-
-
-def has_accuracy(loss_of: LossOf) -> bool:
-    """Whether a loss counts what the model has right."""
-    return getattr(loss_of, "has_accuracy", False)
+    def __call__(self, logits_BSV: Tensor, targets_BS: Tensor) -> tuple[Tensor, ...]:
+        right_BS = logits_BSV.argmax(dim=-1) == targets_BS
+        num_labels = (targets_BS != IGNORED).sum()
+        return *next_token_loss(logits_BSV, targets_BS, self._weights_V), right_BS.sum(), num_labels
 
 
 def forward_backward(
@@ -243,13 +257,11 @@ def _loss_context(model: nn.Module, meshes: Meshes, loss_of: LossOf) -> Iterator
             yield chunked or partial(_local_loss, loss_of)
 
 
-def _local_loss(loss_of: LossOf, output: Tensor, targets_BS: Tensor) -> tuple[Tensor, Any, Any]:
-    """The loss as every tensor rank has it, also of logits that are split over the vocabulary; its
-    targets, and how many of them are right."""
+def _local_loss(loss_of: LossOf, output: Tensor, targets_BS: Tensor) -> tuple[Any, ...]:
+    """The loss as every tensor rank has it, also of logits that are split over the vocabulary, and
+    its counts."""
     loss_sum, *counts = loss_of(output, targets_BS)
-    local = loss_sum.to_local() if isinstance(loss_sum, DTensor) else loss_sum
-    num_targets, num_right = counts if len(counts) == 2 else (*counts, 0)
-    return local, num_targets, num_right
+    return loss_sum.to_local() if isinstance(loss_sum, DTensor) else loss_sum, *counts
 
 
 class _Part(NamedTuple):
@@ -281,8 +293,7 @@ class _Total:
         self._layout = meshes.layout
         self._device = torch.device(meshes.device_type)
         self._is_counted = meshes.counts_loss
-        self._sums: list[Tensor] = []
-        self._counts: list[tuple[Tensor | int, Tensor | int]] = []
+        self._seen: list[tuple[Tensor | int, ...]] = []
         self.expected = (per_sample or 0.0) * meshes.layout.global_batch
         if uneven is not None:
             self.expected = uneven.num_targets
@@ -293,20 +304,18 @@ class _Total:
             per_sample = part.targets_BS.numel() * self._layout.context / len(part.targets_BS)
             self.expected = per_sample * self._layout.global_batch
 
-    def add(self, loss_sum: Tensor, num_targets: Tensor | int, num_right: Tensor | int = 0) -> None:
-        self._sums.append(loss_sum.detach())
-        self._counts.append((num_targets, num_right))
+    def add(self, loss_sum: Tensor, *counts: Tensor | int) -> None:
+        self._seen.append((loss_sum.detach(), *counts))
 
     def losses(self) -> Losses:
-        zero = torch.zeros((), dtype=torch.float64, device=self._device)
-        loss_sum, num_targets, num_right = zero, zero, zero
-        if self._is_counted:
-            for each, (count, right) in zip(self._sums, self._counts, strict=True):
-                loss_sum, num_targets = loss_sum + each, num_targets + count
-                num_right = num_right + right
+        sums = [torch.zeros((), dtype=torch.float64, device=self._device)] * 4
+        for seen in self._seen if self._is_counted else ():
+            sums = [total + each for total, each in zip(sums, (*seen, 0, 0), strict=False)]
+        loss_sum, num_targets, num_right, num_judged = sums
         return Losses(
             loss_sum=loss_sum,
             num_targets=num_targets,
             num_right=num_right,
+            num_judged=num_judged,
             expected_targets=self.expected,
         )

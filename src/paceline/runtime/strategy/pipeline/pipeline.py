@@ -1,7 +1,7 @@
 """Pipeline parallelism: this rank's stages of a model, and one step over many micro-batches.
 
     pipeline = split_stages(model, layout, meshes, ways)   # then split, shard each of its parts
-    loss_sum, num_targets, _ = forward_backward(pipeline, micro_batches, loss_of)
+    loss_sum, num_targets, *_ = forward_backward(pipeline, micro_batches, loss_of)
 
 What goes from stage to stage is whole on every tensor rank, also with sequence parallelism: so a
 stage can be given the same as the model it is cut out of, which counts positions by it.
@@ -55,7 +55,7 @@ LossOf = Callable[[Any, Tensor], tuple[Any, ...]]
 """Logits and `targets_BS` -> sum of the losses, number of targets, and of those that are right,
 where the loss counts them."""
 
-Sums = tuple[Tensor, Tensor, Tensor]
+Sums = tuple[Tensor, Tensor, Tensor, Tensor]
 """Sum of the losses, number of targets, and of those that are right."""
 
 MicroBatches = Sequence[tuple[Tensor, Tensor]]
@@ -280,12 +280,12 @@ def _run(
     for each in pipeline._documents if pipeline.has_blocks else ():
         check_asked(each)
     device = inputs[0].device
-    totals = tuple(torch.zeros((), dtype=torch.float64, device=device) for _ in range(3))
+    totals = tuple(torch.zeros((), dtype=torch.float64, device=device) for _ in range(4))
     for sums in loss.sums:
         for total, each in zip(totals, sums, strict=False):
             total += each
     loss.sums = []
-    return totals  # type: ignore[return-value]  # three
+    return totals  # type: ignore[return-value]  # four
 
 
 def _device_of(part: nn.Module, meshes: Meshes) -> torch.device:
