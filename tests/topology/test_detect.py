@@ -145,6 +145,29 @@ def test_s4_4_efa_is_told_from_infiniband():
     assert cluster_section(found)["network"] == "32x100Gb/s EFA"
 
 
+KERNEL = "NVRM version: NVIDIA UNIX {}Kernel Module for x86_64  550.54.15  Release Build"
+
+
+@pytest.mark.parametrize(
+    ("modules", "kernel", "driver", "is_there", "words"),
+    [
+        (("nvidia_peermem",), "", "mlx5_core", True, " GPUDirect RDMA: module nvidia_peermem"),
+        ((), "Open ", "mlx5_core", True, " GPUDirect RDMA: the open kernel module, which has dma"),
+        (("ib_uverbs",), "", "mlx5_core", False, "no GPUDirect RDMA: nvidia_peermem is not loaded"),
+        (("nvidia_peermem",), "", "efa", None, " GPUDirect RDMA: unknown"),
+    ],
+)
+def test_s4_4_detect_says_whether_nics_reach_the_gpus_memory(
+    modules, kernel, driver, is_there, words
+):
+    facts = with_gpus("query-8xh100.csv", kernel_driver=KERNEL.format(kernel))
+    found = detect(replace(facts, rdma=RdmaTexts(ports=ports(8, driver=driver), modules=modules)))
+    assert (found.gpu_direct and found.gpu_direct.is_there) is is_there
+    assert words in "\n".join(format_detected(found))
+    assert detect(facts).gpu_direct.why == "no active RDMA port"
+    assert detect(LINUX).gpu_direct is None
+
+
 def test_amd_gpus_are_found_where_there_are_no_nvidia_ones():
     texts = GpuTexts(
         rocm=recording("rocm-8xmi300x.json"), rocm_topology=recording("rocm-topo-8xmi300x.txt")

@@ -148,6 +148,10 @@ def _network(found: Detected) -> Iterator[str]:
     if not found.ports:
         names = ", ".join(found.rdma_devices)
         yield f"RDMA devices {names}" if names else "no RDMA NIC"
+    elif found.gpus:
+        direct = found.gpu_direct
+        no = "no " if direct is not None and not direct.is_there else ""
+        yield f"{no}GPUDirect RDMA: {direct.why if direct is not None else 'unknown'}"
 
 
 def _ethernet(found: Detected) -> Iterator[str]:

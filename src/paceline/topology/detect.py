@@ -29,7 +29,13 @@ from paceline.topology.read_amd import read_rocm_json, read_rocm_table, read_roc
 from paceline.topology.read_mac import Mac, read_system_profiler
 from paceline.topology.read_numa import CpuLayout, read_lscpu
 from paceline.topology.read_nvidia import FoundGpu, GpuTopology, read_gpu_query, read_topology
-from paceline.topology.read_rdma import RdmaPort, read_ibv_devices, read_rdma_port
+from paceline.topology.read_rdma import (
+    GpuDirect,
+    RdmaPort,
+    read_gpu_direct,
+    read_ibv_devices,
+    read_rdma_port,
+)
 from paceline.units import format_bytes
 
 _NEAR = 0.03
@@ -73,6 +79,9 @@ class Detected:
 
     topology: GpuTopology | None
     ports: tuple[RdmaPort, ...]
+    gpu_direct: GpuDirect | None
+    """GPUDirect RDMA; None where nothing tells."""
+
     rdma_devices: tuple[str, ...]
     interfaces: tuple[Interface, ...]
     """Network interfaces, the loopback left out."""
@@ -150,6 +159,7 @@ def detect(facts: NodeFacts, catalog: Catalog | None = None) -> Detected:
         torch=facts.torch_build,
         topology=topology,
         ports=tuple(map(read_rdma_port, facts.rdma.ports)),
+        gpu_direct=read_gpu_direct(facts),
         rdma_devices=_rdma_devices(facts),
         interfaces=tuple(each for each in facts.interfaces if not each.is_loopback),
         cpu=read_lscpu(facts.lscpu),

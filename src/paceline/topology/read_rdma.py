@@ -4,6 +4,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.topology.node.facts import NodeFacts
+from paceline.topology.node.read_state import read_kernel_driver
 from paceline.topology.probe import PortText
 from paceline.units import parse_bytes_per_s
 
@@ -36,6 +38,30 @@ def read_rdma_port(port: PortText) -> RdmaPort:
         bytes_per_s=parse_bytes_per_s(f"{match[1]}Gb/s") if match else None,
         is_active="ACTIVE" in port.state,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuDirect:
+    """Whether NICs read and write the memory of GPUs themselves (GPUDirect RDMA)."""
+
+    is_there: bool
+    why: str
+
+
+def read_gpu_direct(facts: NodeFacts) -> GpuDirect | None:
+    """GPUDirect RDMA by the peer-memory module, or by dma-buf of the open kernel module; None where
+    the facts do not tell: without NVIDIA GPUs, and over EFA."""
+    ports = [port for port in map(read_rdma_port, facts.rdma.ports) if port.is_active]
+    if not (facts.gpu.query or facts.gpu.state) or any(port.kind == "efa" for port in ports):
+        return None
+    if not ports:
+        return GpuDirect(is_there=False, why="no active RDMA port")
+    modules = sorted({"nvidia_peermem", "nv_peer_mem"} & {*facts.rdma.modules})
+    if modules:
+        return GpuDirect(is_there=True, why=f"module {', '.join(modules)}")
+    if read_kernel_driver(facts.gpu.kernel_driver)[1]:
+        return GpuDirect(is_there=True, why="the open kernel module, which has dma-buf")
+    return GpuDirect(is_there=False, why="nvidia_peermem is not loaded")
 
 
 def _kind(driver: str, link_layer: str) -> RdmaKind:

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping
 from paceline.check.preflight.need import Need
 from paceline.check.preflight.result import Result, failed, passed, warned
 from paceline.topology.node.facts import NodeFacts
-from paceline.topology.node.read_state import read_kernel_driver
-from paceline.topology.read_rdma import RdmaPort, read_rdma_port
+from paceline.topology.read_rdma import RdmaPort, read_gpu_direct, read_rdma_port
 from paceline.units import counted
 
 _NEAR = 0.95
@@ -39,7 +38,7 @@ def check_rdma(node: str, facts: NodeFacts, need: Need) -> Iterator[Result]:
         return
     yield from _usable(node, facts, active)
     yield from _rates(node, active, need)
-    yield from _direct(node, facts, active)
+    yield from _direct(node, facts)
 
 
 def _usable(node: str, facts: NodeFacts, active: list[RdmaPort]) -> Iterator[Result]:
@@ -86,24 +85,15 @@ def _rates(node: str, active: list[RdmaPort], need: Need) -> Iterator[Result]:
         yield passed("rdma-rate", node, said)
 
 
-def _direct(node: str, facts: NodeFacts, active: list[RdmaPort]) -> Iterator[Result]:
-    """GPUDirect RDMA: by the peer-memory module, or by dma-buf of the open kernel module."""
-    name = "gpu-direct"
-    if not facts.gpu.state or _is_efa(active):
-        return
-    modules = set(facts.rdma.modules)
-    _, is_open = read_kernel_driver(facts.gpu.kernel_driver)
-    if modules & {"nvidia_peermem", "nv_peer_mem"}:
-        yield passed(
-            name, node, f"{', '.join(sorted(modules & {'nvidia_peermem', 'nv_peer_mem'}))}"
-        )
-    elif is_open:
-        yield passed(name, node, "the open kernel module, which has dma-buf")
-    else:
+def _direct(node: str, facts: NodeFacts) -> Iterator[Result]:
+    name, found = "gpu-direct", read_gpu_direct(facts)
+    if found is not None and found.is_there:
+        yield passed(name, node, found.why)
+    elif found is not None:
         fix = (
             "modprobe nvidia_peermem; echo nvidia_peermem > /etc/modules-load.d/nvidia-peermem.conf"
         )
-        said = "nvidia_peermem is not loaded: every byte goes through the host's memory"
+        said = f"{found.why}: every byte goes through the host's memory"
         yield warned(name, node, said, id="gdr-peermem-missing", fix=fix)
 
 
