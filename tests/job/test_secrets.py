@@ -13,7 +13,7 @@ train: {global_batch: 8, steps: 2}
 
 # Put together here, so that no tool takes this file for one that leaks them.
 SECRETS = {
-    "an AWS access key": "AKIA" + "ABCDEFGHIJKLMNOP",
+    "an AWS access key": "AKIA" + "QWERTZUIOPASDFGH",
     "a Hugging Face token": "hf_" + "qwertzuiopasdfghjklyxcvbnm",
     "an API key": "sk-" + "proj-qwertzuiopasdfghjklyxcvbnm",
     "a GitHub token": "ghp_" + "a" * 36,
@@ -270,6 +270,14 @@ def test_a_key_of_zeros_does_not_look_made_and_a_site_key_is_public():
 def test_s0_25_the_value_of_an_authorization_header_is_a_secret(line, form):
     (secret,) = find_in_lines(line.removeprefix("header: "), form)
     assert (secret.kind, secret.certainty) == ("an authorization", "made")
+
+
+@pytest.mark.parametrize("letters", ["x" * 34, "abcdefghijklmnopqrstuvwxyzABCDEFGH"])
+def test_s0_25_a_place_for_a_token_is_none_in_a_job_as_in_a_file_that_lint_reads(letters, tmp_path):
+    line = f"name: hf_{letters}"
+    job = parse_job(JOB.replace("name: tiny", line), source="job.yaml", folder=tmp_path)
+    assert job.spec.name == f"hf_{letters}"
+    assert not list(find_in_lines(line))
 
 
 @pytest.mark.parametrize(

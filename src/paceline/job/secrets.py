@@ -78,9 +78,16 @@ def _beginning(key: object) -> str:
 
 def find_secret(text: str) -> str | None:
     """What kind of secret a line of text holds, if any."""
-    kind = next((name for name, form in _FORMS.items() if form.search(text)), None)
+    kind = next((name for name, form in _FORMS.items() if _holds(form, text)), None)
     named = find_in_text(text) if kind is None else None
     return named.kind if named is not None else kind
+
+
+def _holds(form: re.Pattern[str], text: str) -> bool:
+    """Whether a text has a secret of this form, and not the place for one (`hf_xxxxxxxx`)."""
+    return any(
+        "value" in form.groupindex or not _PLACE.search(match[0]) for match in form.finditer(text)
+    )
 
 
 def find_issued(text: str) -> Iterator[str]:
