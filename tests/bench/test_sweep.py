@@ -10,7 +10,9 @@ from tests.command import run_command
 
 from paceline.cli.bench import command
 from paceline.errors import JobError, RunError
+from paceline.job import load_job
 from paceline.launch import sweep as sweeping
+from paceline.launch.plannable import planned
 from paceline.record.sweep import Sweep, SweepRow
 
 JOB = """
@@ -154,7 +156,23 @@ def test_s4_7_the_json_has_the_plans_rates_and_the_share_that_was_reached(
     asked = [str(tmp_path / "job.yaml"), "--all-reduce", "--json", *changes]
     expected = json.loads(CliRunner().invoke(command, asked).stdout)["expected"]
     if changes:
-        assert expected["reached"] == [None]
+        assert expected["reached"] == expected["verdict"] == [None]
         assert "the sweep is of this machine" in expected["reason"]
     else:
         assert expected["reached"] == [pytest.approx(2e9 / expected["link_bytes_per_s"])]
+        assert expected["verdict"] == ["no verdict over gloo"]
+
+
+@pytest.mark.parametrize(("rate", "verdict"), [(0.4, "slow: below 50%"), (0.6, "as expected")])
+def test_s4_7_a_sweep_has_the_verdict_of_preflight_in_the_json_and_on_the_screen(
+    monkeypatch, tmp_path, rate, verdict
+):
+    (tmp_path / "job.yaml").write_text(JOB)
+    link = planned(load_job(tmp_path / "job.yaml")).cluster.link_bytes_per_s
+    rows = (row(4096, rate * link),)
+    made = Sweep(world_size=2, backend="nccl", device="H100", torch="2.13", rows=rows)
+    monkeypatch.setattr(sweeping, "sweep_all_reduce", lambda *args, **options: made)
+    asked = [str(tmp_path / "job.yaml"), "--all-reduce"]
+    found = json.loads(CliRunner().invoke(command, [*asked, "--json"]).stdout)["expected"]
+    assert found["verdict"] == [verdict]
+    assert f"of it were reached, {verdict}" in CliRunner().invoke(command, asked).output

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from paceline.check.preflight.bandwidth import SLOW_SHARE
 from paceline.plan import Plan
 from paceline.record.sweep import Sweep
 from paceline.report.table import format_table
@@ -37,7 +38,7 @@ def sweep_lines(sweep: Sweep, plan: Plan | None) -> list[str]:
         rate = f"{best / share / 1e9:.3g} GB/s"
         found.append(
             f"the plan takes {rate} between ranks of this machine ({known}): "
-            f"{share:.0%} of it were reached"
+            f"{share:.0%} of it were reached, {_verdict(sweep, share)}"
         )
     return found
 
@@ -48,8 +49,15 @@ def _share_reached(plan: Plan, sweep: Sweep) -> float | None:
     return sweep.best_bytes_per_s / link if link and plan.cluster.is_local else None
 
 
+def _verdict(sweep: Sweep, share: float | None) -> str | None:
+    """As of `paceline preflight`: the plan's rate between CPUs is too rough for one."""
+    if share is None or sweep.backend != "nccl":
+        return None if share is None else f"no verdict over {sweep.backend}"
+    return f"slow: below {SLOW_SHARE:.0%}" if share < SLOW_SHARE else "as expected"
+
+
 def expected_of(plan: Plan, sweeps: Sequence[Sweep]) -> dict[str, Any]:
-    """The rates that the plan takes, and the share of them that each sweep reached.
+    """The rates that the plan takes, the share of them that each sweep reached, and the verdict.
 
     Returns:
         JSON values: rates in bytes a second; a share of None has its reason beside it.
@@ -58,7 +66,8 @@ def expected_of(plan: Plan, sweeps: Sequence[Sweep]) -> dict[str, Any]:
     names = ("link_bytes_per_s", "network_bytes_per_s")
     found: dict[str, Any] = {name: getattr(cluster, name) for name in names}
     found["known"] = {name: cluster.known.get(name, "estimated") for name in names}
-    found["reached"] = [_share_reached(plan, sweep) for sweep in sweeps]
+    found["reached"] = shares = [_share_reached(plan, sweep) for sweep in sweeps]
+    found["verdict"] = [_verdict(*each) for each in zip(sweeps, shares, strict=True)]
     if None in found["reached"]:
         found["reason"] = (
             "the rate between ranks is unknown"

@@ -13,7 +13,7 @@ _SLOWER = 0.85
 """A device below this share of the median is called slow. A guess: healthy GPUs of one kind differ
 by some per cent. CPUs share cores, and are not compared."""
 
-_EXPECTED = 0.5
+SLOW_SHARE = 0.5
 """All-reduce below this share of the links' rate is called slow. NCCL reaches 0.8 of NVLink and 0.9
 of InfiniBand at large sizes, and a quick sweep ends before. A guess."""
 
@@ -121,7 +121,7 @@ def check_sweep(sweep: SweepFacts, need: Need) -> Iterator[Result]:
         return
     share = best.busbw_bytes_per_s / expected
     said = f"{said}; {share:.0%} of {expected / 1e9:.3g} GB/s ({need.rates_known})"
-    if share < _EXPECTED and need.backend == "nccl":
+    if share < SLOW_SHARE and need.backend == "nccl":
         fix = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET paceline preflight: which way is taken?"
         yield warned(name, _ALL, said, id="slow-collectives", fix=fix)
     else:
