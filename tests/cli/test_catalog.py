@@ -77,6 +77,7 @@ def test_the_file_that_is_written_passes_its_own_check(tmp_path: Path):
     assert "accelerators.H100-SXM-96" in output
     assert "T014" in refused("catalog", "--write", str(path))
     assert call("catalog", "--write", str(path), "--force").exit_code == 0
+    assert "T014: - is not the name of a file" in refused("catalog", "--write", "-", "--force")
 
 
 def test_a_file_that_is_wrong_shows_every_problem(tmp_path: Path):

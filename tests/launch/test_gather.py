@@ -39,14 +39,14 @@ def test_a_job_without_a_program_has_no_code_and_a_port_that_is_named_is_tried(t
     assert asked.ports == (29500,)
 
 
-@pytest.mark.parametrize("name", ["mine.py", "helper.py", "conf/a.yaml"])
+@pytest.mark.parametrize("name", ["mine.py", "helper.py", "conf/a.yaml", "job.yaml"])
 def test_s4_11_a_node_with_another_file_of_the_job_has_another_hash_wherever_its_folder_is(
     tmp_path, name
 ):
     hashes = []
     for node, text in enumerate(["x = 1", "x = 1", "x = 2"]):
         folder = tmp_path / f"node-{node}"
-        for each in ("mine.py", "helper.py", "conf/a.yaml"):
+        for each in ("mine.py", "helper.py", "conf/a.yaml", "job.yaml"):
             (folder / each).parent.mkdir(parents=True, exist_ok=True)
             (folder / each).write_text(text if each == name else "y = 1")
         (folder / "runs").mkdir()

@@ -43,7 +43,9 @@ def write_new(path: Path, text: str, *, force: bool) -> None:
     Raises:
         JobError: `T014`, it is there, or it cannot be written.
     """
-    if path.exists() and not force:
+    if str(path) == "-":
+        what, fix = "- is not the name of a file", "name the file to write"
+    elif path.exists() and not force:
         what, fix = f"{path} exists", "give another name, or --force to write over it"
     else:
         try:
