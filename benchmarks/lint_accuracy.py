@@ -132,13 +132,6 @@ def configurations(folder: str) -> Count:
 
 CONFIG_PLANTS: tuple[tuple[str, str, str, str, dict[str, object]], ...] = (
     (
-        "rendezvous-c10d-timeout",
-        r"rdzv-endpoint=\S+:",
-        "rdzv-endpoint=127.0.0.1:",
-        "nnodes=[24]",
-        {},
-    ),
-    (
         "nccl-wrong-interface",
         r"\A(#!.*?\n)",
         r"\1export NCCL_SOCKET_IFNAME=docker0\n",
@@ -147,13 +140,6 @@ CONFIG_PLANTS: tuple[tuple[str, str, str, str, dict[str, object]], ...] = (
     ),
     ("nccl-env-deprecated", r"\A(#!.*?\n)", r"\1export NCCL_BLOCKING_WAIT=1\n", "torchrun", {}),
     ("ds-config-silent-keys", '"zero_optimization"', '"zero_optimisation"', '"stage"', {}),
-    (
-        "rendezvous-c10d-timeout",
-        r"num_machines: 2\n",
-        r"\g<0>main_process_ip: localhost\n",
-        r"\A(?!.*main_process_ip).*compute_environment",
-        {},
-    ),
 )
 """Failure, what is replaced (once) and by what, what the file must hold, facts that are known."""
 

@@ -6,7 +6,8 @@
 Nobody sets a level: tests/check/lint/test_evidence.py holds the catalogue to what this file derives
 from three tables of data/:
 
-- lint_basis.csv: what a rule's claim rests on. `proof`: the evidence shows it for every run.
+- lint_basis.csv: what a rule's claim rests on. `refused`: the library's own code or schema refuses
+  it. `proof`: the evidence shows it for every run.
   `condition`: it names a condition that the file does not decide (a release, the data). `absence`:
   something was not found. `name`: what a thing is called. `advice`: it runs, but slower. `leak`: a
   key in the form that its issuer documents, which a miss costs most. `own`: a job file or a plan
@@ -17,8 +18,12 @@ from three tables of data/:
 - lint_faults_named.csv: fixing commits whose fault the rule names, each a case of its own. The half
   that is put away judges the levels and sets none.
 
-A hint is kept where it was right once in a repository or a fixing commit, or is promised; a hint
-without either is deleted (`without_worth`).
+A rule warns where nine of ten findings were right in the repositories that nobody had seen before,
+and three independent cases support it; only what a library refuses by itself needs no cases. Where
+a kind of finding is cut out of a rule as a whole (`cut` in `now`), what it found speaks for or
+against the rest no more. A hint is kept where three cases support it and it was not wrong more
+often than right in unseen repositories, or where it is promised; others are deleted
+(`without_worth`).
 
 Cases are repositories, not findings: twelve files of one author are one mistake. A repository in
 which a rule is right once and wrong once is a case of both.
@@ -34,14 +39,20 @@ from lint_recall import read_faults
 from paceline.catalog.failure import load_failures
 
 DATA = Path(__file__).parent / "data"
-BASES = ("proof", "condition", "absence", "name", "advice", "leak", "own")
+BASES = ("refused", "proof", "condition", "absence", "name", "advice", "leak", "own")
 ENOUGH = 3
-"""Independent cases that a claim needs which reading the file cannot prove (issue 19, design 7)."""
+"""Independent cases that a rule needs to warn, or to stay as a hint (issue 19, design 7)."""
 
 RIGHT_OF_WARNINGS = 0.9
 """The goal of issue 19 for warnings and errors that are true or deliberate."""
 
+RIGHT_OF_HINTS = 0.5
+"""A guess: what is wrong more often than right costs its reader more than it gives."""
+
 SHOWN = ("error", "warning")
+PROOFS = ("refused", "proof", "leak")
+CUT = ("info", "cut")
+"""Kinds of findings that say nothing of what a rule still warns of."""
 
 
 @dataclass(slots=True)
@@ -61,18 +72,29 @@ class Record:
     unseen_wrong: set[str] = field(default_factory=set)
     """False ones only: what was overstated was the right fault, and names its cases today."""
 
-    @property
-    def surprises(self) -> bool:
-        """Whether it was wrong in more unseen repositories than it was right: what corrected it was
-        made for those, and the next ones differ."""
-        return len(self.unseen_wrong) > len(self.unseen_right)
-
     once_right: set[str] = field(default_factory=set)
     """Of findings that it still makes, hints among them."""
 
     @property
     def share(self) -> float:
-        return len(self.right) / max(1, len(self.right) + len(self.wrong))
+        """Repositories in which what it still finds is right, of all in which it finds something.
+        1 where there are none."""
+        return _share(self.right, self.wrong)
+
+    @property
+    def unseen_share(self) -> float:
+        """The same in samples that nobody had seen: what corrected it since was made for those, and
+        the next ones differ."""
+        return _share(self.unseen_right, self.unseen_wrong)
+
+    @property
+    def is_of_use(self) -> bool:
+        """Whether it may stay as a hint."""
+        return len(self.once_right) >= ENOUGH and self.unseen_share >= RIGHT_OF_HINTS
+
+
+def _share(right: set[str], wrong: set[str]) -> float:
+    return len(right) / (len(right) + len(wrong)) if right or wrong else 1.0
 
 
 def earned(basis: str, record: Record, highest: str = "error") -> str:
@@ -84,12 +106,12 @@ def earned(basis: str, record: Record, highest: str = "error") -> str:
     """
     if basis == "own":
         return highest
-    surprises = record.surprises and basis != "leak"
-    if surprises or (basis != "proof" and len(record.right) < ENOUGH):
+    if basis not in ("leak", "refused") and len(record.right) < ENOUGH:
         return "info"
-    if record.wrong and record.share < RIGHT_OF_WARNINGS:
+    unseen_share = 1.0 if basis == "leak" else record.unseen_share
+    if min(record.share, unseen_share) < RIGHT_OF_WARNINGS:
         return "info"
-    return highest if basis in ("proof", "leak") and not record.wrong else "warning"
+    return highest if basis in PROOFS and not record.wrong else "warning"
 
 
 def highest(effect: str, basis: str) -> str:
@@ -122,11 +144,11 @@ def read_records(unseen: Iterable[str]) -> dict[str, Record]:
     for row in rows("lint_judgements.csv"):
         record = records.setdefault(row["rule"], Record())
         is_right = row["judgement"] in ("true", "deliberate")
-        if is_right and row["now"]:
+        if is_right and row["now"] not in ("", "cut"):
             record.once_right.add(row["repository"])
         if row["now"] in SHOWN:
             (record.right if is_right else record.wrong).add(row["repository"])
-        counts = row["now"] != "info" and row["judgement"] != "overstated"
+        counts = row["now"] not in CUT and row["judgement"] != "overstated"
         if counts and row["repository"] in unseen:
             (record.unseen_right if is_right else record.unseen_wrong).add(row["repository"])
     shown = {one.commit for one in read_faults() if one.half == "open"}
@@ -139,13 +161,13 @@ def read_records(unseen: Iterable[str]) -> dict[str, Record]:
 
 
 def without_worth(unseen: Iterable[str]) -> list[str]:
-    """Hints that were never right in others' code, and that nothing promises: to be deleted."""
+    """Hints that others' code does not support, and that nothing promises: to be deleted."""
     records, found = read_records(unseen), levels(unseen)
     promised = {row["rule"] for row in rows("lint_basis.csv") if row["promised"]}
     return [
         rule
         for rule, level in found.items()
-        if level == "info" and rule not in promised and not records.get(rule, Record()).once_right
+        if level == "info" and rule not in promised and not records.get(rule, Record()).is_of_use
     ]
 
 

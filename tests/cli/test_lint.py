@@ -63,7 +63,7 @@ def test_an_error_ends_with_1_and_shows_the_line_with_a_caret(folder):
 
 
 HF, SK, AWS = f"hf_{'a1' * 12}", f"sk-proj-{'b2' * 12}", f"AKIA{'C3' * 8}"
-WANDB, PASSWORD = "0a1b2c3d4e" * 4, "hunter2hunter2"
+WANDB, PASSWORD = "0a1b2c3d4e" * 4, "h7Gk29fjQ1abX4mZ"
 HOLDING = {
     "train.py": f'import os\n\nos.environ["WANDB_API_KEY"] = "{WANDB}"\n',
     "login.py": f'import wandb\nimport torch\nwandb.login(key="{WANDB}")\n',
@@ -127,6 +127,7 @@ def test_s0_25_what_refers_to_a_secret_or_stands_for_one_is_none(folder):
         ("run.sh", "gantry run --secret S2_API_KEY=team1_S2_API_KEY -- torchrun train.py\n"),
         ("eval.py", f'"""Use it so:\n\napi_key="{PASSWORD}"\n"""\n'),
         ("vm.json", '{"username": "me", "password": "password1234"}'),
+        ("examples/env.yaml", f"api_key: {PASSWORD}\n"),
         ("tests/test_client.py", f'client = Client(api_key="{PASSWORD}")\n'),
         ("chats.jsonl", f'{{"text": "my password: {PASSWORD}"}}\n'),
         ("stack.yaml", "MasterPassword: !Ref Password1234\n"),
@@ -140,6 +141,7 @@ def test_s0_25_what_refers_to_a_secret_or_stands_for_one_is_none(folder):
 def test_s0_25_a_value_that_is_only_named_like_a_secret_is_a_hint_at_most(folder, name, text):
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text(text)
+    (folder / "beside.py").write_text("size = 1\n")
     levels = {one["severity"] for one in json.loads(lint(".", "--json").stdout)["findings"]}
     assert levels <= {"info"}
 

@@ -145,31 +145,32 @@ class Named:
 
     @property
     def looks_made(self) -> bool:
-        """Whether a part of the value has letters and digits that alternate, is as long as
-        passwords are, and has more than a few different characters (`1x000000AA` is a key for
-        trying out).
+        """Whether its letters and digits look drawn at random: long, of many different ones, often
+        between capital letters, small ones and digits (`1x000000AA` is a key for trying out).
 
         Words (`token = "next"`), numbers, versions and names of several words
-        (`x-aws-ec2-metadata-token`) are no secrets, whatever they are called; nor is a value that
-        speaks of one: `team_1_API_KEY` names it where it is kept, `password1234` stands for one.
-        Of base64 (a Kubernetes Secret's `data`) the text that it encodes counts.
+        (`x-aws-ec2-metadata-token`) are no secrets, whatever they are called, and passwords that
+        people think of are mostly made up in others' examples; nor is a value that speaks of one:
+        `team_1_API_KEY` names it where it is kept, `password1234` stands for one. Of base64 (a
+        Kubernetes Secret's `data`) the text that it encodes counts.
         """
         plain = _encoded(self.value.strip("\"'"))
-        return not (re.search(r"\s", plain) or says_what_it_is(plain)) and any(
-            len(part) >= _SHORTEST
-            and len(set(part)) > _SHORTEST // 2
-            and re.search(r"\d", part)
-            and re.search(r"[A-Za-z]", part)
-            and len(_KINDS.findall(part)) > _NUMBERED
-            for part in re.split(r"[-./:]", plain)
+        letters = re.sub("[^A-Za-z0-9]", "", plain)
+        return (
+            not (re.search(r"\s", plain) or says_what_it_is(plain))
+            and len(plain) >= _SHORTEST
+            and len(set(letters)) >= _SHORTEST // 2
+            and len(re.findall(r"\d+", letters)) > 1
+            and 4 * len(_KINDS.findall(letters)) >= len(letters)
         )
 
 
-_KINDS, _NUMBERED = re.compile("[a-z]+|[A-Z]+|[0-9]+|[^A-Za-z0-9]+"), 2
-"""Runs of one kind of character; a word with a number (`embedding2`) has two."""
+_KINDS = re.compile("[a-z]+|[A-Z]+|[0-9]+")
+"""Runs of one kind of character."""
 
-_SHORTEST = 8
-"""Characters of a password: NIST SP 800-63B, 5.1.1.2."""
+_SHORTEST = 16
+"""Characters, about 80 bits. A guess: keys that services hand out have more, and what people make
+up for an example has less."""
 
 
 def _encoded(value: str) -> str:
@@ -182,7 +183,11 @@ def _encoded(value: str) -> str:
         text = base64.b64decode(value, validate=True).decode("ascii")
     except ValueError:
         return value
-    return text if text.isprintable() and len(text) >= _SHORTEST else value
+    return text if text.isprintable() and len(text) >= _SHORTEST_PLAIN else value
+
+
+_SHORTEST_PLAIN = 8
+"""Characters of a password: NIST SP 800-63B, 5.1.1.2."""
 
 
 def says_what_it_is(value: str) -> bool:

@@ -70,7 +70,7 @@ def test_a_collective_in_another_file_is_found_under_the_importers_condition(
 ):
     text = TRAIN.format(imports=imports, asks=f"{prefix}leads", mean=f"{prefix}mean")
     wanted = ("collective-mismatch", train, 11)
-    assert found({train: text, comm: COMM.split("if __name__")[0]}) == {wanted}
+    assert found({train: text, comm: COMM.split("if __name__")[0]}, hints=True) == {wanted}
 
 
 def test_what_a_package_hands_on_is_followed_to_the_file_that_defines_it():
@@ -80,7 +80,7 @@ def test_what_a_package_hands_on_is_followed_to_the_file_that_defines_it():
         "lib/__init__.py": "from .comm import leads, mean",
         "lib/comm.py": COMM.split("if __name__")[0],
     }
-    assert found(files) == {("collective-mismatch", "train.py", 11)}
+    assert found(files, hints=True) == {("collective-mismatch", "train.py", 11)}
 
 
 def test_what_an_imported_file_does_as_a_program_is_not_done_by_its_importer():
@@ -183,4 +183,4 @@ def test_own_decorators_are_followed():
             return outer
     """
     wanted = {("collective-mismatch", "train.py", 6)}
-    assert found({"train.py": train, "deco.py": deco}) >= wanted
+    assert found({"train.py": train, "deco.py": deco}, hints=True) >= wanted

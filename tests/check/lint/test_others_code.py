@@ -14,24 +14,6 @@ def levels(id: str, **files: str) -> list[str]:
     return [str(one.severity) for one in lint(named, Context()) if one.id == id]
 
 
-ACCUMULATES = """
-    import torch
-    def train(model, loader, optimizer):
-        for batch in loader:
-            for _ in range(4):
-                {clear}
-                model(batch).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    """
-
-
-def test_gradients_that_each_micro_batch_clears_are_no_sum():
-    summed = levels("ga-loss-normalisation", train__py=ACCUMULATES.format(clear="pass"))
-    cleared = ACCUMULATES.format(clear="optimizer.zero_grad()")
-    assert (summed, levels("ga-loss-normalisation", train__py=cleared)) == (["info"], [])
-
-
 @pytest.mark.parametrize(("size", "expected"), [("world_size=1, ", []), ("", ["info"])])
 def test_a_group_of_one_process_writes_its_file_alone(size, expected):
     program = f"""
@@ -91,30 +73,3 @@ def test_the_order_of_batches_matters_where_they_train_and_is_a_hint_elsewhere()
     assert levels("set-epoch-missing", train__py=trains) == ["warning"]
     scores = READS.format(use="score(model(batch))")
     assert levels("set-epoch-missing", train__py=scores) == ["info"]
-
-
-def test_a_collective_in_a_handler_of_exceptions_is_a_hint():
-    program = """
-    import torch.distributed as dist
-    dist.init_process_group("gloo")
-    try:
-        compute()
-    except RuntimeError:
-        dist.barrier()
-    """
-    assert levels("collective-mismatch", train__py=program) == ["info"]
-
-
-@pytest.mark.parametrize(
-    ("save", "expected"),
-    [
-        ("import torch.distributed.checkpoint as c\nif rank == 0: c.save({})", ["error"]),
-        (
-            "import lightning as L\nt = L.Trainer()\nif rank == 0: t.save_checkpoint('a.ckpt')",
-            ["info"],
-        ),
-    ],
-)
-def test_whether_a_save_of_lightning_waits_depends_on_the_release(save, expected):
-    program = f"import torch.distributed as dist\nrank = dist.get_rank()\n{save}\n"
-    assert levels("rank0-only-collective-save", train__py=program) == expected

@@ -1,6 +1,7 @@
 """`lint`: what will go wrong in these files. They are handed over as bytes; nothing is opened."""
 
 import ast
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -226,16 +227,20 @@ def _look(path: str, source: bytes) -> tuple[Judged, Config | None]:
 
 
 def _in_test(finding: Finding, root: str) -> Finding:
-    """A finding in a test, which calls things as training does not. A secret of an issuer's form is
-    one anywhere.
+    """A finding in a test, which calls things as training does not; what only looks like a secret
+    in an example as well. A secret of an issuer's form is one anywhere.
 
     Args:
         root: The folder of all files: what is in it was asked for, whatever it is called.
     """
-    is_issued = finding.id == SECRET and LOOKS_REAL not in finding.what
-    if is_issued or not is_test(finding.where.path.removeprefix(root)):
+    path, looks_real = finding.where.path.removeprefix(root), LOOKS_REAL in finding.what
+    is_issued = finding.id == SECRET and not looks_real
+    if is_issued or not (is_test(path) or (looks_real and _OF_EXAMPLES.search(path))):
         return finding
     return replace(finding, severity=Severity.INFO)
+
+
+_OF_EXAMPLES = re.compile(r"(^|/)(examples?|samples?|demos?|docs?|tutorials?)/")
 
 
 def _shown_secrets(

@@ -21,7 +21,7 @@ def main():
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "tp"))
     model = torch.nn.Sequential(*[Block(64) for _ in range(4)]).cuda()
-    opt = torch.optim.AdamW(model.parameters(), lr=1e-3)  # expect: fsdp-optimizer-before-wrap
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for block in model:
         parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
         fully_shard(block, mesh=mesh["dp"])

@@ -6,7 +6,7 @@ from paceline.catalog.load import read_shipped
 from paceline.check.lint.configs.marked import Marked
 from paceline.check.lint.configs.say import INFO, WARNING, Fault
 from paceline.check.lint.configs.schema import check_schema, load_schema
-from paceline.check.lint.configs.variables import LOOPBACK, check_port
+from paceline.check.lint.configs.variables import check_port
 from paceline.check.lint.context import Context
 from paceline.check.lint.words import words_of
 
@@ -32,8 +32,9 @@ def is_accelerate(document: Marked) -> bool:
 def check_accelerate(config: Marked, context: Context) -> Iterator[Fault]:
     """Everything the file shows, alone and on the machines of the context."""
     yield from check_schema(SCHEMA, config, context)
-    yield from _check_kind(config)
-    yield from _check_meeting(config)
+    port, number = config.at("main_process_port"), config.number("main_process_port")
+    if port is not None and number is not None:
+        yield from check_port(port, "main_process_port", number)
     kind = (config.text("distributed_type") or "").upper()
     if kind == "FSDP":
         yield from _check_fsdp(config)
@@ -49,27 +50,6 @@ def check_accelerate(config: Marked, context: Context) -> Iterator[Fault]:
                 fix = f"take it out here, and set it in {file}"
                 seen = (("", named.line, f"deepspeed_config_file: {file}"),)
                 yield Fault("ds-config-silent-keys", clash, what, fix, seen=seen)
-
-
-def _check_kind(config: Marked) -> Iterator[Fault]:
-    """One process by its kind, and several by its count."""
-    kind, total = config.at("distributed_type"), config.number("num_processes")
-    is_one = kind is not None and (kind.text() or "").upper() in {"NO", "FALSE"}
-    if kind is not None and is_one and total is not None and total > 1:
-        what = f"distributed_type NO starts one process, whatever num_processes: {total} says"
-        yield Fault("launcher-plain-python", kind, what, "distributed_type: MULTI_GPU")
-
-
-def _check_meeting(config: Marked) -> Iterator[Fault]:
-    address, nodes = config.at("main_process_ip"), config.number("num_machines") or 1
-    text = address.text() if address is not None else None
-    if address is not None and text is not None and nodes > 1 and LOOPBACK.match(text):
-        what = f"main_process_ip {text} names a different machine on each of {nodes}"
-        fix = "an address of the first machine that the others reach"
-        yield Fault("rendezvous-c10d-timeout", address, what, fix)
-    port, number = config.at("main_process_port"), config.number("main_process_port")
-    if port is not None and number is not None:
-        yield from check_port(port, "main_process_port", number)
 
 
 def _check_fsdp(config: Marked) -> Iterator[Fault]:

@@ -1,5 +1,5 @@
-"""Parallel degrees against the nodes, the model and the batch that are said beside them: in the
-arguments of Megatron-LM and its like, and in YAML of NeMo and its like, by the same names."""
+"""How long a pipeline waits, by the degrees and the batch beside it: in the arguments of
+Megatron-LM and its like, and in YAML of NeMo and its like, by the same names."""
 
 from collections.abc import Callable, Iterator
 
@@ -8,8 +8,6 @@ from paceline.check.lint.configs.marked import Marked
 from paceline.check.lint.configs.say import Fault, Placed
 from paceline.check.lint.configs.scene import Scene, started
 from paceline.check.lint.context import Context
-from paceline.check.lint.words import words_of
-from paceline.units import counted
 
 BUBBLE = 0.2
 """The share of a step spent waiting above which a pipeline is called wasteful (the catalog's)."""
@@ -17,15 +15,12 @@ BUBBLE = 0.2
 TENSOR = ("tensor_model_parallel_size", "tensor_parallel_size", "tensor_parallel_degree")
 PIPELINE = ("pipeline_model_parallel_size", "pipeline_parallel_size", "pipeline_parallel_degree")
 
-_UNEVEN = words_of("launch", "uneven_stages")
-"""Settings with which stages need not have equally many layers."""
-
 Given = Callable[..., tuple[int | None, Placed] | None]
 """By the names of a setting, its positive whole number and place; None where it is not given."""
 
 
 def check_megatron(launch: Launch, scene: Scene) -> Iterator[Fault]:
-    """What the degrees in a launch of Megatron-LM, or of a script with its words, contradict."""
+    """A pipeline that waits, in a launch of Megatron-LM or of a script with its words."""
 
     def given(*names: str) -> tuple[int | None, Placed] | None:
         word = launch.argument(*names)
@@ -40,7 +35,7 @@ def is_parallel(document: Marked) -> bool:
 
 
 def check_parallel(document: Marked, context: Context) -> Iterator[Fault]:
-    """What the degrees of a YAML file contradict, at any depth of it."""
+    """A pipeline that waits by the degrees of a YAML file, at any depth of it."""
 
     def given(*names: str) -> tuple[int | None, Placed] | None:
         value = _find(document, *names)
@@ -67,40 +62,16 @@ def _check(given: Given, world: int | None) -> Iterator[Fault]:
         return (given(*names) or (None, 0))[0]
 
     tensor, pipeline = number(*TENSOR) or 1, number(*PIPELINE) or 1
-    cut = number("context_parallel_size") or 1
-    split = tensor * pipeline * cut
-    if world and world % split:
-        what = (
-            f"tensor {tensor} x pipeline {pipeline} x context {cut} is {split}, which does not "
-            f"divide {counted(world, 'rank')}"
-        )
-        fix = "choose degrees whose product divides the number of ranks"
-        yield Fault("divisibility", place[1], what, fix)
+    split = tensor * pipeline * (number("context_parallel_size") or 1)
+    micro, batch = number("micro_batch_size"), number("global_batch_size")
+    data = (world or 0) // split
+    if not (micro and batch and data) or batch % (micro * data) or pipeline == 1:
         return
-    for name, degree, by in (
-        ("num_attention_heads", tensor, "tensor"),
-        ("num_query_groups", tensor, "tensor"),
-        ("ffn_hidden_size", tensor, "tensor"),
-        ("num_layers", 1 if given(*_UNEVEN) else pipeline, "pipeline"),
-        ("seq_length", 2 * cut if cut > 1 else 1, "2 x context"),
-    ):
-        size, at = given(name) or (None, 0)
-        if size and size % degree and not (name == "num_query_groups" and degree % size == 0):
-            what = f"{name} {size} is not divisible by {by} parallel {degree}"
-            yield Fault("divisibility", at, what, f"choose a degree that divides {size}")
-    micro, (batch, at) = number("micro_batch_size"), given("global_batch_size") or (None, 0)
-    if not (world and micro and batch):
-        return
-    data = world // split
-    if batch % (micro * data):
-        what = f"global batch {batch} is not a multiple of micro-batch {micro} x {data} data ranks"
-        yield Fault("divisibility", at, what, f"a multiple of {micro * data}")
-    elif pipeline > 1:
-        chunk, layers = number("num_layers_per_virtual_pipeline_stage"), number("num_layers")
-        chunks = number("virtual_pipeline_model_parallel_size") or 1
-        chunks = layers // (pipeline * chunk) if chunk and layers else chunks
-        at = (given(*PIPELINE) or place)[1]
-        yield from bubble(at, pipeline, batch // (micro * data), max(chunks, 1))
+    chunk, layers = number("num_layers_per_virtual_pipeline_stage"), number("num_layers")
+    chunks = number("virtual_pipeline_model_parallel_size") or 1
+    chunks = layers // (pipeline * chunk) if chunk and layers else chunks
+    at = (given(*PIPELINE) or place)[1]
+    yield from bubble(at, pipeline, batch // (micro * data), max(chunks, 1))
 
 
 def bubble(at: int | Placed, stages: int, batches: int, chunks: int) -> Iterator[Fault]:

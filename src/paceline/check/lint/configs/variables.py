@@ -141,19 +141,11 @@ def _check_interface(each: Variable, context: Context) -> Iterator[Fault]:
         yield Fault(id, each, what, fix)
 
 
-LOOPBACK = re.compile(r"(?i)^\[?(localhost|127\.\d+\.\d+\.\d+|::1|0\.0\.0\.0)\]?$")
-
-
 def _check_master(each: Variable, context: Context) -> Iterator[Fault]:
-    """Where the ranks are told to meet."""
-    value, name = each.value.strip(), each.name.removeprefix("PET_")
-    if name == "MASTER_ADDR" and LOOPBACK.match(value) and (context.nodes or 1) > 1:
-        what = f"{each.name}={value} names a different machine on each of {context.nodes} nodes"
-        fix = "set it to an address of the first node that the others reach"
-        yield Fault("rendezvous-c10d-timeout", each, what, fix)
+    """The port at which the ranks are told to meet."""
     refuses = (context.version("torch") or (2,)) >= (2,)
-    if name == "MASTER_PORT" and value.isdigit() and refuses:
-        yield from check_port(each, each.name, int(value))
+    if each.name.removeprefix("PET_") == "MASTER_PORT" and each.value.strip().isdigit() and refuses:
+        yield from check_port(each, each.name, int(each.value))
 
 
 def check_port(at: Placed, name: str, port: int) -> Iterator[Fault]:

@@ -35,7 +35,6 @@ and its row in `rules/__init__.py`.
 """
 
 import ast
-import sys
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -56,7 +55,7 @@ from paceline.check.lint.facts.events import (
     with_spots,
 )
 from paceline.check.lint.facts.files import Files
-from paceline.check.lint.facts.names import ACCELERATOR, COLLECTIVES, KNOWN_LIBRARIES
+from paceline.check.lint.facts.names import ACCELERATOR, COLLECTIVES
 from paceline.check.lint.facts.source import Source, Unreadable, parse, path_of
 from paceline.check.lint.facts.walk import Walk
 
@@ -203,13 +202,6 @@ class Program:
             or any(one.name.startswith("torch.distributed.") for one in self.all_calls)
             or self.framework is not None
         )
-
-    @cached_property
-    def is_whole(self) -> bool:
-        """Whether all that it imports is read, or of a library that is known: nothing is hidden."""
-        known = KNOWN_LIBRARIES | sys.stdlib_module_names
-        stems = {part for path in self.helpers for part in path.removesuffix(".py").split("/")}
-        return self.imports <= known | stems
 
     @cached_property
     def launch(self) -> str | None:

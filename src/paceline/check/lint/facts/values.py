@@ -35,13 +35,10 @@ FILES = "files"
 TIME = "time"
 """Depends on this rank's clock."""
 
-FAILURE = "failure"
-"""Whether an exception was raised on this rank."""
-
 ALIKE = "alike"
 """Read by every rank from the same samples: a validation loader without a sampler. Harmless."""
 
-DIVERGENT = frozenset({RANK, DATA, FILES, TIME, FAILURE})
+DIVERGENT = frozenset({RANK, DATA, FILES, TIME})
 
 
 @dataclass(eq=False, slots=True, repr=False)

@@ -36,7 +36,7 @@ from paceline.check.lint.facts.events import (
 )
 from paceline.check.lint.facts.files import Files
 from paceline.check.lint.facts.source import Source, is_main_test, path_of, text
-from paceline.check.lint.facts.values import FAILURE, Value
+from paceline.check.lint.facts.values import Value
 from paceline.check.lint.facts.walker import Trial
 
 MAX_EVENTS = 60_000
@@ -414,11 +414,12 @@ class Walk:
     def do_try(self, node: ast.Try) -> None:
         self.block(node.body)
         for handler in node.handlers:
-            failed = Value(taints=frozenset({FAILURE}), node=handler)
             mark = len(self.guards)
-            self.guards.append(Guard(failed, handler, True, "except", len(self.frames)))
+            self.guards.append(
+                Guard(Value(node=handler), handler, True, "except", len(self.frames))
+            )
             if handler.name:
-                self.bind(handler.name, Value(label=handler.name, taints=frozenset({FAILURE})))
+                self.bind(handler.name, Value(label=handler.name))
             self.block(handler.body)
             del self.guards[mark:]
         self.block(node.orelse)

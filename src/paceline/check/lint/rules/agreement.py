@@ -282,42 +282,28 @@ def rank_finding(program: Program, call: Call, guard: Guard) -> Finding:
         what,
         fix,
         seen=(guard, call),
-        level=Severity.ERROR if is_shown(program, call, guard) else Severity.INFO,
+        level=Severity.ERROR if is_shown(call, guard) else Severity.INFO,
     )
 
 
-def is_shown(program: Program, call: Call, guard: Guard) -> bool:
-    """Whether the calls on the way prove it for every run: the condition asks for the rank, the way
-    there is the only one, the model is wrapped whatever its options are, and no other method of
-    the class makes the same call for the ranks that are missed (one on entering, one on leaving).
+def is_shown(call: Call, guard: Guard) -> bool:
+    """Whether condition and collective prove it for every run: the condition asks for the rank,
+    and both stand in one function that hands nothing on between (one half of a context manager
+    waits for the other).
     """
-    model = call.receiver
-    if "lightning" in call.name or (model is not None and model.has_kind("trainer")):
-        return False  # whether it waits for all ranks depends on the release
-    ways = [one.call.receiver for one in call.frames[guard.depth :] if one.call is not None]
-    own_class = call.function.own_class if call.function is not None else None
-    others = (one for one in program.calls(call.name) if one.root != call.root)
+    function = call.function
+    parts = ast.walk(function.node) if function is not None else ()
     return (
         surely_by_rank(guard.test)
-        and all(one is None or len(objects(one)) < 2 for one in ways)
-        and (model is None or joint_kind(program, call) == "collective" or len(wrappers(model)) < 2)
-        and not any(
-            own_class is not None
-            and one.function is not None
-            and one.function.own_class is own_class
-            and rank_guard(one) is not None
-            for one in others
-        )
+        and len(call.frames) == guard.depth
+        and (function is None or not function.name.startswith("__"))
+        and not any(isinstance(one, ast.Yield) for one in parts)
     )
-
-
-def objects(receiver: Value) -> list[Value]:
-    """What a method may belong to; a variable that is None until then is one thing."""
-    return [one for one in receiver.any() if one.const is not None]
 
 
 def wrappers(model: Value) -> set[str | None]:
-    return {one.wrapper for one in objects(model)}
+    """How a model is wrapped; a variable that is None until then is one thing."""
+    return {one.wrapper for one in model.any() if one.const is not None}
 
 
 RULES = (check_rank_branches,)

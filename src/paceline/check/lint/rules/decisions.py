@@ -11,23 +11,18 @@ from paceline.check.lint.facts.names import CLOCKS, KNOWN_LIBRARIES
 from paceline.check.lint.facts.program import Program
 from paceline.check.lint.facts.values import (
     DATA,
-    FAILURE,
-    RANK,
     TIME,
     UNKNOWN,
     Value,
 )
 from paceline.check.lint.rules.agreement import joint_kind, rank_guard
-from paceline.check.lint.words import words_of
 
-DECISIONS = frozenset({DATA, TIME, FAILURE})
+DECISIONS = frozenset({DATA, TIME})
 
 
 REASONS = {
     DATA: "this rank's own batch or loss",
     TIME: "this rank's clock",
-    FAILURE: "an exception that only this rank had",
-    RANK: "the rank",
 }
 
 
@@ -66,8 +61,6 @@ def decision(event: Event) -> Guard | None:
     """The innermost condition on what one rank alone knows."""
     for guard in reversed(event.guards):
         reasons = guard.divergent & DECISIONS
-        if reasons == {FAILURE} and not fails_alone(event):
-            continue
         if reasons and guard.how != "decorator":
             return guard
     return None
@@ -194,11 +187,10 @@ def differentiated(program: Program) -> set[int]:
 def decision_finding(
     program: Program, event: Event, guard: Guard, missed: Call, what: str, fix: str
 ) -> Finding:
-    """A warning where the file shows where the value is made that ranks differ in, else a hint."""
+    """A hint where the file does not show where the value is made that ranks differ in."""
     source = shown_source(program, event, guard)
     node = source.node if source is not None else None
-    reasons = guard.divergent & DECISIONS
-    why = " and ".join(REASONS[one] for one in sorted(reasons))
+    why = " and ".join(REASONS[one] for one in sorted(guard.divergent & DECISIONS))
     line = f" (line {getattr(node, 'lineno', 0)})" if node is not None else ""
     return program.finding(
         "rank-divergent-decision",
@@ -224,24 +216,17 @@ def check_divergent_branches(program: Program, context: Context) -> Iterator[Fin
                 continue
             if both_sides(program, call, guard):
                 continue
-            if reasons == {FAILURE}:
-                handlers = [one for one in call.guards if one.how == "except"]
-                if not fails_alone(call) or any(tries_together(program, h) for h in handlers):
-                    continue
             reported.add(id(guard.node))
-            if guard.how == "except":
-                yield failed_finding(program, guard, call)
-            else:
-                yield decision_finding(
-                    program,
-                    call,
-                    guard,
-                    call,
-                    f"{call.name.rpartition('.')[2]} in {call.spot} needs every rank, and "
-                    "only some ranks call it",
-                    "reduce the value over the ranks first (`dist.all_reduce`), or broadcast rank "
-                    "0's decision, so that all take the same branch",
-                )
+            yield decision_finding(
+                program,
+                call,
+                guard,
+                call,
+                f"{call.name.rpartition('.')[2]} in {call.spot} needs every rank, and "
+                "only some ranks call it",
+                "reduce the value over the ranks first (`dist.all_reduce`), or broadcast rank "
+                "0's decision, so that all take the same branch",
+            )
             break
 
 
@@ -253,50 +238,6 @@ def both_sides(program: Program, call: Call, guard: Guard) -> bool:
         if any(one.test is guard.test and one.holds is not guard.holds for one in other.guards):
             return True
     return False
-
-
-SHARED_FAILURES = words_of("python", "shared_failures")
-"""Exceptions that come from the program or its user and meet all ranks alike."""
-
-
-def is_shared(exception: str) -> bool:
-    """Whether an exception meets all ranks alike; `DataExhausted` and the like end their data."""
-    return exception in SHARED_FAILURES or "Exhausted" in exception
-
-
-def fails_alone(event: Event) -> bool:
-    """Whether it follows an exception that one rank may have by itself: out of memory, bad data."""
-    for guard in event.guards:
-        if guard.how != "except" or not isinstance(guard.node, ast.ExceptHandler):
-            continue
-        kinds = guard.node.type
-        named = kinds.elts if isinstance(kinds, ast.Tuple) else [kinds] if kinds else []
-        if named and all(is_shared(ast.unparse(one)) for one in named):
-            return False
-    return True
-
-
-def tries_together(program: Program, guard: Guard) -> bool:
-    """Whether the `try` itself makes a call of all ranks: it fails on all of them alike."""
-    for node in program.nodes():
-        if isinstance(node, ast.Try) and guard.node in node.handlers:
-            first, last = node.body[0].lineno, node.body[-1].end_lineno or node.body[-1].lineno
-            return any(first <= one.line <= last for one in program.collectives)
-    return False
-
-
-def failed_finding(program: Program, guard: Guard, call: Call) -> Finding:
-    return program.finding(
-        "collective-mismatch",
-        call.at_depth(guard.depth),
-        what=(
-            f"{call.name.rpartition('.')[2]} is called only on a rank that had the exception; "
-            "where another had none, it makes other calls and waits"
-        ),
-        level=Severity.INFO,  # what fails on all ranks alike does not show in the file
-        fix="let the exception end the process, or let all ranks agree that one failed",
-        seen=(guard,),
-    )
 
 
 def check_agreement_of_a_bool(program: Program, context: Context) -> Iterator[Finding]:

@@ -8,12 +8,10 @@ from paceline.check.lint.facts.events import Call, is_rank_number
 from paceline.check.lint.facts.names import (
     DATA_PARALLEL,
     DDP,
-    INIT_GROUP,
     LOCAL_RANK_WORDS,
 )
 from paceline.check.lint.facts.program import Program
 from paceline.check.lint.facts.values import RANK, Value, stops_gradients
-from paceline.check.lint.rules.groups import OWN_DEVICES, backend_of
 
 
 def device_indices(program: Program) -> list[tuple[Call, Value]]:
@@ -110,73 +108,6 @@ def check_data_parallel(program: Program, context: Context) -> Iterator[Finding]
         )
 
 
-CHOOSES = (
-    "set_device",
-    "set_device_index",
-    "set_default_device",
-    "cuda_visible_devices",
-    "device_id",
-    "init_device_mesh",
-    "local_rank",
-    "setup_device",
-)
-"""Words of programs in which something may choose each process's GPU, though it is not seen."""
-
-
-def check_device_not_set(program: Program, context: Context) -> Iterator[Finding]:
-    """Every rank works on GPU 0: nothing, or something too late, chooses its own."""
-    if program.framework in OWN_DEVICES or not program.is_distributed:
-        return
-    nccl = [one for one in program.calls(INIT_GROUP) if "nccl" in str(backend_of(one))]
-    uses = [one for one in program.all_calls if uses_current_gpu(one)]
-    if not uses or not nccl:
-        return
-    chosen = [call for call, _ in device_indices(program)]
-    chosen += program.calls("torch.cuda.set_device")
-    if not chosen and not program.mentions(*CHOOSES) and program.is_whole:
-        at, seen = nccl[0], uses[:1]
-        what = (
-            f"nothing chooses a GPU for each rank, and every rank uses the current one "
-            f"({uses[0].spot}): all of a node's ranks work on GPU 0, where NCCL refuses two of them"
-        )
-    else:
-        sets = program.calls("torch.cuda.set_device")
-        early = [
-            use
-            for use in uses
-            if sets and all(use.root == one.root and use.order < one.order for one in sets)
-        ]
-        if not early or early[0].guards:
-            return
-        at, seen = early[0], sets[:1]
-        what = (
-            f"every rank uses GPU 0 here, before {sets[0].spot} chooses its own: each keeps "
-            "hundreds of megabytes there"
-        )
-    fix = 'call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before the first use of a GPU'
-    yield program.finding("missing-set-device", at, what, fix, seen=seen)
-
-
-def uses_current_gpu(call: Call) -> bool:
-    """`.cuda()`, `.to("cuda")`, `torch.zeros(1, device="cuda")`."""
-    if call.method == "cuda" and call.receiver is not None and call.receiver.name is None:
-        return not call.args and not call.kwargs and call.own is None
-    given = call.argument(0 if call.method == "to" else None, "device")
-    if given is None or not (call.method == "to" or call.name.startswith("torch.")):
-        return False
-    return is_current_gpu(given)
-
-
-def is_current_gpu(device: Value) -> bool:
-    """`"cuda"`, or `torch.device("cuda")`, in every run on a GPU."""
-    made = device.call
-    if isinstance(made, Call) and made.name == "torch.device" and made.argument(1, "index") is None:
-        device = made.argument(0, "device") or device
-    return any(one.const == "cuda" for one in device.any()) and all(
-        one.const in ("cuda", "cpu", "mps") for one in device.any()
-    )
-
-
 SPREAD = frozenset({"auto", "balanced", "balanced_low_0", "sequential"})
 """Words of `device_map` that spread a model over all GPUs that a process sees."""
 
@@ -203,6 +134,5 @@ def check_device_map(program: Program, context: Context) -> Iterator[Finding]:
 RULES = (
     check_device_map,
     check_global_rank_as_device,
-    check_device_not_set,
     check_data_parallel,
 )

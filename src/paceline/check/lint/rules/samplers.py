@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
-from paceline.check.lint.facts.events import Assign, Call, Class, Loop
+from paceline.check.lint.facts.events import Call, Class, Loop
 from paceline.check.lint.facts.names import DATALOADER, DISTRIBUTED_SAMPLER
 from paceline.check.lint.facts.program import Program
 from paceline.check.lint.facts.values import RANK, UNKNOWN, Value
@@ -216,51 +216,6 @@ def may_set(call: Call, sampler: Value) -> bool:
     return any(one.instance is None and one.call is None for one in options)
 
 
-def check_sampler_unused(program: Program, context: Context) -> Iterator[Finding]:
-    """A DistributedSampler that no call is given, where a loader has the data set without it."""
-    made = [one for one in program.assigns if is_distributed(one.value) and one.owner is None]
-    used = {id(one) for call in program.all_calls for one in given_to(call)} if made else set()
-    for first in made:
-        sampler = first.value.call
-        if id(first.value) in used or not isinstance(sampler, Call) or is_returned(first):
-            continue
-        data = sampler.argument(0, "dataset")
-        for loader in program.calls(DATALOADER):
-            given = loader.argument(0, "dataset")
-            if data is None or given is not data or loader.root != first.root:
-                continue
-            other = loader.argument(3, "sampler")
-            plain = other is not None and all(undistributed(one) for one in other.any())
-            if not set(loader.guards) <= set(first.guards) or not (plain or whole_data_set(loader)):
-                continue
-            what = (
-                f"no loader is given this DistributedSampler, and {loader.spot} reads its data set "
-                "without it: every rank goes through the whole data set"
-            )
-            fix = f"pass sampler={first.target} there, and leave shuffle out"
-            yield program.finding("sampler-unused", first, what, fix, seen=(loader,))
-            break
-
-
-def is_returned(made: Assign) -> bool:
-    """Whether the function may hand on what it has given that name."""
-    function = made.function
-    return function is not None and any(
-        isinstance(one, ast.Return | ast.Yield) and made.target in ast.unparse(one)
-        for one in ast.walk(function.node)
-    )
-
-
-def is_distributed(value: Value) -> bool:
-    return any(one.instance == DISTRIBUTED_SAMPLER for one in value.any())
-
-
-def given_to(call: Call) -> Iterator[Value]:
-    for given in (*call.args, *call.kwargs.values()):
-        for one in (given, *given.any()):
-            yield from (one, *(one.items or ()), *(one.entries or {}).values())
-
-
 def check_sampler_missing(program: Program, context: Context) -> Iterator[Finding]:
     """Every rank trains on the whole data set, in its own or even the same order."""
     if program.framework in PREPARES or not program.wraps:
@@ -395,7 +350,6 @@ def check_pinned_copies(program: Program, context: Context) -> Iterator[Finding]
 RULES = (
     check_sampler_and_shuffle,
     check_set_epoch,
-    check_sampler_unused,
     check_sampler_missing,
     check_pinned_copies,
 )

@@ -9,8 +9,7 @@ from paceline.check.lint.facts.events import Call, Guard
 from paceline.check.lint.facts.names import INIT_GROUP, kind_by_name
 from paceline.check.lint.facts.program import Program
 from paceline.check.lint.facts.source import path_of
-from paceline.check.lint.facts.values import RANK, Value
-from paceline.check.lint.rules.samplers import training_loops
+from paceline.check.lint.facts.values import Value
 
 WRITES = frozenset({"torch.save", "numpy.save", "numpy.savez", "safetensors.torch.save_file"})
 OWNED = frozenset({"accelerate", "fabric", "lightning", "transformers", "ray"})
@@ -59,131 +58,6 @@ def kept_to_some(call: Call, path: Value) -> bool:
     if any(one.divergent for one in path.origins()):
         return True
     return any((value.instance or "").endswith("main_process_first") for value in call.withs)
-
-
-MAKES = frozenset({"os.makedirs", "os.mkdir"})
-SPAWNS = ("torch.multiprocessing.spawn", "torch.multiprocessing.Process")
-
-
-def check_folder_race(program: Program, context: Context) -> Iterator[Finding]:
-    """`if not os.path.exists(folder): os.makedirs(folder)`, in every process at once."""
-    if not (program.wraps or program.has_call(INIT_GROUP)):
-        return
-    spawned = program.has_call(*SPAWNS)
-    reported: set[int] = set()
-    for call in program.all_calls:
-        folder = made_folder(call)
-        guard = call.guards[-1] if call.guards else None
-        if folder is None or guard is None or id(call.node) in reported:
-            continue
-        asked = asked_for(guard)
-        if asked is None or asked != ast.unparse(folder) or kept_to_some(call, Value()):
-            continue
-        if any(one.divergent for one in call.result.inputs()) or is_caught(program, call.node):
-            continue
-        if spawned and not any(
-            one.call is not None and one.call.name in SPAWNS for one in call.frames
-        ):
-            continue
-        if call.root and not starts_training(program, call):
-            continue
-        reported.add(id(call.node))
-        what = (
-            f"every rank gets here; where two see no folder at once ({guard.spot}), one of them "
-            "raises FileExistsError"
-        )
-        fix = "os.makedirs(..., exist_ok=True), without the condition"
-        yield program.finding("folder-race", call, what, fix, seen=(guard,), level=Severity.WARNING)
-
-
-def made_folder(call: Call) -> ast.expr | None:
-    """The folder that a call makes, where it raises if the folder is there."""
-    node = call.node
-    if not isinstance(node, ast.Call) or call.argument(None, "exist_ok") is not None:
-        return None
-    if call.name in MAKES and node.args and len(node.args) < 3:
-        return node.args[0]
-    is_path = call.method == "mkdir" and call.own is None and isinstance(node.func, ast.Attribute)
-    return node.func.value if is_path and isinstance(node.func, ast.Attribute) else None
-
-
-def asked_for(guard: Guard) -> str | None:
-    """What `if not os.path.exists(x)` or `if not x.exists()` asks for."""
-    test = getattr(guard.node, "test", None)
-    if (
-        not guard.holds
-        or not isinstance(test, ast.UnaryOp)
-        or not isinstance(test.operand, ast.Call)
-    ):
-        return None
-    function, given = test.operand.func, test.operand.args
-    if not isinstance(function, ast.Attribute) or function.attr not in {
-        "exists",
-        "isdir",
-        "is_dir",
-    }:
-        return None
-    return ast.unparse(given[0] if given else function.value)
-
-
-def is_caught(program: Program, node: ast.AST) -> bool:
-    return any(
-        isinstance(one, ast.Try)
-        and any(node is each for part in one.body for each in ast.walk(part))
-        for one in program.nodes()
-    )
-
-
-def check_load_place(program: Program, context: Context) -> Iterator[Finding]:
-    """Each rank loads what rank 0 saved from its GPU to that GPU again."""
-    if program.framework in OWNED or not program.wraps:
-        return
-    saved = [one for one in program.calls("torch.save") if keeps_state(one)]
-    moves = (one for call in program.calls(method="to") for one in call.args)
-    on_gpu = program.has_call(method="cuda") or any("cuda" in str(one.const) for one in moves)
-    if not saved or not on_gpu:
-        return
-    for call in program.calls("torch.load"):
-        path = call.argument(0, "f") or Value()
-        if call.has_argument(1, "map_location") or kept_to_some(call, path):
-            continue
-        if any(asks_device(one) for one in call.guards):
-            continue
-        if call.root and not starts_training(program, call):
-            continue
-        written = [one for one in saved if reads_what(one, call.result)]
-        if written and is_state(program, call.result):
-            what = (
-                f"every rank loads this to the GPU that it was saved from ({written[0].spot}): all "
-                "copies of a node are on one GPU"
-            )
-            fix = 'torch.load(..., map_location="cpu")'
-            yield program.finding(
-                "missing-set-device", call, what, fix, seen=written[:1], level=Severity.WARNING
-            )
-            return
-
-
-def reads_what(save: Call, loaded: Value) -> bool:
-    """Whether a loaded file is of the kind that is saved there: by the keys that are read of it."""
-    given = save.argument(0, "obj")
-    kept = {f"[{key}]" for key in given.entries or ()} if given is not None else set()
-    read = {key for key in loaded.fields if key.startswith("[")}
-    return bool(kept & read) if kept or read else True
-
-
-def asks_device(guard: Guard) -> bool:
-    """Whether a condition may be one of runs that load to another place elsewhere."""
-    test = getattr(guard.node, "test", None)
-    return test is not None and any(word in ast.unparse(test) for word in ("gpu", "device", "cuda"))
-
-
-def keeps_state(call: Call) -> bool:
-    """Whether `torch.save` is given a state dict, alone or among others."""
-    given = call.argument(0, "obj")
-    return given is not None and any(
-        isinstance(one.call, Call) and one.call.method == "state_dict" for one in given.origins()
-    )
 
 
 def is_state(program: Program, loaded: Value) -> bool:
@@ -256,18 +130,6 @@ def saves_objects(call: Call) -> bool:
     return any(one.kind in {"model", "optimizer", "namespace"} for one in parts)
 
 
-TRACKERS = frozenset(
-    {
-        "wandb.init",
-        "torch.utils.tensorboard.SummaryWriter",
-        "tensorboardX.SummaryWriter",
-        "mlflow.start_run",
-        "comet_ml.Experiment",
-        "neptune.init_run",
-    }
-)
-
-
 def asks_who(guard: Guard) -> bool:
     """Whether a condition speaks of a rank, though reading does not tell which ranks it keeps."""
     test = getattr(guard.node, "test", None)
@@ -279,39 +141,7 @@ def speaks_of_ranks(text: str) -> bool:
     return any(word in text for word in ("rank", "main", "master", "primary", "zero", "leader"))
 
 
-def check_trackers(program: Program, context: Context) -> Iterator[Finding]:
-    """Every rank opens a run of its own at the tracker, or prints every step."""
-    if not (program.wraps or program.has_call(INIT_GROUP)) or program.framework in OWNED:
-        return
-    for call in program.calls(*TRACKERS):
-        inputs = (*call.args, *call.kwargs.values())
-        if any(one.by_rank or one.alone or asks_who(one) for one in call.guards):
-            continue
-        if any(RANK in one.taints for one in inputs):
-            continue
-        if "group" in call.kwargs or (call.root and not starts_training(program, call)):
-            continue
-        what = "every rank opens a run of its own here"
-        fix = "open it on rank 0 only"
-        yield program.finding("rank0-logging-missing", call, what, fix)
-    training = training_loops(program)
-    for call in program.calls("builtins.print"):
-        if not any(one in training for one in call.loops):
-            continue
-        if any(one.by_rank for one in call.guards):
-            continue
-        if any(RANK in one.taints for one in call.args):
-            continue
-        what = "every rank prints this in its training loop"
-        fix = "print on rank 0 only"
-        yield program.finding("rank0-logging-missing", call, what, fix, level=Severity.INFO)
-        return
-
-
 RULES = (
     check_same_file,
-    check_folder_race,
-    check_load_place,
     check_weights_only,
-    check_trackers,
 )

@@ -1,65 +1,13 @@
-"""What goes wrong with FSDP, `fully_shard` and their state dicts."""
+"""What goes wrong with the units of FSDP and `fully_shard`."""
 
-import ast
 from collections.abc import Iterator
 
 from paceline.check.finding import Finding
 from paceline.check.lint.context import Context
-from paceline.check.lint.facts.events import Call, exclusive
+from paceline.check.lint.facts.events import Call
 from paceline.check.lint.facts.names import DDP, FSDP, FULLY_SHARD
 from paceline.check.lint.facts.program import Program
 from paceline.check.lint.facts.values import Value
-
-
-def check_optimizer_first(program: Program, context: Context) -> Iterator[Finding]:
-    """An optimizer that holds the parameters as they were before sharding."""
-    sharding = program.calls(FSDP, FULLY_SHARD)
-    for made in program.all_calls:
-        if made.result.kind != "optimizer" or not made.args or made.own is not None:
-            continue  # an own function's call: what it makes comes by itself
-        if made.name.startswith("builtins."):
-            continue  # `getattr(scheduler, "optimizer")` makes none
-        models = [
-            one
-            for source in (*made.args, *made.kwargs.values())
-            for one in source.origins()
-            if one.kind == "model"
-        ]
-        for wrap in sharding:
-            if wrap.root != made.root or wrap.order < made.order:
-                continue
-            if not shards_any(wrap, models) or exclusive(made, wrap):
-                continue
-            kept = wrap.argument(None, "use_orig_params")
-            if kept is not None and kept.likely() is not False:
-                continue  # the optimizer's parameters stay, as views of what is sharded
-            what = (
-                f"the optimizer is made before {wrap.spot} shards the model: it keeps the "
-                "old parameters and updates nothing that is trained"
-            )
-            fix = "make the optimizer after sharding, from the sharded model's parameters()"
-            yield program.finding("fsdp-optimizer-before-wrap", made, what, fix, seen=(wrap,))
-            break
-
-
-def shards_any(wrap: Call, models: list[Value]) -> bool:
-    given = wrap.argument(0, "module")
-    if given is None:
-        return False
-    return any(one in models for one in given.origins())
-
-
-def check_wrapper_discarded(program: Program, context: Context) -> Iterator[Finding]:
-    """`for layer in model.layers: FSDP(layer)` throws the wrappers away."""
-    wraps = {id(call.node): call for call in program.calls(FSDP)}
-    for node in program.nodes() if wraps else ():
-        if isinstance(node, ast.Expr) and (call := wraps.get(id(node.value))) is not None:
-            what = (
-                "the wrapper that FSDP returns is not used: the model goes on to call "
-                "the plain layer, whose parameters FSDP has just flattened and sharded"
-            )
-            fix = "assign it (`model.layers[i] = FSDP(layer)`), or use fully_shard(layer)"
-            yield program.finding("fsdp-wrapper-discarded", call, what, fix)
 
 
 def check_cpu_offload(program: Program, context: Context) -> Iterator[Finding]:
@@ -122,4 +70,4 @@ def check_recomputation(program: Program, context: Context) -> Iterator[Finding]
     yield program.finding("no-gradient-checkpointing", models[0], what, fix, seen=wraps[:1])
 
 
-RULES = (check_optimizer_first, check_wrapper_discarded, check_cpu_offload, check_recomputation)
+RULES = (check_cpu_offload, check_recomputation)
