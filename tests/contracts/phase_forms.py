@@ -400,9 +400,10 @@ class AlertingRule(TypedDict):
 class MonitoringPlan(TypedDict):
     """Phase 9."""
 
+    nullReasons: dict[str, str]
     appliesTo: str
-    metrics: list[str]
-    alertingRules: list[AlertingRule]
+    metrics: list[str] | None
+    alertingRules: list[AlertingRule] | None
     gpuMetrics: list[str]
     cpuMetrics: list[str]
     memoryMetrics: list[str]

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from paceline.errors import JobError
 from paceline.job import Job, parse_job
 from paceline.job.alerts import DEFAULTS
 from paceline.launch.default_alerts import alerts
+from paceline.launch.script_numbers import Numbers
 from paceline.live import serve
 from paceline.plan import Plan, plan_job, plan_to_json
 
@@ -71,6 +73,11 @@ OUTPUT_SCHEMA = {
     },
     "monitoringSetup": {"metrics": list, "alerts": list, "dashboardUrl": str},
 }
+CPUS = (
+    "model={decoder: {layers: 2, hidden: 64, heads: 2}}",
+    "cluster={accelerator: cpu, per_node: 2}",
+    "train.precision=fp32",
+)
 _PLANS: dict[tuple[str, ...], tuple[Job, Plan]] = {}
 
 
@@ -312,6 +319,9 @@ MACS = (
 )
 
 
+RDMA = ("cluster.accelerator=M3-Ultra", "cluster.rdma=true")
+
+
 @pytest.mark.parametrize("overrides", [(), MACS], ids=["gpus", "macs"])
 def test_s4_1_the_checklist_has_eight_checks_and_every_one_a_fix(overrides):
     found = formatted("004", *overrides)["pre_flight_checklist"]
@@ -490,4 +500,80 @@ def test_s4_17_a_chunk_that_one_step_overfills_has_the_size_of_the_step():
 def test_s2_13_monitoring_names_the_program_whose_metrics_it_reads():
     assert formatted("002")["monitoringSetup"]["appliesTo"] == "`paceline run`"
     told = formatted("002", *MACS, "engine=mlx")["monitoringSetup"]["appliesTo"]
-    assert "MLX's example program writes no metrics.jsonl" in told
+    assert told.startswith("MLX's example program")
+
+
+@pytest.mark.parametrize("engine", ["mlx", "paceline"])
+def test_s2_13_of_a_plan_that_mlx_runs_only_what_is_written_is_listed(engine):
+    found = formatted("002", *MACS, f"engine={engine}")["monitoringSetup"]
+    assert found["metrics"] == ["step", "loss"]
+    nulls = {"alerts", "dashboardUrl", "dashboardCommand"}
+    assert {name for name, value in found.items() if value is None} == nulls
+    assert set(found["nullReasons"]) == nulls
+    assert "nobody who judges it" in found["nullReasons"]["alerts"]
+    asked = formatted("004", *MACS, f"engine={engine}")
+    assert asked["pre_flight_checklist"]["alerts"] is None
+    assert "pre_flight_checklist.alerts" in asked["null_reasons"]
+
+
+PRINTED = {
+    "deepspeed": '{"step": 7, "loss": 1.25}',
+    "megatron": " iteration 7/ 9 | elapsed time per iteration (ms): 15.8 | learning rate: 8E-06 | "
+    "lm loss: 6.2E+00 | loss scale: 1.0 | grad norm: 1.5 |",
+    "torchtitan": "step:  7  loss:  7.6  grad_norm: 26.6  memory: 66.91GiB(37.51%)  tps: 10,050  "
+    "tflops: 314.71  mfu: 13.99%",
+}
+"""A step as each program prints it: our examples by `lm_plain.say_step`, the others from logs."""
+
+
+@pytest.mark.parametrize("engine", PRINTED)
+def test_s2_13_metrics_of_an_engine_are_those_of_its_lines(engine):
+    reader = Numbers(generation=1, num_ranks=16)
+    first = PRINTED[engine].replace("7", "6", 1) + "\n"
+    reader.feed(0, first.encode(), 1.0)
+    (line,), _ = reader.feed(0, f"{PRINTED[engine]}\n".encode(), 2.0)
+    unset = {"applied", "samples_digest", "logged", "not_finite"}  # `False`, empty or of scripts
+    written = {name for name, value in asdict(line).items() if value is not None} - unset
+    found = formatted("002", f"engine={engine}")["monitoringSetup"]
+    assert set(found["metrics"]) | {"num_steps"} == written | {"num_steps"}
+    judged = {row["metric"] for row in found["alerts"]}
+    assert {"run/silence_s", "train/loss"} <= judged
+    assert "memory/peak_bytes" not in judged  # thresholds of a plan, which such a run does not have
+    assert not any(metric.startswith("event") for metric in judged)
+    assert ("train/grad_norm" in judged) == ("grad_norm" in written)
+
+
+def test_s2_13_alerts_of_the_job_are_listed_as_the_run_judges_them():
+    own = "alerts={without: [slow], rules: [{name: hot, metric: loss, above: 9}]}"
+    rows = formatted("002", own)["monitoringSetup"]["alerts"]
+    conditions = [row["condition"] for row in rows]
+    assert conditions[-1].startswith("train/loss > 9")
+    assert not any("tokens_per_s" in each for each in conditions)
+
+
+@pytest.mark.parametrize(
+    ("given", "used", "said"),
+    [
+        ((), "ring", {"jaccl": "RDMA over Thunderbolt 5"}),
+        (("cluster.mlx_backend=mpi",), "mpi", {"ring": "available: TCP"}),
+        ((*RDMA,), "jaccl", {"jaccl-ring": "available"}),
+        ((*RDMA, "cluster.nodes=8"), "jaccl-ring", {"jaccl": "8 Macs have too few ports"}),
+    ],
+)
+def test_s2_6_of_a_plan_that_mlx_runs_its_own_backends_are_judged(given, used, said):
+    found = formatted("002", *MACS, "engine=mlx", *given)["distributedConfig"]
+    assert set(found["backends"]) == {"ring", "jaccl", "jaccl-ring", "mpi", "nccl"}
+    assert found["backend"] == used
+    assert found["backends"][used] == "used by this plan"
+    for name, text in said.items():
+        assert text in found["backends"][name]
+    assert "NVIDIA GPUs alone" in found["backends"]["nccl"]
+    for name, text in found["backends"].items():
+        assert text.startswith(("used", "available", "not available: ")), name
+
+
+def test_s2_6_mlx_on_cpu_ranks_is_no_plan_of_gloo():
+    found = formatted("002", "engine=mlx", *CPUS)
+    assert found["distributedConfig"]["backend"] == "ring"
+    command = formatted("004", "engine=mlx", *CPUS)["distributed_config"]["mlx_launch_command"]
+    assert command.startswith("mlx.launch ")

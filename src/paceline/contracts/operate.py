@@ -2,7 +2,7 @@
 and checks on every node, each a command with what it must print."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
 from paceline.catalog import load_accelerators
@@ -13,15 +13,8 @@ from paceline.job.job import JobSpec
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
 from paceline.plan.lost_node import fewest_ranks
-from paceline.record.metrics import StepMetrics
 from paceline.render.environment import PORT, torchrun_options
-from paceline.render.mlx import is_mlx, mlx_launch
-
-METRICS = tuple(
-    field.name for field in fields(StepMetrics) if field.name not in ("num_steps", "not_finite")
-)
-"""Every field of a line of `metrics.jsonl` (docs/reference/metrics.md) but those of scripts."""
-
+from paceline.render.mlx import mlx_backend, mlx_launch, runs_mlx
 
 _FREE_BYTES = "df -Pk {} | awk 'NR == 2 {{ printf \"%.0f\\n\", $4 * 1024 }}'"
 """On Linux and macOS alike: POSIX's own columns of df."""
@@ -43,20 +36,19 @@ step's time is unknown, and so the choice."""
 
 def applies_to(plan: Plan, job: Job) -> str:
     """Which program keeps its samples, checkpoints and metrics as the contracts say."""
+    if runs_mlx(plan):
+        return "MLX's example program; your own keeps its own samples, checkpoints and metrics"
     if plan.engine == "paceline" and job.spec.program is None:
         return "`paceline run`"
-    nobody = ""
-    if is_mlx(plan):
-        nobody = "; MLX's example program writes no metrics.jsonl, which alerts and page read"
     return (
         "`paceline run`; your own program, or of another engine, keeps its own samples, "
-        f"checkpoints and metrics, and should be set up like this{nobody}"
+        "checkpoints and metrics, and should be set up like this"
     )
 
 
 def init_method(plan: Plan, job: Job) -> str:
     """How the plan's ranks find each other, as the contracts' key of this name says it."""
-    if plan.cluster.backend == "mlx":
+    if runs_mlx(plan):
         return "mx.distributed.init(), with the host file of mlx.launch"
     if plan.cluster.num_nodes > 1 and job.spec.ssh.hosts:
         return f"tcp://{job.spec.ssh.hosts[0].rpartition('@')[2]}:{PORT}"
@@ -74,8 +66,16 @@ Source: "Backends" of docs.pytorch.org/docs/stable/distributed.html.
 """
 
 
+def backend(plan: Plan) -> str:
+    """What the plan's ranks talk through."""
+    return mlx_backend(plan) if runs_mlx(plan) else plan.cluster.backend
+
+
 def backends(plan: Plan) -> dict[str, str]:
-    """Every backend: whether this plan uses it, whose devices it is for, or why it is not there."""
+    """Every backend of the library that trains the plan: whether this plan uses it, whose devices
+    it is for, or why it is not there."""
+    if runs_mlx(plan):
+        return _mlx_backends(plan) | {mlx_backend(plan): "used by this plan"}
     vendors: dict[str, set[str]] = {}
     for each in load_accelerators().values():
         vendors.setdefault(each.backend, set()).add(each.vendor or "any")
@@ -86,6 +86,27 @@ def backends(plan: Plan) -> dict[str, str]:
         for name, of in sorted(vendors.items())
     }
     return known | {name: f"not available: {why}" for name, why in _NO_BACKENDS.items()}
+
+
+def _mlx_backends(plan: Plan) -> dict[str, str]:
+    """Those of MLX 0.32 (mlx/distributed), as far as this plan's machines have them."""
+    link = plan.cluster.network_link
+    jaccl = (
+        "not available: it is RDMA over Thunderbolt 5, and the plan's ranks have "
+        + ("no link between machines" if link is None else f"{link}")
+        + "; cluster.rdma: true where the Macs have it (macOS 26.2)"
+    )
+    ring = jaccl
+    if plan.cluster.uses_rdma:
+        jaccl = f"not available: {plan.cluster.num_nodes} Macs have too few ports for a mesh"
+        ring = "available: mlx.launch --backend jaccl-ring, with a ring of cables"
+    return {
+        "ring": "available: TCP, with cluster.mlx_backend: ring",
+        "jaccl": jaccl,
+        "jaccl-ring": ring,
+        "mpi": "available where Open MPI is on every machine: cluster.mlx_backend: mpi",
+        "nccl": "not available: MLX has it on NVIDIA GPUs alone (mlx[cuda])",
+    }
 
 
 _BATCHES: Mapping[BatchPolicy, str] = {
@@ -104,7 +125,7 @@ def is_elastic(plan: Plan, spec: JobSpec) -> bool:
 def recovery(plan: Plan, spec: JobSpec) -> str:
     """What a run of the plan's engine does when ranks are lost, in a sentence."""
     recover = spec.recovery
-    if is_mlx(plan):
+    if runs_mlx(plan):
         return (
             "mlx.launch ends all ranks and nobody starts them again: start launch.sh, and all "
             "ranks resume from rank 0's newest checkpoint"
@@ -138,7 +159,7 @@ def checkpoint_storage(plan: Plan, job: Job) -> str:
 
 
 def _first_storage(plan: Plan) -> str:
-    if is_mlx(plan):
+    if runs_mlx(plan):
         return "checkpoints/ on the first Mac, from which all ranks get the state"
     several = " on storage that every node sees" if plan.cluster.num_nodes > 1 else ""
     return f"runs/<run>/checkpoints{several}"
@@ -281,6 +302,6 @@ def launch_command(plan: Plan) -> str:
 
     Its upper-case words are environment variables of the launch script.
     """
-    if is_mlx(plan):
+    if runs_mlx(plan):
         return " ".join([*mlx_launch(plan), "python3", "train.py"])
     return " ".join(["torchrun", *torchrun_options(plan), "train.py"])

@@ -62,14 +62,22 @@ class Launcher:
     needs: Sequence[str] = ()
     """Fields of the job without which its own program has nothing to run on."""
 
+    prints: Sequence[str] = ("loss",)
+    """Fields of a step's metrics that its own program prints."""
 
+
+_MEGATRON = ("loss", "grad_norm", "learning_rate")
 LAUNCHERS: Mapping[str, Launcher] = {
     "torchrun": Launcher(module="torch", extra="train", program="transformers"),
     "accelerate": Launcher(module="accelerate", extra="accelerate", program="transformers"),
     "deepspeed": Launcher(module="deepspeed", extra="deepspeed", program="transformers"),
-    "megatron": Launcher(needs=("engine_path", "data.path")),
-    "megatron-bridge": Launcher(module="megatron.bridge", needs=("data.path",)),
-    "torchtitan": Launcher(module="torchtitan", needs=("model.tokenizer", "data.path")),
+    "megatron": Launcher(needs=("engine_path", "data.path"), prints=_MEGATRON),
+    "megatron-bridge": Launcher(module="megatron.bridge", needs=("data.path",), prints=_MEGATRON),
+    "torchtitan": Launcher(
+        module="torchtitan",
+        needs=("model.tokenizer", "data.path"),
+        prints=("loss", "grad_norm", "tokens_per_s", "mfu"),
+    ),
 }
 """Name in `render.ENGINES` -> how it is started; the others are planned or rendered only."""
 
@@ -174,7 +182,7 @@ def check(
         yield estimated_only
         return
     yield from check_anywhere(engine, job, own=own)
-    launcher, cluster = _launcher_of(engine), plan.cluster
+    launcher, cluster = launcher_of(engine), plan.cluster
     if launcher is None:
         return
     own_program = own is not None or job.spec.kubernetes.script is not None
@@ -208,7 +216,7 @@ def check(
 
 def check_anywhere(engine: str, job: Job, *, own: OwnScript | None = None) -> Iterator[Problem]:
     """What keeps an engine's run from being started, whatever the place and the machine."""
-    launcher, spec = _launcher_of(engine), job.spec
+    launcher, spec = launcher_of(engine), job.spec
     if engine in ENGINE_NAMES:
         asked = spec.engine_version if spec.engine == engine else ""
         estimated_only = check_has_files(engine, asked)
@@ -301,7 +309,8 @@ def _package(engine: str) -> str:
     return renderer_of(engine) or engine
 
 
-def _launcher_of(engine: str) -> Launcher | None:
+def launcher_of(engine: str) -> Launcher | None:
+    """How an engine of a job is started; None where `paceline run` does not start it."""
     return LAUNCHERS.get(renderer_of(engine) or engine)
 
 

@@ -75,6 +75,11 @@ def is_mlx(plan: Plan) -> bool:
     return plan.cluster.backend == "mlx"
 
 
+def runs_mlx(plan: Plan) -> bool:
+    """Whether MLX trains the plan: on Macs, or where the job names it on CPU ranks."""
+    return is_mlx(plan) or plan.engine == "mlx"
+
+
 def mlx_backend(plan: Plan) -> str:
     """`jaccl` where the link has RDMA and every Mac a port for every other one, `jaccl-ring` where
     the ports are too few for that, and over TCP `ring`, or `mpi` where the job asks for it; on

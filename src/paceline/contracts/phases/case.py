@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from paceline.contracts.operate import applies_to
 from paceline.contracts.phases.required import Requirements
+from paceline.contracts.watched import Watched, watched
 from paceline.errors import Problem
 from paceline.job import Job
 from paceline.plan.decision import Plan
@@ -52,6 +53,11 @@ class Case:
     def feasible(self) -> bool:
         """Whether something fits."""
         return self.refused is None
+
+    @property
+    def seen(self) -> Watched:
+        """What is seen of the run."""
+        return watched(self.plan, self.job)
 
     @property
     def applies_to(self) -> str:

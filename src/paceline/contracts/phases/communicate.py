@@ -3,7 +3,7 @@
 from typing import Any
 
 from paceline.contracts.nulls import with_null_reasons
-from paceline.contracts.operate import backends, init_method, sums_in, weights_in
+from paceline.contracts.operate import backend, backends, init_method, sums_in, weights_in
 from paceline.contracts.phases.case import Case
 from paceline.contracts.phases.split import communication_of
 from paceline.plan.advice.buckets import advise_buckets
@@ -27,14 +27,14 @@ def plan_communication(case: Case) -> dict[str, Any]:
     bucket, why = _buckets(case)
     links = [level.link for level in cluster.levels]
     found = {
-        "backend": cluster.backend,
+        "backend": backend(plan),
         "optimizations": _optimizations(case),
         "backendConfiguration": {
             "initMethod": init_method(plan, case.job),
             "backends": backends(plan),
             "timeout": "600s: NCCL's default; a silent rank is found earlier by its missing steps"
             if cluster.backend == "nccl"
-            else f"{cluster.backend}'s own; a silent rank is found earlier by its missing steps",
+            else f"{backend(plan)}'s own; a silent rank is found earlier by its missing steps",
             "env": {each.name: each.value for each in environment(plan)},
         },
         "compression": _compression(case),
@@ -146,8 +146,8 @@ def synchronise_gradients(case: Case) -> dict[str, Any]:
             "lossScale": "dynamic" if is_fp16 else "none",
             "dynamic": is_fp16,
         },
-        "stragglerHandling": "every step waits for the slowest rank: vote_s in metrics.jsonl shows "
-        "how long",
+        "stragglerHandling": "every step waits for the slowest rank"
+        + (": vote_s in metrics.jsonl shows how long" if case.seen.shows("vote_s") else ""),
         "stalenessBound": 0,
         "optimizerStateSync": (
             f"each of {layout.shard_degree} ranks holds its shard, nothing is synchronised"

@@ -10,7 +10,7 @@ from paceline.render.environment import (
     export_lines,
     meeting_lines,
 )
-from paceline.render.mlx import is_mlx
+from paceline.render.mlx import runs_mlx
 
 _SLURM = "paceline render job.yaml --for slurm --out launch"
 """Writes the files that are submitted."""
@@ -36,7 +36,7 @@ def plan_launch(case: Case) -> dict[str, Any]:
         "method": "paceline run on this machine"
         if cluster.is_local
         else "mlx.launch from one machine"
-        if is_mlx(plan)
+        if runs_mlx(plan)
         else f"torchrun on each of {cluster.num_nodes} nodes",
         "nodeSetup": [
             f"the same code and packages on all {cluster.num_nodes} nodes, at the same path",
@@ -78,7 +78,7 @@ def launch_script(case: Case) -> str:
     if cluster.is_local:
         return "\n".join([*lines, 'exec paceline run job.yaml "$@"', ""])
     lines.append(': "${TRAIN_SCRIPT:=train.py}"  # your script; the layout is in job.yaml')
-    if not is_mlx(plan):
+    if not runs_mlx(plan):
         lines += meeting_lines(plan)
     elif cluster.num_nodes > 1:
         lines.append('test -s hosts.json || { echo "hosts.json is missing" >&2; exit 2; }')
@@ -139,7 +139,7 @@ def _instructions(case: Case) -> list[str]:
     plan, cluster = case.plan, case.plan.cluster
     if cluster.is_local:
         return ["bash launch-script.sh"]
-    if is_mlx(plan):
+    if runs_mlx(plan):
         return ["write hosts.json on one Mac", "TRAIN_SCRIPT=train.py bash launch-script.sh"]
     if cluster.num_nodes == 1:
         return ["bash launch-script.sh on the node"]

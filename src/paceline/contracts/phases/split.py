@@ -6,6 +6,7 @@ from paceline.contracts.nulls import with_null_reasons
 from paceline.contracts.phases.case import Case
 from paceline.contracts.phases.resources import bottlenecks_of
 from paceline.contracts.writing.engineer import sharding_of, strategy_of
+from paceline.render.mlx import runs_mlx
 from paceline.units import format_bytes, format_count, format_seconds
 
 _LEAST_EFFICIENCY = 0.5
@@ -123,7 +124,7 @@ def communication_of(case: Case) -> dict[str, Any]:
 
 
 def _framework(case: Case) -> str:
-    if case.plan.cluster.backend == "mlx":
+    if runs_mlx(case.plan):
         return "MLX"
     layout = case.plan.layout
     used = [

@@ -3,15 +3,16 @@
 from typing import Any
 
 from paceline.contracts.nulls import with_null_reasons
-from paceline.contracts.operate import METRICS, checkpoint_storage, health_checks, recovery
+from paceline.contracts.operate import checkpoint_storage, health_checks, recovery
 from paceline.contracts.phases.case import Case
+from paceline.contracts.watched import alert_rows
 from paceline.job import JobSpec, RecoverySpec
 from paceline.job.evaluate_rules import kept_every, num_best
-from paceline.launch.default_alerts import alerts, silence_s
+from paceline.launch.default_alerts import silence_s
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
 from paceline.plan.lost_node import after_a_lost_node, fewest_ranks
-from paceline.render.mlx import is_mlx
+from paceline.render.mlx import runs_mlx
 from paceline.units import format_bytes, format_count, format_seconds
 
 
@@ -31,7 +32,7 @@ def survive_faults(case: Case) -> dict[str, Any]:
             "primary": checkpoint_storage(plan, case.job),
             "backup": spec.checkpoint.copy_to or "none: checkpoint.copy_to copies them elsewhere",
             "type": "shared file system"
-            if plan.cluster.num_nodes > 1 and not is_mlx(plan)
+            if plan.cluster.num_nodes > 1 and not runs_mlx(plan)
             else "local disk",
         },
         "components": [
@@ -48,8 +49,8 @@ def survive_faults(case: Case) -> dict[str, Any]:
             "period": kept_every(spec),
         },
         "recoveryPlan": {
-            "automatic": not is_mlx(plan),
-            "maxAttempts": 0 if is_mlx(plan) else spec.recovery.max_restarts,
+            "automatic": not runs_mlx(plan),
+            "maxAttempts": 0 if runs_mlx(plan) else spec.recovery.max_restarts,
             "fallback": "a checkpoint that fails its hash is refused and the one before it taken",
         },
         "elastic": _elastic(plan, spec),
@@ -110,39 +111,35 @@ def _detection(plan: Plan, recover: RecoverySpec) -> dict[str, str]:
     }
 
 
+_FILES = "one JSON object a line (metrics.jsonl, events.jsonl), text by rank in logs/"
+
+
 def plan_monitoring(case: Case) -> dict[str, Any]:
     """What is recorded, what raises an alarm, and what the run is compared with."""
-    plan = case.plan
+    plan, seen = case.plan, case.seen
     price, train = plan.estimate, case.job.spec.train
-    mfu = getattr(price, "mfu", None)
-    on_gpu = plan.cluster.backend == "nccl"
-    rate = price.tokens_per_s
-    return {
+    is_ours, is_judged = seen.shows("data_s"), seen.rules is not None
+    on_gpu = plan.cluster.backend == "nccl" and is_judged
+    boards = [name for name in ("tensorboard",) if name in case.job.spec.metrics.wanted]
+
+    def known(*texts: str) -> list[str]:
+        return [text for text in texts if seen.shows(text)]
+
+    found = {
         "appliesTo": case.applies_to,
-        "metrics": list(METRICS),
-        "alertingRules": [
-            {
-                "condition": rule.condition,
-                "threshold": rule.threshold,
-                "severity": rule.severity,
-                "action": rule.action,
-            }
-            for rule in alerts(plan)
-        ],
+        "metrics": seen.metrics and list(seen.metrics),
+        "alertingRules": alert_rows(seen.rules),
         "gpuMetrics": ["utilization.gpu", "temperature.gpu", "power.draw", "ecc.errors"]
         if on_gpu
         else [],
-        "cpuMetrics": ["data_s (waiting for samples)", "forward_s"],
-        "memoryMetrics": ["memory_bytes"],
-        "networkMetrics": ["backward_s (reduction included)", "vote_s (waiting for the slowest)"],
-        "diskMetrics": ["seconds of each save, in events.jsonl"],
+        "cpuMetrics": known("data_s (waiting for samples)", "forward_s"),
+        "memoryMetrics": known("memory_bytes"),
+        "networkMetrics": known(
+            "backward_s (reduction included)", "vote_s (waiting for the slowest)"
+        ),
+        "diskMetrics": ["seconds of each save, in events.jsonl"] if is_ours else [],
         "healthChecks": [
-            {
-                "name": check.name,
-                "command": check.command,
-                "expect": check.expect,
-                "when": check.when,
-            }
+            {name: getattr(check, name) for name in ("name", "command", "expect", "when")}
             for check in health_checks(plan)
         ],
         "profiling": {
@@ -151,45 +148,47 @@ def plan_monitoring(case: Case) -> dict[str, Any]:
         },
         "logging": {
             "level": "INFO",
-            "format": "one JSON object a line (metrics.jsonl, events.jsonl), text by rank in logs/",
-            "aggregation": "rank 0 writes the metrics",
-            "retention": "as long as the run's folder",
+            "format": _FILES if is_judged else "the program's own, on standard output",
+            "aggregation": "rank 0 writes the metrics" if is_ours else "rank 0 prints the steps",
+            "retention": "as long as the run's folder"
+            if is_judged
+            else "as long as you keep the output",
         },
-        "dashboards": [
-            "paceline watch",
-            *(
-                ["tensorboard --logdir runs"]
-                if "tensorboard" in case.job.spec.metrics.wanted
-                else []
-            ),
-        ],
+        "dashboards": ["paceline watch", *(f"{each} --logdir runs" for each in boards)]
+        if is_judged
+        else [],
         "baselines": {
             "step_s": price.step_s,
-            "tokens_per_s": rate,
-            "mfu": mfu,
+            "tokens_per_s": price.tokens_per_s,
+            "mfu": getattr(price, "mfu", None),
             "memory_bytes": price.memory.total_bytes,
         },
-        "bottleneckDetection": _symptoms(rate),
+        "bottleneckDetection": [
+            {"symptom": symptom, "diagnosis": diagnosis}
+            for symptom, diagnosis in _symptoms(price.tokens_per_s)
+            if seen.shows(symptom)
+        ],
     }
+    return with_null_reasons(found, dict.fromkeys(("metrics", "alertingRules"), seen.why_none))
 
 
-def _symptoms(rate: float | None) -> list[dict[str, str]]:
+def _symptoms(rate: float | None) -> tuple[tuple[str, str], ...]:
     slow = "" if rate is None else f" below {format_count(0.8 * rate)}"
-    return [
-        {
-            "symptom": f"tokens_per_s{slow}, data_s grows",
-            "diagnosis": "the data or the host: compare with a run on samples in memory",
-        },
-        {
-            "symptom": "vote_s grows, forward_s does not",
-            "diagnosis": "one slow rank: its clock, its temperature, its network",
-        },
-        {
-            "symptom": "backward_s grows with the ranks",
-            "diagnosis": "exposed reduction: phase 5's buckets, or a larger batch",
-        },
-        {
-            "symptom": "grad_norm jumps, then the loss is null",
-            "diagnosis": "learning rate too high or a bad sample: samples_digest names the step's",
-        },
-    ]
+    return (
+        (
+            f"tokens_per_s{slow}, data_s grows",
+            "the data or the host: compare with a run on samples in memory",
+        ),
+        (
+            "vote_s grows, forward_s does not",
+            "one slow rank: its clock, its temperature, its network",
+        ),
+        (
+            "backward_s grows with the ranks",
+            "exposed reduction: phase 5's buckets, or a larger batch",
+        ),
+        (
+            "grad_norm jumps, then the loss is null",
+            "learning rate too high or a bad sample: samples_digest names the step's",
+        ),
+    )

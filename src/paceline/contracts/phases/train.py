@@ -8,6 +8,7 @@ from paceline.contracts.phases.case import Case
 from paceline.job.train_rules import decay_steps
 from paceline.plan import is_deterministic
 from paceline.plan.advice.learning_rate import scale_learning_rate
+from paceline.render.mlx import runs_mlx
 from paceline.units import counted, format_count, format_seconds
 
 
@@ -16,7 +17,7 @@ def configure_training(case: Case) -> dict[str, Any]:
     plan, view, train = case.plan, case.view, case.job.spec.train
     rate = plan.estimate.tokens_per_s
     return {
-        "framework": "MLX" if plan.cluster.backend == "mlx" else "PyTorch",
+        "framework": "MLX" if runs_mlx(plan) else "PyTorch",
         "estimatedDuration": "unknown: the step's time is"
         if view.wall_s is None
         else f"{format_seconds(view.wall_s)} for {train.steps} steps, failures included",
@@ -113,7 +114,7 @@ def choose_hyperparameters(case: Case) -> dict[str, Any]:
 def optimise_performance(case: Case) -> dict[str, Any]:
     """What the plan does for speed; the speed-up is against one rank, from its own estimate."""
     plan, layout = case.plan, case.plan.layout
-    mlx = plan.cluster.backend == "mlx"
+    mlx = runs_mlx(plan)
     narrow = plan.precision != "fp32"
     factor = _speedup(case)
     return {
@@ -164,9 +165,13 @@ def optimise_performance(case: Case) -> dict[str, Any]:
             "TF32": plan.precision == "tf32",
         },
         "checklist": [
-            "measure tokens_per_s for 50 steps before and after each change",
-            f"vote_s stays below a tenth of step_s on all {counted(layout.num_ranks, 'rank')}",
-            "memory_bytes stays below phase 7's estimate",
+            text
+            for text in (
+                "measure tokens_per_s for 50 steps before and after each change",
+                f"vote_s stays below a tenth of step_s on all {counted(layout.num_ranks, 'rank')}",
+                "memory_bytes stays below phase 7's estimate",
+            )
+            if case.seen.shows(text)
         ],
     }
 

@@ -21,13 +21,13 @@ from paceline.contracts.operate import (
 )
 from paceline.contracts.reading.coordinator import COPIES_COMPRESSED
 from paceline.contracts.stated import compare_stated
+from paceline.contracts.watched import watched
 from paceline.job import Job
-from paceline.launch.default_alerts import alerts
 from paceline.plan.advice.learning_rate import scale_learning_rate
 from paceline.plan.decision import Plan
 from paceline.plan.outlook import Outlook
 from paceline.render.fabric import decide_network
-from paceline.render.mlx import is_mlx
+from paceline.render.mlx import is_mlx, runs_mlx
 from paceline.units import counted, format_bytes, format_count
 
 VERSION = "2.0.0"
@@ -80,14 +80,15 @@ def training_plan(plan: Plan, job: Job, view: Outlook, stated: Mapping[str, Any]
         "coordinator_chunking": _chunking(plan, job),
         "pre_flight_checklist": _preflight(plan, job),
     }
-    found = with_null_reasons(answer, _NULLS, key="null_reasons")
+    nulls = _NULLS | {"pre_flight_checklist.alerts": watched(plan, job).why_none}
+    found = with_null_reasons(answer, nulls, key="null_reasons")
     differing = [asdict(each) for each in compare_stated(stated, answer, job)]
     return found | ({"stated": differing} if stated else {})
 
 
 def _strategy(plan: Plan) -> dict[str, Any]:
     cluster = plan.cluster
-    how = "MLX" if is_mlx(plan) else "PyTorch"
+    how = "MLX" if runs_mlx(plan) else "PyTorch"
     fabric = f", {plan.cluster.network_link} between nodes" if plan.cluster.network_link else ""
     return {
         "approach": f"{how}: {plan.layout_name} on {cluster.name}{fabric}",
@@ -120,7 +121,7 @@ def _batch(plan: Plan, job: Job) -> dict[str, Any]:
 
 
 def _distributed(plan: Plan) -> dict[str, Any]:
-    if is_mlx(plan):
+    if runs_mlx(plan):
         sync = (
             "mlx.nn.average_gradients(grads)"
             if plan.layout.sharding == "none"
@@ -159,7 +160,7 @@ def _rdma(plan: Plan) -> dict[str, Any]:
         "env_vars": {},
         "env_vars_reason": (
             "--backend chooses JACCL; MLX_METAL_FAST_SYNCH can deadlock and stays unset"
-            if is_mlx(plan)
+            if runs_mlx(plan)
             else "NCCL finds InfiniBand and GPUDirect itself: NCCL_IB_DISABLE only switches off, "
             "and a level, a buffer size or an algorithm fixed by hand is usually slower"
         ),
@@ -178,7 +179,7 @@ def _speedup(plan: Plan) -> str | None:
 def _checkpoints(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
     good = view.goodput
     best = view.checkpoints
-    own = not is_mlx(plan)
+    own = not runs_mlx(plan)
     return {
         "approach": (
             "sharded, copied to the host and written in the background"
@@ -226,7 +227,7 @@ def _verification(plan: Plan) -> list[str]:
     steps = [
         f"{check.name}: `{check.command}` prints {check.expect}" for check in health_checks(plan)
     ]
-    if is_mlx(plan):
+    if runs_mlx(plan):
         steps += [
             "Print mx.get_active_memory() and mx.get_peak_memory() after the first step",
             f"Print mx.distributed.init().size() on every rank: {plan.cluster.num_ranks}",
@@ -246,7 +247,7 @@ def _verification(plan: Plan) -> list[str]:
         "Kill one rank at a step of your choice: "
         + (
             "launch.sh ends with an error, and started again it resumes from the newest checkpoint"
-            if is_mlx(plan)
+            if runs_mlx(plan)
             else "training resumes with the same losses"
         )
     )
@@ -268,9 +269,9 @@ def _sync(plan: Plan, job: Job) -> dict[str, Any]:
 def _calibration(plan: Plan, job: Job) -> dict[str, Any]:
     share = 1 / plan.cluster.num_nodes
     return {
-        "enabled": plan.cluster.num_nodes > 1 and not is_mlx(plan),
-        "command": None if is_mlx(plan) else preflight_command(plan, job),
-        "result": None if is_mlx(plan) else "`rates`: each node's FLOP/s and share of all",
+        "enabled": plan.cluster.num_nodes > 1 and not runs_mlx(plan),
+        "command": None if runs_mlx(plan) else preflight_command(plan, job),
+        "result": None if runs_mlx(plan) else "`rates`: each node's FLOP/s and share of all",
         "reason": "shares are equal: a synchronous step is as slow as its slowest rank, and uneven "
         "shares need uneven batches and weighted gradients; a node far below its share is replaced",
         "nodes": plan.cluster.num_nodes,
@@ -327,7 +328,7 @@ def _chunking(plan: Plan, job: Job) -> dict[str, Any]:
 
 
 def _preflight(plan: Plan, job: Job) -> dict[str, Any]:
-    command = preflight_command(plan, job)
+    command, rules = preflight_command(plan, job), watched(plan, job).rules
     by_hand: dict[str, list[dict[str, str]]] = {}
     for check in health_checks(plan):
         row = {"name": check.name, "command": check.command, "expect": check.expect}
@@ -348,5 +349,5 @@ def _preflight(plan: Plan, job: Job) -> dict[str, Any]:
         "run": command,
         "blocks_launch": True,
         "checks": checks,
-        "alerts": [rule.condition for rule in alerts(plan)],
+        "alerts": None if rules is None else [rule.condition for rule in rules],
     }

@@ -8,9 +8,10 @@ expert parallelism).
 from dataclasses import asdict
 from typing import Any
 
+from paceline.contracts.nulls import with_null_reasons
 from paceline.contracts.operate import (
-    METRICS,
     applies_to,
+    backend,
     backends,
     checkpoint_storage,
     health_checks,
@@ -18,9 +19,9 @@ from paceline.contracts.operate import (
     is_elastic,
     recovery,
 )
+from paceline.contracts.watched import alert_rows, watched
 from paceline.job import Job, LayoutSpec
 from paceline.job.evaluate_rules import kept_every, num_best
-from paceline.launch.default_alerts import alerts
 from paceline.parallel.layout import Layout
 from paceline.parallel.rank_map import rank_map
 from paceline.plan.decision import Plan
@@ -111,7 +112,7 @@ def _distributed(plan: Plan, job: Job) -> dict[str, Any]:
     return {
         "strategy": strategy_of(plan.layout, job.spec.layout),
         "worldSize": plan.layout.num_ranks,
-        "backend": plan.cluster.backend,
+        "backend": backend(plan),
         "initMethod": init_method(plan, job),
         "backends": backends(plan),
         "strategyDetail": plan.layout_name,
@@ -187,21 +188,15 @@ def _faults(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
 
 
 def _monitoring(plan: Plan, job: Job) -> dict[str, Any]:
-    tensorboard = "tensorboard" in job.spec.metrics.wanted
-    return {
+    seen = watched(plan, job)
+    url, command = _PAGE, "paceline watch"
+    if "tensorboard" in job.spec.metrics.wanted:
+        url, command = "http://localhost:6006", "tensorboard --logdir runs"
+    found = {
         "appliesTo": applies_to(plan, job),
-        "metrics": list(METRICS),
-        "alerts": [
-            {
-                "condition": rule.condition,
-                "metric": rule.metric or f"event {rule.event}",
-                "threshold": rule.threshold,
-                "steps": rule.steps,
-                "severity": rule.severity,
-                "action": rule.action,
-            }
-            for rule in alerts(plan)
-        ],
-        "dashboardUrl": "http://localhost:6006" if tensorboard else _PAGE,
-        "dashboardCommand": "tensorboard --logdir runs" if tensorboard else "paceline watch",
+        "metrics": seen.metrics and list(seen.metrics),
+        "alerts": alert_rows(seen.rules, "metric", "steps"),
+        "dashboardUrl": None if seen.rules is None else url,
+        "dashboardCommand": None if seen.rules is None else command,
     }
+    return with_null_reasons(found, dict.fromkeys(found, seen.why_none))
