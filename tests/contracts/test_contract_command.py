@@ -381,6 +381,13 @@ def test_values_that_cannot_be_searched_are_refused(values, said, tmp_path):
         ({"action": "compile", "pipelinePath": "nowhere.py"}, "there is no file nowhere.py"),
         ({"action": "compile", "pipelinePath": "p.txt"}, "neither Python nor YAML"),
         ({"action": "run", "pipelinePath": "p.py"}, "no Kubeflow Pipelines API is named"),
+        ({"action": "run", "pipelinePath": "p.py"}, '"dryRun": true shows what would be sent'),
+        ({"action": "list", "dryRun": True}, "list sends nothing that could be shown"),
+        (
+            {"action": "run", "pipelinePath": "p.py", "dryRun": True, "endpoint": "local"},
+            "dryRun",
+        ),
+        ({"action": "run", "pipelinePath": "p.py", "dryRun": True, "endpoint": "x"}, "x is no URL"),
         ({"action": "list", "endpoint": "kfp:80"}, "kfp:80 is no URL"),
         ({"action": "get-run", "endpoint": "local"}, "get-run needs the run's id"),
         ({"action": "delete", "endpoint": "local"}, "delete needs the run's id"),

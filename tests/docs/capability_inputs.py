@@ -265,7 +265,8 @@ def make_ray(folder: Path) -> None:
 
 def make_kubeflow(folder: Path) -> None:
     (folder / "pipeline.py").write_text(PIPELINE)
-    write_json(folder / "input.json", {"action": "compile", "pipelinePath": "pipeline.py"})
+    asked = {"action": "run", "pipelinePath": "pipeline.py", "dryRun": True}
+    write_json(folder / "input.json", asked)
 
 
 MAKERS = {

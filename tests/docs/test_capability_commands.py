@@ -113,7 +113,7 @@ TRIES: dict[str, Try] = {
     "S2-8": Try("trainer", r'"status": "success".*"learningCurve".*"epoch": 3'),
     "S2-9": Try("ray", r'"status": "success".*"world": 2'),
     "S2-10": Try("two_nodes", r"TF_CONFIG.*MultiWorkerMirrored"),
-    "S2-11": Try("kubeflow", r'"status": "success"'),
+    "S2-11": Try("kubeflow", r'"status": "success".*"sends": .*"/apis/v2beta1/runs"'),
     "S2-12": Try("no_data", r"#SBATCH --nodes=1.*==> submitted by <=="),
     "S2-13": Try("gpus", r'"healthChecks".*"command".*"alerts".*"dashboardUrl": "http://127'),
     "S2-14": slow("cpu", r"weak scaling, cpu, measured.*\n +2 .* 16 "),

@@ -263,3 +263,32 @@ def test_a_file_that_is_no_pipeline_is_an_error(ask, tmp_path, text, said):
     code, answer = ask(action="compile", pipelinePath="other.py")
     assert (code, answer["status"]) == (4, "error")
     assert said in answer["message"]
+
+
+@pytest.mark.engine("kfp", validated="the contract: a dry run shows what an API then gets")
+@pytest.mark.parametrize("action", ["run", "schedule"])
+def test_s2_11_a_dry_run_without_an_endpoint_shows_what_would_be_sent(ask, api, action):
+    config = {"experimentName": "nights", "runName": "first", "arguments": {"number": None}}
+    asked = {"action": action, "pipelinePath": "pipeline.py", "runConfig": config}
+    if action == "schedule":
+        asked["scheduleConfig"] = {"cron": "30 2 * * *", "maxConcurrency": 2}
+    code, shown = ask(**asked, dryRun=True)
+    assert (code, shown["status"]) == (0, "success"), shown
+    experiment, begun = shown["sends"]
+    assert experiment["body"]["display_name"] == "nights"
+    code, _ = ask(**asked, dryRun=True, endpoint=api.url)
+    assert (code, api.runs, api.recurring, list(api.experiments)) == (0, {}, [], ["e0"])
+    code, _ = ask(**asked, endpoint=api.url)
+    assert code == 0
+    (sent,) = api.recurring or [api.runs["r0"]]
+    kept = {key: each for key, each in sent.items() if key not in ("run_id", "state")}
+    assert begun["url"] == f"/apis/v2beta1/{'runs' if action == 'run' else 'recurringruns'}"
+    assert begun["body"] == kept | {"experiment_id": "EXPERIMENT_ID"}
+
+
+@pytest.mark.engine("kfp", validated="the contract: files that are no pipeline")
+def test_s2_11_a_dry_run_of_a_file_that_is_no_pipeline_names_its_line(ask, tmp_path):
+    (tmp_path / "other.py").write_text("\nx = (\n")
+    code, answer = ask(action="run", pipelinePath="other.py", dryRun=True)
+    assert (code, answer["status"]) == (4, "error")
+    assert "other.py, line 2: SyntaxError" in answer["message"]

@@ -1,10 +1,14 @@
 """A Kubeflow Pipelines API (v2beta1), through kfp's own client."""
 
+import json
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.error import HTTPError as RefusedError
 from urllib.error import URLError
+from urllib.parse import urlsplit
 from urllib.request import Request as HttpRequest
 from urllib.request import urlopen
 
@@ -15,6 +19,7 @@ from paceline.contracts.skills.messages.kubeflow import (
     Request,
     RunStatus,
     RunSummary,
+    Sent,
 )
 
 _T = TypeVar("_T")
@@ -44,12 +49,18 @@ _NEWEST = 100
 class Api:
     """One API. Nothing is asked before a method is called."""
 
-    def __init__(self, endpoint: str, token: str | None) -> None:
+    def __init__(self, endpoint: str, token: str | None, *, is_there: bool = True) -> None:
         self._endpoint = endpoint.rstrip("/")
         self._token = token
+        self._is_there = is_there
 
-    def run(self, request: Request, package: Path, name: str) -> Answer:
+    def begin(self, request: Request, package: Path) -> Answer:
+        """What `run` and `schedule` ask for."""
+        return (self.schedule if request.action == "schedule" else self.run)(request, package)
+
+    def run(self, request: Request, package: Path) -> Answer:
         """Begin a run; with `wait`, see it to its end."""
+        name = f"{package.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
         config = request.runConfig
         client = self._client()
         begun = self._ask(
@@ -136,7 +147,8 @@ class Api:
     def _client(self) -> Any:
         from kfp import Client
 
-        self._knock()
+        if self._is_there:
+            self._knock()
         return self._ask(lambda: Client(host=self._endpoint, existing_token=self._token))
 
     def _knock(self) -> None:
@@ -173,6 +185,38 @@ class Api:
             raise PipelineError(f"{self._endpoint} is not reached: {error}") from None
         except (ValueError, TimeoutError, RuntimeError) as error:
             raise PipelineError(f"{self._endpoint}: {error}") from None
+
+
+_NOWHERE = "http://kfp.invalid"
+"""In place of an endpoint that nobody named: RFC 2606, section 2."""
+
+_IDS = {"experiments": "experiment_id", "runs": "run_id", "recurringruns": "recurring_run_id"}
+"""Last word of a path -> which ID the API gives to what is sent there."""
+
+
+def show(request: Request, package: Path, endpoint: str | None) -> Answer:
+    """What `begin` would send, as kfp's client writes it; nothing is sent or asked."""
+    from unittest.mock import patch
+
+    from kfp_server_api.rest import RESTClientObject, RESTResponse
+    from urllib3 import HTTPResponse
+
+    sends: list[Sent] = []
+
+    def answer(_: Any, method: str, url: str, *__: Any, body: Any = None, **___: Any) -> Any:
+        """As an API whose every name is new."""
+        word, given = url.rpartition("/")[2], {}
+        if method == "POST":
+            given = body | {_IDS[word]: _IDS[word].upper()}
+            shown = url if endpoint else urlsplit(url).path
+            sends.append(Sent(method="POST", url=shown, body=json.loads(json.dumps(body))))
+        text, headers = json.dumps(given).encode(), {"Content-Type": "application/json"}
+        return RESTResponse(HTTPResponse(body=text, status=200, headers=headers))
+
+    api = Api(endpoint or _NOWHERE, None, is_there=False)
+    with patch.object(RESTClientObject, "request", answer):
+        api.begin(replace(request, runConfig=replace(request.runConfig, wait=False)), package)
+    return Answer(status="success", action=request.action, sends=sends)
 
 
 def _refusal(endpoint: str, status: int, said: str) -> str:

@@ -1,12 +1,11 @@
 """The Kubeflow pipeline executor's contract: at a Kubeflow Pipelines API, or on this machine."""
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.contracts.skills import need
-from paceline.contracts.skills.kfp_api import Api
+from paceline.contracts.skills.kfp_api import Api, show
 from paceline.contracts.skills.kfp_here import Here
 from paceline.contracts.skills.kfp_program import PipelineError, compile_pipeline
 from paceline.contracts.skills.messages.kubeflow import Answer, Request
@@ -14,6 +13,7 @@ from paceline.contracts.skills.words import problem
 from paceline.errors import JobError, Problem
 
 _NEEDS_PIPELINE = ("compile", "run", "schedule")
+_SENDS = ("run", "schedule")
 _NEEDS_RUN = ("get-run", "delete")
 
 
@@ -53,14 +53,18 @@ def _check(request: Request, folder: Path, endpoint: str | None) -> Iterator[Pro
     if action == "schedule" and endpoint == "local":
         what = "nothing on this machine starts runs by the clock"
         yield problem("endpoint", what, "name the URL of a Kubeflow Pipelines API")
+    if request.dryRun and (action not in _SENDS or endpoint == "local"):
+        what = f"{'a run here' if action in _SENDS else action} sends nothing that could be shown"
+        yield problem("dryRun", what, "leave it out, or run or schedule at an API")
     if action != "compile":
-        if endpoint is None:
+        if endpoint is None and not request.dryRun:
             yield problem(
                 "endpoint",
                 "no Kubeflow Pipelines API is named",
-                'set KFP_ENDPOINT or "endpoint" to its URL, or "endpoint": "local" to run here',
+                'set KFP_ENDPOINT or "endpoint" to its URL, or "endpoint": "local" to run here'
+                + ('; "dryRun": true shows what would be sent' if action in _SENDS else ""),
             )
-        elif endpoint != "local" and not endpoint.startswith(("http://", "https://")):
+        elif endpoint and endpoint != "local" and not endpoint.startswith(("http://", "https://")):
             yield problem("endpoint", f"{endpoint} is no URL", "https://... or local")
 
 
@@ -72,6 +76,9 @@ def _do(request: Request, folder: Path, endpoint: str | None) -> Answer:
         package = compile_pipeline(folder / request.pipelinePath, request.pipelineConfig)
     if action == "compile":
         return Answer(status="success", action=action, pipelineId=str(package))
+    if request.dryRun:
+        assert package is not None
+        return show(request, package, endpoint)
     assert endpoint is not None
     place = Here(folder) if endpoint == "local" else Api(endpoint, os.environ.get("KFP_TOKEN"))
     if action == "list":
@@ -86,6 +93,4 @@ def _do(request: Request, folder: Path, endpoint: str | None) -> Answer:
     if isinstance(place, Here):
         return place.run(request)
     assert package is not None
-    if action == "schedule":
-        return place.schedule(request, package)
-    return place.run(request, package, f"{package.stem}-{time.strftime('%Y%m%d-%H%M%S')}")
+    return place.begin(request, package)

@@ -136,6 +136,10 @@ class Request:
     scheduleConfig: ScheduleConfig | None = None
     """For `schedule`."""
 
+    dryRun: bool = False
+    """Addition: `run` and `schedule` answer with what they would send, and send nothing. It needs
+    no endpoint."""
+
     endpoint: str | None = None
     """Addition: URL of the Kubeflow Pipelines API, or `local`: runs are processes of this machine,
     kept in `pipeline_runs/`. Left out, KFP_ENDPOINT; its token is KFP_TOKEN, in the environment
@@ -171,6 +175,20 @@ class RunSummary:
 
 
 @section
+class Sent:
+    """What changes something at the API."""
+
+    method: Literal["POST"]
+    """HTTP's word."""
+
+    url: str
+    """Where it goes; without an endpoint, its path."""
+
+    body: dict[str, Any]
+    """The whole body."""
+
+
+@section
 class Answer:
     """What the Kubeflow pipeline executor answers."""
 
@@ -197,6 +215,10 @@ class Answer:
 
     runs: list[RunSummary] | None = None
     """Addition: what `list` found, newest first."""
+
+    sends: list[Sent] | None = None
+    """Addition: what a dry run would send, in order. The experiment is made only where it is not
+    there, and its ID, here `EXPERIMENT_ID`, is the API's."""
 
     message: str | None = None
     """Addition: why the status is `error`."""

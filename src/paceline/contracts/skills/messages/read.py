@@ -1,8 +1,7 @@
 """JSON text to a skill's request, every problem at once; and an answer held against its schema."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import fields, is_dataclass
 from typing import Any, NoReturn
 
 from pydantic import TypeAdapter
@@ -27,9 +26,9 @@ def read_request(kind: type[Any], text: str, *, source: str) -> Any:
 def answer_json(answer: Any) -> dict[str, Any]:
     """An answer as JSON values, after it has been held against its own schema.
 
-    What is unknown is left out: the contracts know no null.
+    What is unknown is left out: the contracts know no null. A null in what somebody gave stays.
     """
-    values: dict[str, Any] = without_none(asdict(answer))
+    values: dict[str, Any] = _known(answer)
     TypeAdapter(type(answer)).validate_python(values)  # a slip of ours, if it does not hold
     return values
 
@@ -40,17 +39,12 @@ def schema_of(kind: type[Any]) -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
-def without_none(value: Any) -> Any:
-    """Copy of a value without the keys whose value is None, at any depth.
-
-    >>> without_none({"a": None, "b": [{"c": None, "d": 1}]})
-    {'b': [{'d': 1}]}
-    """
-    if isinstance(value, Mapping):
-        return {key: without_none(each) for key, each in value.items() if each is not None}
-    if isinstance(value, list | tuple):
-        return [without_none(each) for each in value]
-    return value
+def _known(value: Any) -> Any:
+    """JSON of an answer and its parts, without the fields that are None."""
+    if is_dataclass(value):
+        found = {each.name: _known(getattr(value, each.name)) for each in fields(value)}
+        return {name: each for name, each in found.items() if each is not None}
+    return [_known(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _read_json(text: str, source: str) -> dict[str, Any]:
