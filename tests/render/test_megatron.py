@@ -79,6 +79,14 @@ def test_three_ways_to_split_and_the_distributed_optimizer(check_golden):
     check_golden("megatron/three-ways", found)
 
 
+@pytest.mark.parametrize("engine", ["megatron-2021", "megatron-deepspeed"])
+def test_the_files_say_that_an_older_megatrons_memory_and_time_were_planned(engine):
+    """They were taken for those of the Megatron that the files start."""
+    layout = {"tensor": 4, "pipeline": 4}
+    files = rendered("megatron", **llama(engine=engine, layout=layout)).files
+    assert f"planned for the engine {engine}" in files["launch.sh"]
+
+
 def test_full_sharding_is_megatrons_fsdp(check_golden):
     found = rendered("megatron", **llama(layout=FULL, engine="paceline"))
     assert what(found) == set()
@@ -513,7 +521,7 @@ def test_an_exchange_that_is_asked_for_is_planned_with_expert_ranks():
         ),
         (
             {"engine": "megatron-bridge", "cluster": MIXTRAL["cluster"] | {"accelerator": "GB200"}},
-            "which megatron-bridge takes on Ampere, Hopper, B200 and B300 alone, .* has GB200",
+            "which megatron-bridge takes on compute capability 8.x, .*, B300 alone, .* has GB200",
         ),
     ],
 )

@@ -81,8 +81,9 @@ def check_exchange(job: Job, cluster: Cluster, profile: ModelProfile) -> Iterato
         why = f"whose kernels are CUDA's for compute capability {_DEEPEP_INSIDE} and up, and "
         why += f"{cluster.accelerator} " + (f"has {has}" if has else "is not NVIDIA's")
     elif is_deepep and takes and not {cluster.accelerator, str(int(has or 8))} & {*takes}:
-        why = f"which {job.spec.engine} takes on Ampere, Hopper, B200 and B300 alone, and the "
-        why += f"cluster has {cluster.accelerator}"
+        named = (f"compute capability {each}.x" if each.isdigit() else each for each in takes)
+        why = f"which {job.spec.engine} takes on {', '.join(named)} alone, and the cluster has "
+        why += cluster.accelerator
     if why:
         yield Problem(
             code="L012",

@@ -331,7 +331,8 @@ def optimizer_words(job: Job) -> Words:
 
 def planned_for(plan: Plan) -> list[str]:
     """A comment, where the plan's memory and time are another engine's."""
-    if ENGINE_NAMES[plan.engine].is_megatron:
+    engine = ENGINE_NAMES[plan.engine]
+    if engine.is_megatron and engine.files:  # not an older one, which has none of its own
         return []
     return [
         f"Memory and time were planned for the engine {plan.engine}: `engine: megatron` in the job",
