@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from paceline.catalog import load_accelerators
+from paceline.catalog.engines import as_asked
 from paceline.choices import Offload
 from paceline.errors import PacelineError, PlanError, Problem
 from paceline.estimate import PART_NAMES, Case
@@ -203,6 +204,7 @@ def _ways_to_fit(asked: _Asked, needed_bytes: int) -> list[str]:
         *asked.engines,
         *_quantised(asked),
         *_more_ranks(asked),
+        *_narrower_states(asked),
         *_leaner_optimizer(asked),
         *_shorter_samples(asked),
         *_other_accelerators(asked),
@@ -313,6 +315,17 @@ def _more_ranks(asked: _Asked) -> Iterator[str]:
             is_slow = True
         if is_enough:
             return
+
+
+def _narrower_states(asked: _Asked) -> Iterator[str]:
+    train = asked.job.spec.train
+    is_open = train.states == "auto" and train.precision in ("auto", "bf16")
+    if not is_open or "bf16" not in asked.space.abilities.states:
+        return
+    engine = as_asked(asked.case.engine, states="bf16")
+    case = replace(asked.case, engine=engine, precision="bf16")
+    if asked.fitting(asked.open_space, case) is not None:
+        yield "set train.states to bf16, which keeps parameters, gradients and moments in two bytes"
 
 
 def _leaner_optimizer(asked: _Asked) -> Iterator[str]:
