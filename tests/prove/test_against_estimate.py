@@ -16,6 +16,7 @@ from paceline.parallel import Layout
 from paceline.profile import resolve_decoder, resolve_profile
 from paceline.prove.proof import ModelRequest, Proof
 from paceline.prove.prove import prove
+from paceline.prove.request import host_rates
 from paceline.topology import find_cluster
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -60,6 +61,7 @@ def both(text: str, of: Layout) -> tuple[Proof, Estimate]:
     model = ModelRequest(decoder=resolve_decoder(job))
     seq_len = job.spec.data.seq_len
     asked = request(of, model=model, seq_len=seq_len, is_cuda=True, rates=case.rates)
+    asked = replace(asked, host=host_rates(of, case.traffic))
     return prove(asked), price_one(of, case)
 
 
@@ -442,6 +444,22 @@ def test_offloading_frees_in_a_proof_what_the_estimate_says(sharding):
     parts = ("parameters", "gradients", "optimizer")
     estimated = sum((estimate.memory.parts[p] or 0) - (left.memory.parts[p] or 0) for p in parts)
     assert freed == pytest.approx(estimated, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "offload"),
+    [("FSDP2", "cpu"), ("FSDP2", "nvme"), ("FSDP2", "parameters"), ("1F1B", "cpu")],
+)
+def test_a_step_that_offloads_is_simulated_with_its_copies_and_the_optimizer_on_the_host(
+    name, offload
+):
+    """It had no simulated step. The estimate hides no copy behind another."""
+    of = {"offload": "cpu", "offload_parameters": True}
+    of = of if offload == "parameters" else {"offload": offload}
+    here_s, _ = both_s(JOB, LAYOUTS[name])
+    simulated_s, estimated_s = both_s(JOB, replace(LAYOUTS[name], **of))
+    assert simulated_s > 1.3 * here_s
+    assert 0.75 * estimated_s < simulated_s < 1.02 * estimated_s
 
 
 def test_selective_recompute_keeps_of_routed_experts_their_products_alone(tmp_path):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-from tests.prove.cases import ON_TWO, SHAPE, layout, request, tensor
+from tests.prove.cases import ON_TWO, SHAPE, layout, pipeline, request, tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
@@ -312,14 +312,25 @@ def test_an_offloaded_layout_is_proved_without_what_the_host_holds(name):
     (stage,) = proof.stages
     assert not {"parameters", "optimizer"} & set(stage.parts)
     assert stage.peak_bytes < prove(request(ON_TWO[name])).stages[0].peak_bytes
-    assert proof.simulated is None
-    assert proof.untimed.startswith("copies between accelerator and host")
+    assert (proof.simulated, proof.untimed) == (
+        None,
+        "the rates of the link to the host are unknown",
+    )
     assert any("bytes of the host are not counted" in note for note in proof.notes)
 
 
-def test_optimizer_state_alone_on_the_host_is_no_layout_of_the_runtime_that_a_proof_runs():
-    with pytest.raises(PlanError, match="F003: optimizer state alone on cpu is not proved"):
-        prove(request(replace(ON_TWO["FSDP2"], offload="cpu")))
+@pytest.mark.parametrize("of", [ON_TWO["FSDP2"], pipeline(schedule="1f1b")], ids=["FSDP2", "1F1B"])
+def test_state_alone_on_the_host_or_its_disk_leaves_the_rest_of_the_step_as_it_was(of):
+    """It was refused (F003)."""
+    (before, *_) = prove(request(of)).stages
+    for place in ("cpu", "nvme"):
+        (stage, *_) = prove(request(replace(of, offload=place))).stages
+        resting = before.resting_bytes - before.parts["optimizer"]
+        assert "optimizer" not in stage.parts
+        assert stage.resting_bytes == resting
+        assert [(c.kind, c.count) for c in stage.collectives] == [
+            (c.kind, c.count) for c in before.collectives
+        ]
 
 
 def test_a_world_is_not_given_the_groups_of_an_earlier_one():

@@ -148,7 +148,7 @@ def _traced(
 
     trace = trace_rank(request, rank, kept, make)
     (replay,) = replays
-    seconds_of = operation_seconds(request.rates)
+    seconds_of = operation_seconds(request.rates, request.host)
     assert replay.tail is not None, "the schedule has ended"
     for passage in (replay.tail, *(p for each in replay.recorded.values() for p in each.values())):
         passage.finish(seconds_of)
@@ -187,5 +187,5 @@ def _hollow_step(request: Request, stages: Stages, position: int, rank: int, lik
         if was_collecting:
             gc.enable()
     classify(tracer.trace)
-    step = cut(tracer.trace, operation_seconds(request.rates))
+    step = cut(tracer.trace, operation_seconds(request.rates, request.host))
     return Step(like.step.resting, step.segments)

@@ -7,7 +7,7 @@ blocks, and two depths say how. Whether that holds is checked: the step made in 
 the one traced at a third depth, stretch for stretch.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
@@ -22,6 +22,7 @@ from paceline.prove.segments import (
     find_peak,
     sum_compute,
 )
+from paceline.prove.trace import Stream
 
 TOLERANCE = 1e-3
 """Largest relative difference of a peak that counts as equal."""
@@ -192,11 +193,11 @@ def _grown_work(a: list[Work], b: list[Work], share: float) -> list[Work]:
     """The work at another depth; kernels in one piece where their number differs."""
     if [type(each) for each in a] != [type(each) for each in b]:
         first, second = (
-            sum_compute([Compute(0, 0, False), *(k for k in each if isinstance(k, Compute))])
-            for each in (a, b)
+            {stream: sum_compute(each) for stream, each in _by_stream(work)} for work in (a, b)
         )
         others: list[Work] = [each for each in a if not isinstance(each, Compute)]
-        return [_grown_compute(first, second, share), *others]
+        grown = [_grown_compute(first[s], second[s], share) for s in first if s in second]
+        return [*grown, *others]
     out: list[Work] = []
     for one, other in zip(a, b, strict=True):
         if isinstance(one, Compute) and isinstance(other, Compute):
@@ -209,11 +210,17 @@ def _grown_work(a: list[Work], b: list[Work], share: float) -> list[Work]:
     return out
 
 
+def _by_stream(work: Iterable[Work]) -> Iterator[tuple[Stream, list[Compute]]]:
+    kernels = [each for each in work if isinstance(each, Compute)]
+    for stream in dict.fromkeys(each.stream for each in kernels):
+        yield stream, [each for each in kernels if each.stream == stream]
+
+
 def _grown_compute(a: Compute, b: Compute, share: float) -> Compute:
     seconds = a.seconds + (b.seconds - a.seconds) * share
     num_kernels = a.num_kernels + (b.num_kernels - a.num_kernels) * share
     host_s = a.host_s + (b.host_s - a.host_s) * share
-    return Compute(seconds, num_kernels, a.on_copy_stream, host_s)
+    return Compute(seconds, num_kernels, a.stream, host_s)
 
 
 def _along(a: Parts, b: Parts, share: float) -> Parts:

@@ -29,14 +29,8 @@ def classify(trace: Trace) -> None:
 
 
 def leave_out_host(trace: Trace) -> None:
-    """Count no bytes of the host: of storages that are there, and of what the optimizer allocates,
-    which runs there."""
-    is_optimizer = False
+    """Count no bytes of the host."""
     for index, (kind, which, _) in enumerate(trace.events):
-        if kind == PLACE:
-            is_optimizer = trace.places[which].phase == "optimizer"
-        elif kind == ALLOC and is_optimizer:
-            trace.host.add(which)
         if kind in (ALLOC, FREE) and which in trace.host:
             trace.events[index] = (kind, which, 0)
 

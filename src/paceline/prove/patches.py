@@ -63,10 +63,7 @@ def moves_to_host(tracer: Tracer) -> Iterator[None]:
     def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if "non_blocking" not in kwargs:
             return original(self, *args, **kwargs)
-        out = self.clone()
-        if not kwargs["non_blocking"]:
-            tracer.to_host([out])
-        return out
+        return tracer.moved(self, "from host" if kwargs["non_blocking"] else "to host")
 
     with patch.object(torch.Tensor, "to", to):
         yield

@@ -51,6 +51,17 @@ class ModelRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostRates:
+    """What is offloaded moves with."""
+
+    link_bytes_per_s: float
+    """Between accelerator and what keeps the parameters: the host, or its disk."""
+
+    state_bytes_per_s: float
+    """Through the optimizer: a rank's share of the host's memory, or its disk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One layout of one job, to be proved."""
 
@@ -78,6 +89,9 @@ class Request:
 
     rates: Rates | None = None
     """The planner's rates, for the simulated time; None where they are unknown."""
+
+    host: HostRates | None = None
+    """What an offloading layout is timed with; None where that is unknown."""
 
     whole: bool = False
     """Trace every block, whatever it takes."""
@@ -183,6 +197,10 @@ class Simulated:
 
     bubble_s: float
     """Seconds that the slowest stage waits for other stages."""
+
+    offload_s: float = 0.0
+    """Seconds of the slowest stage's copies from and to the host, and of the host's work, hidden
+    or not."""
 
     launch_s: float
     """Seconds that the slowest stage waits for the host to launch kernels."""

@@ -57,7 +57,6 @@ def prove(request: Request, on_progress: Callable[[str], None] = lambda _: None)
         PlanError: The layout does not go together with the model.
     """
     started = time.perf_counter()
-    _check(request)
     layout = request.layout
     ranks = [rank_of(layout, pipeline=stage) for stage in range(layout.pipeline)]
     model = models.build(request.model, request.seq_len)
@@ -69,7 +68,7 @@ def prove(request: Request, on_progress: Callable[[str], None] = lambda _: None)
         on_progress(f"tracing rank {ranks[0]} (stage 1 of 1)")
         found = [_step_of_rank(request, ranks[0], blocks[0], period)]
     else:
-        is_whole = request.whole or layout.offload != "none"
+        is_whole = request.whole or layout.offload_parameters
         stages_here = None if is_whole else stages_of(model, layout)
         blocks = _blocks_of_ranks(model, layout)
         del model
@@ -94,20 +93,6 @@ def prove(request: Request, on_progress: Callable[[str], None] = lambda _: None)
         notes=tuple(_notes(request)),
         trace=tuple(event for each in times or () for event in each.events),
         versions={"torch": str(torch.__version__)},
-    )
-
-
-def _check(request: Request) -> None:
-    layout = request.layout
-    if layout.offload == "none" or (layout.offload == "cpu" and layout.offload_parameters):
-        return
-    raise PlanError.of(
-        code="F003",
-        what=f"optimizer state alone on {layout.offload} is not proved: a proof runs Paceline's "
-        "runtime, which keeps parameters, gradients and optimizer state in the host's memory",
-        where="layout.offload",
-        fix="`paceline prove JOB --set engine=paceline --set layout.offload=cpu` proves that; "
-        "`paceline plan` has the estimate of what the engine keeps",
     )
 
 
@@ -241,7 +226,7 @@ def _extended(depths: list[Depth], blocks: tuple[int, ...], period: int) -> tupl
 def _traced(request: Request, rank: int, kept: Callable[[int], int] | None) -> Step:
     with _tracing(request):
         trace = trace_rank(request, rank, kept)
-    step = cut(trace, operation_seconds(request.rates))
+    step = cut(trace, operation_seconds(request.rates, request.host))
     missing = request.layout.accumulation - traced_layout(request.layout).accumulation
     repeated = repeat_micro_batches(step, missing)
     if repeated is None:
@@ -304,11 +289,8 @@ def _simulated(
     """The time of each rank; or None, and why."""
     if request.rates is None:
         return None, "the cluster's rates are not known"
-    if request.layout.offload != "none":
-        return None, (
-            "copies between accelerator and host, and the step of the optimizer there, are not "
-            "simulated; `paceline plan` estimates them"
-        )
+    if request.layout.offload != "none" and request.host is None:
+        return None, "the rates of the link to the host are unknown"
     try:
         times = simulate(
             steps,
@@ -335,6 +317,7 @@ def _slowest(request: Request, times: list[RankTime]) -> Simulated:
         exposed_s=busiest.exposed_s,
         bubble_s=busiest.bubble_s + end - busiest.end_s,
         launch_s=busiest.launch_s,
+        offload_s=busiest.offload_s,
         fixed_s=fixed_s,
         stage=stage,
     )
@@ -441,8 +424,8 @@ def _notes(request: Request) -> Iterator[str]:
         )
     if request.layout.offload != "none":
         yield (
-            "bytes of the host are not counted: sharded parameters and gradients, optimizer state, "
-            "and what the optimizer works with; `paceline plan` estimates them"
+            f"bytes of the host are not counted: {request.layout.offloaded} state, and what the "
+            "optimizer works with; `paceline plan` estimates them"
         )
     if request.layout.expert > 1:
         yield "every expert gets its even share of the tokens"

@@ -11,17 +11,24 @@ from paceline.estimate.collectives import all_gather_s, all_reduce_s, all_to_all
 from paceline.estimate.compute import grouped_s, matmul_s
 from paceline.estimate.rates import Rates
 from paceline.prove.collectives import Issued
-from paceline.prove.trace import Operation
+from paceline.prove.proof import HostRates
+from paceline.prove.trace import LINK_COPY, Operation
 
 
-def operation_seconds(rates: Rates | None) -> Callable[[Operation], float]:
+def operation_seconds(
+    rates: Rates | None, host: HostRates | None = None
+) -> Callable[[Operation], float]:
     """How long each operation takes; 0 without rates."""
     if rates is None:
         return lambda _: 0.0
-    return lambda operation: _seconds(operation, rates)
+    return lambda operation: _seconds(operation, rates, host)
 
 
-def _seconds(operation: Operation, rates: Rates) -> float:
+def _seconds(operation: Operation, rates: Rates, host: HostRates | None) -> float:
+    if host is not None and operation.name == LINK_COPY:
+        return operation.num_bytes / host.link_bytes_per_s
+    if host is not None and operation.stream == "host":
+        return operation.num_bytes / host.state_bytes_per_s
     by_memory = operation.num_bytes / float(rates.memory_bytes_per_s)
     if length := operation.attention_len:
         half_len = float(rates.attention_half_len)

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 
+from paceline.estimate.inputs import Traffic
 from paceline.job import Job, TrainSpec
 from paceline.parallel import Layout
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
 from paceline.profile import resolve_config
 from paceline.profile.adapter import adaptation_of
-from paceline.prove.proof import ModelRequest, Request
+from paceline.prove.proof import HostRates, ModelRequest, Request
 
 
 def request_of(
@@ -28,9 +29,11 @@ def request_of(
         whole: Trace every block.
         wants_trace: Return the simulated step's events as well.
     """
+    case = case_of_plan(plan)
+    layout = layout or plan.layout
     return Request(
         model=_model(job, plan),
-        layout=layout or plan.layout,
+        layout=layout,
         seq_len=job.spec.data.seq_len,
         precision=plan.precision,
         optimizer=job.spec.train.optimizer,
@@ -40,11 +43,23 @@ def request_of(
         powersgd_rank=job.spec.train.powersgd_rank,
         ranks_per_node=plan.cluster.ranks_per_node,
         is_cuda=plan.cluster.backend != "gloo",
-        rates=case_of_plan(plan).rates,
+        rates=case.rates,
+        host=host_rates(layout, case.traffic),
         whole=whole,
         left_out=tuple(_left_out(job.spec.train)),
         wants_trace=wants_trace,
     )
+
+
+def host_rates(layout: Layout, traffic: Traffic) -> HostRates | None:
+    """What an offloading layout moves its state with, by the planner's rates."""
+    if layout.offload == "none":
+        return None
+    disk = float(traffic.disk_bytes_per_s)
+    memory, link = float(traffic.host_memory_bytes_per_s), float(traffic.host_bytes_per_s)
+    if layout.offload == "nvme":
+        return HostRates(link_bytes_per_s=disk, state_bytes_per_s=disk)
+    return HostRates(link_bytes_per_s=link, state_bytes_per_s=memory)
 
 
 def _left_out(train: TrainSpec) -> Iterator[str]:

@@ -11,7 +11,19 @@ from typing import NamedTuple
 
 from paceline.prove.collectives import Issued
 from paceline.prove.places import Place
-from paceline.prove.trace import ALLOC, FREE, ISSUE, OP, PLACE, READ, WAIT, Operation, Trace
+from paceline.prove.trace import (
+    ALLOC,
+    ARRIVE,
+    FREE,
+    ISSUE,
+    OP,
+    PLACE,
+    READ,
+    WAIT,
+    Operation,
+    Stream,
+    Trace,
+)
 
 Parts = dict[str, float]
 
@@ -21,7 +33,7 @@ class Compute(NamedTuple):
 
     seconds: float
     num_kernels: float
-    on_copy_stream: bool
+    stream: Stream
     host_s: float = 0.0
 
 
@@ -42,7 +54,11 @@ class Read(NamedTuple):
     """The host waits for all kernels so far, and reads what they gave."""
 
 
-Work = Compute | Issue | Wait | Read
+class Arrive(NamedTuple):
+    """Kernels wait for copies from the host."""
+
+
+Work = Compute | Issue | Wait | Read | Arrive
 
 
 @dataclass(slots=True)
@@ -210,6 +226,8 @@ def _segment(
             work.append(Issue(trace.collectives[which]))
         elif kind == READ:
             work.append(Read())
+        elif kind == ARRIVE:
+            work.append(Arrive())
         elif kind == WAIT and which in issues.place_of:
             back = issues.count - issues.place_of[which]
             work.append(Wait(back, trace.collectives[which].kind))
@@ -225,9 +243,9 @@ def _segment(
 
 
 def _add_compute(work: list[Work], seconds: float, what: Operation) -> None:
-    more = Compute(seconds, float(what.host_s == 0), what.on_copy_stream, what.host_s)
+    more = Compute(seconds, float(what.host_s == 0), what.stream, what.host_s)
     last = work[-1] if work else None
-    if isinstance(last, Compute) and last.on_copy_stream == what.on_copy_stream:
+    if isinstance(last, Compute) and last.stream == what.stream:
         work[-1] = sum_compute((last, more))
     else:
         work.append(more)
@@ -235,8 +253,8 @@ def _add_compute(work: list[Work], seconds: float, what: Operation) -> None:
 
 def sum_compute(work: Iterable[Compute]) -> Compute:
     """All of them in one piece."""
-    seconds, kernels, on_copy_stream, host_s = zip(*work, strict=True)
-    return Compute(sum(seconds), sum(kernels), on_copy_stream[0], sum(host_s))
+    seconds, kernels, streams, host_s = zip(*work, strict=True)
+    return Compute(sum(seconds), sum(kernels), streams[0], sum(host_s))
 
 
 class Peak(NamedTuple):

@@ -35,10 +35,12 @@ class Rank:
         optimizer: Any,
         ways: strategy.Ways | None,
         seq_len: int,
+        offloads: bool = False,
     ) -> None:
         self.model = model
         self.meshes = meshes
         self.tracer = tracer
+        self.offloads = offloads
         self.precision: strategy.Precision = precision
         train = TrainSpec(global_batch=1, steps=1, optimizer=optimizer)
         self.optimizer = make_optimizer(model, train, ways)
@@ -61,8 +63,10 @@ class Rank:
             if isinstance(value, Tensor)
         ]
         mark(states, "optimizer")
-        if self.meshes.layout.offload != "none":
-            self.tracer.to_host([*self.model.parameters(), *states])
+        if self.offloads:
+            self.tracer.to_host(states)
+        if self.meshes.layout.offload_parameters:
+            self.tracer.to_host(self.model.parameters())
 
     def mark_gathered(self) -> None:
         """Tell the tracer where units keep whole parameters. Groups of one rank gather nothing, and
@@ -93,7 +97,13 @@ class Rank:
         places.fixed_phase, places.micro_batch = "optimizer", 0
         strategy.gradient_norm(self.model, self.meshes)
         strategy.scale_gradients(self.model, 0.5)  # as when they are clipped, or targets missing
+        trained = [each for each in self.model.parameters() if each.grad is not None]
+        crosses = self.offloads and not self.meshes.layout.offload_parameters
+        if crosses:
+            self.tracer.note_copies((each.grad for each in trained), "to host")
         self.optimizer.step()
+        if crosses:
+            self.tracer.note_copies(trained, "from host")
         self.optimizer.zero_grad()
         places.fixed_phase = None
         if replay is not None:

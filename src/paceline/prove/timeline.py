@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.prove.collectives import Issued
-from paceline.prove.segments import Compute, Issue, Read, Segment, Step, Wait
+from paceline.prove.segments import Arrive, Compute, Issue, Read, Segment, Step, Wait
 from paceline.units import counted
 
 _REDUCTIONS = ("reduce-scatter", "all-reduce")
@@ -38,6 +38,7 @@ class RankTime:
     exposed_s: float = 0.0
     bubble_s: float = 0.0
     launch_s: float = 0.0
+    offload_s: float = 0.0
     ends: list[float] = field(default_factory=list)
     """When each stretch ends."""
 
@@ -121,7 +122,7 @@ class _Rank:
         self._post = post
         self._simulated = simulated
         self._wants_events = wants_events
-        self._kernels = self._host = self._copies = 0.0
+        self._kernels = self._host = self._copies = self._copies_out = self._on_host = 0.0
         self._streams: dict[tuple[int, ...], float] = {}
         self._issued: list[tuple[Issued, float, int]] = []
         self._received: dict[int, int] = {}
@@ -140,6 +141,9 @@ class _Rank:
                     self._compute(work)
                 elif isinstance(work, Issue):
                     self._issue(work.what)
+                elif isinstance(work, Arrive):
+                    self.time.exposed_s += max(0.0, self._copies - self._kernels)
+                    self._kernels = max(self._kernels, self._copies)
                 elif isinstance(work, Read):
                     self._host = max(self._host, self._kernels)
                 else:
@@ -151,7 +155,7 @@ class _Rank:
             self.time.ends.append(self._kernels)
             self._note_segment(segment, begin)
         self._join()
-        self.time.end_s = self._kernels
+        self.time.end_s = max(self._kernels, self._copies, self._on_host)
 
     def _compute(self, work: Compute) -> None:
         python_s = work.host_s if self._host_s else 0.0
@@ -159,15 +163,24 @@ class _Rank:
         if work.num_kernels == 0:
             self._host = launched
             return
-        if work.on_copy_stream:
-            self._copies = max(self._copies, self._host) + work.seconds
+        if work.stream in ("copy in", "from host"):
+            self._copies = max(self._copies, self._host, self._on_host) + work.seconds
             self._just_copied_in = True
+        elif work.stream == "to host":
+            ready = max(self._copies_out, self._host, self._kernels, *self._reduced.values())
+            self._copies_out = ready + work.seconds
+        elif work.stream == "host":
+            launched = max(launched, self._copies_out) + work.seconds
+            self._on_host = launched
         else:
             end = max(max(self._kernels, self._host) + work.seconds, launched)
             self.time.launch_s += end - self._kernels - work.seconds
             self._kernels = end
             self._just_copied_in = False
-        self.time.compute_s += work.seconds
+        if work.stream in ("from host", "to host", "host"):
+            self.time.offload_s += work.seconds
+        else:
+            self.time.compute_s += work.seconds
         self._host = launched
 
     def _issue(self, what: Issued) -> None:
@@ -226,6 +239,7 @@ class _Rank:
     def _join(self) -> None:
         """Kernels wait for every collective, as the optimizer does."""
         last = max((end for key, end in self._streams.items() if key[-1] >= 0), default=0.0)
+        last = max(last, self._copies_out)
         self.time.exposed_s += max(0.0, last - self._kernels)
         self._kernels = max(self._kernels, last)
 

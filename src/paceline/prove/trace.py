@@ -8,7 +8,7 @@ Leaves out: what a kernel allocates inside itself and gives back before it retur
 
 import weakref
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -28,8 +28,15 @@ from paceline.runtime._torch_private import (
     written_in_place,
 )
 
-ALLOC, FREE, OP, ISSUE, WAIT, PLACE, READ = range(7)
+ALLOC, FREE, OP, ISSUE, WAIT, PLACE, READ, ARRIVE = range(8)
 """Kinds of event; see `Trace.events`."""
+
+LINK_COPY = "copy over the host's link"
+"""Name of an operation whose bytes go from the host to the accelerator, or back."""
+
+Stream = Literal["kernels", "copy in", "from host", "to host", "host"]
+"""What carries an operation out: the accelerator's kernels; FSDP2's copies before its gathers and
+those from the host, which do not wait for kernels; copies to the host; or the host itself."""
 
 _aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
@@ -77,9 +84,7 @@ class Operation:
     is_backward: bool
     """Whether it is the second of attention's two kernels, the backward one."""
 
-    on_copy_stream: bool
-    """FSDP2's copies around its collectives, which do not wait for compute."""
-
+    stream: Stream
     host_s: float = 0.0
     """Seconds that it holds the host without launching a kernel."""
 
@@ -91,7 +96,7 @@ class Trace:
     events: list[tuple[int, int, int]] = field(default_factory=list)
     """(ALLOC, storage, bytes), (FREE, storage, bytes), (OP, operation, 0), (ISSUE, collective, 0),
     (WAIT, collective, 0) and (PLACE, place, 0), each an index into the lists below; (READ, 0, 0)
-    where the host reads a value of the device."""
+    where the host reads a value of the device, (ARRIVE, 0, 0) where kernels read a copy from it."""
 
     operations: list[Operation] = field(default_factory=list)
     collectives: list[Issued] = field(default_factory=list)
@@ -132,6 +137,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._groups = collectives.Groups()
         self._resize: Any = None
         self._records = True
+        self._arriving: set[int] = set()
+        self._is_moving = False
         self.places.on_logits = lambda out: self.mark(_tensors(out), "logits and loss")
 
     def __enter__(self) -> "Tracer":
@@ -167,6 +174,22 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tensors:
             local = local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
             self.trace.host.add(self._entry(local.untyped_storage())[2])
+
+    def note_copies(self, tensors: Any, stream: Stream) -> None:
+        """Note copies of tensors between host and accelerator."""
+        for tensor in tensors:
+            local = local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
+            self._note_operation(Operation(LINK_COPY, 0, _size(local), None, 0, False, stream))
+
+    def moved(self, tensor: Tensor, stream: Stream) -> Tensor:
+        """A copy of a tensor in the other memory."""
+        self._is_moving = True
+        out = tensor.clone()
+        self._is_moving = False
+        self.note_copies([tensor], stream)
+        there = self.trace.host if stream == "to host" else self._arriving
+        there.add(self._entry(out.untyped_storage())[2])
+        return out
 
     def read(self) -> None:
         """The host reads a value here, which no fake tensor has."""
@@ -221,27 +244,47 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._pending:
             for each in ins:
                 self._wait(each)
-        key = (func, *((each.shape, each.dtype, each.is_contiguous()) for each in ins))
+        if self._is_moving:
+            return
+        stream = self._stream(ins, outs) if self.trace.host else None
+        key = (func, stream, *((each.shape, each.dtype, each.is_contiguous()) for each in ins))
         index = self._known.get(key)
         if index is None:
             index = self._known[key] = len(self.trace.operations)
             operation = _describe(func, packet, args, kwargs, out, ins, outs)
             if packet is GROUPED_MM:
                 operation = _of_own_rows(operation, self.routed_share, is_sum=ins[1].dim() == 2)
-            self.trace.operations.append(operation)
+            self.trace.operations.append(replace(operation, stream=stream or operation.stream))
         self.trace.events.append((OP, index, 0))
         if func.namespace == "fsdp":
             self._mark_fsdp(packet.__name__, outs, ins)
 
+    def _stream(self, ins: list[Tensor], outs: list[Tensor]) -> Stream | None:
+        """Where an operation runs that reads what is, or was, in the host's memory."""
+        read, given = ({self._entry(t.untyped_storage())[2] for t in each} for each in (ins, outs))
+        if read & self.trace.host:
+            self.trace.host |= given
+            return "host"
+        if read and read <= self._arriving:  # cast before they are gathered
+            self._arriving |= given
+            return "copy in"
+        if read & self._arriving:
+            self._arriving -= read
+            self.trace.events.append((ARRIVE, 0, 0))
+        return None
+
     def _hold_host(self, name: str) -> None:
         """FSDP2's Python, which launches nothing meanwhile."""
         seconds = HOOK_S.get(name)
-        if seconds is None:
-            return
-        index = self._known.get(name)
+        if seconds is not None:
+            self._note_operation(Operation(name, 0, 0, None, 0, False, "kernels", seconds))
+
+    def _note_operation(self, operation: Operation) -> None:
+        key = (operation.name, operation.stream, operation.num_bytes)
+        index = self._known.get(key)
         if index is None:
-            index = self._known[name] = len(self.trace.operations)
-            self.trace.operations.append(Operation(name, 0, 0, None, 0, False, False, seconds))
+            index = self._known[key] = len(self.trace.operations)
+            self.trace.operations.append(operation)
         self.trace.events.append((OP, index, 0))
 
     def _mark_fsdp(self, name: str, outs: list[Tensor], ins: list[Tensor]) -> None:
@@ -359,7 +402,7 @@ def _describe(
         matmul=_product(packet, ins) if count else None,
         attention_len=ins[0].shape[-2] if packet in flops.ATTENTION else 0,
         is_backward=name.endswith("backward"),
-        on_copy_stream=func.namespace == "fsdp" and name == "all_gather_copy_in",
+        stream="copy in" if name == "all_gather_copy_in" else "kernels",
     )
 
 

@@ -14,6 +14,7 @@ from unittest.mock import patch
 import torch.distributed as dist
 from torch import nn
 
+from paceline.choices import Offload
 from paceline.parallel.layout import Layout
 from paceline.prove import model as models
 from paceline.prove.parts import classify, leave_out_host
@@ -111,7 +112,7 @@ def trace_step(
     if not needs_memory:
         with _pruned(model, layout, kept):
             model = strategy.apply(model, layout, meshes, **given)
-    offloads = layout.offload != "none"
+    offloads = request.layout.offload != "none"
     moving = moves_to_host(tracer) if offloads else nullcontext()
     with pretended, tracer, reads_counts(tracer), moving:
         if needs_memory:
@@ -128,6 +129,7 @@ def trace_step(
             optimizer=request.optimizer,
             ways=ways,
             seq_len=request.seq_len,
+            offloads=offloads,
         )
         if make_replay is not None:
             rank.replay = make_replay(tracer)
@@ -162,6 +164,9 @@ def _options(request: Request) -> strategy.Options:
 
 def traced_layout(layout: Layout) -> Layout:
     """The layout with no more micro-batches than stand for all."""
+    # Where state alone is offloaded, shards and their ranks are as without: it is left out after.
+    offload: Offload = "cpu" if layout.offload_parameters else "none"
+    layout = replace(layout, offload=offload)
     if layout.pipeline > 1:
         return layout
     return replace(layout, accumulation=min(layout.accumulation, TRACED_MICRO_BATCHES))

@@ -146,6 +146,10 @@ def _time(proof: Proof, compared: Compared) -> Iterator[str]:
         bubble = f", bubble {format_seconds(simulated.bubble_s)}" if len(proof.stages) > 1 else ""
         is_slow = simulated.launch_s > 0.01 * simulated.step_s
         host = f", waiting for the host {format_seconds(simulated.launch_s)}" if is_slow else ""
+        if simulated.offload_s:
+            host += (
+                f", copies to and from the host and its work {format_seconds(simulated.offload_s)}"
+            )
         yield _row(
             "",
             f"compute {format_seconds(simulated.compute_s)}, communication "
