@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
-from paceline.check.lint.facts.events import Call, Class, Loop
+from paceline.check.lint.facts.events import Assign, Call, Class, Loop
 from paceline.check.lint.facts.names import DATALOADER, DISTRIBUTED_SAMPLER
 from paceline.check.lint.facts.program import Program
 from paceline.check.lint.facts.values import RANK, UNKNOWN, Value
@@ -319,6 +319,74 @@ def batches_are_split(program: Program, loop: Loop) -> bool:
     return any(RANK in guard.test.taints for one in skips for guard in one.guards)
 
 
+def check_cut_by_rank(program: Program, context: Context) -> Iterator[Finding]:
+    """`data[rank::world_size]`: some ranks may have a batch more, and wait for the others in it."""
+    joins = ("torch.distributed.algorithms.join.Join", "torch.distributed.algorithms.Join")
+    ddp_joins = (one.receiver for one in program.calls(method="join"))
+    is_joined = any(one is not None and one.wrapped_by("ddp") for one in ddp_joins)
+    if program.framework in PREPARES or is_joined or program.has_call(*joins):
+        return
+    reported: set[Call] = set()
+    for loop in training_loops(program) if program.wraps else ():
+        ends_early = any(one.kind == "break" and loop in one.loops for one in program.exits)
+        for loader in loop.over.any() if loop.over is not None and not ends_early else ():
+            call = loader.call
+            if not isinstance(call, Call) or call.name != DATALOADER or call in reported:
+                continue
+            cut = cut_by_rank(program, call)
+            if cut is not None:
+                reported.add(call)
+                what = (
+                    "each rank reads every n-th sample: where their number is no multiple of the "
+                    "number of ranks, some ranks may have one batch more, and wait for the others "
+                    f"in its backward pass ({loop.spot})"
+                )
+                fix = (
+                    "give the loader DistributedSampler(data), which pads, or cut the data to a "
+                    "multiple of the number of ranks first; or loop in `with model.join()`"
+                )
+                yield program.finding("uneven-inputs-hang", cut, what, fix, seen=(call, loop))
+
+
+def cut_by_rank(program: Program, loader: Call) -> ast.AST | None:
+    """Where the samples of a loader are taken with a step from the rank on; None where they are
+    not, or where something may make the ranks' numbers of batches equal."""
+    data, drops = loader.argument(0, "dataset"), loader.argument(8, "drop_last")
+    chosen = (loader.argument(3, "sampler"), loader.argument(4, "batch_sampler"))
+    if loader.open_ended or data is None or any(chosen) or (drops and drops.const is not False):
+        return None
+    found = [*data.origins(), *(one for own in data.any() for one in dealt_inside(program, own))]
+    cuts = list(dict.fromkeys(one.node for one in found if steps_from_rank(one)))
+    others = (one for one in found if isinstance(one.node, ast.Slice) and RANK not in one.taints)
+    return cuts[0] if len(cuts) == 1 and not any(others) else None
+
+
+def dealt_inside(program: Program, data: Value) -> Iterator[Value]:
+    """What a data set of an own class takes and gives; nothing of one that may never end."""
+    own: Class | None = data.of_class
+    if own is None or any(isinstance(node, ast.While) for node in ast.walk(own.node)):
+        return
+    for one in program.events:
+        function = one.function
+        if function is None or function.own_class is not own:
+            continue
+        if function.name in ("__init__", "__iter__") and isinstance(one, Call | Assign):
+            yield from (one.result if isinstance(one, Call) else one.value).origins()
+
+
+def steps_from_rank(value: Value) -> bool:
+    """`x[rank::n]`, `range(rank, len(x), n)` and `islice(x, rank, None, n)`."""
+    if isinstance(value.node, ast.Slice):
+        first, last, step = value.node.lower, value.node.upper, value.node.step
+        return None not in (first, step) and last is None and RANK in value.sources[0].taints
+    call = value.call
+    starts = {"builtins.range": 0, "itertools.islice": 1}
+    if not isinstance(call, Call) or call.name not in starts:
+        return False
+    start = starts[call.name]
+    return len(call.args) == start + 3 and RANK in call.args[start].taints
+
+
 def check_pinned_copies(program: Program, context: Context) -> Iterator[Finding]:
     """`non_blocking=True` copies of batches from pageable memory."""
     copies = [
@@ -351,5 +419,6 @@ RULES = (
     check_sampler_and_shuffle,
     check_set_epoch,
     check_sampler_missing,
+    check_cut_by_rank,
     check_pinned_copies,
 )
