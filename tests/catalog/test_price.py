@@ -196,6 +196,21 @@ def test_every_provider_of_a_price_is_known_and_what_it_bills_has_a_day_and_a_so
             assert fabric.source
 
 
+def test_the_network_between_eight_of_the_newer_gpus_is_known_at_the_large_clouds():
+    """GCP's a4-highgpu-8g was priced with an open question."""
+    providers = load_providers()
+    newer = ("H100-SXM", "H200", "B200", "B300")
+    unknown = {
+        (row.provider, row.instance)
+        for row in load_prices()
+        if row.provider in ("aws", "azure", "gcp")
+        and row.accelerator in newer
+        and row.num_accelerators == 8
+        and row.instance not in providers[row.provider].fabrics
+    }
+    assert unknown == set()
+
+
 def test_the_shipped_prices_of_storage_and_traffic_pass_as_a_reader_s_own_do():
     for name, row in read_shipped("providers.toml").items():
         own = {key: row[key] for key in ("storage", "egress") if key in row}
