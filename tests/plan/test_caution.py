@@ -306,6 +306,15 @@ def test_a_warning_is_on_the_screen_and_in_markdown():
     assert "**Warning (data parallel):**" in plan_markdown(plan)
 
 
+def test_s1_8_the_explanation_has_the_ranks_of_a_group_along_every_split_axis():
+    plan = plan_of(SMALL, "layout.tensor=4")
+    text = explain_plan(plan)
+    others = plan.layout.num_ranks // 4
+    assert f"tensor ranks  {others} groups; the first is 0 1 2 3, on 1 node" in text
+    assert "data ranks  4 groups; the first is 0 4 " in text
+    assert "pipeline ranks" not in text
+
+
 def test_s1_6_the_parallelize_plan_names_each_module_in_pytorchs_words():
     plan = plan_of(SMALL, "layout.tensor=4")
     assert plan.parallelize["*.attention.query"] == "colwise"

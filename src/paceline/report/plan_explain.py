@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from paceline.catalog.price import price_day
 from paceline.estimate import PART_NAMES, TERM_NAMES, Estimate, useful_passes
 from paceline.estimate.estimate import state_bytes
+from paceline.parallel.rank_map import AXES, groups, num_nodes_of
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
 from paceline.plan.choose import SIMPLER
@@ -15,7 +16,7 @@ from paceline.report.plan_text import (
     of_machine,
 )
 from paceline.report.table import wrapped
-from paceline.units import format_bytes, format_count, format_seconds
+from paceline.units import counted, format_bytes, format_count, format_seconds
 
 _PARTS: Mapping[str, str] = {
     "parameters": "weights of the largest stage, divided by tensor ranks, and by shard ranks if "
@@ -76,7 +77,7 @@ _RATES: Mapping[tuple[str, str], tuple[str, str, float]] = {
 
 def explain_plan(plan: Plan) -> str:
     """Every part of memory, every term of the step, and the rates they are worked out from."""
-    parts = (_memory, _units, _parallelize, _time, _money, _rates, _ties)
+    parts = (_memory, _units, _parallelize, _ranks, _time, _money, _rates, _ties)
     return "\n".join(line for part in parts for line in part(plan))
 
 
@@ -204,6 +205,21 @@ def _rates(plan: Plan) -> Iterator[str]:
     for (owner, name), (what, unit, scale) in _RATES.items():
         value = getattr(getattr(case.rates, owner) if owner else case.rates, name)
         yield f"  {float(value) * scale:>6.3g} {unit:<9}{what}"
+
+
+def _ranks(plan: Plan) -> Iterator[str]:
+    """Which ranks are in one group, along every axis that is split."""
+    per_node = plan.cluster.ranks_per_node
+    for axis in AXES:
+        ranks, *others = groups(plan.layout, axis)
+        if len(ranks) > 1:
+            shown = [str(rank) for rank in ranks]
+            shown[3:-1] = ["..."] if len(ranks) > 8 else shown[3:-1]
+            on = counted(num_nodes_of(ranks, per_node), "node")
+            yield from wrapped(
+                f"{axis} ranks  ",
+                f"{counted(1 + len(others), 'group')}; the first is {' '.join(shown)}, on {on}",
+            )
 
 
 def _ties(plan: Plan) -> Iterator[str]:
