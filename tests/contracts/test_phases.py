@@ -524,7 +524,7 @@ def test_s2_2_settings_of_kernels_are_the_jobs():
 
 
 def test_s2_2_the_bucket_sentence_and_the_overhead_are_one_number():
-    given = ("model.preset=gpt2", "layout.sharding=none", "train.global_batch=64")
+    given = (*SMALL, "layout.sharding=none", "train.global_batch=64")
     found = output(5, *given)
     waits = re.search(r"\((.*), estimated\)", found["estimatedCommunicationOverhead"])
     assert waits is not None

@@ -6,8 +6,10 @@ import pytest
 from tests.plan.scene import JOB, TINY, job_of, plan_of, refused_of
 
 from paceline.catalog.efficiencies import load_efficiencies
-from paceline.plan import Plan
+from paceline.errors import JobError
+from paceline.plan import Plan, plan_job
 from paceline.plan.parallelize import parallelize_plan
+from paceline.profile import check_positions
 from paceline.report.plan_explain import explain_plan
 from paceline.report.plan_markdown import plan_markdown
 from paceline.report.plan_text import format_plan, plan_summary
@@ -37,14 +39,18 @@ def test_a_plan_without_a_sample_length_says_which_it_assumes():
 @pytest.mark.parametrize(
     ("preset", "most"), [("gpt2", 1024), ("bert-large", 512), ("opt-1.3b", 2048)]
 )
-@pytest.mark.parametrize("engine", ["accelerate", "deepspeed", "nanotron", "torchtune"])
-def test_samples_longer_than_the_model_has_positions_are_a_warning(preset, most, engine):
+@pytest.mark.parametrize("engine", ["paceline", "accelerate", "megatron", "torchtune"])
+def test_samples_longer_than_the_model_has_positions_are_not_planned(preset, most, engine):
+    """They were a warning, and Accelerate's files gave a false reason: gpt2 is a model that
+    predicts the next token."""
     asked = (f"model.preset={preset}", f"engine={engine}")
-    assert cautions(*asked)["sample length"] == (
-        f"data.seq_len is 4096, and the model has {most} positions",
-        f"data.seq_len: {most}",
-    )
-    assert "sample length" not in cautions(*asked, f"data.seq_len={most}")
+    with pytest.raises(JobError) as refused:
+        plan_job(job_of(SMALL, *asked))
+    (problem,) = refused.value.problems
+    assert problem.code == "M014"
+    assert problem.what == f"data.seq_len is 4096, and {preset} has {most} positions"
+    assert problem.fix.startswith(f"set data.seq_len to {most} or less")
+    assert not list(check_positions(job_of(SMALL, *asked, f"data.seq_len={most}")))
 
 
 def test_nodes_that_the_catalog_does_not_have_are_named_with_what_is_assumed_of_them():

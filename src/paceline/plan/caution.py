@@ -27,7 +27,7 @@ from paceline.plan.decision import Caution, Unit
 from paceline.plan.host import host_limit_bytes, is_host_assumed
 from paceline.plan.pods import pods_over_tcp
 from paceline.plan.search import estimates_of
-from paceline.profile import ModelProfile, last_position, resolve_config
+from paceline.profile import ModelProfile, resolve_config
 from paceline.profile.block import dense_parameters, expert_parameters
 from paceline.topology import Cluster
 from paceline.units import format_bytes, format_seconds, with_article
@@ -91,7 +91,6 @@ def cautions_of(
     yield from _newer_patch(case)
     yield from _assumed_length(job)
     yield from _errors_not_kept(job)
-    yield from _beyond_positions(job, case)
     yield from _bubble(job, space, case, layout, price, limit_bytes)
     yield from _tensor_across_nodes(job, space, case, layout, price, limit_bytes)
     yield from _data_parallel_alone(job, space, case, layout, price, limit_bytes)
@@ -131,21 +130,6 @@ def _newer_patch(case: Case) -> Iterator[Caution]:
             what=f"{name} {version} is planned as {planned} is, the last with known facts",
             fix=f"train with {name} {planned}, or compare its release notes",
         )
-
-
-def _beyond_positions(job: Job, case: Case) -> Iterator[Caution]:
-    """Samples that another engine, or your own program, has no positions for: `check_model`
-    says it of our own runtime."""
-    asked = resolve_config(job)
-    last = None if asked is None else last_position(asked.config)
-    is_ours = case.engine.name == "paceline" and job.spec.program is None
-    if is_ours or last is None or job.spec.data.seq_len <= last:
-        return
-    yield Caution(
-        about="sample length",
-        what=f"data.seq_len is {job.spec.data.seq_len}, and the model has {last} positions",
-        fix=f"data.seq_len: {last}",
-    )
 
 
 def _errors_not_kept(job: Job) -> Iterator[Caution]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from paceline.catalog import find_catalog_file, find_prices, load_catalog
 from paceline.choices import Precision
-from paceline.errors import PacelineError, PlanError, Problem
+from paceline.errors import JobError, PacelineError, PlanError, Problem
 from paceline.estimate import Case, Estimate, price, price_one, stage_memory
 from paceline.estimate.cost import RunCost, why_no_cost, why_none
 from paceline.estimate.stages import stage_sizes
@@ -53,6 +53,7 @@ from paceline.profile import (
     DecoderShape,
     ModelProfile,
     ModuleFacts,
+    check_positions,
     resolve_decoder,
     resolve_profile,
 )
@@ -92,12 +93,14 @@ def plan_job(
         can_run: Asked of each other engine that would make it fit; without it none is named.
 
     Raises:
-        JobError: The model, the engine or the cluster cannot be what the job says.
+        JobError: The model, the engine or the cluster cannot be what the job says, or samples are
+            longer than the model has positions.
         PlanError: Choices contradict each other, no layout fits in memory, or a node's memory does
             not hold the models that its ranks build.
     """
     cluster = find_cluster(job.spec.cluster, job)
     profile, decoder = resolve_profile(job, facts), resolve_decoder(job)
+    JobError.raise_for(check_positions(job))
     is_ours = engine_of(job, cluster).name == "paceline"
     problems = list(check_building(facts, job, cluster)) if facts and is_ours else []
     if problems and must_fit:

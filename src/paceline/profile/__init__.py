@@ -21,6 +21,7 @@ from paceline.profile.resolve import (
     AskedConfig,
     check_asked,
     check_model,
+    check_positions,
     check_runnable,
     left_out_of,
     needs_transformers,
@@ -28,7 +29,7 @@ from paceline.profile.resolve import (
     resolve_decoder,
     resolve_profile,
 )
-from paceline.profile.runnable import Splits, last_position, splits_of
+from paceline.profile.runnable import Splits, splits_of
 from paceline.profile.saved import Kernels, OutsideBytes, SavedBytes, outside_bytes, saved_bytes
 from paceline.profile.shape import DecoderShape
 
@@ -54,10 +55,10 @@ __all__ = [
     "block_parameters",
     "check_asked",
     "check_model",
+    "check_positions",
     "check_runnable",
     "dense_parameters",
     "expert_parameters",
-    "last_position",
     "left_out_of",
     "matrices",
     "needs_transformers",

@@ -154,17 +154,7 @@ def check_model(job: Job) -> Iterator[Problem]:
             )
         return
     _profile_config(asked, 1)
-    seq_len, last = job.spec.data.seq_len, last_position(asked.config)
-    if last is not None and seq_len > last:
-        yield Problem(
-            code="R013",
-            what=f"Paceline's own runtime cannot train {asked.source}: data.seq_len is {seq_len}, "
-            f"and it has {last} positions",
-            where=job.where("data.seq_len"),
-            fix=f"data.seq_len: {last}",
-        )
-        seq_len = last
-    for reason in reasons_against_running(asked.config, seq_len):
+    for reason in reasons_against_running(asked.config):
         yield Problem(
             code="R013",
             what=f"Paceline's own runtime cannot train {asked.source}: {reason}",
@@ -174,12 +164,34 @@ def check_model(job: Job) -> Iterator[Problem]:
         )
 
 
+def check_positions(job: Job) -> Iterator[Problem]:
+    """`M014`, samples longer than the model has positions, whichever engine trains it. Rotary ones
+    end where our own runtime starts from trained weights, which know no others."""
+    asked = resolve_config(job)
+    if asked is None:
+        return
+    _profile_config(asked, 1)
+    seq_len, last = job.spec.data.seq_len, last_position(asked.config)
+    is_ours = job.spec.engine == "paceline" and job.spec.program is None
+    if last is None and is_ours and loads_weights(job):
+        last = asked.config.get("max_position_embeddings")
+    if isinstance(last, int) and seq_len > last:
+        yield Problem(
+            code="M014",
+            what=f"data.seq_len is {seq_len}, and {asked.source} has {last} positions",
+            where=job.where("data.seq_len"),
+            fix=f"set data.seq_len to {last} or less; for longer samples give a config.json "
+            "(model.hf_config) with more positions, and with their scaling where they are rotary",
+        )
+
+
 def check_asked(job: Job) -> Iterator[Problem]:
     """What no plan for the built-in trainer may ask for: weights that would not be used, samples
     beyond the model's positions, adapters and compiled blocks that it cannot train."""
     if job.spec.program is not None:
         return
     yield from check_unused(job)
+    yield from check_positions(job)
     asked = resolve_config(job)
     if asked is not None and loads_weights(job):
         yield from _check_pretrained(job, asked.config)
@@ -269,16 +281,6 @@ def _lacks(job: Job, config: Mapping[str, Any]) -> bool:
 
 def _check_pretrained(job: Job, config: Mapping[str, Any]) -> Iterator[Problem]:
     """What would make trained weights compute nonsense."""
-    seq_len, most = job.spec.data.seq_len, config.get("max_position_embeddings")
-    if isinstance(most, int) and seq_len > most:
-        yield Problem(
-            code="M014",
-            what=f"data.seq_len is {seq_len}, and the model knows {most} positions "
-            "(max_position_embeddings)",
-            where=job.where("data.seq_len"),
-            fix=f"set data.seq_len to {most} or less; to train a longer context, set "
-            "max_position_embeddings and the rotary scaling in config.json",
-        )
     vocab = config.get("vocab_size")
     if vocab != 256 and not is_prepared(job):
         yield Problem(

@@ -74,7 +74,7 @@ def splits_of(config: Mapping[str, Any], seq_len: int, *, built_in: bool | None 
     )
 
 
-def reasons_against_running(config: Mapping[str, Any], seq_len: int) -> Iterator[str]:
+def reasons_against_running(config: Mapping[str, Any]) -> Iterator[str]:
     """Why the built-in trainer cannot train this model, one sentence each; none when it can."""
     kind = _kind(config)
     trains = FAMILIES[kind].trains
@@ -89,9 +89,6 @@ def reasons_against_running(config: Mapping[str, Any], seq_len: int) -> Iterator
     vocab = config.get("vocab_size")
     if isinstance(vocab, int) and vocab < _BYTES:
         yield f"vocab_size is {vocab}, and the built-in trainer reads bytes, of {_BYTES} values"
-    positions = last_position(config)
-    if positions is not None and seq_len > positions:
-        yield f"data.seq_len is {seq_len}, and it has {positions} positions"
 
 
 def last_position(config: Mapping[str, Any]) -> int | None:

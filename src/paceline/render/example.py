@@ -139,7 +139,7 @@ def _config(job: Job) -> Mapping[str, Any] | None:
     config = written_config(job)
     if config is None or objective_of(job.spec) != "next_token":
         return None
-    return None if any(reasons_against_running(config, job.spec.data.seq_len)) else config
+    return None if any(reasons_against_running(config)) else config
 
 
 def _decoder(plan: Plan, job: Job) -> dict[str, Any] | None:

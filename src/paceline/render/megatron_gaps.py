@@ -33,15 +33,7 @@ def _refusals(plan: Plan, job: Job) -> Iterator[Gap]:
     why = "Megatron Core 0.16 trains on GPUs over NCCL only"
     yield from accelerator_refusals(plan, uses=abilities_of("megatron").backends, why=why)
     yield from model_gaps(plan.profile, plan.decoder, config_of(job))
-    layout, rows = plan.layout, learned_positions(plan.profile)
-    if rows and rows < (plan.profile.seq_len or 0):
-        yield Gap(
-            what=f"samples of {plan.profile.seq_len} tokens",
-            where="data.seq_len",
-            why=f"the model has {rows} learned positions",
-            nearest=None,
-            fix=f"data.seq_len: {rows}",
-        )
+    layout = plan.layout
     if virtual(plan) > 1 and layout.accumulation % layout.pipeline:
         yield Gap(
             what=f"{layout.accumulation} micro-batches in an interleaved pipeline of "
