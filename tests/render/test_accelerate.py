@@ -85,7 +85,10 @@ def test_tensor_and_context_are_axes_of_the_mesh():
     assert mesh["parallelism_config_tp_size"] == 2
     assert mesh["parallelism_config_cp_size"] == 2
     assert mesh["parallelism_config_dp_shard_size"] == 4
-    assert [gap.what for gap in found.gaps] == ["tensor 2", "context 2"]
+    assert [(gap.what, gap.fix) for gap in found.gaps] == [
+        ("tensor 2", "layout.tensor: 1"),
+        ("context 2", "layout.context: 1"),
+    ]
 
 
 def test_the_fix_for_context_ranks_gives_a_mesh_of_all_ranks():

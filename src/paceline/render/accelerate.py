@@ -249,15 +249,15 @@ def _nearly(plan: Plan, way: Way) -> Iterator[Gap]:
             'from_pretrained(..., tp_plan="auto", device_mesh=accelerator.torch_device_mesh) in '
             "your own TRAIN_SCRIPT"
         )
-        yield Gap(what=f"tensor {layout.tensor}", where="layout.tensor", why=why, nearest=nearest)
+        what, where = f"tensor {layout.tensor}", "layout.tensor"
+        yield Gap(what=what, where=where, why=why, nearest=nearest, fix=f"{where}: 1")
     if layout.context > 1:
         why = "the program has to wrap its step in accelerator.maybe_context_parallel"
         nearest = (
             "the mesh is in the YAML, for your own TRAIN_SCRIPT: the example program refuses it"
         )
-        yield Gap(
-            what=f"context {layout.context}", where="layout.context", why=why, nearest=nearest
-        )
+        what, where = f"context {layout.context}", "layout.context"
+        yield Gap(what=what, where=where, why=why, nearest=nearest, fix=f"{where}: 1")
     if layout.recompute == "selective" and way == "FSDP":
         why = "under FSDP2 Accelerate itself recomputes, whole blocks"
         nearest = "model.gradient_checkpointing_enable() in your own TRAIN_SCRIPT"
