@@ -39,6 +39,13 @@ def test_a_plan_whose_files_cannot_be_written_is_not_printed(job_file, words):
     assert plan(job_file, "deepspeed").exit_code == 0
 
 
+def test_what_plan_refuses_has_no_price(job_file):
+    """`cost` priced a plan that no engine would run, without a word of it."""
+    done = CliRunner().invoke(cli, ["cost", str(job_file), "--set", "engine=megatron"])
+    assert done.stdout == ""
+    assert [each.code for each in done.exception.problems] == ["H002"]
+
+
 def test_such_a_model_is_said_before_what_would_make_it_fit(job_file):
     one = ("--set", "cluster.accelerator=T4", "--set", "cluster.per_node=1")
     done = plan(job_file, "megatron", *one)

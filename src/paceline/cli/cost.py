@@ -197,11 +197,13 @@ def _of_job(
 ) -> "Bill":
     from paceline.catalog import find_catalog_file, load_catalog
     from paceline.cli.job_input import read_plannable
-    from paceline.launch.plannable import planned
+    from paceline.launch.plannable import check_planned, planned
     from paceline.plan.bill import bill_of_plan
 
     job = read_plannable(job_file, overrides)
     plan = planned(job)
+    for note in check_planned(job, plan):  # what `plan` refuses has no price
+        click.echo(f"note: {note}", err=True)
     catalog = load_catalog(find_catalog_file(job.folder, job.spec.cluster.catalog))
     return bill_of_plan(
         plan,
