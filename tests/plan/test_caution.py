@@ -397,6 +397,21 @@ def test_a_collective_that_takes_much_of_the_step_is_named_with_what_shortens_it
     assert share > 0.25
 
 
+def test_a_collective_of_a_degree_that_the_job_fixes_is_the_jobs_to_change():
+    """The fix was to take accelerators with more memory, whatever was fixed."""
+    asked = ("layout.tensor=8", "data.seq_len=1024", "cluster.accelerator=H100-PCIE")
+    what, fix = cautions(*asked, text=JOB)["collective"]
+    assert what.startswith("the sum of each block over tensor ranks inside a node")
+    assert fix == "leave layout.tensor at auto, which the search weighs"
+
+
+def test_muons_products_are_part_of_what_its_step_is_made_of():
+    explained = " ".join(explain_plan(plan_of(SMALL, "train.optimizer=muon")).split())
+    products = "the matrix products that make each hidden gradient orthogonal"
+    assert f"at memory bandwidth, and {products}" in explained
+    assert products not in " ".join(explain_plan(plan_of(SMALL)).split())
+
+
 @pytest.mark.parametrize("hidden", [False, True])
 def test_an_exchange_that_makes_the_step_longer_is_named_with_both_times(hidden):
     asked = ("train.token_dispatcher=deepep", f"train.async_expert={hidden}")

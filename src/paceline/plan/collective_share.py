@@ -86,8 +86,10 @@ def _fixes(
     name: str, asked: Asked, layout: Layout, price: Estimate, limit_bytes: int
 ) -> Iterator[str]:
     """What the search could not change itself."""
-    train = asked.job.spec.train
-    if name == "expert":
+    train, fixed = asked.job.spec.train, asked.job.spec.layout
+    if name in ("tensor", "context") and getattr(fixed, name) != "auto":
+        yield f"leave layout.{name} at auto, which the search weighs"
+    elif name == "expert":
         if shorter := _shorter(_ASKED, asked, price.step_s or 0.0, limit_bytes):
             step_s, changes = shorter
             yield f"set {_words(changes)}: {format_seconds(step_s)} a step, estimated"

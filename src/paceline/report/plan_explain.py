@@ -151,6 +151,8 @@ def _time(plan: Plan) -> Iterator[str]:
         made_of = _TERMS.get(name, "")
         if name == "recompute" and _repeats_elementwise(price):
             made_of = "elementwise operations repeated in the backward pass"
+        if name == "optimizer" and plan.optimizer == "muon":
+            made_of += ", and the matrix products that make each hidden gradient orthogonal"
         yield from wrapped(head, made_of)
     yield from wrapped(
         "  computed for ",
