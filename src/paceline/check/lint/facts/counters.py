@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from paceline.check.lint.facts.events import Class
-from paceline.check.lint.facts.values import DATA, FILES, Value
+from paceline.check.lint.facts.values import DATA, Value
 from paceline.check.lint.facts.walker import Walker
 
 
@@ -42,7 +42,7 @@ def is_whole(value: Value) -> bool:
 
 
 def counter(old: Value | None, label: str) -> Value:
-    taints = old.taints - {DATA, FILES} if old is not None else frozenset()
+    taints = old.taints - {DATA} if old is not None else frozenset()
     return Value(kind="counter", label=label, taints=taints)
 
 

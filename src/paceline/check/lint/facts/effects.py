@@ -8,8 +8,6 @@ from paceline.check.lint.facts.names import (
     CLOCKS,
     COLLECTIVES,
     DATALOADER,
-    FILE_CALLS,
-    FILE_METHODS,
     MAIN_NAMES,
     RANK_CALLS,
     RETURNS_EQUAL,
@@ -20,7 +18,6 @@ from paceline.check.lint.facts.names import (
 from paceline.check.lint.facts.values import (
     ALIKE,
     DATA,
-    FILES,
     RANK,
     TIME,
     Value,
@@ -99,7 +96,7 @@ def ordinary(walk: Walker, made: Call) -> Value:
     felt = [one for one in parts if id(one) not in unlike]
     value = Value(call=made, sources=parts, taints=all_taints(felt))
     if made.method is None and made.name.split(".")[0] not in TRANSPARENT:
-        value.taints -= {TIME, FILES}
+        value.taints -= {TIME}
     method_of_instance = made.receiver is not None and made.receiver.name is None
     value.kind = None if method_of_instance else kind_of(made.name)
     if not made.name.startswith("?"):
@@ -144,11 +141,6 @@ def collective(walk: Walker, made: Call) -> Value:
 
 def rank_call(walk: Walker, made: Call) -> Value:
     return Value(taints=frozenset({RANK}), call=made, instance=made.name)
-
-
-def file_call(walk: Walker, made: Call) -> Value:
-    parts = inputs_of(made)
-    return Value(taints=all_taints(parts) | {FILES}, call=made, sources=parts, instance=made.name)
 
 
 def clock(walk: Walker, made: Call) -> Value:
@@ -240,15 +232,6 @@ def get(walk: Walker, made: Call) -> Value | None:
     return value
 
 
-def file_method(walk: Walker, made: Call) -> Value | None:
-    """A method that asks the file system about a path: `Path(...).exists()`."""
-    receiver = made.receiver
-    if receiver is None:
-        return None
-    asks = receiver.kind == "path" or made.method in {"exists", "is_file", "is_dir"}
-    return Value(taints=frozenset({FILES}), sources=(receiver,), call=made) if asks else None
-
-
 def parameters(walk: Walker, made: Call) -> Value | None:
     if made.receiver is not None and made.receiver.has_kind("model"):
         return Value(
@@ -265,7 +248,6 @@ EFFECTS: Mapping[str, Callable[[Walker, Call], Value | None]] = {
     DATALOADER: loader,
     "torchdata.stateful_dataloader.StatefulDataLoader": loader,
     **dict.fromkeys(RANK_CALLS, rank_call),
-    **dict.fromkeys(FILE_CALLS, file_call),
     **dict.fromkeys(CLOCKS, clock),
     **dict.fromkeys(RETURNS_EQUAL, equal),
 }
@@ -281,5 +263,4 @@ METHODS: Mapping[str, Callable[[Walker, Call], Value | None]] = {
     "parameters": parameters,
     "named_parameters": parameters,
     **dict.fromkeys(SAME_OBJECT, same_object),
-    **dict.fromkeys(FILE_METHODS, file_method),
 }

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from paceline.check.lint.facts.choices import implies_alone
 from paceline.check.lint.facts.names import RANK_CALLS, RANK_NAMES
 from paceline.check.lint.facts.source import path_of
-from paceline.check.lint.facts.values import DATA, DIVERGENT, FILES, RANK, UNKNOWN, Value
+from paceline.check.lint.facts.values import DATA, DIVERGENT, RANK, UNKNOWN, Value
 
 
 @dataclass(eq=False, slots=True)
@@ -213,7 +213,7 @@ def is_rank_number(value: Value, depth: int = 8) -> bool:
         return False
     if value.options:
         return any(is_rank_number(one, depth - 1) for one in value.any())
-    if value.taints & NOT_RANKS:
+    if DATA in value.taints:
         return False
     if value.operation is not None:
         return any(is_rank_number(one, depth - 1) for one in value.operation[1:])
@@ -238,8 +238,6 @@ def is_named_rank(value: Value, depth: int) -> bool:
         return last in RANK_SOURCES
     return any(is_rank_number(one, depth) for one in origins)
 
-
-NOT_RANKS = frozenset({DATA, FILES})
 
 RANK_SOURCES = RANK_NAMES | {
     "get_rank",

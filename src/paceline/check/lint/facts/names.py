@@ -72,10 +72,6 @@ RANK_NAMES = words_of("python", "rank_names")
 
 MAIN_NAMES = words_of("python", "main_names")
 
-FILE_CALLS = words_of("python", "file_calls")
-
-FILE_METHODS = frozenset({"exists", "is_file", "is_dir", "iterdir", "glob", "rglob"})
-"""Methods of a pathlib.Path that ask the file system."""
 
 SAME_OBJECT = words_of("python", "same_object")
 """Methods of a module that return the module."""

@@ -29,16 +29,13 @@ RANK = "rank"
 DATA = "data"
 """Depends on this rank's own batches, its loss, its metrics."""
 
-FILES = "files"
-"""Depends on what a file system shows to this rank: `os.path.exists`."""
-
 TIME = "time"
 """Depends on this rank's clock."""
 
 ALIKE = "alike"
 """Read by every rank from the same samples: a validation loader without a sampler. Harmless."""
 
-DIVERGENT = frozenset({RANK, DATA, FILES, TIME})
+DIVERGENT = frozenset({RANK, DATA, TIME})
 
 
 @dataclass(eq=False, slots=True, repr=False)
