@@ -14,7 +14,8 @@ from three tables of data/:
   of Paceline, of which nobody else's code has any. `promised`: the row of docs/capabilities.md that
   names it, by a published id or an anti-pattern.
 - lint_judgements.csv: what readers judged. `now` is the level that the rule shows there today,
-  before the catalogue's row cuts it; empty where the finding is gone.
+  before the catalogue's row cuts it; empty where the finding is gone. The newest sample (`NEWEST`)
+  judges the levels and sets none, until rules are changed again.
 - lint_faults_named.csv: fixing commits whose fault the rule names, each a case of its own. The half
   that is put away judges the levels and sets none.
 
@@ -30,6 +31,7 @@ which a rule is right once and wrong once is a case of both.
 """
 
 import csv
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +47,8 @@ ENOUGH = 3
 
 RIGHT_OF_WARNINGS = 0.9
 """The goal of issue 19 for warnings and errors that are true or deliberate."""
+
+NEWEST = "fresh9"
 
 RIGHT_OF_HINTS = 0.5
 """A guess: what is wrong more often than right costs its reader more than it gives."""
@@ -141,7 +145,12 @@ def read_records(unseen: Iterable[str]) -> dict[str, Record]:
     """
     unseen = frozenset(unseen)
     records: dict[str, Record] = {}
+    with (DATA / "lint_repositories.toml").open("rb") as file:
+        listed = tomllib.load(file)["repository"]
+    newest = {one["name"] for one in listed if one["half"] == NEWEST}
     for row in rows("lint_judgements.csv"):
+        if row["repository"] in newest:
+            continue
         record = records.setdefault(row["rule"], Record())
         is_right = row["judgement"] in ("true", "deliberate")
         if is_right and row["now"] not in ("", "cut"):
