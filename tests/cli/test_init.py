@@ -24,8 +24,10 @@ SCRIPT = """\
 import torch
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for step in range(10):
-    loss = model(torch.randn(8, 4)).square().mean()
+rows = torch.utils.data.TensorDataset(torch.randn(80, 4))
+loader = torch.utils.data.DataLoader(rows, batch_size=8, shuffle=True)
+for (row,) in loader:
+    loss = model(row).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -251,13 +253,24 @@ def test_a_script_that_trains_is_started_as_it_is():
     Path("train.py").write_text(SCRIPT)
     Path("plot.py").write_text("print('no training here')\n")
     told = init()
-    assert "script      train.py trains with pytorch: paceline run --script train.py\n" in told
+    assert "script      train.py trains with pytorch: started by job.yaml\n" in told
     assert "paceline adapt train.py --to ddp" in told
     assert "plot.py" not in told
     assert told.endswith("wrote job.yaml; then: paceline run job.yaml\n")
     script = load_script(Path("job.yaml"))
     assert script is not None
     assert script.spec.command == ["python", "train.py"]
+
+
+def test_a_script_that_adapt_refuses_is_not_sent_there():
+    """It printed `paceline adapt train.py --to ddp`, which ended with A002."""
+    Path("train.py").write_text(
+        "from transformers import Trainer, TrainingArguments\n"
+        "Trainer(None, TrainingArguments('out')).train()\n"
+    )
+    told = init()
+    assert "script      train.py trains with transformers: started by job.yaml\n" in told
+    assert "paceline adapt" not in told
 
 
 def test_gpus_of_this_machine_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,6 +1,7 @@
 """`paceline simulate` as a person calls it."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,8 @@ def test_s4_16_every_size_and_system_is_shown_with_what_it_rests_on():
     for word in (
         "64 nodes",
         "128 nodes",
-        "failures x 4",
-        "paceline, rendezvous as published",
+        "4 x as often",
+        "paceline, slow rendezvous",
         "checkpoint restart",
         "21 s (TrainMover)",
         "measured: Paceline's recovery benchmark",
@@ -36,6 +37,7 @@ def test_s4_16_every_size_and_system_is_shown_with_what_it_rests_on():
         "published: 419 unexpected interruptions",
     ):
         assert word in shown
+    assert re.match(r"lost        \d+\.\d\d% of 3 days on 64 nodes, \d+", shown)
 
 
 def test_json_has_what_was_asked_the_cases_and_shares_that_sum_to_one():
@@ -67,7 +69,7 @@ def test_checkpoints_are_as_far_apart_as_in_the_plan():
 def test_a_phase_of_ones_own_takes_the_place_of_the_assumed_one():
     shown = called(LARGE, "--nodes", "64", "--phase", "meet=12", *FAST).stdout
     assert "meet        12 s (given: --phase)" in shown
-    assert "rendezvous as published" not in shown
+    assert "slow rendezvous" not in shown
 
 
 def test_a_step_that_was_measured_takes_the_place_of_the_estimate():

@@ -27,6 +27,13 @@ def test_a_plan_that_decides_for_itself_warns_of_nothing():
     assert cautions() == {}
 
 
+def test_a_batch_that_keeps_data_parallelism_from_being_possible_is_named_with_the_nearest():
+    """Only the layout showed it: context parallel 2, for a batch of 15 on 2 ranks."""
+    what, fix = cautions("train.global_batch=15", text=TINY)["data parallel"]
+    assert what.startswith("15 samples do not divide over 2 data ranks: DDP over 2 ranks was not")
+    assert fix == "set train.global_batch to 14 or 16"
+
+
 def test_a_plan_without_a_sample_length_says_which_it_assumes():
     without = SMALL.replace(", seq_len: 4096", "")
     assert without != SMALL

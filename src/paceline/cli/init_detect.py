@@ -55,7 +55,7 @@ class Found:
     """Kind of the rows, as `data.kind` names it."""
 
     labels: list[str] = field(default_factory=list)
-    scripts: Mapping[str, str] = field(default_factory=dict)
+    scripts: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
     """Script that trains -> what trains it: `transformers`, `pytorch`."""
 
     gpus: list[str] = field(default_factory=list)
@@ -165,15 +165,17 @@ def _look_at_rows(found: Found, folder: Path) -> None:
         found.kind = "text"
 
 
-def _scripts(folder: Path) -> Iterator[tuple[str, str]]:
+def _scripts(folder: Path) -> Iterator[tuple[str, tuple[str, bool]]]:
     """Programs in the folder itself that train; others are theirs to start."""
+    from paceline.adapt.result import Target
     from paceline.adapt.scan import scan_files
 
     files = filter(_is_readable, sorted(folder.glob("*.py")))
     sources = {path.name: path.read_bytes() for path in files}
     for file in scan_files(sources, nullcontext).files:
         if file.parts.trains:
-            yield file.path, file.parts.owner or file.parts.framework or "python"
+            owner = file.parts.owner or file.parts.framework or "python"
+            yield file.path, (owner, not file.adapt[Target.DDP].refused)
 
 
 def job_for(found: Found, template: str) -> str:
@@ -238,7 +240,7 @@ command: [python, {_quoted(script)}]     # arguments follow: --lr, "0.1"
 processes: {max(1, len(found.gpus))}                    # each gets RANK and WORLD_SIZE
 
 recovery:
-  max_restarts: 3               # starts in a row that may fail; your script loads its checkpoint
+  max_restarts: 3               # restarts without progress before Paceline gives up
   silence: auto                 # how long it may print nothing: 30m, or off
 """
 
@@ -261,10 +263,13 @@ def found_lines(found: Found, folder: Path) -> Iterator[str]:
     if found.data is not None:
         size = f"{found.data_files} files, " if found.data_files > 1 else ""
         yield f"data        {found.data}, used as data.path ({size}{found.kind})"
-    for name, owner in found.scripts.items():
+    for number, (name, (owner, is_adaptable)) in enumerate(found.scripts.items()):
         script = shlex.quote(name)
-        yield f"script      {name} trains with {owner}: paceline run --script {script}"
-        yield f"            to run it on many devices: paceline adapt {script} --to ddp"
+        in_job = found.is_script_alone and number == 0
+        how = "started by job.yaml" if in_job else f"paceline run --script {script}"
+        yield f"script      {name} trains with {owner}: {how}"
+        if is_adaptable:
+            yield f"            for one device; for many: paceline adapt {script} --to ddp"
     if found.gpus:
         yield f"machine     {len(found.gpus)} x {found.gpus[0]}: cluster.accelerator auto"
     elif found.models or found.data is not None:

@@ -152,6 +152,8 @@ def _describe(event: log.AnyEvent, word: str) -> str | None:
             return f"{word} {event.rank} is process {event.pid}, attempt {event.generation}"
         case log.WorkerLost():
             words = f": {event.detail}" if event.detail else ""
+            if event.cause == "hang":  # no rank is known to be the one
+                return f"hang: {event.how}{words}"
             return f"{word} {event.rank} lost ({event.cause}): {event.how}{words}"
         case log.WorkerStuck():
             return f"{word} {event.rank} (pid {event.pid}) stands at:\n{event.stacks}".rstrip()

@@ -44,6 +44,10 @@ def prove_job(
     with Prover(on_progress=on_progress) as prover:
         job = read()
         plan = planned(job, must_fit=must_fit)
+        if plan.engine != "paceline":
+            on_progress(
+                f"Paceline's own runtime is traced with the layout planned for {plan.engine}"
+            )
         proof = prover.prove(request_of(job, plan, whole=whole, wants_trace=wants_trace))
     needed = plan.estimate.memory.known_bytes
     if needed > plan.limit_bytes:

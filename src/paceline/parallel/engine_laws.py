@@ -59,10 +59,8 @@ def check_engine(job: Job, space: Space) -> Iterator[Problem]:
             # What was written is the field from which this one follows.
             is_implied = getattr(asked, name) == "auto"
             field = _IMPLIED_BY[name] if is_implied else name
-            has_words = f"it has {', '.join(known)}"
-            if is_implied:
-                has_words = f"it is of {name} {value}, and {has_words}"
-            yield _not_of_engine(job, space, name, value, has_words, field)
+            of = f" ({field} is of {name} {value})" if is_implied else ""
+            yield _not_of_engine(job, space, name, value, ", ".join(known) + of, field)
     has = {
         "tensor": able.tensor,
         "pipeline": bool(able.schedules),
@@ -71,7 +69,7 @@ def check_engine(job: Job, space: Space) -> Iterator[Problem]:
     }
     if not able.schedules and asks_for_pipeline(fixed):
         field = "chunks" if asked.schedule == "auto" else "schedule"
-        yield _not_of_engine(job, space, "schedule", fixed.schedule, "it has no pipeline", field)
+        yield _not_of_engine(job, space, "schedule", fixed.schedule, "no pipeline", field)
     in_pipeline = fixed.pipeline not in ("auto", 1) or asks_for_pipeline(fixed)
     only_without = set(able.shardings) - set(able.pipeline_shardings)
     if in_pipeline and able.schedules and fixed.sharding in only_without:
@@ -80,7 +78,7 @@ def check_engine(job: Job, space: Space) -> Iterator[Problem]:
         degree = getattr(fixed, name)
         if not is_there and degree not in ("auto", 1):
             beside = " beside an adapter" if name in able.beside_adapters else ""
-            yield _not_of_engine(job, space, name, degree, f"it has no {name} parallelism{beside}")
+            yield _not_of_engine(job, space, name, degree, f"no {name} parallelism{beside}")
     yield from _check_sizes(job, space)
     yield from _check_offload(job, space)
     for excluded in able.excluded:
@@ -359,8 +357,12 @@ def _not_of_engine(
     others = _others(job, space, lambda able: _has(able, name, value))
     return Problem(
         code="L012",
-        what=f"layout.{field} is {written}, which "
-        + (f"Paceline's own runtime cannot do: {has}" if ours else f"{engine} cannot do: {has}"),
+        what=f"layout.{field} is {written}, which Paceline"
+        + (
+            f"'s own runtime cannot do: it has {has}"
+            if ours
+            else f" does not write for {engine}: its files have {has}"
+        ),
         where=job.where(f"layout.{field}"),
         fix=f"leave layout.{field} out{_or_another(others)}",
     )

@@ -94,6 +94,7 @@ def cautions_of(
     yield from _bubble(job, space, case, layout, price, limit_bytes)
     yield from _tensor_across_nodes(job, space, case, layout, price, limit_bytes)
     yield from _data_parallel_alone(job, space, case, layout, price, limit_bytes)
+    yield from _uneven_batch(job, space, case, layout, price, limit_bytes)
     yield from _large_units(job, space, case, layout, limit_bytes)
 
 
@@ -333,6 +334,26 @@ def _data_parallel_alone(
         f"{format_seconds(its.step_s or 0)} a step, not {format_seconds(price.step_s or 0)}",
         fix=f"leave {_listed(_in_the_way(job, other))} at auto",
     )
+
+
+def _uneven_batch(
+    job: Job, space: Space, case: Case, layout: Layout, price: Estimate, limit_bytes: int
+) -> Iterator[Caution]:
+    """Where only the batch keeps data parallelism alone, which fits and trains more samples a
+    second, from being possible."""
+    batch, ranks = space.global_batch, space.num_ranks
+    is_open = not any(_is_fixed(job, axis) for axis in ("data", *_MODEL_AXES))
+    if batch % ranks == 0 or batch < ranks or not is_open or price.step_s is None:
+        return
+    even = replace(space, global_batch=batch // ranks * ranks)
+    found = _planned(job, even, case, limit_bytes, **_ALONE)
+    if found and (found[1].step_s or inf) / even.global_batch < price.step_s / batch:
+        yield Caution(
+            about="data parallel",
+            what=f"{batch} samples do not divide over {ranks} data ranks: {case.named(found[0])} "
+            "was not possible",
+            fix=f"set train.global_batch to {even.global_batch} or {even.global_batch + ranks}",
+        )
 
 
 def _is_clearly_faster(job: Job, other: Estimate, than: Estimate) -> bool:

@@ -135,7 +135,7 @@ def _steps_of_pipeline(
     why = "" if stages is None else ": its micro-batches are not alike"
     steps = []
     for number, rank in enumerate(ranks, start=1):
-        on_progress(f"tracing rank {rank} (stage {number} of {len(ranks)})")
+        on_progress(f"tracing rank {rank} (stage {number} of {len(ranks)}), whole{why}")
         steps.append((_traced(request, rank, None), WHOLE + why))
     return steps
 
@@ -149,14 +149,17 @@ def _composed(
 ) -> list[tuple[Step, str]] | None:
     """Put together from stages, with a few of their blocks where those are many."""
 
-    def at(kept: Callable[[int], int] | None) -> list[tuple[Step, str]] | None:
+    def at(kept: Callable[[int], int] | None, why: str) -> list[tuple[Step, str]] | None:
         with _tracing(request):
-            return composed_steps(request, stages, kept, on_progress)
+            return composed_steps(request, stages, kept, lambda text: on_progress(text + why))
 
     few = _Few(period) if period is not None else None
     if few is None or not few.saves(min(map(min, blocks)), 3):
-        return at(None)
-    traced = [at(few.kept(number)) for number in range(3)]
+        return at(None, ", every block")
+    traced = [
+        at(few.kept(number), f", pass {number + 1} of 3, each with more blocks")
+        for number in range(3)
+    ]
     if None in traced:
         return None
     made = []
@@ -168,7 +171,7 @@ def _composed(
         ]
         found = _extended(depths, mine, few.period)
         if found is None:
-            return at(None)
+            return at(None, ", every block: the three passes do not predict the others")
         made.append((found[0], f"{traced[0][index][1]}; {found[1]}"))  # type: ignore[index]
     return made
 

@@ -386,8 +386,9 @@ def _others(plan: Plan) -> Iterator[str]:
     shown = _most_telling(plan.rejected)
     heading = ""
     for each in shown:
-        if each.passed_over not in ("", heading):
-            heading = each.passed_over
+        own = each.passed_over or ("slower" if heading else "")
+        if own != heading:
+            heading = own
             yield from wrapped("  ", f"{heading}:")
         yield from wrapped("  ", _short(each.layout, plan.layout, plan.full_sharding), indent=4)
         yield from wrapped(" " * 6, each.reason)

@@ -1,12 +1,13 @@
 """A simulation for people: what is useful by system and rate, where the rest goes, and on what it
 rests."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from paceline.report.recovery_text import RECOVERS_FROM
 from paceline.report.table import format_table, wrapped
 from paceline.simulation.costs import Costs, Phase
 from paceline.simulation.failures import expected_per_s
+from paceline.simulation.goodput import Part
 from paceline.simulation.study import Case, Question, Result
 from paceline.units import counted, format_seconds
 
@@ -19,6 +20,8 @@ def simulate_lines(
 ) -> Iterator[str]:
     """The whole answer, top to bottom."""
     failures = question.failures
+    for case in cases:
+        yield from _lost(case, question, [r for r in results if r.num_nodes == case.num_nodes])
     yield from wrapped(
         "simulated   ",
         f"{question.days:g} days, {counted(question.seeds, 'run')} for each failure rate; the "
@@ -46,6 +49,23 @@ def simulate_lines(
     )
 
 
+def _lost(case: Case, question: Question, results: Sequence[Result]) -> Iterator[str]:
+    """The answer: what failures cost at the lowest rate asked for."""
+    rate = min(question.rates)
+    own = [each for each in results if each.rate == rate and each.recoveries is not None]
+    lost = 1 - own[0].useful
+    low, high = (
+        1 - pick for pick in (max(r.useful_high for r in own), min(r.useful_low for r in own))
+    )
+    often = "" if rate == 1 else f", {rate:g} x as often"
+    yield from wrapped(
+        "lost        ",
+        f"{lost:.2%} of {question.days:g} days on {counted(case.num_nodes, 'node')}, "
+        f"{format_seconds(lost * question.horizon_s)}, to failures{often} and to the saves against "
+        f"them ({low:.2%} to {high:.2%} in single runs)",
+    )
+
+
 def _case(case: Case, question: Question, results: Sequence[Result]) -> Iterator[str]:
     failures = question.failures
     mtbf = format_seconds(1 / expected_per_s(failures, case.num_nodes))
@@ -64,7 +84,7 @@ def _case(case: Case, question: Question, results: Sequence[Result]) -> Iterator
         f"{counted(case.save_every, 'step')}",
     )
     rates = sorted({each.rate for each in results})
-    rows = [("goodput", *(f"failures x {rate:g}" for rate in rates))]
+    rows = [("goodput", *(_often(rate) for rate in rates))]
     for system in dict.fromkeys(each.system for each in results):
         cells = [
             _cell(each)
@@ -81,9 +101,13 @@ def _case(case: Case, question: Question, results: Sequence[Result]) -> Iterator
     for each in gave_up:
         yield from wrapped(
             "    ",
-            f"{each.system} at failures x {each.rate:g} gave up {each.given_up:.1f} times in a "
+            f"{each.system}, {_often(each.rate)}, gave up {each.given_up:.1f} times in a "
             "run, and waited for a person",
         )
+
+
+def _often(rate: float) -> str:
+    return "failures as given" if rate == 1 else f"{rate:g} x as often"
 
 
 def _cell(result: Result) -> str:
@@ -102,10 +126,21 @@ def _count(mean: float) -> str:
     return f"{mean:.0f}" if mean >= 10 else f"{mean:.2g}"
 
 
+_NAMES: Mapping[Part, str] = {
+    "fence": "leaving process groups (fence)",
+    "meet": "rendezvous (meet)",
+    "state": "loading state",
+    "recompute": "repeated steps",
+    "stall": "waiting for saves",
+    "degraded": "slower steps",
+    "idle": "waiting for machines",
+}
+
+
 def _where(result: Result) -> Iterator[str]:
     """Where the rest of the time goes, at the process's own rate."""
     lost = [
-        f"{part} {share:.2%}"
+        f"{_NAMES.get(part, part)} {share:.2%}"
         for part, share in result.shares.items()
         if part != "useful" and share >= _LEAST_SHARE
     ]

@@ -178,8 +178,8 @@ def with_phases(case: Case, phases: Mapping[str, Phase]) -> Case:
 
 
 _MEETINGS: tuple[tuple[str, Literal["cited", "log2"]], ...] = (
-    ("rendezvous as published", "cited"),
-    ("rendezvous in log N", "log2"),
+    ("slow rendezvous", "cited"),
+    ("fast rendezvous", "log2"),
 )
 
 

@@ -12,6 +12,7 @@ from paceline.catalog.failure import load_failures
 from paceline.catalog.load import read_shipped
 from paceline.check.diagnose.diagnose import diagnose
 from paceline.check.diagnose.hang import _OF_STANDING
+from paceline.check.diagnose.stacks import compare, read_stacks
 from paceline.record.log_files import Log
 
 HANGS = Path(__file__).parent.parent / "hangs"
@@ -44,6 +45,25 @@ def test_stacks_and_recordings_together_name_the_rank_the_line_and_the_kind(name
     rank, kinds = GUILTY[name]
     assert cause.rank == rank
     assert cause.id in kinds
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"), [(7, "straggler-throttle"), (9, "rank-divergent-decision")]
+)
+def test_a_rank_above_the_line_at_which_the_other_waits_is_late_and_took_no_branch(line, kind):
+    """It read: rank 0 took a different branch. Rank 0 waited, and rank 1 slept a line above."""
+    waits = "    barrier (torch/distributed/distributed_c10d.py:5356)\n    <module> (slow.py:8)"
+    stands = (waits, f"    <module> (slow.py:{line})")
+    stacks = [
+        stack
+        for rank, text in enumerate(stands)
+        for stack in read_stacks(
+            f'Thread 1 (idle): "MainThread"\n{text}\n', source=str(rank), rank=rank
+        )
+    ]
+    found = compare(stacks)
+    assert found is not None
+    assert (found.id, found.ranks) == (kind, (1,))
 
 
 @pytest.mark.parametrize("name", sorted(GUILTY.keys() - {"uneven-batches", "save-on-one-rank"}))

@@ -54,6 +54,11 @@ class Stack:
         return any(_WAITS.search(frame.function) for frame in self.frames)
 
     @property
+    def meets(self) -> bool:
+        """Whether it may be in a collective: in a call of one, or in a backward pass."""
+        return self.waits or self.call is not None
+
+    @property
     def call(self) -> str | None:
         """The collective that it is in; `backward` where DDP's or FSDP's own begin in C++."""
         functions = [frame.function.rpartition(".")[2] for frame in self.frames]
@@ -238,6 +243,14 @@ _MOST_RANKS = 4
 """Ranks whose places are shown. A guess."""
 
 
+def _is_before(stack: Stack, other: Stack) -> bool:
+    """Whether a process stands above the line at which another waits, in the same function."""
+    mine, its = stack.own, other.own
+    if mine is None or its is None or not other.meets:
+        return False
+    return (mine.file, mine.function) == (its.file, its.function) and mine.line < its.line
+
+
 def compare(stacks: Sequence[Stack]) -> Found | None:
     """Which rank stands elsewhere; None where all stand alike or there is only one."""
     if len(stacks) < 2:
@@ -250,13 +263,13 @@ def compare(stacks: Sequence[Stack]) -> Found | None:
         groups = _by_place(by_rank, lines=False)
     if len(groups) < 2:
         return None
-    odd = min(groups.values(), key=lambda ranks: (len(ranks), ranks))
+    order = sorted(groups.values(), key=lambda ranks: (len(ranks), by_rank[ranks[0]].meets, ranks))
+    odd, rest = order[0], order[-1]
     stack = by_rank[odd[0]]
-    rest = max((ranks for ranks in groups.values() if ranks != odd), key=len)
-    name = next(
-        (each for each, form in _BUSY.items() if re.search(form, stack.doing)),
-        "rank-divergent-decision",
-    )
+    is_late = not stack.meets and _is_before(stack, by_rank[rest[0]])
+    otherwise = "straggler-throttle" if is_late else "rank-divergent-decision"
+    busy = (each for each, form in _BUSY.items() if re.search(form, stack.doing))
+    name = next(busy, otherwise)
     others = f"{len(rest)} others" if len(rest) > 1 else f"rank {rest[0]}"
     return Found(
         id=name,
