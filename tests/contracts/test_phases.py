@@ -14,9 +14,9 @@ from tests.contracts.phase_forms import FORMS
 
 from paceline.contracts.phases import PHASES, Goals, PhasePlan, exit_code, make_phases
 from paceline.contracts.phases.document import GROUPS
-from paceline.contracts.phases.split import bubble_share
 from paceline.contracts.writing import format_contract
 from paceline.errors import PacelineError, PlanError
+from paceline.estimate.schedule import bubble_share
 from paceline.job import Job, parse_job
 from paceline.plan import Plan, plan_job
 from paceline.record.metrics import StepMetrics
@@ -454,10 +454,16 @@ def test_a_batch_that_does_not_divide_is_the_planners_own_problem():
     assert all(problem.code != "P001" for problem in caught.value.problems)
 
 
-def test_the_bubble_is_the_published_one():
-    assert bubble_share(4, 16) == pytest.approx(0.158, abs=5e-4)
-    assert bubble_share(8, 32) == pytest.approx(0.179, abs=5e-4)
-    assert bubble_share(8, 32, 2) == pytest.approx(0.099, abs=5e-4)
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zero-bubble"])
+def test_s2_2_the_bubble_is_that_of_the_plans_schedule(schedule):
+    """A zero-bubble pipeline had the bubble of 1F1B."""
+    asked = ("layout.pipeline=4", f"layout.schedule={schedule}")
+    found = output(3, *asked)["pipelineParallelConfig"]
+    layout = replan(job_of(*asked), advise=True).layout
+    assert found["bubbleShare"] == bubble_share(layout)
+    of_1f1b = 3 / (found["chunks"] * found["microBatches"] + 3)  # arXiv:2104.04473, section 2.2
+    is_less = schedule == "zero-bubble"
+    assert (found["bubbleShare"] < 0.9 * of_1f1b) == is_less
 
 
 def test_debugging_that_undoes_paceline_runs_recovery_is_for_other_engines():

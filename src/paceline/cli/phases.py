@@ -10,7 +10,14 @@ from typing import Any
 import click
 
 from paceline.cli.screen import show
-from paceline.contracts.phases import Goals, PhasePlan, exit_code, format_gates, make_phases
+from paceline.contracts.phases import (
+    Goals,
+    PhasePlan,
+    exit_code,
+    format_gates,
+    gate_rows,
+    make_phases,
+)
 from paceline.contracts.phases.make import INDEX, PHASES
 from paceline.errors import JobError, PlanError
 from paceline.job import Job
@@ -83,16 +90,7 @@ def refusal_of(job: Job, facts: ModuleFacts | None, error: PlanError) -> dict[st
 def _as_json(made: PhasePlan) -> dict[str, Any]:
     return {
         "phases": {phase.name: dict(phase.output) for phase in made.phases},
-        "gates": [
-            {
-                "phase": gate.phase,
-                "name": gate.name,
-                "status": gate.status,
-                "summary": gate.summary,
-                "problem": None if gate.problem is None else str(gate.problem),
-            }
-            for gate in made.gates
-        ],
+        "gates": gate_rows(made.gates),
     }
 
 

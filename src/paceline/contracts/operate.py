@@ -218,83 +218,65 @@ class HealthCheck:
 
 def health_checks(plan: Plan) -> tuple[HealthCheck, ...]:
     """What must hold on every node of the plan's cluster."""
-    cluster = plan.cluster
-    found: list[HealthCheck] = []
-    if cluster.backend == "nccl":
-        found += [
-            HealthCheck(
-                name="accelerators",
-                command="nvidia-smi --query-gpu=index --format=csv,noheader | grep -c '^[0-9]'",
-                expect=str(cluster.ranks_per_node),
-                fix="sudo dmesg | grep -i -e xid -e 'fallen off'",
-            ),
-            HealthCheck(
-                name="memory errors",
-                command="nvidia-smi --query-gpu=ecc.errors.uncorrected.volatile.total "
-                "--format=csv,noheader | sed 's/.*N.A.*/0/' | sort -u",  # [N/A] without ECC
-                expect="0",
-                fix="sudo nvidia-smi --gpu-reset -i INDEX",
-                layer="Health Check",
-                when="every minute",
-            ),
-        ]
-        if plan.cluster.uses_rdma:
-            found.append(
-                HealthCheck(
-                    name="network ports",
-                    command="cat /sys/class/infiniband/*/ports/*/state | sort -u",
-                    expect="4: ACTIVE",
-                    fix="ibstat",
-                )
-            )
-    if cluster.backend == "mlx":
-        found.append(
-            HealthCheck(
-                name="mlx",
-                command='python3 -c "import mlx.core as mx; print(mx.metal.is_available())"',
-                expect="True",
-                fix="python3 -m pip install mlx",
-            )
-        )
-        needed = plan.estimate.memory.known_bytes
-        found.append(
-            HealthCheck(
-                name="memory of the GPU",
-                command='python3 -c "import mlx.core as mx; '
-                "print(int(mx.device_info()['max_recommended_working_set_size']))\"",
-                expect=f"at least {needed}",
-                fix=f"sudo sysctl iogpu.wired_limit_mb={-(-needed // 2**20)}",
-            )
-        )
-        if cluster.uses_rdma:
-            found.append(
-                HealthCheck(
-                    name="RDMA devices",
-                    command="ibv_devices | grep -c rdma_",
-                    expect="at least 1",
-                    fix="rdma_ctl enable",
-                )
-            )
-    else:
-        found.append(
-            HealthCheck(
-                name="shared memory",
-                command=_FREE_BYTES.format("/dev/shm"),
-                expect="at least 1073741824",
-                fix="sudo mount -o remount,size=16g /dev/shm",
-                layer="Health Check",
-            )
-        )
-    found.append(
+    cluster, needed = plan.cluster, plan.estimate.memory.known_bytes
+    has_gpus, is_mac = cluster.backend == "nccl", cluster.backend == "mlx"
+    checks = {
+        HealthCheck(
+            name="accelerators",
+            command="nvidia-smi --query-gpu=index --format=csv,noheader | grep -c '^[0-9]'",
+            expect=str(cluster.ranks_per_node),
+            fix="sudo dmesg | grep -i -e xid -e 'fallen off'",
+        ): has_gpus,
+        HealthCheck(
+            name="memory errors",
+            command="nvidia-smi --query-gpu=ecc.errors.uncorrected.volatile.total "
+            "--format=csv,noheader | sed 's/.*N.A.*/0/' | sort -u",  # [N/A] without ECC
+            expect="0",
+            fix="sudo nvidia-smi --gpu-reset -i INDEX",
+            layer="Health Check",
+            when="every minute",
+        ): has_gpus,
+        HealthCheck(
+            name="network ports",
+            command="cat /sys/class/infiniband/*/ports/*/state | sort -u",
+            expect="4: ACTIVE",
+            fix="ibstat",
+        ): has_gpus and cluster.uses_rdma,
+        HealthCheck(
+            name="mlx",
+            command='python3 -c "import mlx.core as mx; print(mx.metal.is_available())"',
+            expect="True",
+            fix="python3 -m pip install mlx",
+        ): is_mac,
+        HealthCheck(
+            name="memory of the GPU",
+            command='python3 -c "import mlx.core as mx; '
+            "print(int(mx.device_info()['max_recommended_working_set_size']))\"",
+            expect=f"at least {needed}",
+            fix=f"sudo sysctl iogpu.wired_limit_mb={-(-needed // 2**20)}",
+        ): is_mac,
+        HealthCheck(
+            name="RDMA devices",
+            command="ibv_devices | grep -c rdma_",
+            expect="at least 1",
+            fix="rdma_ctl enable",
+        ): is_mac and cluster.uses_rdma,
+        HealthCheck(
+            name="shared memory",
+            command=_FREE_BYTES.format("/dev/shm"),
+            expect="at least 1073741824",
+            fix="sudo mount -o remount,size=16g /dev/shm",
+            layer="Health Check",
+        ): not is_mac,
         HealthCheck(
             name="checkpoint storage",
             command=f"{_WRITABLE} && {_FREE_BYTES.format(_PLACE)}",
             expect=f"at least {3 * plan.estimate.num_checkpoint_bytes}",
             fix="mkdir -p runs && du -sh runs/*",
             layer="Checkpoint Layer",
-        )
-    )
-    return tuple(found)
+        ): True,
+    }
+    return tuple(check for check, is_asked in checks.items() if is_asked)
 
 
 def launch_command(plan: Plan) -> str:

@@ -26,37 +26,37 @@ units; none for a duration."""
 
 COPIES = "a run writes to a disk first; only Paceline's engine then copies each checkpoint there"
 
-SETTINGS: Mapping[str, tuple[str, str]] = {
-    "checkpoint_strategy.frequency": (
-        "checkpoint.every",
-        "only every_N_steps is a setting: how long an epoch is, the plan does not say",
-    ),
-    "checkpoint_strategy.retention": ("checkpoint.keep_last", "only last_N_checkpoints is one"),
-    "checkpoint_strategy.storage": ("checkpoint.copy_to", COPIES),
-    "checkpoint_strategy.compression": (
-        "checkpoint.compress",
-        "a run's own files are never compressed; its copies are, without loss, as the setting says",
-    ),
-    "batch_configuration.per_gpu_batch_size": (
-        "layout.micro_batch",
-        "the plan finds the micro-batch that fits",
-    ),
-    "batch_configuration.gradient_accumulation_steps": (
-        "layout.micro_batch",
-        "it follows from the micro-batch and the layout",
-    ),
-    "batch_configuration.total_batch_size": ("train.global_batch", "the job has another"),
-    "batch_configuration.learning_rate": ("train.learning_rate", "it follows the batch"),
-    "batch_configuration.warmup_steps": ("train.warmup_steps", "the job has another"),
-    "batch_configuration.warmup_epochs": (
-        "train.warmup_steps",
-        "how long an epoch is, the plan does not say",
-    ),
-    "strategy.nodes": ("cluster.nodes", "the job has another"),
-    "strategy.gpus_per_node": ("cluster.per_node", "the job has another"),
-    "strategy.total_gpus": ("cluster.nodes", "it is nodes x gpus_per_node"),
+_LENGTH = "how long an epoch is, the plan does not say"
+_OTHER = "the job has another"
+_FILES = "a run's own files are never compressed; its copies are, without loss, as the setting says"
+SETTINGS: Mapping[str, Mapping[str, tuple[str, str, str]]] = {
+    "strategy": {
+        "nodes": ("a whole number", "cluster.nodes", _OTHER),
+        "gpus_per_node": ("a whole number", "cluster.per_node", _OTHER),
+        "total_gpus": ("a whole number", "cluster.nodes", "it is nodes x gpus_per_node"),
+    },
+    "batch_configuration": {
+        "per_gpu_batch_size": (
+            *("a whole number", "layout.micro_batch"),
+            "the plan finds the micro-batch that fits",
+        ),
+        "total_batch_size": ("a whole number", "train.global_batch", _OTHER),
+        "gradient_accumulation_steps": (
+            *("a whole number", "layout.micro_batch"),
+            "it follows from the micro-batch and the layout",
+        ),
+        "learning_rate": ("a number", "train.learning_rate", "it follows the batch"),
+        "warmup_epochs": ("zero or more", "train.warmup_steps", _LENGTH),
+        "warmup_steps": ("zero or more", "train.warmup_steps", _OTHER),
+    },
+    "checkpoint_strategy": {
+        "compression": ("text", "checkpoint.compress", _FILES),
+        "storage": ("text", "checkpoint.copy_to", COPIES),
+        "frequency": ("text", "checkpoint.every", f"only every_N_steps is a setting: {_LENGTH}"),
+        "retention": ("text", "checkpoint.keep_last", "only last_N_checkpoints is one"),
+    },
 }
-"""Key -> the setting that it becomes, and why the answer may have another."""
+"""Section -> key -> its kind, the setting that it becomes, and why the answer may have another."""
 
 ASYNC = "Paceline's engine always writes in the background, and MLX's example program always waits"
 
@@ -160,15 +160,15 @@ def _judge(key: str, value: object, found: object) -> tuple[bool | None, str] | 
 
 
 def _reason(key: str, job: Job, answer: Mapping[str, Any]) -> str:
-    if key in SETTINGS:
-        name, why = SETTINGS[key]
-        if job.lines.get(tuple(name.split("."))) == 0:
-            return f"--set gives {name}"
-        return f"{why}; the setting is {name}"
+    section, _, name = key.partition(".")
+    if (row := SETTINGS.get(section, {}).get(name)) is not None:
+        _, setting, why = row
+        if job.lines.get(tuple(setting.split("."))) == 0:
+            return f"--set gives {setting}"
+        return f"{why}; the setting is {setting}"
     own = _OWN.get(key) or _OWN.get(key.rpartition(".")[0])
     if own is not None:
         return own
-    section, _, name = key.partition(".")
     inner = answer.get(section) if name else answer
     is_known = isinstance(inner, Mapping) and (name.partition(".")[0] or section) in inner
     return _SECTION if is_known else "the contract has no such key, and nothing uses it"

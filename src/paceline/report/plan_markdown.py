@@ -11,7 +11,7 @@ from paceline.units import bytes_apart, format_bytes, format_count, format_secon
 
 def plan_markdown(plan: Plan) -> str:
     """The layout, memory and time by part, the others, and decisions, as tables."""
-    return "\n".join((*_head(plan), *_tables(plan), *_others(plan), *_decisions(plan))) + "\n"
+    return "\n".join((*_head(plan), *plan_tables(plan), *_others(plan), *_decisions(plan))) + "\n"
 
 
 def _head(plan: Plan) -> Iterator[str]:
@@ -44,7 +44,8 @@ def _memory(plan: Plan) -> str:
     return f"{needs}{more} of {limit}"
 
 
-def _tables(plan: Plan) -> Iterator[str]:
+def plan_tables(plan: Plan) -> Iterator[str]:
+    """Memory of the fullest rank and time of a step by part, as tables."""
     yield "| memory | a rank |\n| --- | ---: |"
     for name, size in plan.estimate.memory.parts.items():
         if size != 0:

@@ -1,7 +1,7 @@
 """A plan in sixteen phases with gates between them, each phase a JSON file of a known form."""
 
 from paceline.contracts.phases.case import Gate, Goals, Phase
-from paceline.contracts.phases.gates import exit_code, format_gates
+from paceline.contracts.phases.gates import exit_code, format_gates, gate_rows
 from paceline.contracts.phases.make import PHASES, PhasePlan, make_phases
 
 __all__ = [
@@ -12,5 +12,6 @@ __all__ = [
     "PhasePlan",
     "exit_code",
     "format_gates",
+    "gate_rows",
     "make_phases",
 ]

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.contracts.phases.case import Case, Gate, Phase
-from paceline.estimate import TERM_NAMES
+from paceline.contracts.phases.gates import gate_rows
+from paceline.report.plan_markdown import plan_tables
 from paceline.units import bytes_apart, format_bytes, format_count, format_seconds
 
 PROCESS_ID = "distributed-training-orchestration"
@@ -97,7 +98,7 @@ def next_steps(case: Case) -> list[str]:
     ]
 
 
-def final_object(case: Case, phases: Sequence[Phase], gates: Sequence[Gate]) -> dict[str, Any]:
+def final_object(case: Case, phases: Sequence[Phase], gates: tuple[Gate, ...]) -> dict[str, Any]:
     """The whole plan as JSON values: eleven groups and the metadata."""
     by_name = {phase.name: dict(phase.output) for phase in phases}
     if not case.feasible:
@@ -114,17 +115,7 @@ def final_object(case: Case, phases: Sequence[Phase], gates: Sequence[Gate]) -> 
         found[group] = (
             by_name[names[0]] if len(names) == 1 else {name: by_name[name] for name in names}
         )
-    found["gates"] = [
-        {
-            "phase": gate.phase,
-            "name": gate.name,
-            "status": gate.status,
-            "summary": gate.summary,
-            "problem": None if gate.problem is None else str(gate.problem),
-        }
-        for gate in gates
-    ]
-    return found | {"metadata": _metadata(case)}
+    return found | {"gates": gate_rows(gates), "metadata": _metadata(case)}
 
 
 def _metadata(case: Case) -> dict[str, str | None]:
@@ -161,22 +152,9 @@ def _figures(case: Case) -> list[str]:
     plan = case.plan
     lines = ["| | |", "| --- | --- |"]
     lines += [f"| {name} | {value} |" for name, value in quick_reference(case).items()]
-    lines += ["", "## Memory of the fullest rank", "", "| part | bytes |", "| --- | ---: |"]
-    lines += [
-        f"| {name} | {'unknown' if size is None else format_bytes(size)} |"
-        for name, size in plan.estimate.memory.parts.items()
-        if size != 0
-    ]
-    if plan.estimate.terms:
-        lines += ["", "## A step's time", "", "| term | seconds |", "| --- | ---: |"]
-        lines += [
-            f"| {TERM_NAMES.get(name, name)} | {format_seconds(seconds)} |"
-            for name, seconds in plan.estimate.terms.items()
-            if seconds
-        ]
+    lines += ["", *plan_tables(plan)]
     if case.view.costs and case.feasible:
         lines += [
-            "",
             "## Cost",
             "",
             "| where | dollars | hours | price of |",

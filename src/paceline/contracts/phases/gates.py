@@ -1,7 +1,9 @@
 """Where somebody may want to stop: five gates, and the last yes before the launch."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import ceil, inf, nextafter
+from typing import Any
 
 from paceline.contracts.phases.case import Case, Gate
 from paceline.contracts.phases.cost import cheaper_than, cheapest_on_demand
@@ -69,104 +71,81 @@ def _data_quality(case: Case) -> Iterator[Gate]:
         )
 
 
-def _resources(case: Case) -> Gate:
-    least = case.required
-    need = least.text
-    if case.refused is None:
-        return Gate(
-            phase=1,
-            name="Resource Assessment Review",
-            status="passed",
-            summary=f"feasible on {case.plan.cluster.name}",
-        )
+def _gate(
+    phase: int, name: str, summary: str, problem: Problem | None = None, *, stops: bool = False
+) -> Gate:
     return Gate(
-        phase=1,
-        name="Resource Assessment Review",
-        status="failed",
-        stops=True,
-        summary=f"needs {need}",
-        problem=Problem(
-            code="P020",
-            what=f"not feasible: the job needs {need}. {case.refused.what.partition(chr(10))[0]}",
-            where=case.refused.where,
-            fix=case.refused.fix,
-        ),
+        phase=phase,
+        name=name,
+        status="passed" if problem is None else "failed",
+        stops=stops,
+        summary=summary,
+        problem=problem,
     )
+
+
+def _resources(case: Case) -> Gate:
+    name, need, refused = "Resource Assessment Review", case.required.text, case.refused
+    if refused is None:
+        return _gate(1, name, f"feasible on {case.plan.cluster.name}")
+    problem = replace(
+        refused,
+        code="P020",
+        what=f"not feasible: the job needs {need}. {refused.what.partition(chr(10))[0]}",
+    )
+    return _gate(1, name, f"needs {need}", problem, stops=True)
 
 
 def _strategy(case: Case) -> Gate:
-    strategy = choose_strategy(case)
+    strategy, name = choose_strategy(case), "Strategy Viability"
     summary = strategy["expectedScalingEfficiency"]
     if strategy["viable"]:
-        return Gate(phase=3, name="Strategy Viability", status="passed", summary=summary)
-    return Gate(
-        phase=3,
-        name="Strategy Viability",
-        status="failed",
-        summary=summary,
-        problem=Problem(
-            code="P021",
-            what=f"{case.plan.layout_name} is hardly viable: {summary}; "
-            + "; ".join(strategy["challenges"]),
-            where=case.job.where("layout"),
-            fix="; ".join(dict.fromkeys(strategy["mitigations"]))
-            or "use fewer ranks, or a larger batch",
-        ),
+        return _gate(3, name, summary)
+    problem = Problem(
+        code="P021",
+        what=f"{case.plan.layout_name} is hardly viable: {summary}; "
+        + "; ".join(strategy["challenges"]),
+        where=case.job.where("layout"),
+        fix="; ".join(dict.fromkeys(strategy["mitigations"]))
+        or "use fewer ranks, or a larger batch",
     )
+    return _gate(3, name, summary, problem)
 
 
 def _memory(case: Case) -> Gate:
     memory = optimise_memory(case)
     have = f"{memory['requiredMemory']} of {memory['availableMemory']} a rank"
     if not memory["memoryExceeded"]:
-        return Gate(phase=7, name="Memory Constraint", status="passed", summary=have)
-    options = memory["aggressiveOptimizations"]
-    return Gate(
-        phase=7,
-        name="Memory Constraint Warning",
-        status="failed",
-        summary=f"{have}, {memory['memoryGap']} too much",
-        problem=Problem(
-            code="P022",
-            what=f"the leanest plan needs {have}: {memory['memoryGap']} too much",
-            where=case.job.where("cluster"),
-            fix=join_ways(
-                [
-                    *(tried := ways_of(case.refused)),
-                    *(f"{each['setting']} saves {each['saves']}" for each in options[len(tried) :]),
-                ]
-            ),
-        ),
+        return _gate(7, "Memory Constraint", have)
+    tried, gap = ways_of(case.refused), f"{memory['memoryGap']} too much"
+    rest = memory["aggressiveOptimizations"][len(tried) :]
+    problem = Problem(
+        code="P022",
+        what=f"the leanest plan needs {have}: {gap}",
+        where=case.job.where("cluster"),
+        fix=join_ways([*tried, *(f"{each['setting']} saves {each['saves']}" for each in rest)]),
     )
+    return _gate(7, "Memory Constraint Warning", f"{have}, {gap}", problem)
 
 
 def _budget(case: Case) -> Gate:
-    budget, chosen = case.goals.budget_usd, cheapest_on_demand(case)
+    budget, chosen, name = case.goals.budget_usd, cheapest_on_demand(case), "Budget Constraint"
     if chosen is None:
-        unknown = f"the cost is unknown: no price of {case.plan.cluster.accelerator}"
-        return Gate(
-            phase=14,
-            name="Budget Constraint",
-            status="passed" if budget is None else "review",
-            summary=unknown,
-        )
+        gate = _gate(14, name, f"the cost is unknown: no price of {case.plan.cluster.accelerator}")
+        return gate if budget is None else replace(gate, status="review")
     usd, most = dollars_apart(chosen.usd, chosen.usd if budget is None else budget)
     cost = f"{usd} at {chosen.provider} on demand ({chosen.as_of})"
-    if budget is None or chosen.usd <= budget:
-        limit = "no budget was given" if budget is None else f"the budget is {most}"
-        return Gate(phase=14, name="Budget Constraint", status="passed", summary=f"{cost}; {limit}")
-    return Gate(
-        phase=14,
-        name="Budget Constraint Warning",
-        status="failed",
-        summary=f"{cost}, the budget is {most}",
-        problem=Problem(
-            code="P023",
-            what=f"the run costs {cost}, ${ceil(chosen.usd - budget):,} over the budget of {most}",
-            where="--budget",
-            fix="; or ".join(cheaper_plans(case, budget)) + _tried(case),
-        ),
+    if budget is None:
+        return _gate(14, name, f"{cost}; no budget was given")
+    if chosen.usd <= budget:
+        return _gate(14, name, f"{cost}; the budget is {most}")
+    problem = Problem(
+        code="P023",
+        what=f"the run costs {cost}, ${ceil(chosen.usd - budget):,} over the budget of {most}",
+        where="--budget",
+        fix="; or ".join(cheaper_plans(case, budget)) + _tried(case),
     )
+    return _gate(14, f"{name} Warning", f"{cost}, the budget is {most}", problem)
 
 
 def cheaper_plans(case: Case, budget: float) -> list[str]:
@@ -198,7 +177,7 @@ def _deadline(case: Case) -> Iterator[Gate]:
         return
     summary = ", the deadline is ".join(seconds_apart(wall_s, deadline))
     if wall_s <= deadline:
-        yield Gate(phase=14, name="Deadline", status="passed", summary=summary)
+        yield _gate(14, "Deadline", summary)
         return
     times = wall_s / deadline
     least = -(-case.plan.cluster.num_nodes * wall_s // deadline)
@@ -210,19 +189,24 @@ def _deadline(case: Case) -> Iterator[Gate]:
         ),
         f"at least {least:.0f} (more, since it does not scale perfectly)",
     )
-    yield Gate(
-        phase=14,
-        name="Deadline Warning",
-        status="failed",
-        summary=summary,
-        problem=Problem(
-            code="P024",
-            what=f"the run takes {summary}: {times:.2g} times too long",
-            where="--deadline",
-            fix=f"set cluster.nodes to {fewest}; or train.steps to "
-            f"{int(case.view.num_steps / times)}{_tried(case)}",
-        ),
+    problem = Problem(
+        code="P024",
+        what=f"the run takes {summary}: {times:.2g} times too long",
+        where="--deadline",
+        fix=f"set cluster.nodes to {fewest}; or train.steps to "
+        f"{int(case.view.num_steps / times)}{_tried(case)}",
     )
+    yield _gate(14, "Deadline Warning", summary, problem)
+
+
+def gate_rows(gates: tuple[Gate, ...]) -> list[dict[str, Any]]:
+    """Gates as JSON values."""
+    names = ("phase", "name", "status", "summary")
+    return [
+        {name: getattr(gate, name) for name in names}
+        | {"problem": None if gate.problem is None else str(gate.problem)}
+        for gate in gates
+    ]
 
 
 def format_gates(gates: tuple[Gate, ...]) -> str:

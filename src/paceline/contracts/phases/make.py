@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from paceline.catalog import Price
 from paceline.contracts.phases import (
@@ -36,44 +36,25 @@ from paceline.plan.text import plan_to_json
 from paceline.render.text import to_json
 from paceline.topology import find_cluster
 
-
-class Row(NamedTuple):
-    """One phase: its name, and what makes its output."""
-
-    name: str
-    make: Callable[[Case], dict[str, Any]]
-    file: str | None = None
-    """Where it is not `phase<N>-<name>.json`."""
-
-
-PHASES: Mapping[int, Row] = dict(
-    enumerate(
-        (
-            Row("resource-assessment", resources.assess_resources),
-            Row("model-analysis", resources.analyse_model),
-            Row("parallelization-strategy", split.choose_strategy),
-            Row("data-distribution", split.distribute_data),
-            Row("communication-optimization", communicate.plan_communication),
-            Row("gradient-synchronization", communicate.synchronise_gradients),
-            Row("memory-optimization", memory.optimise_memory),
-            Row("fault-tolerance", survive.survive_faults),
-            Row("monitoring-plan", survive.plan_monitoring),
-            Row("training-configuration", train.configure_training),
-            Row(
-                "distributed-hyperparameters",
-                train.choose_hyperparameters,
-                "phase11-hyperparameters.json",
-            ),
-            Row("performance-optimization", train.optimise_performance),
-            Row("launch-orchestration", launch.plan_launch),
-            Row("cost-estimation", cost.estimate_cost),
-            Row("validation-plan", validate.plan_validation),
-            Row("training-plan-documentation", final.document),
-        ),
-        start=1,
-    )
-)
-"""Number -> phase."""
+PHASES: Mapping[int, tuple[str, Callable[[Case], dict[str, Any]]]] = {
+    1: ("resource-assessment", resources.assess_resources),
+    2: ("model-analysis", resources.analyse_model),
+    3: ("parallelization-strategy", split.choose_strategy),
+    4: ("data-distribution", split.distribute_data),
+    5: ("communication-optimization", communicate.plan_communication),
+    6: ("gradient-synchronization", communicate.synchronise_gradients),
+    7: ("memory-optimization", memory.optimise_memory),
+    8: ("fault-tolerance", survive.survive_faults),
+    9: ("monitoring-plan", survive.plan_monitoring),
+    10: ("training-configuration", train.configure_training),
+    11: ("distributed-hyperparameters", train.choose_hyperparameters),
+    12: ("performance-optimization", train.optimise_performance),
+    13: ("launch-orchestration", launch.plan_launch),
+    14: ("cost-estimation", cost.estimate_cost),
+    15: ("validation-plan", validate.plan_validation),
+    16: ("training-plan-documentation", final.document),
+}
+"""Number -> name, and what makes its output."""
 
 EXPLAIN_A_REFUSAL = (1, 2, 7)
 """Phases that say why nothing fits and what would; the others would be about nothing."""
@@ -211,13 +192,9 @@ def _on_other_nodes(job: Job, replan: Replan, tried: tuple[int, ...]) -> Iterato
 
 
 def _phase(number: int, case: Case) -> Phase:
-    row = PHASES[number]
-    return Phase(
-        number=number,
-        name=row.name,
-        file=row.file or f"phase{number}-{row.name}.json",
-        output=row.make(case),
-    )
+    name, make = PHASES[number]
+    file = f"phase{number}-{name.removeprefix('distributed-')}.json"  # the process's own names
+    return Phase(number=number, name=name, file=file, output=make(case))
 
 
 def _documents(case: Case, phases: tuple[Phase, ...], gates: tuple[Gate, ...]) -> Mapping[str, str]:

@@ -13,6 +13,7 @@ from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
 from paceline.plan.caution import waits_for_messages
 from paceline.prepare.checked import checked_text
+from paceline.profile import ModelProfile
 from paceline.units import (
     bytes_apart,
     format_bytes,
@@ -129,37 +130,35 @@ def bottlenecks_of(case: Case) -> list[dict[str, Any]]:
                 case_of_plan(plan), plan.layout, plan.estimate
             ):
                 name = "pipeline messages"
+            resource, mitigation = _LIMITS.get(name, (name, "measure it on a short run"))
             found.append(
                 {
-                    "resource": _RESOURCES.get(name, name),
+                    "resource": resource,
                     "severity": "high" if share > 0.3 else "medium",
                     "impact": f"{name} takes {share:.0%} of a step of {format_seconds(step_s)}",
-                    "mitigation": _MITIGATIONS.get(name, "measure it on a short run"),
+                    "mitigation": mitigation,
                 }
             )
     return found
 
 
-_RESOURCES = {
-    "recompute": "compute",
-    "tensor": "links inside a node",
-    "context": "network",
-    "expert": "network",
-    "pipeline": "idle stages",
-    "pipeline messages": "network between stages",
-    "data": "network between data ranks",
-    "stragglers": "slowest rank",
+_LIMITS = {
+    "recompute": ("compute", "more memory a rank would do without recomputation"),
+    "tensor": ("links inside a node", "a smaller tensor degree, where the memory allows it"),
+    "context": ("network", "a faster network, or shorter samples"),
+    "expert": ("network", "experts inside a node"),
+    "pipeline": ("idle stages", "more micro-batches a step, or interleaved stages"),
+    "pipeline messages": (
+        "network between stages",
+        "a faster network: most of it is waiting for messages",
+    ),
+    "data": (
+        "network between data ranks",
+        "a larger global batch, which reduces more rarely for each sample",
+    ),
+    "stragglers": ("slowest rank", "compare vote_s of the ranks, and take out the slow one"),
 }
-_MITIGATIONS = {
-    "recompute": "more memory a rank would do without recomputation",
-    "tensor": "a smaller tensor degree, where the memory allows it",
-    "context": "a faster network, or shorter samples",
-    "expert": "experts inside a node",
-    "pipeline": "more micro-batches a step, or interleaved stages",
-    "pipeline messages": "a faster network: most of it is waiting for messages",
-    "data": "a larger global batch, which reduces more rarely for each sample",
-    "stragglers": "compare vote_s of the ranks, and take out the slow one",
-}
+"""Term of a step -> what limits it, and what makes it shorter."""
 
 
 def analyse_model(case: Case) -> dict[str, Any]:
@@ -190,7 +189,7 @@ def analyse_model(case: Case) -> dict[str, Any]:
         "fitsInSingleGPU": fits,
         "requiresModelParallelism": split > 1,
         "requiresSharding": layout.shard_degree > 1,
-        "layerAnalysis": _layers(case),
+        "layerAnalysis": _layers(profile),
         "partitionPoints": _edges(case.plan)[1:-1],
         "computationalProfile": {
             "forwardFLOPs": forward,
@@ -208,25 +207,16 @@ def analyse_model(case: Case) -> dict[str, Any]:
     }
 
 
-def _layers(case: Case) -> list[dict[str, Any]]:
-    profile = case.plan.profile
-    found: list[dict[str, Any]] = []
-    if profile.num_blocks:
-        found.append(
-            {
-                "name": "block (the largest kind)",
-                "count": profile.num_blocks,
-                "parametersEach": profile.num_block_parameters,
-            }
-        )
-    found.append(
-        {
-            "name": "embedding, final norm and output",
-            "count": 1,
-            "parametersEach": profile.num_root_parameters,
-        }
+def _layers(profile: ModelProfile) -> list[dict[str, Any]]:
+    rows = (
+        ("block (the largest kind)", profile.num_blocks, profile.num_block_parameters),
+        ("embedding, final norm and output", 1, profile.num_root_parameters),
     )
-    return found
+    return [
+        {"name": name, "count": count, "parametersEach": each}
+        for name, count, each in rows
+        if count
+    ]
 
 
 def _edges(plan: Plan) -> list[int]:

@@ -6,6 +6,7 @@ from paceline.contracts.nulls import with_null_reasons
 from paceline.contracts.phases.case import Case
 from paceline.contracts.phases.resources import bottlenecks_of
 from paceline.contracts.writing.engineer import sharding_of, strategy_of
+from paceline.estimate.schedule import bubble_share
 from paceline.render.mlx import runs_mlx
 from paceline.units import format_bytes, format_count, format_seconds
 
@@ -21,6 +22,17 @@ def choose_strategy(case: Case) -> dict[str, Any]:
     plan, layout = case.plan, case.plan.layout
     share = working_share(case)
     limits = bottlenecks_of(case)
+    axes: dict[str, dict[str, Any]] = {
+        "tensor": {"sequenceParallel": layout.sequence_parallel},
+        "pipeline": {
+            "schedule": layout.schedule,
+            "chunks": layout.chunks,
+            "microBatches": layout.accumulation,
+            "bubbleShare": bubble_share(layout),
+        },
+        "context": {"kind": layout.context_kind},
+        "expert": {},
+    }
     found: dict[str, Any] = {
         "recommendedStrategy": strategy_of(layout, case.job.spec.layout),
         "viable": case.feasible and (share is None or share >= _LEAST_EFFICIENCY),
@@ -35,22 +47,12 @@ def choose_strategy(case: Case) -> dict[str, Any]:
             "shardDegree": layout.shard_degree,
             "sharding": layout.sharding,
         },
-        "tensorParallelConfig": None
-        if layout.tensor == 1
-        else {"degree": layout.tensor, "sequenceParallel": layout.sequence_parallel},
-        "pipelineParallelConfig": None
-        if layout.pipeline == 1
-        else {
-            "degree": layout.pipeline,
-            "schedule": layout.schedule,
-            "chunks": layout.chunks,
-            "microBatches": layout.accumulation,
-            "bubbleShare": bubble_share(layout.pipeline, layout.accumulation, layout.chunks),
+        **{
+            f"{axis}ParallelConfig": {"degree": getattr(layout, axis), **more}
+            if getattr(layout, axis) > 1
+            else None
+            for axis, more in axes.items()
         },
-        "contextParallelConfig": None
-        if layout.context == 1
-        else {"degree": layout.context, "kind": layout.context_kind},
-        "expertParallelConfig": None if layout.expert == 1 else {"degree": layout.expert},
         "hybridConfig": {
             "dp": layout.data,
             "tp": layout.tensor,
@@ -67,7 +69,6 @@ def choose_strategy(case: Case) -> dict[str, Any]:
         "challenges": [limit["impact"] for limit in limits],
         "mitigations": [limit["mitigation"] for limit in limits],
     }
-    axes = ("tensor", "pipeline", "context", "expert")
     reasons = {f"{axis}ParallelConfig": f"layout.{axis} is 1" for axis in axes}
     unknown = {"expectedScalingEfficiencyShare": _UNTIMED}
     return with_null_reasons(found, reasons | unknown)
@@ -81,17 +82,6 @@ def working_share(case: Case) -> float | None:
     return min(
         1.0, sum(price.terms.get(name, 0.0) for name in ("compute", "optimizer")) / price.step_s
     )
-
-
-def bubble_share(stages: int, micro_batches: int, chunks: int = 1) -> float:
-    """Share of a step in which a stage idles, for 1F1B and its interleaved form.
-
-    Source: Narayanan et al., arXiv:2104.04473, section 2.2, as a share of the whole.
-
-    >>> round(bubble_share(4, 16), 3), round(bubble_share(8, 32, 2), 3)
-    (0.158, 0.099)
-    """
-    return (stages - 1) / (chunks * micro_batches + stages - 1)
 
 
 def communication_of(case: Case) -> dict[str, Any]:

@@ -1,13 +1,13 @@
 """Phases 10, 11 and 12: the training itself, its hyper-parameters, and what makes it fast."""
 
-from math import isclose
 from typing import Any
 
 from paceline.contracts.operate import sums_in, weights_in
 from paceline.contracts.phases.case import Case
+from paceline.contracts.phases.split import working_share
 from paceline.job.train_rules import decay_steps
 from paceline.plan import is_deterministic
-from paceline.plan.advice.learning_rate import scale_learning_rate
+from paceline.plan.advice.learning_rate import ScaledRate, scale_learning_rate
 from paceline.render.mlx import runs_mlx
 from paceline.units import counted, format_count, format_seconds
 
@@ -62,28 +62,25 @@ def choose_hyperparameters(case: Case) -> dict[str, Any]:
     """Batch and learning rate, and how they would follow another size of the cluster."""
     layout, train = case.plan.layout, case.job.spec.train
 
-    def scaled(batch: int) -> tuple[float, float, float, str]:
-        found = scale_learning_rate(
+    def scaled(times: int) -> ScaledRate:
+        return scale_learning_rate(
             train.learning_rate,
             base_batch=train.global_batch,
-            batch=batch,
+            batch=times * layout.global_batch,
             optimizer=train.optimizer,
         )
-        return found.learning_rate, found.linear_rate, found.sqrt_rate, found.rule
 
-    rate, linear, root, rule = scaled(layout.global_batch)
-    assert isclose(rate, train.learning_rate) or layout.global_batch != train.global_batch
-    guidelines: list[dict[str, Any]] = []
-    for times in (1, 2, 4, 8):
-        lr, *_, how = scaled(times * layout.global_batch)
-        guidelines.append(
-            {
-                "numGPUs": times * layout.num_ranks,
-                "batch": times * layout.global_batch,
-                "lr": lr,
-                "rule": how,
-            }
-        )
+    found = scaled(1)
+    rate = found.learning_rate
+    guidelines = [
+        {
+            "numGPUs": times * layout.num_ranks,
+            "batch": times * layout.global_batch,
+            "lr": scaled(times).learning_rate,
+            "rule": scaled(times).rule,
+        }
+        for times in (1, 2, 4, 8)
+    ]
     return {
         "globalBatchSize": layout.global_batch,
         "microBatchSize": layout.micro_batch,
@@ -92,9 +89,9 @@ def choose_hyperparameters(case: Case) -> dict[str, Any]:
         "gradientAccumulationSteps": layout.accumulation,
         "dataParallelSize": layout.data,
         "learningRateScaling": {
-            "rule": rule,
-            "linear": linear,
-            "sqrt": root,
+            "rule": found.rule,
+            "linear": found.linear_rate,
+            "sqrt": found.sqrt_rate,
             "baselineBatch": train.global_batch,
             "baselineRate": train.learning_rate,
             "source": "linear: arXiv:1706.02677 (SGD); square root: arXiv:2205.10287 (Adam)",
@@ -116,7 +113,8 @@ def optimise_performance(case: Case) -> dict[str, Any]:
     plan, layout = case.plan, case.plan.layout
     mlx = runs_mlx(plan)
     narrow = plan.precision != "fp32"
-    factor = _speedup(case)
+    share = working_share(case)
+    factor = layout.num_ranks * share if share else None
     return {
         "appliedOptimizations": [
             {
@@ -174,11 +172,3 @@ def optimise_performance(case: Case) -> dict[str, Any]:
             if case.seen.shows(text)
         ],
     }
-
-
-def _speedup(case: Case) -> float | None:
-    price = case.plan.estimate
-    if not price.step_s:
-        return None
-    useful = price.terms.get("compute", 0.0) + price.terms.get("optimizer", 0.0)
-    return case.plan.layout.num_ranks * min(1.0, useful / price.step_s) if useful else None

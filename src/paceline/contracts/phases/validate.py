@@ -20,50 +20,52 @@ def plan_validation(case: Case) -> dict[str, Any]:
     memory = "memory_bytes" if case.seen.shows("memory_bytes") else "the allocator's peak"
     same = "samples_digest" if case.seen.shows("samples_digest") else "loss"
     on_cpu = "--set cluster.accelerator=cpu --set cluster.nodes=1 --set cluster.per_node=2"
+    kill = (ranks - 1, min(job.train.steps, plan.checkpoint_every + 1))
+    killed = f"kill -9 of rank {kill[0]}'s process at step {kill[1]}"
+    if plan.cluster.is_local:
+        killed = _run(case, f"drill.kill=[rank={kill[0]}@step={kill[1]}]")
     return {
-        "preTrainingValidations": [
-            {"name": each.name, "how": each.command, "passes": f"prints {each.expect}"}
-            for each in health_checks(plan)
-        ],
-        "runtimeValidations": [
-            {"name": rule.name, "how": rule.condition, "passes": f"never ({rule.severity})"}
-            for rule in case.seen.rules or ()
-        ],
-        "smokeTests": [
-            {
-                "name": "three steps",
-                "how": _run(case, "train.steps=3"),
-                "passes": "exit code 0, three finite losses, one checkpoint",
-            },
-            {
-                "name": "memory",
-                "how": f"{memory} of the third step",
-                "passes": f"at most {format_bytes(price.memory.known_bytes)} plus 10 %",
-            },
-        ],
-        "reproducibilityTests": [
-            {
-                "name": "same samples",
-                "how": f"two runs of 10 steps from seed {job.train.seed}",
-                "passes": f"equal {same} in every step",
-            },
-            {
-                "name": "same bits after a resume",
-                "how": f"on two CPU ranks: paceline run job.yaml {on_cpu}, killed and resumed",
-                "passes": "equal state digest at the end",
-            },
-        ],
+        "preTrainingValidations": _checks(
+            *((each.name, each.command, f"prints {each.expect}") for each in health_checks(plan))
+        ),
+        "runtimeValidations": _checks(
+            *(
+                (rule.name, rule.condition, f"never ({rule.severity})")
+                for rule in case.seen.rules or ()
+            )
+        ),
+        "smokeTests": _checks(
+            (
+                "three steps",
+                _run(case, "train.steps=3"),
+                "exit code 0, three finite losses, one checkpoint",
+            ),
+            (
+                "memory",
+                f"{memory} of the third step",
+                f"at most {format_bytes(price.memory.known_bytes)} plus 10 %",
+            ),
+        ),
+        "reproducibilityTests": _checks(
+            (
+                "same samples",
+                f"two runs of 10 steps from seed {job.train.seed}",
+                f"equal {same} in every step",
+            ),
+            (
+                "same bits after a resume",
+                f"on two CPU ranks: paceline run job.yaml {on_cpu}, killed and resumed",
+                "equal state digest at the end",
+            ),
+        ),
         "scalingTests": _scaling(case),
-        "faultInjectionTests": [
-            {
-                "name": f"kill rank {rank}",
-                "how": _run(case, f"drill.kill=[rank={rank}@step={step}]")
-                if plan.cluster.is_local
-                else f"kill -9 of rank {rank}'s process at step {step}",
-                "passes": f"training goes on, at most {plan.checkpoint_every} steps repeated",
-            }
-            for rank, step in ((ranks - 1, min(job.train.steps, plan.checkpoint_every + 1)),)
-        ],
+        "faultInjectionTests": _checks(
+            (
+                f"kill rank {kill[0]}",
+                killed,
+                f"training goes on, at most {plan.checkpoint_every} steps repeated",
+            )
+        ),
         "baselines": {
             "step_s": price.step_s,
             "tokens_per_s": price.tokens_per_s,
@@ -74,15 +76,19 @@ def plan_validation(case: Case) -> dict[str, Any]:
             "baseline": "one rank, no accumulation",
             "tolerance": "relative 1e-5 on the gradient norm: sums run in another order",
         },
-        "troubleshootingGuide": [
-            {"name": "out of memory in the first step", **_leaner(plan.layout)},
-            {
-                "name": "no step is finished",
-                "how": "bash debug.sh; logs/ of each rank",
-                "passes": f"every rank finishes a step within {format_seconds(silence_s(plan))}",
-            },
-        ],
+        "troubleshootingGuide": _checks(
+            ("out of memory in the first step", *_leaner(plan.layout)),
+            (
+                "no step is finished",
+                "bash debug.sh; logs/ of each rank",
+                f"every rank finishes a step within {format_seconds(silence_s(plan))}",
+            ),
+        ),
     }
+
+
+def _checks(*rows: tuple[str, str, str]) -> list[dict[str, str]]:
+    return [{"name": name, "how": how, "passes": passes} for name, how, passes in rows]
 
 
 def _run(case: Case, change: str) -> str:
@@ -92,15 +98,15 @@ def _run(case: Case, change: str) -> str:
     return f"bash launch-script.sh, with {change.replace('=', ': ', 1)} in job.yaml"
 
 
-def _leaner(layout: Layout) -> dict[str, str]:
+def _leaner(layout: Layout) -> tuple[str, str]:
     """The fastest change of the layout that needs less memory."""
     settings = leaner_settings(layout)
     if settings is None:
-        return {"how": "more ranks: cluster.nodes", "passes": "a smaller share for each rank"}
-    return {"how": settings, "passes": "the same batch in less memory"}
+        return "more ranks: cluster.nodes", "a smaller share for each rank"
+    return settings, "the same batch in less memory"
 
 
-def _scaling(case: Case) -> dict[str, list[dict[str, Any]]]:
+def _scaling(case: Case) -> dict[str, list[dict[str, str]]]:
     """Weak: the batch grows with the ranks. Strong: it stays."""
     plan = case.plan
     step_s, batch = plan.estimate.step_s, plan.layout.global_batch
@@ -110,29 +116,30 @@ def _scaling(case: Case) -> dict[str, list[dict[str, Any]]]:
     counts = sorted({fitting[0], fitting[-2:][0], fitting[-1]})
     limit = "" if step_s is None else f"; {format_seconds(step_s)} is estimated for {fitting[-1]}"
     if len(counts) == 1:
-        alone = {
-            "name": f"none: this layout is not possible on fewer than {counted(least, 'rank')}",
-            "how": "paceline bench job.yaml, with a smaller model",
-            "passes": "at least 0.8 times the rate of one rank for each rank",
-        }
-        return {"weak": [alone], "strong": [alone]}
-    weak: list[dict[str, Any]] = []
-    strong: list[dict[str, Any]] = []
-    for count in counts:
-        share = batch * count // plan.layout.num_ranks
-        weak.append(
-            {
-                "name": f"{counted(count, 'rank')}, {share} samples a step",
-                "how": "step_s over 50 steps",
-                "passes": f"at most 1.25 times that of {counted(counts[0], 'rank')}{limit}",
-            }
+        alone = _checks(
+            (
+                f"none: this layout is not possible on fewer than {counted(least, 'rank')}",
+                "paceline bench job.yaml, with a smaller model",
+                "at least 0.8 times the rate of one rank for each rank",
+            )
         )
-        strong.append(
-            {
-                "name": f"{counted(count, 'rank')}, {batch} samples a step",
-                "how": "tokens_per_s over 50 steps",
-                "passes": f"at least {0.8 * count / counts[0]:.3g} times that of "
-                f"{counted(counts[0], 'rank')}",
-            }
+        return {"weak": alone, "strong": alone}
+    first = counted(counts[0], "rank")
+    ranks = [(count, counted(count, "rank")) for count in counts]
+    weak = (
+        (
+            f"{of}, {batch * count // plan.layout.num_ranks} samples a step",
+            "step_s over 50 steps",
+            f"at most 1.25 times that of {first}{limit}",
         )
-    return {"weak": weak, "strong": strong}
+        for count, of in ranks
+    )
+    strong = (
+        (
+            f"{of}, {batch} samples a step",
+            "tokens_per_s over 50 steps",
+            f"at least {0.8 * count / counts[0]:.3g} times that of {first}",
+        )
+        for count, of in ranks
+    )
+    return {"weak": _checks(*weak), "strong": _checks(*strong)}

@@ -4,13 +4,14 @@ in it."""
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import isclose, sqrt
 from typing import Any
 
 from paceline.catalog.load import read_shipped
 from paceline.contracts.reading.engineer import ASSUMED_ACCELERATOR, is_set
 from paceline.contracts.reading.translation import MOST, ContractText, Translation
-from paceline.contracts.stated import ASYNC, COPIES
+from paceline.contracts.stated import ASYNC, COPIES, SETTINGS
 from paceline.errors import Problem
 
 BASE_RATE, BASE_BATCH = 0.001, 64
@@ -26,35 +27,19 @@ _FOLDER = re.compile(r"/.*?(?=[,;.]?(?:\s\(|[,;]\s|$))")
 _ASSUMED_STEPS = 1000
 _ASSUMED_SEQ_LEN = 4096
 
-_STRATEGY = {
-    "approach": "text",
-    "total_gpus": "a whole number",
-    "nodes": "a whole number",
-    "gpus_per_node": "a whole number",
+_WORDS = {"strategy": {"approach": "text"}, "checkpoint_strategy": {"async": "yes or no"}}
+_KINDS = {
+    section: _WORDS.get(section, {}) | {key: kind for key, (kind, *_) in rows.items()}
+    for section, rows in SETTINGS.items()
 }
-_BATCH = {
-    "per_gpu_batch_size": "a whole number",
-    "total_batch_size": "a whole number",
-    "gradient_accumulation_steps": "a whole number",
-    "learning_rate": "a number",
-    "warmup_epochs": "zero or more",
-    "warmup_steps": "zero or more",
-}
-_CHECKPOINTS = {
-    "async": "yes or no",
-    "compression": "text",
-    "storage": "text",
-    "frequency": "text",
-    "retention": "text",
-}
+"""Section -> key -> its kind, of all that is read."""
 
 
 def job_of_training_plan(contract: ContractText, overrides: Sequence[str]) -> Translation:
     """The job whose cluster, batch, learning rate and checkpoints a training plan says; its model
     is given by `--set`, since the plan has no place for one."""
     made = Translation(contract=contract)
-    strategy = _known(made, "strategy", _STRATEGY)
-    batch = _known(made, "batch_configuration", _BATCH)
+    strategy, batch = _known(made, "strategy"), _known(made, "batch_configuration")
     made.set("name", "contract")
     made.set("model", {})
     if not is_set(overrides, "model"):
@@ -70,12 +55,9 @@ def job_of_training_plan(contract: ContractText, overrides: Sequence[str]) -> Tr
         made.note(f"{_ASSUMED_SEQ_LEN} tokens a sample assumed: --set data.seq_len=...")
     _cluster(made, strategy, overrides)
     _train(made, batch, overrides)
-    checkpoints = _known(made, "checkpoint_strategy", _CHECKPOINTS, required=False)
-    _checkpoints(made, checkpoints)
-    used = {"strategy": _STRATEGY, "batch_configuration": _BATCH}
-    used["checkpoint_strategy"] = _CHECKPOINTS
+    _checkpoints(made, _known(made, "checkpoint_strategy", required=False))
     if any(
-        not isinstance(section, Mapping) or section.keys() - used.get(name, {}).keys()
+        not isinstance(section, Mapping) or section.keys() - _KINDS.get(name, {}).keys()
         for name, section in contract.value.items()
     ):
         made.note(
@@ -86,18 +68,13 @@ def job_of_training_plan(contract: ContractText, overrides: Sequence[str]) -> Tr
     return made
 
 
-def _known(
-    made: Translation, name: str, keys: Mapping[str, str], *, required: bool = True
-) -> dict[str, Any]:
+def _known(made: Translation, name: str, *, required: bool = True) -> dict[str, Any]:
     """A section without complaint about keys of its many versions."""
-    value = made.contract.value.get(name)
+    value, keys = made.contract.value.get(name), _KINDS[name]
     if isinstance(value, dict):
-        known = {key: each for key, each in value.items() if key in keys}
-        narrowed = ContractText(
-            value={name: known}, source=made.contract.source, folder=made.contract.folder
-        )
-        inner = Translation(contract=narrowed, problems=made.problems)
-        return inner.section(name, keys, required=required)
+        known = {name: {key: each for key, each in value.items() if key in keys}}
+        narrowed = replace(made.contract, value=known)
+        made = Translation(contract=narrowed, problems=made.problems)
     return made.section(name, keys, required=required)
 
 

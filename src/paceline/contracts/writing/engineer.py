@@ -78,32 +78,27 @@ def sharding_of(layout: Layout) -> str:
 
 def degrees_of(layout: Layout) -> dict[str, int]:
     """Degree of every way of splitting."""
-    return {
-        "data": layout.data,
-        "shard": layout.shard_degree,
-        "tensor": layout.tensor,
-        "pipeline": layout.pipeline,
-        "context": layout.context,
-        "expert": layout.expert,
-    }
+    axes = ("data", "tensor", "pipeline", "context", "expert")
+    return {axis: getattr(layout, axis) for axis in axes} | {"shard": layout.shard_degree}
+
+
+_PLACES = {
+    "tp": "tensor",
+    "pp": "pipeline",
+    "dp": "data",
+    "cp": "context",
+    "ep": "expert",
+    "shard": "shard",
+    "replica": "replica",
+}
 
 
 def node_assignments(plan: Plan) -> list[dict[str, int]]:
     """Every rank's node, accelerator and place on each axis."""
     per_node = plan.cluster.ranks_per_node
     return [
-        {
-            "rank": place.rank,
-            "node": place.rank // per_node,
-            "gpu": place.rank % per_node,
-            "tp": place.tensor,
-            "pp": place.pipeline,
-            "dp": place.data,
-            "cp": place.context,
-            "ep": place.expert,
-            "shard": place.shard,
-            "replica": place.replica,
-        }
+        {"rank": place.rank, "node": place.rank // per_node, "gpu": place.rank % per_node}
+        | {name: getattr(place, axis) for name, axis in _PLACES.items()}
         for place in rank_map(plan.layout)
     ]
 
@@ -151,9 +146,9 @@ def _checkpoints(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
     every = plan.checkpoint_every
     seconds = None if view.step_s is None else every * view.step_s
     best = view.checkpoints
-    best_steps = None if best is None else best.every_steps
-    if best_steps is not None and keep.every == "auto":
-        best_steps = every  # the plan has it, or none is better as goodput is printed
+    best_steps = best and best.every_steps
+    if keep.every == "auto":  # the plan has it, or none is better as goodput is printed
+        best_steps = best and every
     retention = [f"newest {keep.keep_last}"]
     if (kept := kept_every(job.spec)) is not None:
         retention.append(f"every {kept} steps")
@@ -180,10 +175,10 @@ def _faults(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
         "elasticTraining": is_elastic(plan, job.spec),
         "recoveryStrategy": recovery(plan, job.spec),
         "healthChecks": [asdict(check) for check in health_checks(plan)],
-        "expectedFailuresPerDay": None if good is None else 24 * good.failures_per_hour,
-        "expectedUsefulShare": None if good is None else good.useful,
+        "expectedFailuresPerDay": good and 24 * good.failures_per_hour,
+        "expectedUsefulShare": good and good.useful,
         "expectedRecoverySeconds": view.restart_s,
-        "expectedLostSecondsPerFailure": None if good is None else good.lost_s_per_failure,
+        "expectedLostSecondsPerFailure": good and good.lost_s_per_failure,
     }
 
 
