@@ -56,9 +56,9 @@ def parse_job(
     if "command" in values:
         raise JobError.of(
             code="J012",
-            what="`command` is a program of its own, which Paceline only starts and watches",
+            what="the job is a script of your own (`command`), which only `run` can start",
             where=source,
-            fix="give it to `paceline run`; for everything else describe model, data and train",
+            fix=f"paceline run {source}; to plan it, write a job with model, data and train",
         )
     spec = read_as(JobSpec, _with_empty(values, JobSpec), lines, source)
     job = _with_engine(Job(spec=spec, folder=folder, source=source, lines=lines))

@@ -127,8 +127,8 @@ def check_tensor(job: Job, space: Space) -> Iterator[Problem]:
         code="L005",
         what=f"layout.tensor {tensor} does not divide {' and '.join(dict.fromkeys(clashes))}",
         where=job.where("layout.tensor"),
-        fix=f"set layout.tensor to {_nearest(tensor, good)}; of the divisors of "
-        f"{counted(space.num_ranks, 'rank')} {_listed(good)} divide all of them",
+        fix=f"set layout.tensor to {_nearest(tensor, good)}; on "
+        f"{counted(space.num_ranks, 'rank')} {_listed(good)} are possible",
     )
 
 
