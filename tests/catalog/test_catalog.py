@@ -1,6 +1,7 @@
 """The catalog: every number there, and names that are not."""
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from paceline.catalog import (
@@ -217,6 +218,23 @@ def test_an_unknown_link_names_the_nearest():
 def test_an_unknown_preset_names_the_nearest():
     with pytest.raises(JobError, match="did you mean `llama-3-8b`"):
         find_published("llama3-8b", where="here")
+
+
+def test_a_published_config_without_a_query_rank_has_whole_queries_when_it_is_built():
+    """DeepSeek-V2-Lite had rank 0: empty matrices, queries of zeros, and a proof that failed."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"num_hidden_layers": 1, "vocab_size": 64}
+    config = transformers.AutoConfig.for_model(
+        **{**find_published("deepseek-v2-lite", where="").config, **sizes}
+    )
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    assert all(parameter.numel() for parameter in model.parameters())
+
+
+def test_a_second_name_is_given_only_where_it_is_nearly_as_near():
+    with pytest.raises(JobError, match="did you mean `H100-SXM`\\?"):
+        find_accelerator("H1000", where="here")
 
 
 def test_a_name_that_others_begin_with_names_those():

@@ -352,6 +352,10 @@ def no_such(code: str, kind: str, name: str, known: Mapping[str, str], where: st
     """
     by_lower = {spelling.lower(): found for spelling, found in known.items()}
     matches = difflib.get_close_matches(name.lower(), by_lower, n=4, cutoff=0.4)
+    nearness = [difflib.SequenceMatcher(None, name.lower(), each).ratio() for each in matches]
+    matches = [
+        each for each, near in zip(matches, nearness, strict=True) if near > 0.9 * nearness[0]
+    ]
     longer = [spelling for spelling in by_lower if spelling.startswith(name.lower())]
     near = list(dict.fromkeys(by_lower[match] for match in [*longer, *matches]))[:2]
     names = list(dict.fromkeys(known.values()))

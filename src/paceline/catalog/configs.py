@@ -9,12 +9,12 @@ from paceline.catalog._rows import no_such
 from paceline.catalog.load import read_rows
 from paceline.errors import JobError
 
+_NULLS = {"sliding_window", "q_lora_rank"}
+"""Fields whose 0 stands for the null of the file itself, which TOML cannot have."""
+
 
 def _config(value: Mapping[str, Any]) -> dict[str, Any]:
-    config = dict(value)
-    if config.get("sliding_window") == 0:  # null in the file itself, which TOML cannot have
-        config["sliding_window"] = None
-    return config
+    return {name: None if name in _NULLS and given == 0 else given for name, given in value.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
