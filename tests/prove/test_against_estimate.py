@@ -210,6 +210,21 @@ def test_stages_in_a_loop_wait_for_a_head_that_takes_as_long_as_several_blocks(r
     assert simulated_s == pytest.approx(estimated_s, rel=0.08)
 
 
+@pytest.mark.parametrize("data", [1, 2])
+def test_two_stages_with_one_matrix_swap_its_gradient(data):
+    """Gemma 2 2B on four stages was estimated 30 % too fast on a slow network: nothing was counted.
+
+    What tying adds is compared, which is a fifth of this step.
+    """
+    text = JOB.replace("vocab: 32000", "vocab: 256000").replace("hidden: 4096", "hidden: 1024")
+    text = text.replace("seq_len: 4096", "seq_len: 256").replace("heads: 32", "heads: 8")
+    text = text.replace("per_node: 8", f"nodes: 2, per_node: {data}")
+    tied = text.replace("vocab: 256000", "vocab: 256000, tied_embeddings: true")
+    of = pipeline(2, data=data, sharding="full", micro_batch=1)
+    (tied_s, its_s), (simulated_s, estimated_s) = both_s(tied, of), both_s(text, of)
+    assert its_s - estimated_s == pytest.approx(tied_s - simulated_s, rel=0.15)
+
+
 @pytest.mark.parametrize("recompute", ["full", "selective"])
 def test_a_ring_goes_round_again_where_blocks_are_recomputed(recompute):
     """Estimated 23 % too fast: without the second time, without the float32 in which this ring adds

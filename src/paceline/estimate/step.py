@@ -5,7 +5,7 @@
     tensor        tensor parallelism's gathers and scatters that nothing hides
     context       exchange of keys and values, or of heads
     expert        tokens sent to their experts and back
-    pipeline      idle stages, and sending between them
+    pipeline      idle stages, sending between them, and the gradient of a matrix on two of them
     data          reduction of gradients and gathering of parameters that nothing hides
     optimizer     its state read and written once; over the host's bus when offloaded
     fixed         of each step, whatever its size
@@ -52,8 +52,9 @@ from paceline.estimate.on_stage import (
 from paceline.estimate.rates import Rates
 from paceline.estimate.recompute import Pass, done_again
 from paceline.estimate.schedule import Launches, bubble_s, exposed_messages, idle_share
-from paceline.estimate.sharding import Ways, routed_split
+from paceline.estimate.sharding import Ways, routed_split, shared_of
 from paceline.estimate.tensor_collectives import crossing_of
+from paceline.parallel.stages import rank_of_head
 from paceline.parallel.table import Layouts, code_of, distinct
 from paceline.parallel.word_columns import is_in_v, loops, recomputes_whole, stages_each
 from paceline.profile.block import Block, Column, dense_parameters, expert_parameters
@@ -167,6 +168,8 @@ def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -
     hop = hop * (t.pipeline > 1)
     waits = exposed_messages(t.pipeline, chunks, t.schedule, rates.pipeline_overlap)
     terms["pipeline"] = idle + (m * waits + 2 * (t.pipeline - 1)) * hop
+    if np.any(model.num_tied_parameters) and np.any(t.pipeline > 1):
+        terms["pipeline"] = terms["pipeline"] + _tied_s(model, t, rates, traffic)
     terms["data"] = data_s(model, mean, t, rates, traffic, on_stage)
     terms["optimizer"] = _optimizer_s(model, t, rates, traffic)
     terms["fixed"] = np.broadcast_to(np.asarray(rates.step_s, float), np.shape(idle))
@@ -187,6 +190,24 @@ def _passed(model: Model, t: Layouts, slow: Column) -> tuple[Column, Column]:
         first = t.chunks * chunk_blocks(model, t, slow, False).each
         blocks, heads = np.where(is_loop, first, blocks), np.where(is_loop, 0.0, heads)
     return blocks, heads
+
+
+def _tied_s(model: Model, t: Layouts, rates: Rates, traffic: Traffic) -> Column:
+    """Two stages with one matrix swap its gradient once a step, when all backward passes are over:
+    our own runtime its shards, other engines all of it, in an all-reduce of two ranks.
+
+    Source: Megatron-LM `finalize_model_grads`, DeepSpeed `PipelineEngine._exec_reduce_tied_grads`.
+    """
+    shared = shared_of(t, traffic.ways, 0.0)
+    is_own = np.asarray(traffic.ways.fsdp_throughout) > 0
+    shard = np.where(is_own & shared.shards_weights, t.shard, 1)
+    each = np.where(is_own, traffic.sharded_bytes, traffic.reduce_bytes) * model.trained_share
+    sent = each * model.num_tied_parameters / t.tensor / shard
+    seconds = p2p_s(sent, t.num_ranks(), rates, crossing=t.num_ranks() / t.pipeline)
+    seconds = seconds + is_own * 3 * sent / rates.memory_bytes_per_s  # added after it came
+    # In a v both ends are on the first rank.
+    is_apart = rank_of_head(t.pipeline, t.schedule, t.chunks) > 0
+    return np.where((np.asarray(model.num_tied_parameters) > 0) & is_apart, seconds, 0.0)
 
 
 def _uneven_s(model: Model, t: Layouts, of: tuple[Column, Column, Column, Column]) -> Column:

@@ -47,9 +47,9 @@ def sum_gradients(tied: Iterable[Ends], group: dist.ProcessGroup) -> None:
 def _add_from(peer: int, gradient: Tensor, group: dist.ProcessGroup) -> None:
     if gradient.numel() == 0:
         return
-    other = torch.zeros_like(gradient)
+    other = torch.empty_like(gradient)
     ops = [
-        dist.P2POp(dist.isend, gradient.clone(), group=group, group_peer=peer),
+        dist.P2POp(dist.isend, gradient, group=group, group_peer=peer),
         dist.P2POp(dist.irecv, other, group=group, group_peer=peer),
     ]
     for work in dist.batch_isend_irecv(ops):
