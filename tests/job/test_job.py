@@ -84,6 +84,18 @@ def test_a_key_like_none_lists_the_known_ones():
     assert only(GOOD + "  zzz: 1\n").fix.startswith("known keys are global_batch, steps,")
 
 
+def test_the_fix_is_the_text_to_type():
+    """It read: 35 keys of `train`; a list of text; correct the line."""
+    assert only("model: {preset: llama-3-8b}\n").fix == (
+        "add `train: {global_batch: 128, steps: 1000}`"
+    )
+    parse("model: {preset: llama-3-8b}\ntrain: {global_batch: 128, steps: 1000}\n")
+    receivers = only(GOOD, "alerts.to='ops, night 7'")
+    assert receivers.fix == "write a list of text: `to: [ops, night, '7']`"
+    open_brace = only("model: {preset: llama-3-8b\ntrain: {steps: 3}\nname: x\n")
+    assert open_brace.fix == "close the { that line 1 opens"
+
+
 def test_a_missing_field_says_what_it_is_for():
     problem = only(GOOD.replace("  global_batch: 8\n", ""))
     assert problem.code == "J005"

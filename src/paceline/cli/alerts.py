@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.options import PathName, json_option, runs_option
+from paceline.cli.options import PathName, RunName, json_option, runs_option
 from paceline.cli.screen import show
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN", type=RunName())
 @click.option(
     "--rules",
     "rules",

@@ -89,7 +89,7 @@ def prepare(
 def show_documents(
     job_file: Path, overrides: tuple[str, ...], sample: int, held_out: bool, as_json: bool
 ) -> None:
-    """Print the documents of one sample; what is trained on stands in [[ ]].
+    """Print one sample's documents; the loss counts what is in [[ ]].
 
     \b
     Examples:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from paceline.cli.options import runs_option
+from paceline.cli.options import RunName, runs_option
 
 
 @click.command()
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN", type=RunName())
 @click.option(
     "--rank", type=click.IntRange(min=0), help="Only this rank. [default: every log of the run]"
 )

@@ -36,6 +36,13 @@ class PathName(click.Path):
         return super().convert(value, parameter, context)
 
 
+class RunName(click.types.StringParamType):
+    """A run's id or folder, given on the command line."""
+
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
+        return "`paceline runs` lists them."
+
+
 def set_option(function: _F) -> _F:
     """`--set key.key=value`, as often as needed."""
     return click.option(

@@ -51,7 +51,8 @@ def command(
 
     To prove a layout that does not fit by the estimate, give --layout; if several match, the one
     with the least memory is taken. Exit code 3 means that it does not fit. If the job names
-    another engine, Paceline's own runtime is proved with the same layout, and the exit code is 0.
+    another engine, Paceline's own runtime is proved with the same layout; the exit code is then
+    0, also where it does not fit.
 
     \b
     Examples:

@@ -34,9 +34,9 @@ def command(
 ) -> None:
     """Write the plan of the job in JOB as files for ENGINE.
 
-    What the engine cannot express is listed, with the nearest that the files have; where
-    nothing comes near, no file is written and the exit code is 3. `--for list` shows the engines,
-    the versions that the files are for, and what they were held against.
+    What the engine cannot express is listed, with the nearest setting that it has; where it has
+    none, no file is written and the exit code is 3. `--for list` shows the engines, the versions
+    that the files are for, and what they were checked with.
 
     \b
     Examples:

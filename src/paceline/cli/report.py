@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paceline.cli.options import PathName, json_option, runs_option
+from paceline.cli.options import PathName, RunName, json_option, runs_option
 from paceline.errors import JobError
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN", type=RunName())
 @click.option(
     "--out",
     type=PathName(path_type=Path),

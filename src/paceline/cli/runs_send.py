@@ -9,11 +9,11 @@ from pathlib import Path
 import click
 
 from paceline.choices.sinks import SINKS
-from paceline.cli.options import json_option, runs_option, set_option
+from paceline.cli.options import RunName, json_option, runs_option, set_option
 
 
 @click.command("send")
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN", type=RunName())
 @click.option(
     "--to",
     "sink",

@@ -119,10 +119,10 @@ def command(
 ) -> None:
     """Estimate how much of a month failures cost the job in JOB.
 
-    The controller that `paceline run` uses runs here under a virtual clock, over agents that are
-    not there. The job is planned for every number of nodes, and its batch grows with them. The
-    failure process is yours to give, because operators differ. Shares of the time are simulated;
-    each phase of a recovery is labelled measured, published, assumed or estimated.
+    The controller that `paceline run` uses runs here under a virtual clock, with simulated
+    agents. The job is planned for every number of nodes, and its batch grows with them. The
+    failure rate differs between operators: give yours with --failures. Shares of the time are
+    simulated; each phase of a recovery is labelled measured, published, assumed or estimated.
 
     \b
     PROCESS:

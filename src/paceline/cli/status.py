@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.options import json_option, runs_option
+from paceline.cli.options import RunName, json_option, runs_option
 from paceline.cli.screen import show
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN", type=RunName())
 @runs_option
 @json_option
 def command(run: str, runs: Path, as_json: bool) -> int:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import click
 
-from paceline.cli.options import json_option, runs_option
+from paceline.cli.options import RunName, json_option, runs_option
 
 
 @click.command()
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN", type=RunName())
 @runs_option
 @json_option
 def command(run: str, runs: Path, as_json: bool) -> int:

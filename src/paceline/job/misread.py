@@ -5,6 +5,7 @@ from dataclasses import fields
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
+import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from paceline.errors import JobError, Problem, did_you_mean
@@ -122,6 +123,9 @@ def _problem(detail: Any, path: Place, where: str, root: Any) -> Problem:
     fix = _wanted_at(path, root) or _help_of(path, root) or "see `paceline schema`"
     if kind == "string_type" and isinstance(value, bool):
         fix += "; on, off, yes and no are true and false in YAML unless they are in quotes"
+    elif isinstance(value, str) and fix == "write a list of text":
+        words = yaml.safe_dump(value.replace(",", " ").split(), default_flow_style=True, width=999)
+        fix += f": `{name}: {words.strip()}`"
     elif isinstance(value, int | float) and fix.startswith("write text"):
         name, is_set = dotted(path), where.endswith("--set")
         fix += "; in quotes a number is text: " + (
@@ -135,8 +139,14 @@ def _problem(detail: Any, path: Place, where: str, root: Any) -> Problem:
     )
 
 
+_SHORTEST = {"model": "{preset: llama-3-8b}", "train": "{global_batch: 128, steps: 1000}"}
+"""Section that a job needs -> the least that can be written there."""
+
+
 def _how_to_add(path: Place, root: Any) -> str:
     """What a missing key holds, and how to write it."""
+    if dotted(path) in _SHORTEST:
+        return f"add `{dotted(path)}: {_SHORTEST[dotted(path)]}`"
     meaning = (_help_of(path, root) or "it has no default").removesuffix(".")
     write = _wanted_at(path, root)
     return f"add it ({meaning[:1].lower()}{meaning[1:]})" + (f": {write}" if write else "")

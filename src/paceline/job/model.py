@@ -1,5 +1,6 @@
 """Section `model` of the job file: what to train."""
 
+from pathlib import Path
 from typing import Literal
 
 from paceline.job.section import Auto, Count, Positive, section
@@ -74,3 +75,15 @@ class ModelSpec:
 
     chat_template: str = "auto"
     """A `.jinja` file that writes conversations as text. `auto` is the tokenizer's own."""
+
+
+def how_to_try(factory: str, folder: Path) -> str:
+    """Fix of a factory, `module:function`, that cannot be built.
+
+    >>> how_to_try("mymodel:build", Path("jobs"))
+    "try it in jobs: `python -c 'import mymodel; mymodel.build()'`"
+    """
+    module, _, function = factory.partition(":")
+    if not function:
+        return f"write it as module:function, with the module in {folder}"
+    return f"try it in {folder}: `python -c 'import {module}; {module}.{function}()'`"

@@ -1,13 +1,12 @@
 """The text of a job file, or of another file with its keys, as values and the line of each key."""
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 import yaml
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError, Problem, nearest
 
 _Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 Place = tuple[str | int, ...]
@@ -47,14 +46,9 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        near = difflib.get_close_matches(
-            path.name, sorted(p.name for p in path.parent.glob("*.y*ml")), n=1, cutoff=0.3
-        )
-        fix = (
-            f"did you mean {path.parent / near[0]}?"
-            if near
-            else "write one: paceline init job.yaml"
-        )
+        there = {each.stem: each for each in sorted(path.parent.glob("*.y*ml"))}
+        near = [there[stem] for stem in nearest(path.stem, there)]
+        fix = f"did you mean {near[0]}?" if near else "write one: paceline init job.yaml"
         what = f"there is no file {path}"
         raise JobError.of(code="J001", what=what, where=str(path), fix=fix) from None
     except (OSError, UnicodeDecodeError) as error:
@@ -82,14 +76,17 @@ def parse_yaml(text: str, source: str) -> tuple[dict[str, Any], dict[Place, int]
     except yaml.YAMLError as error:
         mark, opened = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
         line = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        fix = "correct the line; keys need a space after the colon, and spaces (no tabs) before"
         if mark and opened and opened.line != mark.line:
             context = getattr(error, "context", None) or "what is open there"
             line += f" ({context}, begun on line {opened.line + 1})"
+            if (bracket := text[opened.index : opened.index + 1]) in ("{", "["):
+                fix = f"close the {bracket} that line {opened.line + 1} opens"
         raise JobError.of(
             code="J002",
             what=f"not YAML: {getattr(error, 'problem', None) or error}",
             where=f"{source}{line}",
-            fix="correct the line; keys need a space after the colon, and spaces (no tabs) before",
+            fix=fix,
         ) from None
     if repeated:
         raise JobError(

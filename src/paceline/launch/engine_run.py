@@ -88,11 +88,13 @@ _WHAT: Mapping[str, tuple[str, str]] = {
     ),
     "data.path": (
         "data",
-        "data.path, as the nodes see it; with Megatron also data.corpus: mock, made-up samples",
+        "data.path: its path on the nodes",
     ),
     "model.tokenizer": ("a tokenizer", "model.tokenizer: /shared/llama-3, a folder of its files"),
 }
 """Field -> what is missing without it, and what to write."""
+
+_MADE_UP = "; or data.corpus: mock, samples that Megatron makes up"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,9 +329,9 @@ def _check_inputs(engine: str, job: Job, launcher: Launcher) -> Iterator[Problem
         if not given[field]:
             yield Problem(
                 code="H025",
-                what=f"{engine} needs {what}, and the job does not say it",
+                what=f"{engine} needs {what}, and the job names none",
                 where=job.where(field),
-                fix=fix,
+                fix=fix + _MADE_UP * (field == "data.path" and ENGINE_NAMES[engine].is_megatron),
             )
     for field, value in (
         ("engine_path", spec.engine_path),

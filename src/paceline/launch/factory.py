@@ -7,6 +7,7 @@ import msgspec
 
 from paceline.errors import JobError
 from paceline.job import Job
+from paceline.job.model import how_to_try
 from paceline.job.packages import need_package
 from paceline.profile import ModuleFacts
 
@@ -50,6 +51,5 @@ def _problem(job: Job, reason: str) -> JobError:
         code="J009",
         what=f"the model {job.spec.model.factory} could not be built: {reason}",
         where=job.where("model.factory"),
-        fix=f"write it as module:function, with the module in {job.folder}, and try "
-        f"`python -c 'from module import function; function()'` there",
+        fix=how_to_try(str(job.spec.model.factory), job.folder),
     )

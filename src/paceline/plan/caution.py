@@ -187,8 +187,8 @@ def assumed_shape(
     if layout.offload == "cpu" and is_host_assumed(cluster, "cpu"):
         yield Caution(
             about="host memory",
-            what=f"a node is assumed to have {format_bytes(host_limit_bytes(cluster, 'cpu'))} for "
-            f"{per_node} accelerator{'s' if per_node > 1 else ''}, as a DGX H100 has in proportion",
+            what=f"a node is assumed to have {format_bytes(host_limit_bytes(cluster, 'cpu'))} of "
+            "host memory: as much for each accelerator as a DGX H100",
             fix="set cluster.host_memory to what a node has",
         )
 

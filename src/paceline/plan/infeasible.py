@@ -396,4 +396,4 @@ def _other_accelerators(asked: _Asked) -> Iterator[str]:
         return asked.fitting(asked.open_space, asked.case.again(cluster=other), limit) is not None
 
     for name, other in clusters[bisect_left(clusters, True, key=fits) :][:1]:
-        yield f"take as many {name}, which have {format_bytes(other.memory_bytes)}"
+        yield f"use {other.num_ranks} {name} ({format_bytes(other.memory_bytes)} each)"

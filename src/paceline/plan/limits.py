@@ -63,13 +63,10 @@ def _ways_to_afford(job: Job, plan: Plan, limit: Limit) -> str:
         at = "" if wanted.provider is None else f" and plan.provider to {least.provider}"
         ways.append(f"{spot}{at}: ${least.usd:,.2f} at {least.provider}, {least.way}")
     elif least.usd < plan.cost.usd:
-        ways.append(
-            f"the least it costs on these ranks is ${least.usd:,.0f}, at {least.provider}, "
-            f"{least.way}"
-        )
+        ways[0] += f" (at the least ${least.usd:,.0f}: {least.provider}, {least.way})"
     steps = affordable_steps(job.spec.train.steps, limit.limit, plan.cost.usd)
     if steps:
-        ways.append(f"set train.steps to {steps}, which it pays for at {plan.cost.provider}")
+        ways.append(f"set train.steps to {steps}: what the budget pays for at {plan.cost.provider}")
     if wanted.objective == "time" and not plan.cluster.is_local:
-        ways.append("see what plan.objective cost finds on fewer ranks")
+        ways.append("try fewer ranks: `paceline plan --set plan.objective=cost JOB`")
     return "; or ".join(ways)

@@ -25,7 +25,7 @@ after a second or two."""
 
 _ENDINGS = {".log", ".out", ".err", ".txt", ".stdout", ".stderr", ".json", ".gz", ""}
 _NO_LOGS = {"job.yaml", "plan.json", "run.json", "control.json", "requirements.txt", "config.json"}
-_FIX = "give a log file, a folder of logs, a run's id, - for input, or words in quotes"
+_FIX = "give a log file, a folder of logs, a run's id, - for standard input, or words in quotes"
 _RANK = re.compile(r"(?:^|[-_./])(?:global_)?rank[-_.=]?(\d+)(?=\D|$)")
 _FOLDER_RANK = re.compile(r"(?:^|/)attempt_\d+/(\d+)/|/(\d+)/std(?:out|err)(?:\.log)?$")
 _HOST = re.compile(r"(?:^|[-_./])((?:node|host|worker|gpu)[-_]?\d+)(?=\D|$)")

@@ -283,7 +283,7 @@ def _refusals(
             code="H002",
             what=f"{name} cannot express {gap.what}: {gap.why}",
             where=job.where(gap.where),
-            fix=", or ".join(
+            fix="; or ".join(
                 filter(None, (_that_plan(gap.engines, job, profile, decoder), gap.fix))
             )
             or "choose another engine: `paceline render --for list`",

@@ -438,7 +438,7 @@ def differences(layout: Layout, chosen: Layout) -> Iterator[str]:
         yield "reduces each micro-batch"
     again = (layout.recompute, layout.recompute_every)
     if again != (chosen.recompute, chosen.recompute_every):
-        every = f" every {layout.recompute_every}" if layout.recompute_every > 1 else ""
+        every = f" every {layout.recompute_every} blocks" if layout.recompute_every > 1 else ""
         yield f"{'no' if layout.recompute == 'none' else layout.recompute} recompute{every}"
     moved = (layout.offload, layout.offload_parameters)
     if moved != (chosen.offload, chosen.offload_parameters):

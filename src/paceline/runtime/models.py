@@ -18,6 +18,7 @@ from torch import nn
 from paceline.errors import JobError, reason_of
 from paceline.job import Job
 from paceline.job.data_rules import objective_of
+from paceline.job.model import how_to_try
 from paceline.job.pretrained import find_pretrained, loads_weights
 from paceline.profile import DecoderShape, resolve_config, resolve_profile
 from paceline.profile.adapter import adaptation_of
@@ -142,8 +143,7 @@ def _problem(own: _Own, moment: str, error: BaseException) -> JobError:
         code="J009",
         what=f"the model {own.name} could not be built: {moment}, {told}",
         where=own.where,
-        fix=f"write it as module:function, with the module in {own.folder}, and try "
-        "`python -c 'from module import function; function()'` there",
+        fix=how_to_try(own.name, own.folder),
     )
 
 
