@@ -345,7 +345,7 @@ def _against_best(choice: Choice, others: Sequence[tuple[Layout, Estimate]]) -> 
         return _despite(choice, other, price, pace)
     if not (lead := _lead(choice)):
         return f"fits; {named} is estimated {pace}"
-    return f"{lead}; {named} is {pace}"
+    return f"{lead}; {named.replace(f' over {other.num_ranks} ranks', '')}: {pace}"
 
 
 def _lead(choice: Choice) -> str:
@@ -358,7 +358,7 @@ def _lead(choice: Choice) -> str:
     if not passed and any(_passed_over(*pair, choice) == _LATER for pair in choice.fitting):
         return "takes the least time at the slow end of the estimate (see others)"
     most = _slower(min(passed, default=0.0))
-    return f"more complex ones are up to {most}" if passed else ""
+    return f"more complex: up to {most}" if passed else ""
 
 
 def _named(choice: Choice, other: Layout) -> str:
