@@ -4,6 +4,7 @@
     .venv/bin/python benchmarks/prove_speed.py --whole      # each once more with every block traced
     .venv/bin/python benchmarks/prove_speed.py --estimates  # the planner's bytes beside the proofs'
     .venv/bin/python benchmarks/prove_speed.py --random SEED N  # bytes, seconds; random layouts
+    .venv/bin/python benchmarks/prove_speed.py --networks [held]  # seconds, four networks
 
 Wall time from the start of the process to its end, with the imports of torch. The largest memory is
 that of the larger of the two processes, the command and its helper.
@@ -11,8 +12,9 @@ that of the larger of the two processes, the command and its helper.
 `--whole` takes minutes a job. `--estimates` has 28 blocks of eight families in usual layouts; those
 marked `held` were put away before the estimate was last changed. `--random` draws a model of eight
 families and a layout, every degree, schedule and policy alike, and has a summary for even numbers,
-which the estimate was worked on with, and odd ones. Its seconds are without stragglers and without
-the host's work in FSDP2's hooks, which no proof has.
+which the estimate was worked on with, and odd ones. `--networks` has 14 jobs on four networks; its
+half `held` was put away before messages between stages were last changed. Seconds are without
+stragglers, which no proof has.
 """
 
 import json
@@ -22,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -189,11 +191,13 @@ def _small_job(
     nodes: int = 1,
     batch: int = 64,
     of: str = "{}",
+    network: str = "",
 ) -> Any:
     (folder / "config.json").write_text(json.dumps(config))
+    links = f", network: {network}" if network else ""
     text = (
         f"model: {{hf_config: config.json}}\ndata: {{path: x, seq_len: {seq_len}}}\n"
-        f"cluster: {{accelerator: H100-SXM, nodes: {nodes}, per_node: 8}}\n"
+        f"cluster: {{accelerator: H100-SXM, nodes: {nodes}, per_node: 8{links}}}\n"
         f"train: {{global_batch: {batch}, steps: 100}}\nlayout: {of}\n"
     )
     return parse_job(text, source="job.yaml", folder=folder)
@@ -257,28 +261,28 @@ def _draw(draw: Random, folder: Path) -> tuple[str, Any, dict[str, Any], Layout]
 
 def _both(job: Any, config: dict[str, Any], of: Layout) -> tuple[float, float | None]:
     """Estimated over proved: bytes of the fullest rank, and seconds."""
-    case = case_of(resolve_profile(job), find_cluster(job.spec.cluster, job), precision="bf16")
-    ways = tuple(way for way in case.engine.ways if way != "side_streams")
-    case = replace(case, engine=replace(case.engine, ways=ways))
-    shape = resolve_decoder(job)
-    model = ModelRequest(config=config) if shape is None else ModelRequest(decoder=shape)
-    proof = prove(
-        Request(
-            model=model,
-            layout=of,
-            seq_len=job.spec.data.seq_len,
-            precision="bf16",
-            rates=case.rates,
-        )
-    )
-    estimate = price_one(of, case)
-    stages = stage_memory(of, case) if of.pipeline > 1 else [estimate.memory]
+    estimate, stages, proof = _estimated_and_proved(job, config, of)
     living = max(each.allocated_bytes - (each.parts["checkpoint"] or 0) for each in stages)
     memory = living / proof.fullest.peak_bytes
     if proof.simulated is None:
         return memory, None
-    seconds = sum(estimate.terms.values()) - estimate.terms["stragglers"]
-    return memory, seconds / proof.simulated.step_s
+    return memory, _without_stragglers(estimate) / proof.simulated.step_s
+
+
+def _estimated_and_proved(job: Any, config: dict[str, Any], of: Layout) -> tuple[Any, Any, Any]:
+    """The estimate, its memory by stage, and the proof."""
+    case = case_of(resolve_profile(job), find_cluster(job.spec.cluster, job), precision="bf16")
+    shape = resolve_decoder(job)
+    model = ModelRequest(config=config) if shape is None else ModelRequest(decoder=shape)
+    seq_len = job.spec.data.seq_len
+    asked = Request(model=model, layout=of, seq_len=seq_len, precision="bf16", rates=case.rates)
+    estimate = price_one(of, case)
+    stages = stage_memory(of, case) if of.pipeline > 1 else [estimate.memory]
+    return estimate, stages, prove(asked)
+
+
+def _without_stragglers(estimate: Any) -> float:
+    return float(sum(estimate.terms.values()) - estimate.terms["stragglers"])
 
 
 def _print_random(seed: int, count: int) -> None:
@@ -298,6 +302,53 @@ def _print_random(seed: int, count: int) -> None:
             print(f"{half} {what}: n {len(off)}, median {median(off):.1%}, worst {max(off):.1%}")
 
 
+NETWORKS = ("10Gb/s", "25Gb/s", "100Gb/s", "400Gb/s InfiniBand")
+_LOOP: dict[str, Any] = {**STAGES, "schedule": "interleaved", "chunks": 2, "pipeline": 4}
+_HALVES: dict[str, Any] = {**STAGES, "schedule": "zero-bubble", "pipeline": 4}
+_RING: dict[str, Any] = {"context": 16, "context_kind": "ring", "accumulation": 4}
+_WIDE = _sizes(16, 4096, 32, 14336, num_key_value_heads=8)
+_LINKED_MODELS = {**MODELS, "wide": _config("llama", "LlamaForCausalLM", 4096, **_WIDE)}
+LINKED: tuple[tuple[str, str, int, dict[str, Any]], ...] = (
+    ("llama", "", 2, {"data": 16, "accumulation": 2}),
+    ("llama", "held", 2, {**FSDP, "data": 16, "accumulation": 2}),
+    ("qwen3", "", 8, {**FSDP, "data": 64, "accumulation": 4}),
+    ("wide", "held", 4, {**SPLIT, "tensor": 8, "data": 4, "sharding": "zero1"}),
+    ("llama", "", 2, {**STAGES, **SPLIT, "tensor": 4, "pipeline": 4}),
+    ("wide", "held", 4, {**STAGES, **SPLIT, **FSDP, "tensor": 4, "pipeline": 4, "data": 2}),
+    ("llama", "", 2, {**_LOOP, **SPLIT, "tensor": 4}),
+    ("wide", "held", 4, {**_LOOP, **SPLIT, "tensor": 4, "data": 2, "sharding": "zero1"}),
+    ("wide", "", 4, {**_HALVES, **FSDP}),
+    ("wide", "held", 4, {**_HALVES, "chunks": 2, "data": 8}),
+    ("llama", "", 2, {**_RING, "sharding": "full"}),
+    ("qwen3", "held", 2, {**_RING, "context_kind": "ulysses", "sharding": "full"}),
+    ("wide", "", 8, {**STAGES, **FSDP, "pipeline": 8}),
+    ("gpt2", "held", 1, {**STAGES, "pipeline": 8}),
+)
+"""Model, whether it was put away, nodes of 8 H100, and what its layout sets, in bf16."""
+
+
+def _print_networks(half: str) -> None:
+    print(f"estimated over simulated seconds of a step; {machine()}")
+    offs: dict[str, list[float]] = {network: [] for network in NETWORKS}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, held, nodes, given in LINKED:
+            if held != half:
+                continue
+            of = Layout(
+                **{"data": 1, "sharding": "none", "micro_batch": 1, "accumulation": 1} | given
+            )
+            shown = []
+            for network in NETWORKS:
+                job = _small_job(*_LINKED_MODELS[name], Path(folder), nodes, network=network)
+                estimate, _, proof = _estimated_and_proved(job, _LINKED_MODELS[name][1], of)
+                estimated, proved = _without_stragglers(estimate), proof.simulated.step_s
+                offs[network].append(100 * (estimated / proved - 1))
+                shown.append(f"{estimated:7.3f}/{proved:7.3f}{offs[network][-1]:+6.1f} %")
+            print(f"{name:<6}{nodes:>2} x 8 {'  '.join(shown)}  {of.name}, {of.sharding}")
+    for network, each in offs.items():
+        print(f"{network}: {spread(each, '%', 1)}")
+
+
 def _off(each: Drawn) -> list[float]:
     return [ratio - 1 for ratio in (each.memory, each.seconds) if ratio is not None]
 
@@ -309,6 +360,9 @@ def main() -> None:
         return
     if "--random" in sys.argv:
         _print_random(*map(int, sys.argv[2:4]))
+        return
+    if "--networks" in sys.argv:
+        _print_networks("held" if "held" in sys.argv else "")
         return
     whole = "--whole" in sys.argv
     counts = [argument for argument in sys.argv[1:] if argument.isdigit()]

@@ -136,6 +136,14 @@ def p2p_s(num_bytes: Value, span: Value, rates: Rates, *, crossing: Value = inf)
     return np.asarray(num_bytes / rate + rates.collective_s + latency)
 
 
+def ranks_within(span: Value, rates: Rates) -> Column:
+    """Consecutive ranks that need none of the slowest links among `span` of them."""
+    within = np.asarray(1.0)
+    for level in rates.levels[:-1]:
+        within = np.where(np.asarray(span) > level.size, level.size, within)
+    return within
+
+
 class _Ring(NamedTuple):
     s_per_byte: Column
     """Seconds for each byte that passes a rank: the inverse of the slowest link's rate."""

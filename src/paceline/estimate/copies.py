@@ -61,6 +61,12 @@ def autocasts(model: Model, t: Layouts, traffic: Traffic) -> Column:
     return (np.asarray(traffic.ways.autocasts) > 0) & is_narrow & ~is_sharded
 
 
+def stream_bytes(model: Model, t: Layouts, traffic: Traffic) -> Column:
+    """Bytes of an element of the residual stream, as stages of a pipeline and ranks with different
+    experts send it: float32 under autocast, which casts what enters a matrix."""
+    return np.where(autocasts(model, t, traffic), _WIDE, traffic.element_bytes)
+
+
 def cast_inputs_s(block: Block, crossed: Value, work: Work, t: Layouts, rates: Rates) -> Column:
     """Seconds of either pass in which autocast casts the inputs of a block's matrices, or their
     gradients back. Inputs that cross between tensor ranks are cast once for each crossing."""

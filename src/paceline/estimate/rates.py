@@ -147,7 +147,8 @@ class Rates:
     """Share of tensor parallelism's collectives hidden behind its matrices."""
 
     pipeline_overlap: Value
-    """Share of the transfers between stages hidden behind compute."""
+    """1 where messages between stages pass behind compute, as far as a schedule leaves some to do;
+    0 where each is waited for."""
 
     selective_cheap: Value
     """1 where selective recompute does norms and activation functions again."""
@@ -216,7 +217,7 @@ def rates_of(
         gradient_overlap=s["gradient_overlap"] * _hides(cluster, engine.overlaps_gradients),
         gather_overlap=s["gather_overlap"] * _hides(cluster, engine.overlaps_gathers),
         tensor_overlap=s["tensor_overlap"] * _hides(cluster, engine.overlaps_tensor),
-        pipeline_overlap=s["pipeline_overlap"] * _hides(cluster, engine.overlaps_pipeline),
+        pipeline_overlap=_hides(cluster, engine.overlaps_pipeline),
         selective_cheap=float(engine.selective_cheap),
         second_products=float(engine.second_products),
         modules=modules_of(engine.recompute_modules),

@@ -56,45 +56,102 @@ def idle_share(pipeline: Value, chunks: Value, schedule: Value, weight_share: Va
     return (p - 1) / parts * np.where((s == _ZERO_BUBBLE) | (s == _DUALPIPE), late, 1.0)
 
 
-def exposed_messages(pipeline: Value, chunks: Value, schedule: Value, overlap: Value) -> Column:
-    """Messages between two stages that a stage waits for in each micro-batch.
+class Messages(NamedTuple):
+    """What stages wait for messages in a step, in the time of one over the slowest link between two
+    stages: the longer of two bounds."""
+
+    each: Column
+    """Of a micro-batch, beside its whole compute."""
+
+    away: Column
+    """Part of those that the rank with the head does not wait for."""
+
+    ends: Column
+    """Of the step, beside that: while the pipeline fills and drains."""
+
+    link_each: Column
+    """Of a micro-batch, where messages set the pace and compute goes on beside them."""
+
+    link_ends: Column
+    beside: Column
+    """Part of a micro-batch's compute that comes between those all the same."""
+
+
+def messages_of(
+    pipeline: Value, chunks: Value, schedule: Value, weight_share: Value, together: Value
+) -> Messages:
+    """How many messages a pipeline waits for.
 
     In 1F1B a stage takes up the next pass when what it sends and what it receives are both there
     (Megatron Core 0.16, pipeline_parallel/p2p_communication.py, `_communicate`; torch 2.13,
-    distributed/pipelining/schedules.py, `Schedule1F1B`): two stages that wait for each other pass
-    2 micro-batches in 2 turns and 4 messages, 2 of them where one stage is the first and one the
-    last. Other orders leave work to do meanwhile.
+    distributed/pipelining/schedules.py, `Schedule1F1B`). Other orders leave work to do meanwhile,
+    as long as micro-batches that are under way last: counted in torch 2.13's own orders of 2 to 8
+    ranks and 8 to 64 micro-batches, F = B = W, where messages take 0.02 to 20 micro-batches. Sends
+    one after another fill a link; a rank of two has one link for both directions of a loop.
 
     Args:
         pipeline: Stages.
         chunks: Virtual stages of each.
         schedule: Place in `SCHEDULES`.
-        overlap: Share of the others' that is hidden.
+        weight_share: Gradients of matrices as a share of a micro-batch's whole time.
+        together: Consecutive ranks of a pipeline that reach each other without the slowest link.
 
-    >>> [exposed_messages(p, 1, code_of("schedule", "1f1b"), 0.5).item() for p in (2, 4, 8)]
+    >>> [float(messages_of(p, 1, code_of("schedule", "1f1b"), 0.3, 1).each) for p in (2, 4, 8)]
     [1.0, 2.0, 2.0]
     """
-    waits = np.minimum(np.asarray(pipeline, float) - 1, 2)
-    rest = 2 * np.maximum(chunks, 1) * (1 - np.asarray(overlap))
-    return np.where(np.asarray(schedule) == _1F1B, waits, rest)
+    p, v, s = np.asarray(pipeline, float), np.maximum(chunks, 1), np.asarray(schedule)
+    near = np.clip(together, 1, p)
+    crossed = np.ceil(p / near) - 1
+    both = (near == 1) & (p > 2)  # the links to both neighbours are slow
+    trip, far = 2 * (v * crossed + v - 1), 2 * (p - near)
+    in_cycle = v * (1 + both * (1 - 2 / p))
+    kinds = [s == _1F1B, s == _GPIPE, s == _INTERLEAVED, (s == _ZERO_BUBBLE) & (v == 2)]
+    kinds += [s == _ZERO_BUBBLE, s == _DUALPIPE]
+
+    def of_kind(*counts: Column) -> Column:
+        return np.asarray(np.select(kinds, np.broadcast_arrays(*counts)))
+
+    late = np.maximum(p - near, 2 * crossed - 1)
+    several = p > 2
+    in_loop = np.where(several, (v - 1) * p + far - 1, 1)
+    split = 1 - np.asarray(weight_share) * (1 - 1 / np.maximum(p, 1))
+    each = of_kind(1.0 + both, 0, 0, 0, 0, in_cycle / 2)
+    beside = of_kind(1.0, 0.0, np.where(several, 0.55 * both, 0.17), 1 / 3, 0.0, 0.0)
+    return Messages(
+        each=each,
+        away=several * each / (1 + both),
+        ends=of_kind(
+            np.where(both, 2 * p - 5, late),
+            2 * crossed, trip, 5 * crossed, 2 * trip, both * 4 * (p - 2),
+        ),
+        link_each=of_kind(0, 2, np.where(several, v, 2 * v - 1), 2, in_cycle, in_cycle),
+        link_ends=of_kind(
+            0, 2 * crossed, in_loop, far + both * 2 * (p - 2), 2 * (p - 2) / near, far
+        ),
+        beside=np.where(kinds[4] & ~kinds[3] | kinds[5], split, beside),
+    )  # fmt: skip
 
 
 class Launches(NamedTuple):
-    """Seconds of one micro-batch in which the device waits for the host to launch; 0 where the host
-    waits for a message itself, and so launches nothing before it is there."""
+    """Seconds in which the device waits for the host to launch; 0 where the host waits for a
+    message itself, and so launches nothing before it is there."""
 
     stage: Column
-    """On the stage that sets the pace."""
+    """In a step, on the stage that sets the pace."""
 
     passed: Column
-    """On what a micro-batch passes while the pipeline fills and drains, of one rank."""
+    """Of one micro-batch, on what it passes while the pipeline fills and drains, of one rank."""
 
     first: Column
     """Before the first stage has sent something."""
 
 
 def bubble_s(
-    turns: Column, passed_s: Column, accumulation: Value, forward_share: Column, launches: Launches
+    turns: Column,
+    passed_s: Column,
+    forward_share: Column,
+    launches: Launches,
+    waits_s: tuple[Column, Column] = (0.0, 0.0),
 ) -> Column:
     """Seconds that a stage stands still in a step.
 
@@ -102,25 +159,26 @@ def bubble_s(
     message comes: idle time is the device's. Filling the pipeline takes its forward passes, and
     what the first micro-batch waits for; behind it hosts launch on, and where they are slower than
     the device they are still at it when the fill has been made up for. Draining takes its backward
-    passes, which were launched by then.
+    passes, which were launched by then. Hosts launch on as well while a stage waits for messages.
 
     Args:
         turns: Idle time in micro-batches (`idle_share`).
         passed_s: A micro-batch on what it passes while the pipeline fills and drains, of one rank,
             with what it waits for launches.
-        accumulation: Micro-batches.
         forward_share: Of the device's time.
         launches: Their part of it.
+        waits_s: For messages, by either bound (`messages_of`).
 
-    >>> float(bubble_s(3.0, 2.0, 8, 1 / 3, Launches(0.0, 0.0, 0.0)))
+    >>> float(bubble_s(3.0, 2.0, 1 / 3, Launches(0.0, 0.0, 0.0)))
     6.0
-    >>> float(bubble_s(3.0, 5.0, 8, 1 / 3, Launches(2.0, 2.0, 1.0)))
+    >>> float(bubble_s(3.0, 5.0, 1 / 3, Launches(16.0, 2.0, 1.0)))
     6.0
     """
     device = turns * (passed_s - launches.passed)
     fill = forward_share * device + launches.first * (np.asarray(turns) > 0)
-    hidden = np.minimum(accumulation * launches.stage, fill)
-    return np.asarray((1 - forward_share) * device + fill - hidden)
+    idle = (1 - forward_share) * device + fill
+    hidden = np.minimum(launches.stage, fill)
+    return np.maximum(idle - hidden, idle - launches.stage + np.maximum(*waits_s))
 
 
 def bubble_share(layout: Layout, weight_share: float = 1 / 3) -> float:

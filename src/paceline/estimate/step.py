@@ -26,6 +26,7 @@ from paceline.estimate.collectives import (
     all_to_all_s,
     dispatch_s,
     p2p_s,
+    ranks_within,
 )
 from paceline.estimate.compute import (
     AUTOCAST_OPS,
@@ -39,7 +40,7 @@ from paceline.estimate.compute import (
     unit_times,
 )
 from paceline.estimate.context_exchange import context_of, context_ops
-from paceline.estimate.copies import autocasts, copied_parameters_s, own_loss_s
+from paceline.estimate.copies import autocasts, copied_parameters_s, own_loss_s, stream_bytes
 from paceline.estimate.data_ranks import data_s, gathered_s
 from paceline.estimate.inputs import Model, Traffic
 from paceline.estimate.newton_schulz import muon_s
@@ -51,7 +52,7 @@ from paceline.estimate.on_stage import (
 )
 from paceline.estimate.rates import Rates
 from paceline.estimate.recompute import Pass, done_again
-from paceline.estimate.schedule import Launches, bubble_s, exposed_messages, idle_share
+from paceline.estimate.schedule import Launches, Messages, bubble_s, idle_share, messages_of
 from paceline.estimate.sharding import Ways, routed_split, shared_of
 from paceline.estimate.tensor_collectives import crossing_of
 from paceline.parallel.stages import rank_of_head
@@ -152,22 +153,24 @@ def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -
     ahead = traffic.ways.launches_ahead
     passed, passed_heads = _passed(model, t, slow)
     launches = Launches(
-        stage=ahead * on_stage * mean["launch"],
+        stage=ahead * passes * mean["launch"],
         passed=ahead * passed * mean["launch"],
         first=ahead * slow / chunks * mean["launch_forward"],
     )
     turns = idle_share(t.pipeline, t.chunks, t.schedule, share)
     passed_s = passed * whole_block + passed_heads * head
-    idle = bubble_s(turns, passed_s, m, mean["forward_share"], launches)
+    stage_s = passes * whole_block + m * np.where(has_head, head - slack, 0.0)
+    count, hop = _messages(model, work, t, rates, traffic, share)
+    at_head = np.minimum(m * count.away * hop, stage_s - m * slow * whole_block)
+    waits_s = (
+        (m * count.each + count.ends) * hop - np.maximum(at_head, 0.0),
+        (m * count.link_each + count.link_ends) * hop
+        - (1 - count.beside) * (stage_s - launches.stage),
+    )
+    idle = bubble_s(turns, passed_s, mean["forward_share"], launches, waits_s)
     if np.any(chunks > 1):
         idle = idle + m * _uneven_s(model, t, (slow * whole_block, last, whole_block, head))
-    whole_stream = np.asarray(traffic.ways.sends_whole) > 0
-    sent = work.element_bytes * work.tokens * model.head_inputs
-    sent = sent / np.where(whole_stream, 1, work.stream)
-    hop = p2p_s(sent, t.num_ranks(), rates, crossing=t.num_ranks() / t.pipeline)
-    hop = hop * (t.pipeline > 1)
-    waits = exposed_messages(t.pipeline, chunks, t.schedule, rates.pipeline_overlap)
-    terms["pipeline"] = idle + (m * waits + 2 * (t.pipeline - 1)) * hop
+    terms["pipeline"] = idle
     if np.any(model.num_tied_parameters) and np.any(t.pipeline > 1):
         terms["pipeline"] = terms["pipeline"] + _tied_s(model, t, rates, traffic)
     terms["data"] = data_s(model, mean, t, rates, traffic, on_stage)
@@ -208,6 +211,20 @@ def _tied_s(model: Model, t: Layouts, rates: Rates, traffic: Traffic) -> Column:
     # In a v both ends are on the first rank.
     is_apart = rank_of_head(t.pipeline, t.schedule, t.chunks) > 0
     return np.where((np.asarray(model.num_tied_parameters) > 0) & is_apart, seconds, 0.0)
+
+
+def _messages(
+    model: Model, work: Work, t: Layouts, rates: Rates, traffic: Traffic, weight_share: Column
+) -> tuple[Messages, Column]:
+    """Messages between stages that are waited for, and seconds of one over the slowest link."""
+    ranks, chunks = t.num_ranks(), stages_each(t.schedule, t.chunks)
+    sent = stream_bytes(model, t, traffic) * work.tokens * model.head_inputs
+    sent = sent / np.where(np.asarray(traffic.ways.sends_whole) > 0, 1, work.stream)
+    hop = p2p_s(sent, ranks, rates, crossing=ranks / t.pipeline) * (t.pipeline > 1)
+    together = ranks_within(ranks, rates) * t.pipeline / ranks
+    count = messages_of(t.pipeline, chunks, t.schedule, weight_share, together)
+    is_shown = (np.asarray(rates.pipeline_overlap) == 0) & (count.link_each > 0)
+    return count._replace(each=np.maximum(count.each, 2 * chunks * is_shown)), hop
 
 
 def _uneven_s(model: Model, t: Layouts, of: tuple[Column, Column, Column, Column]) -> Column:
@@ -349,9 +366,10 @@ def _block_seconds(
     device_forward = times.device_forward + crossing.forward_copies
     device_backward = times.device_backward + crossing.backward_copies
     times = times._replace(selective=times.selective + crossing.forward_copies)
-    exchange = _expert_s(block, work, t, rates, traffic.ways)
+    token_bytes = stream_bytes(model, t, traffic) * block.hidden
+    exchange = _expert_s(block, token_bytes, work, t, rates, traffic.ways)
     repeated = np.maximum(rates.modules.experts, traffic.ways.repeats_exchange) * exchange
-    summed = _expert_sums_s(block, t, rates, traffic)
+    summed = _expert_sums_s(block, model, t, rates, traffic)
     device = Pass(
         compute=device_forward,
         tensor=crossing.each_pass,
@@ -434,10 +452,12 @@ def _restore_s(block: Block, model: Model, t: Layouts, rates: Rates, traffic: Tr
     return traffic.ways.restores_frozen * _RESTORE_BYTES * values / rates.memory_bytes_per_s
 
 
-def _expert_s(block: Block, work: Work, t: Layouts, rates: Rates, ways: Ways) -> Column:
+def _expert_s(
+    block: Block, token_bytes: Column, work: Work, t: Layouts, rates: Rates, ways: Ways
+) -> Column:
     """Tokens to their experts and back, in one pass: one copy for each expert of a token, or for
     each node that has some of them."""
-    tokens = work.element_bytes * work.tokens / work.stream * block.hidden
+    tokens = token_bytes * work.tokens / work.stream
     stride = np.where(t.sequence_parallel, 1, t.tensor)
     copies = block.experts_per_token
     once = all_to_all_s(tokens * copies, t.expert, stride, rates)
@@ -448,14 +468,17 @@ def _expert_s(block: Block, work: Work, t: Layouts, rates: Rates, ways: Ways) ->
     return np.where((t.expert > 1) & (np.asarray(block.experts) > 0), 2 * once, 0.0)
 
 
-def _expert_sums_s(block: Block, t: Layouts, rates: Rates, traffic: Traffic) -> Column:
+def _expert_sums_s(
+    block: Block, model: Model, t: Layouts, rates: Rates, traffic: Traffic
+) -> Column:
     """Our own runtime's tensor ranks hold the same experts and send them other tokens: gradients
     are summed over them in every backward pass (`runtime/strategy/expert/split.py`)."""
     is_summed = np.logical_and(t.expert > 1, t.sequence_parallel) & (t.tensor > 1)
     if not np.any(traffic.ways.sums_experts) or not np.any(is_summed):
         return np.asarray(0.0)
     routed = expert_parameters(block) / t.expert
-    seconds = all_reduce_s(traffic.weight_bytes * routed, t.tensor, 1, rates)
+    gradient_bytes = np.where(autocasts(model, t, traffic), 4.0, traffic.weight_bytes)
+    seconds = all_reduce_s(gradient_bytes * routed, t.tensor, 1, rates)
     return np.where(is_summed, traffic.ways.sums_experts * seconds, 0.0)
 
 

@@ -19,7 +19,7 @@ from paceline.parallel.rank_map import rank_of
 from paceline.parallel.stages import num_stages, stages_of_rank
 from paceline.prove import model as models
 from paceline.prove.parts import classify
-from paceline.prove.patches import dry_run
+from paceline.prove.patches import dry_run, waits_for_sends
 from paceline.prove.proof import Request
 from paceline.prove.rates import operation_seconds
 from paceline.prove.replay import NotAlikeError, Passage, Passages, Replay, is_steady
@@ -179,7 +179,7 @@ def _hollow_step(request: Request, stages: Stages, position: int, rank: int, lik
                 batch: Any = tuple(torch.zeros(shape, dtype=torch.int64) for _ in range(2))
                 replay = Replay(tracer, rank, first_blocks, known, tail=like.tail, is_hollow=True)
                 tracer.begin_step()
-                with replay.following():
+                with replay.following(), waits_for_sends(tracer):
                     batches: Sequence[Any] = [batch] * layout.accumulation
                     precision: Any = request.precision
                     strategy.forward_backward(line, meshes, batches, precision=precision)

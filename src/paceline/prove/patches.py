@@ -6,7 +6,7 @@ All are undone at the end of `dry_run`. Read at torch 2.13.
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -83,6 +83,35 @@ def reads_counts(tracer: Tracer) -> Iterator[None]:
 
 
 _COUNTS = "_rows_per_rank"
+
+
+@contextmanager
+def waits_for_sends(tracer: Tracer) -> Iterator[None]:
+    """A stage waits for what it sends where torch's schedule does, in 1F1B before each pass: the
+    answers of a pretended process group hold no time."""
+    original = getattr(schedules, BATCH_P2P)
+
+    def batch(*args: Any, **kwargs: Any) -> list[_Batch]:
+        first = len(tracer.trace.collectives)
+        works = original(*args, **kwargs)
+        return [_Batch(works, tracer, range(first, len(tracer.trace.collectives)))]
+
+    with patch.object(schedules, BATCH_P2P, batch):
+        yield
+
+
+class _Batch(NamedTuple):
+    """The answer to messages that are waited for together."""
+
+    works: list[Any]
+    tracer: Tracer
+    messages: range
+
+    def wait(self) -> None:
+        """What was received is waited for where it is read: the next thing that is done."""
+        for work in self.works:
+            work.wait()
+        self.tracer.wait_for_sends(self.messages)
 
 
 def _dtensor_patches() -> Iterator[Any]:

@@ -196,6 +196,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._note_place()
         self.trace.events.append((READ, 0, 0))
 
+    def wait_for_sends(self, messages: range) -> None:
+        """Compute waits until those of some messages that are sent have gone."""
+        sent = [index for index in messages if self.trace.collectives[index].kind == "send"]
+        self.trace.events += [(WAIT, index, 0) for index in sent]
+
     def begin_step(self) -> None:
         """What follows is the counted step; micro-batches count from 1 again."""
         self.trace.start = len(self.trace.events)

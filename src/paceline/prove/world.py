@@ -18,7 +18,7 @@ from paceline.choices import Offload
 from paceline.parallel.layout import Layout
 from paceline.prove import model as models
 from paceline.prove.parts import classify, leave_out_host
-from paceline.prove.patches import dry_run, moves_to_host, reads_counts
+from paceline.prove.patches import dry_run, moves_to_host, reads_counts, waits_for_sends
 from paceline.prove.proof import Request
 from paceline.prove.replay import Replay
 from paceline.prove.step import Rank
@@ -114,7 +114,7 @@ def trace_step(
             model = strategy.apply(model, layout, meshes, **given)
     offloads = request.layout.offload != "none"
     moving = moves_to_host(tracer) if offloads else nullcontext()
-    with pretended, tracer, reads_counts(tracer), moving:
+    with pretended, tracer, reads_counts(tracer), waits_for_sends(tracer), moving:
         if needs_memory:
             with _pruned(model, layout, kept):
                 give_memory(model)

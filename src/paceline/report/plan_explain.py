@@ -65,7 +65,6 @@ _RATES: Mapping[tuple[str, str], tuple[str, str, float]] = {
     ("", "gradient_overlap"): ("of the gradient reduction can overlap", "%", 100),
     ("", "gather_overlap"): ("of full sharding's collectives can overlap", "%", 100),
     ("", "tensor_overlap"): ("of tensor collectives overlap", "%", 100),
-    ("", "pipeline_overlap"): ("of p2p between stages overlaps", "%", 100),
     ("", "straggler"): (
         "of the step waits for stragglers, each time the number of NVLink domains doubles",
         "%",
