@@ -1,17 +1,14 @@
 """How far the planner is from published measurements, source by source.
 
     python benchmarks/planner_accuracy.py CSV [--failures CSV] [--loso] [--plot DIR] [--worst N]
-                                              [--by-task] [--json]
-                                              [--fitted NAME ...]
+                                              [--json FILE]
 
 CSV has the columns of `published_calibration.csv`. Of each source it prints the median of
 |log(predicted / measured)|, its bias and its 90th percentile, for
 
     as shipped     the constants of the catalog, which were fitted to the rows of that file
     left out       constants fitted without the source (`--loso`)
-    no fit         the priors of benchmarks/planner_fit.py: data sheets, papers, counts
-    fitted         with `--fitted`: only these constants fitted, to all rows; the others at their
-                   priors, here and in `left out`
+    no fit         the three fitted constants at their priors, in benchmarks/planner_fit.py
     one anchor     the shipped constants, and one row of each (source, accelerator) to set the scale
 
 and how many rows lie in the printed range, of the column that has seen least of the source;
@@ -27,19 +24,13 @@ import argparse
 import json
 import platform
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from planner_fit import (
-    _CONSTANTS,
-    choose_micro_batches,
-    fit,
-    runs_to_fit,
-    with_constants,
-)
+from planner_fit import choose_micro_batches, fit, priors_only, runs_to_fit
 from published import Run, read
 from published_columns import Columns, cluster_of, columns_of, is_adapter, why_out_of_scope
 
@@ -195,9 +186,7 @@ def show(title: str, columns: Mapping[str, Errors]) -> dict[str, dict[str, float
     return {name: {"mean": float(np.mean(values))} for name, values in means.items()}
 
 
-def leave_one_out(
-    runs: Sequence[Run], columns: Columns, fitted: Collection[str] | None = None
-) -> Errors:
+def leave_one_out(runs: Sequence[Run], columns: Columns) -> Errors:
     """Each source's rows with constants fitted to all the others."""
     micro_batches = choose_micro_batches(runs)
     found: dict[str, tuple[float, bool]] = {}
@@ -205,7 +194,7 @@ def leave_one_out(
     for number, source in enumerate(sources):
         print(f"fitting without {source} ({number + 1} of {len(sources)})", flush=True)
         rest = [run for run in runs_to_fit(runs) if run.source != source]
-        constants = fit(columns_of(rest, micro_batches), fitted=fitted)
+        constants = fit(columns_of(rest, micro_batches))
         mine = [run for run in columns.runs if run.source == source]
         errors = step_errors(columns_of(mine, micro_batches), constants)
         rows = zip(mine, errors.values, errors.inside, strict=True)
@@ -320,13 +309,6 @@ def main() -> None:
     parser.add_argument("csv", type=Path)
     parser.add_argument("--failures", type=Path)
     parser.add_argument("--loso", action="store_true", help="also leave each source out")
-    parser.add_argument(
-        "--fitted",
-        nargs="+",
-        choices=[paths[0] for paths in _CONSTANTS],
-        metavar="NAME",
-        help="fit these constants alone, such as step.memory_share",
-    )
     parser.add_argument("--plot", type=Path, metavar="DIR")
     parser.add_argument("--worst", type=int, default=12)
     parser.add_argument("--json", type=Path, help="write the means here")
@@ -351,16 +333,12 @@ def main() -> None:
     timed = [run for run in able if run.step_s]
     if timed:
         columns = columns_of(timed, choose_micro_batches(timed))
-        priors = {paths: row[0] for paths, row in _CONSTANTS.items()}
         tables = {
             "as shipped": step_errors(columns, shipped),
-            "no fit": step_errors(columns, with_constants(shipped, priors)),
+            "no fit": step_errors(columns, priors_only()),
         }
-        if options.fitted:
-            rows = columns_of(runs_to_fit(able), choose_micro_batches(able))
-            tables["fitted"] = step_errors(columns, fit(rows, fitted=options.fitted))
         if options.loso:
-            tables["left out"] = leave_one_out(able, columns, options.fitted)
+            tables["left out"] = leave_one_out(able, columns)
         tables["one anchor"] = anchored(tables.get("left out", tables["as shipped"]))
         means["step"] = show("Step time: median |log(predicted / measured)|", tables)
         ranking(tables["as shipped"])

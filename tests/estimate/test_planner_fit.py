@@ -1,4 +1,4 @@
-"""Which constants `benchmarks/planner_fit.py` fits, on steps that one constant alone decides."""
+"""Which constants `benchmarks/planner_fit.py` fits, on steps that one and another decide."""
 
 import sys
 from pathlib import Path
@@ -6,24 +6,25 @@ from types import SimpleNamespace
 
 import pytest
 
+from paceline.catalog.efficiencies import load_efficiencies
+
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 pytest.importorskip("scipy")
 
-from planner_fit import _CONSTANTS, fit
+from planner_fit import fit
 
 
-def test_constants_that_are_not_named_stay_at_their_priors():
-    run = SimpleNamespace(source="a list", step_s=0.7)
+def test_constants_that_are_not_fitted_stay_as_they_are_shipped():
+    run = SimpleNamespace(source="a list", step_s=0.42)
     columns = SimpleNamespace(
         runs=[run] * 20,
         step_s=lambda constants: (
-            [constants.step["memory_share"] * constants.attention["flash1"]] * 20
+            [constants.step["memory_share"] * constants.attention["flash2"]] * 20
         ),
     )
-    found = fit(columns, prior=0.01, fitted=["step.memory_share"])
-    assert found.attention["flash1"] == 0.50
-    assert found.step["memory_share"] == pytest.approx(0.92)  # its highest; 1.4 would be needed
-    priors = {paths[0]: row[0] for paths, row in _CONSTANTS.items()}
-    for name, prior in priors.items():
-        table, key = name.split(".")
-        assert name == "step.memory_share" or getattr(found, table)[key] == prior
+    found, shipped = fit(columns, prior=0.01), load_efficiencies()
+    assert found.step["memory_share"] == pytest.approx(0.70, abs=0.005)
+    at_priors = {"backward": 0.82, "flash2_hopper": 0.37}  # no step has them
+    assert found.attention == pytest.approx({**shipped.attention, **at_priors})
+    assert {**found.step, "memory_share": 0} == {**shipped.step, "memory_share": 0}
+    assert found.sustained == shipped.sustained

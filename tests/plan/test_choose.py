@@ -74,7 +74,7 @@ def test_the_others_that_fit_are_sorted_by_the_time_that_is_shown():
 
 
 def test_a_faster_layout_that_lost_says_by_how_much_and_what_simpler_means():
-    plan = plan_of()
+    plan = plan_of(JOB, "data.seq_len=10240")
     faster = [each for each in plan.rejected if "faster" in each.reason]
     assert faster
     assert all(
@@ -106,7 +106,7 @@ name: experts
 model: {preset: qwen3-30b-a3b}
 data: {path: x, seq_len: 4096}
 cluster: {accelerator: H100-SXM, nodes: 2, per_node: 8}
-train: {global_batch: 128, steps: 1000}
+train: {global_batch: 256, steps: 1000}
 engine: megatron
 """
 

@@ -628,7 +628,7 @@ OF_70B = ("model.preset=llama-3-70b", "train.global_batch=128")
 def test_a_layout_that_lost_names_what_it_costs_more_and_what_it_saves():
     plan = plan_of(LARGE, *OF_70B)
     signs = ["".join(re.findall(r" ([+-])[\d.]+ m?s", each.reason)) for each in plan.rejected]
-    assert "++-" in signs
+    assert any({"+", "-"} <= set(each) for each in signs)
     # The others are added up behind them, whatever their sign.
     assert all(re.fullmatch(r"\+*-*[+-]?", each) for each in signs)
 

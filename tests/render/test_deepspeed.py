@@ -55,7 +55,7 @@ def test_nvme_without_a_folder_is_refused():
 )
 def test_a_hostfile_that_deepspeed_would_refuse_is_not_written(hosts, said):
     with pytest.raises(JobError, match=said) as refused:
-        rendered("deepspeed", layout={"sharding": "full"}, ssh={"hosts": hosts})
+        rendered("deepspeed", layout={"sharding": "full", "pipeline": 1}, ssh={"hosts": hosts})
     assert refused.value.problems[0].code == "H021"
 
 

@@ -72,10 +72,10 @@ SPREAD = {
     "fixed": 0.5,
     "stragglers": 0.6,
 }
-"""How much more a term may take than its estimate. Together they hold 88 % of a source's published
-runs, mean over sources (benchmarks/planner_accuracy.py): nearly all where compute is nearly all of
-a step (llmfoundry, mcore08), 76 to 92 % where links and routing are (mbridge, internevo, dgxc); the
-split among the terms is a guess."""
+"""How much more a term may take than its estimate. Together they hold 81 % of a source's published
+runs, mean over sources (benchmarks/planner_accuracy.py): most where compute is nearly all of a
+step (llmfoundry 89 %), 72 to 92 % where links and routing are (mbridge, internevo, dgxc); the split
+among the terms is a guess."""
 
 TERMS = (
     "compute",

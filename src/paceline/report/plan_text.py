@@ -28,7 +28,7 @@ _BAR_WIDTH = 30
 _MOST_STAGES = 16
 """Stages whose blocks fit on one line."""
 
-_NUM_OTHERS = 5
+_NUM_OTHERS = 4
 """Layouts listed besides the chosen one; `--json` has more, `--all` any number."""
 
 

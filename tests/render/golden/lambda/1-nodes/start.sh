@@ -5,4 +5,4 @@
 # What the instance runs; lambda_submit.py ends the instance after.
 set -euo pipefail
 cd "$(dirname "$0")"
-python3 cloud_guard.py --max-run-s 1806 --idle-s 600 --per-hour-usd 31.9200 --budget-usd 100 -- bash launch.sh
+python3 cloud_guard.py --max-run-s 1805 --idle-s 600 --per-hour-usd 31.9200 --budget-usd 100 -- bash launch.sh

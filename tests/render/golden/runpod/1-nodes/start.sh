@@ -9,4 +9,4 @@ trap 'runpodctl stop pod "$RUNPOD_POD_ID"' EXIT
 # runpod/pytorch:2.8.0-py3.11-cuda12.8.1-cudnn-devel-ubuntu22.04 has an older PyTorch.
 python3 -m pip install --quiet 'torch>=2.11,<2.14' 'transformers>=5,<6'
 python3 -c 'import sys,torch; torch.cuda.is_available() or sys.exit('"'"'PyTorch sees no GPU: its CUDA may need a newer driver. Set cloud.image'"'"')'
-python3 cloud_guard.py --max-run-s 1806 --idle-s 600 --per-hour-usd 26.3200 --budget-usd 100 -- bash launch.sh
+python3 cloud_guard.py --max-run-s 1805 --idle-s 600 --per-hour-usd 26.3200 --budget-usd 100 -- bash launch.sh
