@@ -61,16 +61,16 @@ class Messages(NamedTuple):
     stages: the longer of two bounds."""
 
     each: Column
-    """Of a micro-batch, beside its whole compute."""
+    """Messages of a micro-batch, beside its whole compute."""
 
     away: Column
     """Part of those that the rank with the head does not wait for."""
 
     ends: Column
-    """Of the step, beside that: while the pipeline fills and drains."""
+    """Messages of the step, beside those: while the pipeline fills and drains."""
 
     link_each: Column
-    """Of a micro-batch, where messages set the pace and compute goes on beside them."""
+    """Messages of a micro-batch, where messages set the pace and compute goes on beside them."""
 
     link_ends: Column
     beside: Column
@@ -140,7 +140,7 @@ class Launches(NamedTuple):
     """In a step, on the stage that sets the pace."""
 
     passed: Column
-    """Of one micro-batch, on what it passes while the pipeline fills and drains, of one rank."""
+    """One micro-batch, on what it passes while the pipeline fills and drains, of one rank."""
 
     first: Column
     """Before the first stage has sent something."""

@@ -419,7 +419,7 @@ class _World:
         for fault in self.faults:
             if fault.at_s >= self.scene.horizon_s:
                 return
-            yield self.env.timeout(fault.at_s - self.env.now)
+            yield self.env.timeout(max(0.0, fault.at_s - self.env.now))  # sums of times round
             self._strike(fault)
 
     def _strike(self, fault: Fault) -> None:
