@@ -286,7 +286,7 @@ class Communication(TypedDict):
     """What a rank sends in one step."""
 
     allReduceVolume: str
-    allReduceBytes: int
+    allReduceBytes: int | None
     p2pVolume: str
     frequency: str
     overlappable: bool

@@ -704,3 +704,12 @@ def test_s2_1_one_data_rank_is_not_called_elastic():
     assert "fewer cannot hold this layout" in eighth["strategy"]
     assert eighth["elastic"]["min"] == eighth["elastic"]["max"] == 16
     assert format_contract(replan(job_of()), job_of(), "002")["faultTolerance"]["elasticTraining"]
+
+
+def test_s2_2_every_accumulated_micro_batch_gathers_again():
+    """7 of llama-3-8b's 8 billion parameters are in blocks, gathered for both passes in bf16."""
+    given = ("layout.data=16", "layout.sharding=full", "layout.micro_batch=2")
+    found = output(3, *given)["communicationPattern"]
+    assert "accumulation 4:" in found["allReduceVolume"]
+    gathered, reduced = 4 * 2 * 2 * 15 / 16, 4 * 4 * 15 / 16
+    assert gathered * 6.9e9 < found["allReduceBytes"] < (gathered + reduced) * 8.1e9

@@ -5,6 +5,7 @@ A table goes in and a table comes out: one call prices a whole search.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from paceline.estimate.engine_memory import (
 )
 from paceline.estimate.inputs import Holdings, Model, Traffic
 from paceline.estimate.memory import PARTS, fullest, memory_parts
-from paceline.estimate.rates import Rates, rates_of
+from paceline.estimate.rates import LinkRates, Rates, rates_of
 from paceline.estimate.step import TERMS, fast_end, slow_end, step_terms
 from paceline.parallel import Layout, Layouts, table_of
 from paceline.parallel.word_columns import share_recomputed
@@ -249,6 +250,27 @@ def case_terms(layouts: Layouts, case: Case) -> Mapping[str, Column]:
         share = share_recomputed(layouts.recompute_every, case.model.num_blocks)
         layouts = replace(layouts, recompute_every=1 / share)
     return step_terms(case.model, layouts, case.rates, case.traffic)
+
+
+def exchanged_bytes(layout: Layout, case: Case) -> int | None:
+    """Bytes that a rank sends in a step for its data ranks: the planner's own seconds, over links
+    of one byte a second that start at once and that nothing hides. None where the case has no
+    rates."""
+    if case.rates is None:
+        return None
+    link = LinkRates(
+        size=inf,
+        gather_bytes_per_s=1,
+        all_reduce_bytes_per_s=1,
+        all_to_all_bytes_per_s=1,
+        latency_s=0,
+        pair_bytes_per_s=1,
+    )
+    bare = replace(case.rates, levels=(link,), collective_s=0, gradient_overlap=0, gather_overlap=0)
+    traffic = replace(
+        case.traffic, host_bytes_per_s=inf, host_memory_bytes_per_s=inf, disk_bytes_per_s=inf
+    )
+    return round(float(step_terms(case.model, table_of([layout]), bare, traffic)["data"].max()))
 
 
 def case_holdings(layouts: Layouts, case: Case) -> Holdings:

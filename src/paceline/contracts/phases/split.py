@@ -6,7 +6,9 @@ from paceline.contracts.nulls import with_null_reasons
 from paceline.contracts.phases.case import Case
 from paceline.contracts.phases.resources import bottlenecks_of
 from paceline.contracts.writing.engineer import sharding_of, strategy_of
+from paceline.estimate import exchanged_bytes
 from paceline.estimate.schedule import bubble_share
+from paceline.plan.case import case_of_plan
 from paceline.render.mlx import runs_mlx
 from paceline.units import format_bytes, format_count, format_seconds
 
@@ -70,7 +72,8 @@ def choose_strategy(case: Case) -> dict[str, Any]:
         "mitigations": [limit["mitigation"] for limit in limits],
     }
     reasons = {f"{axis}ParallelConfig": f"layout.{axis} is 1" for axis in axes}
-    unknown = {"expectedScalingEfficiencyShare": _UNTIMED}
+    times = ("expectedScalingEfficiencyShare", "communicationPattern.allReduceBytes")
+    unknown = dict.fromkeys(times, _UNTIMED)
     return with_null_reasons(found, reasons | unknown)
 
 
@@ -86,30 +89,26 @@ def working_share(case: Case) -> float | None:
 
 def communication_of(case: Case) -> dict[str, Any]:
     """What the fullest rank sends in one step for its data and pipeline groups."""
-    layout, profile = case.plan.layout, case.plan.profile
-    part = profile.num_trained_parameters / (layout.tensor * layout.pipeline)
-    ranks = layout.data * layout.context
-    times = 3 if layout.sharding in ("full", "hybrid") else 2
-    volume = round(4 * part * times * (ranks - 1) / ranks)
+    plan, layout = case.plan, case.plan.layout
+    volume = exchanged_bytes(layout, case_of_plan(plan))
     sends = "none: one stage"
     if layout.pipeline > 1:
         sends = (
             f"{2 * layout.accumulation * layout.chunks} sends a step, activations and their "
             "gradients of one micro-batch each"
         )
+    gathers = "" if layout.sharding == "none" else ", parameters gathered"
     return {
-        "allReduceVolume": f"{format_bytes(volume)} a rank and step"
-        + (
-            ": parameters gathered twice, gradients scattered once (an upper bound, in float32)"
-            if times == 3
-            else ": gradients in float32, there and back"
-        ),
+        "allReduceVolume": f"unknown: {_UNTIMED}"
+        if volume is None
+        else f"{format_bytes(volume)} a rank and step with accumulation {layout.accumulation}: "
+        f"gradients reduced{gathers} (estimated, as the step's time is)",
         "allReduceBytes": volume,
         "p2pVolume": sends,
         "frequency": "after every micro-batch"
         if layout.reduce_every_micro_batch
         else "once a step, after the last micro-batch",
-        "overlappable": ranks > 1,
+        "overlappable": layout.data * layout.context > 1,
     }
 
 
