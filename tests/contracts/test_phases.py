@@ -713,3 +713,13 @@ def test_s2_2_every_accumulated_micro_batch_gathers_again():
     assert "accumulation 4:" in found["allReduceVolume"]
     gathered, reduced = 4 * 2 * 2 * 15 / 16, 4 * 4 * 15 / 16
     assert gathered * 6.9e9 < found["allReduceBytes"] < (gathered + reduced) * 8.1e9
+
+
+def test_s2_3_phase_7_says_what_one_plan_says():
+    """Context ranks share the state as well; gradients that wait whole are not on the host."""
+    layout = ("layout.data=8", "layout.context=2", "layout.sharding=zero1")
+    memory = output(7, *layout, "layout.offload=cpu", "layout.offload_parameters=true")
+    names = [each["name"] for each in memory["aggressiveOptimizations"]]
+    assert f"everything sharded over the {memory['zero']['over']} data ranks" in names
+    waiting = format_bytes(memory["breakdown"]["gradients"])
+    assert f"the {waiting} of gradients here" in memory["cpuOffloading"]["what"]

@@ -25,6 +25,9 @@ def optimise_memory(case: Case) -> dict[str, Any]:
     plan, layout = case.plan, case.plan.layout
     memory = plan.estimate.memory
     moved = "nothing" if layout.offload == "none" else f"{layout.offloaded} on {layout.offload}"
+    gradients = memory.parts.get("gradients")
+    if layout.offload_parameters and gradients:
+        moved += f"; the {format_bytes(gradients)} of gradients here move once they are reduced"
     available = int(available_of(case) * (1 - case.job.spec.plan.head_room))
     gap = max(0, memory.known_bytes - available)
     return {

@@ -279,11 +279,12 @@ def _by_layout(layout: Layout, activations: int, optimizer: int, weights: int) -
             saves_bytes=activations // 2,
             costs="smaller matrices, which run slower",
         )
-    if layout.sharding in ("none", "zero1", "zero2") and layout.data > 1:
+    ranks = layout.data * layout.context
+    if layout.sharding in ("none", "zero1", "zero2") and ranks > 1:
         kept = (optimizer if layout.sharding == "none" else 0) + weights
         yield Saving(
-            change=f"everything sharded over the {layout.data} data ranks",
+            change=f"everything sharded over the {ranks} data ranks",
             field="layout.sharding: full",
-            saves_bytes=kept - kept // layout.data,
+            saves_bytes=kept - kept // ranks,
             costs="1.5 times the communication",
         )
