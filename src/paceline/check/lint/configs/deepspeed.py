@@ -1,6 +1,7 @@
-"""DeepSpeed's JSON configuration: keys that nothing reads, at its stage or at all."""
+"""DeepSpeed's JSON configuration: keys that nothing reads, and what its own code refuses."""
 
 from collections.abc import Iterator
+from math import prod
 
 from paceline.check.lint.configs.marked import Marked
 from paceline.check.lint.configs.say import WARNING, Fault
@@ -29,6 +30,7 @@ def check_deepspeed(config: Marked, context: Context) -> Iterator[Fault]:
     """Everything the file shows, alone and on the machines of the context."""
     yield from check_schema(SCHEMA, config, context)
     yield from _check_zero(config)
+    yield from _check_asserts(config, context.num_processes)
 
 
 def _check_zero(config: Marked) -> Iterator[Fault]:
@@ -49,3 +51,26 @@ def _check_zero(config: Marked) -> Iterator[Fault]:
     if given is None and len(zero.value) and not moved and not offload:
         what = "zero_optimization without a stage is stage 0: nothing is sharded"
         yield Fault(SILENT, zero, what, '"stage": 2', WARNING)
+
+
+def _check_asserts(config: Marked, ranks: int | None) -> Iterator[Fault]:
+    """What DeepSpeedConfig asserts. Source: deepspeed/runtime/config.py, 0.19.6,
+    _batch_assertion and bf16 beside fp16. Tensor and sequence parallel ranks are no data ranks."""
+    half, brain = config.at("fp16"), config.at("bf16") or config.at("bfloat16")
+    if half and brain and half.true("enabled") and brain.true("enabled"):
+        what = "fp16 and bf16 are both enabled"
+        yield Fault("ds-fp16-bf16-both", brain, what, "keep one: bf16 on Ampere GPUs or newer")
+    total = config.number("train_batch_size")
+    is_split = config.at("tensor_parallel") or config.at("sequence_parallel_size")
+    given = {
+        "micro-batch": config.number("train_micro_batch_size_per_gpu"),
+        "accumulation": config.number("gradient_accumulation_steps"),
+        "ranks": None if is_split else ranks,
+    }
+    known = {name: number for name, number in given.items() if number and number > 0}
+    product, is_whole = prod(known.values()), len(known) == len(given)
+    if not total or total < 1 or (total == product if is_whole else total % product == 0):
+        return
+    by = " x ".join(f"{name} {number}" for name, number in known.items())
+    what = f"train_batch_size {total} is not {'' if is_whole else 'a multiple of '}{by}"
+    yield Fault("ds-batch-size-mismatch", config.at("train_batch_size") or 1, what)
