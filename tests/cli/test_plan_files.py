@@ -276,3 +276,21 @@ def test_every_verb_that_plans_names_the_engine_that_plan_names(tmp_path, verb):
     ]
     assert fixes[0].startswith("set engine to ")
     assert fixes[0] == fixes[1]
+
+
+@pytest.mark.parametrize("engine", ["deepspeed", "accelerate"])
+def test_files_of_an_engine_that_the_job_does_not_name_are_of_a_plan_for_it(tmp_path, engine):
+    """They were of Paceline's own plan, whose selective recompute they left out: too big a rank."""
+    job_file = tmp_path / "job.yaml"
+    job_file.write_text(
+        "model: {preset: qwen2.5-14b}\ndata: {seq_len: 4096}\n"
+        "cluster: {accelerator: A100-80, nodes: 3, per_node: 8}\n"
+        "train: {global_batch: 192, steps: 5000}\n"
+    )
+    words = ["render", str(job_file), "--for", engine, "--json"]
+    found = [
+        json.loads(CliRunner().invoke(cli, [*words, *more]).stdout)["files"]["train.json"]
+        for more in ([], ["--set", f"engine={engine}"])
+    ]
+    assert found[0] == found[1]
+    assert '"selective"' not in found[0]

@@ -29,8 +29,8 @@ def read_job(
     return job
 
 
-def read_plannable(path: Path, overrides: Sequence[str] = ()) -> Job:
-    """Read a job that `paceline run` would take too.
+def read_plannable(path: Path, overrides: Sequence[str] = (), *, files_for: str = "") -> Job:
+    """Read a job that `paceline run` would take too, of the engine that files are written for.
 
     What only another engine or another machine can take is printed on standard error instead.
 
@@ -38,8 +38,12 @@ def read_plannable(path: Path, overrides: Sequence[str] = ()) -> Job:
         JobError: Every problem of the file at once, or of the files that it names.
     """
     from paceline.launch.plannable import check_plannable
+    from paceline.render import for_engine
 
-    job = read_job(path, overrides)
+    read = read_job(path, overrides)
+    job = for_engine(read, files_for)
+    if job is not read and ("engine",) in read.lines:
+        say(f"note: planned for {files_for}, not for {read.spec.engine} as the job says")
     for problem in check_plannable(job):
         click.echo(f"note: {problem}", err=True)
     return job

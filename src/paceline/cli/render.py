@@ -32,7 +32,7 @@ def command(
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Write the plan of the job in JOB as files for ENGINE.
+    """Write the plan of the job in JOB, made for ENGINE, as its files.
 
     What the engine cannot express is listed, with the nearest setting that it has; where it has
     none, no file is written and the exit code is 3. `--for list` shows the engines, the versions
@@ -60,7 +60,7 @@ def command(
     from paceline.render.example import needs_own_program
     from paceline.topology.places import at_place
 
-    job = read_plannable(job_file, overrides)
+    job = read_plannable(job_file, overrides, files_for=engine)
     plan = planned(at_place(job, engine))
     rendered = render_job(engine, plan, _with_hosts(job, plan.cluster.ranks_per_node))
     notes = check_planned(job, plan) if renderer_of(plan.engine) == engine else []

@@ -82,11 +82,12 @@ def plan_with(
     from paceline.errors import JobError
     from paceline.launch.engine_run import OwnScript, check
     from paceline.launch.plannable import planned
+    from paceline.render import for_engine
     from paceline.topology.places import at_place
 
     if job_file is None:
         raise click.UsageError("--with plans the ranks: name a job file as well.")
-    job = with_hosts_of(read_job(job_file, overrides), hosts, place)
+    job = with_hosts_of(for_engine(read_job(job_file, overrides), engine), hosts, place)
     plan = planned(at_place(job, place))
     own = OwnScript(path=script, arguments=arguments)
     JobError.raise_for(check(engine, job, plan, place=place, own=own))

@@ -41,6 +41,7 @@ __all__ = [
     "check_model",
     "check_release",
     "find",
+    "for_engine",
     "leaves_out",
     "render_job",
     "renderer_of",
@@ -203,6 +204,15 @@ _RENDERERS = {"fsdp1": "accelerate"}
 """Engine of the catalog -> row of `ENGINES`, where the two names differ."""
 
 
+def for_engine(job: Job, name: str) -> Job:
+    """The job as it is planned for files of a name of `ENGINES`: where an engine of the catalog has
+    that name, it is the job's, so that the plan holds what the files can say. A place, a launcher,
+    and the job's own engine leave the job as it is."""
+    if name not in ENGINE_NAMES or renderer_of(job.spec.engine) == name:
+        return job
+    return replace(job, spec=replace(job.spec, engine=name, engine_version=""))
+
+
 def check_files(plan: Plan, job: Job, *, own_program: bool = True) -> Iterator[Problem]:
     """What keeps the files of the plan's own engine from being written, as `render_job` refuses it;
     nothing where Paceline writes none for it, as `check_release` has it."""
@@ -316,7 +326,8 @@ def _refused_with(
     engine: str, job: Job, profile: ModelProfile, decoder: DecoderShape | None
 ) -> Problem | None:
     """The first that another engine refuses of the job."""
-    other = replace(job, spec=replace(job.spec, engine=engine, engine_version="", engine_path=None))
+    other = for_engine(job, engine)
+    other = replace(other, spec=replace(other.spec, engine_path=None))
     try:
         cluster = find_cluster(other.spec.cluster, other)
         plan = make_plan(other, cluster, profile, decoder, advise=False)
