@@ -80,6 +80,14 @@ def test_a_known_key_in_the_wrong_place_is_told_its_section():
     assert only(GOOD + "micro_batch: 4\n").fix == "it belongs under `layout`"
 
 
+@pytest.mark.parametrize(
+    ("key", "meant"), [("checkpoint.path", "copy_to"), ("cluster.gpus_per_node", "per_node")]
+)
+def test_a_key_by_another_name_stays_in_its_section(key, meant):
+    """Of both another section was named: `data`, `slurm`."""
+    assert only(GOOD, f"{key}=8").fix == f"did you mean `{meant}`?"
+
+
 def test_a_key_like_none_lists_the_known_ones():
     assert only(GOOD + "  zzz: 1\n").fix.startswith("known keys are global_batch, steps,")
 

@@ -161,6 +161,15 @@ def _wanted_at(path: Place, root: Any) -> str | None:
     return wanted(found[0].type) if found else None
 
 
+_MEANT = {
+    "checkpoint.path": "copy_to",
+    "checkpoint.dir": "copy_to",
+    "checkpoint.interval": "every",
+    "cluster.gpus_per_node": "per_node",
+    "cluster.gpu": "accelerator",
+}
+"""Key by another name, which no spelling finds -> the key of the same section that is meant."""
+
 _WHOLE = {"JobSpec": "a job", "ScriptSpec": "a job", "AlertsSpec": "a file of alerts"}
 
 
@@ -171,7 +180,8 @@ def _unknown_key(name: str, parent: Place, where: str, root: Any) -> Problem:
     inside = f"section `{dotted(parent)}`" if parent else whole
     elsewhere = [path for path in all_fields(root) if path[-1] == name]
     # A key of another section is a better guess than one that is merely spelled a little alike.
-    fix = did_you_mean(name, known, cutoff=0.8 if elsewhere else 0.6)
+    meant = _MEANT.get(dotted((*parent, name)), name)
+    fix = did_you_mean(meant, known, cutoff=0.8 if elsewhere else 0.6)
     if not fix and elsewhere:
         section = dotted(elsewhere[0][:-1])
         fix = f"it belongs under `{section}`" if section else "it belongs at the top level"
