@@ -14,6 +14,7 @@ from paceline.estimate.cost import (
     cannot_run,
     cheapest_costs,
     run_costs,
+    why_none,
 )
 from paceline.estimate.goodput import DEFAULT_RANK_MTBF_S
 
@@ -175,3 +176,12 @@ def test_the_shipped_prices_price_a_run():
 
 def test_accelerator_hours_count_every_rank():
     assert accelerator_hours(16_384, HOUR) == 16_384
+
+
+def test_a_provider_whose_second_largest_machine_can_run_it_is_not_refused():
+    """The machine with the most host memory was asked alone: `gcp has no RDMA`."""
+    small = replace(EIGHT, provider="gcp", instance="another-8g", host_memory_bytes=2**40)
+    large = replace(small, instance="a3-highgpu-8g", host_memory_bytes=2**41)
+    needs = Needs(num_nodes=2, accelerators_per_node=8, is_rdma=True)
+    assert why_none("gcp", [large], needs) is not None
+    assert why_none("gcp", [large, small], needs) is None

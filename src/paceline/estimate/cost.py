@@ -177,7 +177,14 @@ def why_none(provider: str, prices: Iterable[Price], needs: Needs) -> str | None
     rows = [row for row in prices if row.provider.lower() == provider.lower()]
     if not rows:
         return None
-    largest = max(rows, key=lambda row: (row.num_accelerators, row.host_memory_bytes or 0))
+    largest = max(
+        rows,
+        key=lambda row: (
+            _lacks(row, needs) is None,
+            row.num_accelerators,
+            row.host_memory_bytes or 0,
+        ),
+    )
     lacks = _lacks(largest, needs)
     has = lacks and f"its largest machine in the price list ({largest.instance}) has {lacks}"
     return _alone(largest, needs) or has
