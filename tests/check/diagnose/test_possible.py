@@ -42,6 +42,23 @@ def test_a_symptom_told_in_the_words_of_its_title_leads_to_its_causes(words, nam
     assert load_symptoms()[name].title in {cause.what for cause in causes}
 
 
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        ("all-zero grads", "parameters-not-trained"),
+        ("no progress, all ranks wait", "rank-divergent-decision"),
+        ("gpus idle and nothing moves for half an hour, no traceback", "rank-divergent-decision"),
+    ],
+)
+def test_s3_3_words_for_a_run_that_stands_still_or_learns_nothing_lead_to_its_causes(words, cause):
+    assert cause in [each.id for each in told_causes(words, "-", (), by_likeness=True)][:3]
+
+
+def test_s3_3_a_repeated_order_comes_before_what_may_also_move_the_loss():
+    words = "validation loss oscillates, data in the same order each epoch"
+    assert next(told_causes(words, "-", (), by_likeness=True)).id == "set-epoch-missing"
+
+
 def test_a_bare_time_out_offers_its_well_known_causes_and_the_check_of_each():
     diagnosis = diagnose_text(WATCHDOG.format(seq=812, op="ALLREDUCE", size=9000))
     assert len(diagnosis.causes) >= 3
