@@ -386,7 +386,7 @@ def _others(plan: Plan) -> Iterator[str]:
     shown = _most_telling(plan.rejected)
     heading = ""
     for each in shown:
-        own = each.passed_over or ("slower" if heading else "")
+        own = each.passed_over or ("as fast or slower" if heading else "")
         if own != heading:
             heading = own
             yield from wrapped("  ", f"{heading}:")
