@@ -2,7 +2,7 @@
 # Made by Paceline 0.1.0 for the job tiny: rendering again overwrites it.
 # FSDP2 over 16 ranks on 2 nodes x 8 H100-SXM.
 # micro-batch 4 x 1 accumulation step x 16 data ranks = 64 samples a step.
-# TCP of the faster kinds costs less than is noticed: infiniband-ndr, 400 Gb/s a node, 35.3 ms a step; over TCP, by one port a node: ethernet-100 1 times as long, ethernet-25 1.1 times as long, ethernet-10 1.3 times as long; the most it sends at once is 3.19 MiB (estimated)
+# TCP of the faster kinds costs less than is noticed: infiniband-ndr, 400 Gb/s a node, 35.5 ms a step; over TCP, by one port a node: ethernet-100 1 times as long, ethernet-25 1.1 times as long, ethernet-10 1.4 times as long; the most it sends at once is 3.19 MiB (estimated)
 #
 # Use it with: . ./network.sh
 export OMP_NUM_THREADS=1  # set it to (cores of a node) / (ranks on it): the job file does not give the cores
