@@ -23,7 +23,7 @@ def test_terms_change_a_preset_and_its_name_says_so():
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_read_by_its_name_and_names_its_source(name: str):
     assert read_failures(name) == PRESETS[name]
-    assert PRESETS[name].source.startswith("cited")
+    assert PRESETS[name].source.startswith("published")
 
 
 def test_llama3_gives_the_interruptions_that_were_counted():

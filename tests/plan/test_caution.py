@@ -104,7 +104,7 @@ def test_host_memory_that_is_assumed_is_named_where_something_is_offloaded_and_c
     offloads = ("cluster.nodes=1", "cluster.per_node=1", "cluster.accelerator=RTX-4090")
     large = JOB.replace("llama-3-8b", "llama-2-7b")
     what, fix = cautions(*offloads, text=large)["host memory"]
-    assert what.startswith("a node is assumed to have 256 GiB for 1 accelerator,")
+    assert what.startswith("a node is assumed to have 256 GiB of host memory: as much for each")
     assert fix == "set cluster.host_memory to what a node has"
     declared = plan_of(large, *offloads, "cluster.host_memory=128GiB")
     assert "host memory" not in {each.about for each in declared.cautions}

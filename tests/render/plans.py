@@ -33,9 +33,10 @@ def _planned(changes: str) -> tuple[Plan, Job]:
 
 
 def job_of(**changes: Any) -> Job:
-    """The job above with sections changed; of the tiny model, DDP where nothing else is asked."""
+    """The job above with sections changed; of the tiny model, DDP without a pipeline where nothing
+    else is asked."""
     if not changes.keys() & {"model", "engine"}:
-        changes["layout"] = {"sharding": "none"} | changes.get("layout", {})
+        changes["layout"] = {"sharding": "none", "pipeline": 1} | changes.get("layout", {})
     spec = JOB | {
         name: JOB.get(name, {}) | section if isinstance(section, dict) else section
         for name, section in changes.items()

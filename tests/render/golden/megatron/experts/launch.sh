@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Made by Paceline 0.1.0 for the job tiny: rendering again overwrites it.
-# data 8 x tensor 2 x pipeline 2 (interleaved, 4 virtual stages), ZeRO-1, expert 8 on 4 nodes x 8 H100-SXM.
-# micro-batch 4 x 2 accumulation steps x 8 data ranks = 64 samples a step.
+# data 8 x tensor 2 x pipeline 2 (interleaved, 8 virtual stages), ZeRO-1, expert 8 on 4 nodes x 8 H100-SXM.
+# micro-batch 2 x 4 accumulation steps x 8 data ranks = 64 samples a step.
 # Needs MEGATRON_PATH, a checkout of NVIDIA/Megatron-LM at core_v0.16.1, and the same folder
 # on every node: checkpoints/ is written here.
 # After a failure torchrun restarts all ranks, 3 times at most, from
