@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -80,7 +79,7 @@ def test_another_folder_of_runs_has_another_index(runs, tmp_path):
     list_runs(runs, cache=tmp_path / "cache")
     (row,) = list_runs(tmp_path / "others", cache=tmp_path / "cache").rows
     assert row.loss == 9.0
-    assert len(list((tmp_path / "cache").glob("*.sqlite"))) == 2
+    assert len(list((tmp_path / "cache").glob("*.json"))) == 2
 
 
 def test_another_version_of_the_code_has_another_index(runs, tmp_path, monkeypatch):
@@ -102,37 +101,16 @@ def test_whether_a_run_lives_is_asked_each_time(tmp_path):
     assert states == ["running", "crashed"]
 
 
-@pytest.mark.parametrize("content", [b"no database", b"", b"SQLite format 3\0" + b"\1" * 4096])
+@pytest.mark.parametrize("content", [b"no JSON", b"", b'{"r1": 5}', b"[]"])
 def test_a_damaged_index_is_thrown_away_and_made_anew(runs, tmp_path, content, monkeypatch):
     first = list_runs(runs, cache=tmp_path / "cache")
-    (index,) = (tmp_path / "cache").glob("*.sqlite")
+    (index,) = (tmp_path / "cache").glob("*.json")
     index.write_bytes(content)
     again = list_runs(runs, cache=tmp_path / "cache")
     assert (again.rows, again.note) == (first.rows, None)
     read = read_again(monkeypatch)
     list_runs(runs, cache=tmp_path / "cache")
     assert read == []
-
-
-def test_a_row_of_the_index_that_makes_no_sense_is_read_again(runs, tmp_path):
-    first = list_runs(runs, cache=tmp_path / "cache")
-    (index,) = (tmp_path / "cache").glob("*.sqlite")
-    with sqlite3.connect(index) as base:
-        base.execute("update run set row = '{\"run\": 5}' where folder = 'r1'")
-    base.close()
-    assert list_runs(runs, cache=tmp_path / "cache").rows == first.rows
-
-
-def test_an_index_that_another_process_writes_is_not_waited_for_long(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "_WAIT_S", 0.01)
-    first = list_runs(runs, cache=tmp_path / "cache")
-    (index,) = (tmp_path / "cache").glob("*.sqlite")
-    other = sqlite3.connect(index, isolation_level=None)
-    other.execute("begin exclusive")
-    locked = list_runs(runs, cache=tmp_path / "cache")
-    other.close()
-    assert locked.rows == first.rows
-    assert "locked" in locked.note
 
 
 @pytest.mark.parametrize("place", ["/proc/nothing", "a file"])
@@ -146,20 +124,21 @@ def test_without_a_cache_folder_every_run_is_read_and_the_reason_is_given(runs, 
     assert "the index of runs is not kept" in listing.note
 
 
-def test_an_index_that_may_not_be_written_is_read(runs, tmp_path, monkeypatch):
+def test_an_index_that_cannot_be_written_is_read_and_the_reason_is_given(
+    runs, tmp_path, monkeypatch
+):
     list_runs(runs, cache=tmp_path / "cache")
-    real = sqlite3.connect
 
-    def read_only(path, **options):
-        return real(f"file:{path}?mode=ro", uri=True, **options)
+    def refuse(path, data):
+        raise OSError("read-only file system")
 
-    monkeypatch.setattr(sqlite3, "connect", read_only)
+    monkeypatch.setattr(registry, "write_cached", refuse)
     add_line(runs / "r1/metrics.jsonl", {"step": 2, "at": AT, "loss": 1.5})
     read = read_again(monkeypatch)
     listing = list_runs(runs, cache=tmp_path / "cache")
     assert listing.rows[1].loss == 1.5
     assert read == ["r1"]
-    assert "readonly" in listing.note
+    assert "read-only" in listing.note
 
 
 def _list(runs: Path, cache: Path, answers) -> None:
@@ -205,7 +184,7 @@ def test_settings_come_from_the_index_too(tmp_path):
 def test_an_index_that_nobody_wrote_to_for_long_is_removed_with_the_next_new_one(runs, tmp_path):
     cache = tmp_path / "cache"
     cache.mkdir()
-    old, other = cache / "runs-old.sqlite", cache / "other.sqlite"
+    old, other = cache / "runs-old.json", cache / "other.json"
     for path in (old, other):
         path.touch()
         os.utime(path, (1.0, 1.0))

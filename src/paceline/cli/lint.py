@@ -1,5 +1,6 @@
 """`paceline lint`: what will go wrong in these programs and configurations."""
 
+import contextlib
 import difflib
 import gc
 import json
@@ -116,13 +117,9 @@ def command(
     from paceline.cli.standard_streams import reader_may_leave
     from paceline.launch.in_processes import map_in_processes
     from paceline.launch.plannable import plan_of_file
-    from paceline.record.lint_memory import (
-        memory_file,
-        read_memory,
-        rules_version,
-        write_memory,
-    )
+    from paceline.record.lint_memory import memory_file, rules_version
     from paceline.record.source_files import is_git_ignored, read_sources
+    from paceline.record.user_cache import read_cached, write_cached
     from paceline.units import counted
 
     _check_options(as_json, as_sarif, shows_fix, writes)
@@ -132,7 +129,7 @@ def command(
     context = _context(gpu, nodes, gpus_per_node, context_file)
     file = None if without_cache else memory_file(paths, repr(context))
     version = rules_version() if file is not None else ""
-    memory = memory_of_bytes(read_memory(file), version) if file is not None else Memory()
+    memory = memory_of_bytes(read_cached(file), version) if file is not None else Memory()
     linted = lint_files(
         sources.files,
         context,
@@ -142,7 +139,8 @@ def command(
         memory=memory,
     )
     if file is not None and memory.has_changed:
-        write_memory(file, memory_as_bytes(memory, version))
+        with contextlib.suppress(OSError):
+            write_cached(file, memory_as_bytes(memory, version))
     unread = [Unread(path=path, line=None, what=what) for path, what in sources.troubles]
     named = set(sources.named)
     unread += [*linted.unread, *(one for one in linted.without_parser if one.path in named)]

@@ -7,13 +7,12 @@ import contextlib
 import hashlib
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import paceline
-from paceline.record.user_cache import sweep, user_cache
+from paceline.record.user_cache import user_cache
 
 _CODE = ("check/finding.py", "check/lint", "catalog", "job")
 """What of this package decides what lint finds in a file."""
@@ -52,24 +51,3 @@ def memory_file(paths: Sequence[Path], asked: str) -> Path | None:
         name = hashlib.blake2b(os.fsencode(said), digest_size=12).hexdigest()
         return user_cache() / f"lint-{name}.json"
     return None
-
-
-def read_memory(path: Path | None) -> bytes:
-    """What lies there; nothing where it cannot be read."""
-    with contextlib.suppress(OSError):
-        return path.read_bytes() if path is not None else b""
-    return b""
-
-
-def write_memory(path: Path, data: bytes) -> None:
-    """Replace the file as a whole, or leave it as it is."""
-    with contextlib.suppress(OSError):
-        handle, made = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}-")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            os.replace(made, path)
-        except OSError:
-            os.unlink(made)
-            raise
-        sweep(path.parent, "lint-*")

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import tempfile
 import time
 from pathlib import Path
 
@@ -22,9 +23,29 @@ def user_cache() -> Path:
     return folder
 
 
-def sweep(folder: Path, pattern: str) -> None:
-    """Remove files that nobody has written to within `KEEP_S`."""
+def read_cached(path: Path) -> bytes:
+    """What lies in a file; nothing where it cannot be read."""
     with contextlib.suppress(OSError):
-        for path in folder.glob(pattern):
-            if time.time() - path.stat().st_mtime > KEEP_S:
-                path.unlink()
+        return path.read_bytes()
+    return b""
+
+
+def write_cached(path: Path, data: bytes) -> None:
+    """Replace a file, `KIND-NAME`, as a whole; those of its kind that nobody has written to within
+    `KEEP_S` are removed.
+
+    Raises:
+        OSError: It cannot be written, and is as it was.
+    """
+    handle, made = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(made, path)
+    except OSError:
+        os.unlink(made)
+        raise
+    with contextlib.suppress(OSError):
+        for other in path.parent.glob(f"{path.name.partition('-')[0]}-*"):
+            if time.time() - other.stat().st_mtime > KEEP_S:
+                other.unlink()
