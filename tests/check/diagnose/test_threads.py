@@ -8,7 +8,6 @@ from paceline.catalog.symptom import load_symptoms
 from paceline.check.diagnose.conclusion import MAX_SHOWN
 
 NOT_FIRST = {
-    "pytorch/pytorch#14768": "shared memory that cannot be opened; the thread says: too many files",
     "axolotl-ai-cloud/axolotl#2250": "held: another wording",
     "deepspeedai/DeepSpeed#5539": "one time-out line; nothing says that it generates",
     "2U1/Qwen-VL-Series-Finetune#17": "one time-out line; nothing of the mixed data",

@@ -23,29 +23,19 @@ from paceline.check.diagnose.seen import Seen, Sighting
 
 def printed(seen: Seen) -> Iterator[Candidate]:
     """Failures that print their own message."""
-    failures = load_failures()
-    by_name: dict[str, list[Line]] = {}
-    groups: dict[str, tuple[Line, dict[str, str]]] = {}
-    counts: dict[str, int] = {}
     for sighting in seen.sightings.values():
         if sighting.weak:
             continue
-        by_name.setdefault(sighting.name, []).extend(line for line, _ in sighting.lines())
-        counts[sighting.name] = counts.get(sighting.name, 0) + sighting.count
-        fullest = max(sighting.first, key=lambda pair: len(pair[1]))
-        if sighting.name not in groups or len(fullest[1]) > len(groups[sighting.name][1]):
-            groups[sighting.name] = fullest
-    for name, lines in by_name.items():
+        name, lines, (line, said) = sighting.name, sighting.lines, sighting.fullest
         if name.startswith("xid-"):
             lines = [with_rank_of_gpu(line, seen.rank_of_gpu) for line in lines]
-        line, said = groups[name]
         yield Candidate(
             id=name,
-            level=level_of(failures[name]),
+            level=level_of(load_failures()[name]),
             confidence=_surely(name, lines),
             lines=lines,
             what=say(name, line, said, ranks_of(lines)),
-            count=counts[name],
+            count=sighting.count,
         )
 
 
@@ -65,16 +55,27 @@ def _surely(name: str, lines: Iterable[Line]) -> Confidence:
 
 def weakly_printed(seen: Seen) -> Iterator[Candidate]:
     """Failures whose lines need a second fact: those that have it, and the rest as possible."""
-    failures = load_failures()
-    facts = dict(second_facts(seen))
-    for name in sorted({each.name for each in seen.sightings.values() if each.weak} - facts.keys()):
-        lines = [line for each in seen.sightings_of(name, weak=True) for line, _ in each.lines()]
+    run = around(seen)
+    for sighting in seen.sightings.values():
+        if not sighting.weak:
+            continue
+        name, lines, (_, said) = sighting.name, sighting.lines, sighting.fullest
+        failure = load_failures()[name]
+        level = level_of(failure)
+        if fact := _SECOND.get(name, _of_table)(seen, sighting, run):
+            yield Candidate(
+                id=name,
+                level=level,
+                confidence=Confidence.LIKELY,
+                lines=lines,
+                what=f"{say(name, lines[0], said, ranks_of(lines))}: {fact}",
+                count=sighting.count,
+            )
+            continue
         lines = [line for line in lines if not benign().search(line.raw)]
-        hangs = failures[name].category == "hang" or failures[name].effect is Effect.HANG
-        level = level_of(failures[name])
         if level >= Level.FOLLOWS:
             level = Level.MAY_FOLLOW
-        elif hangs:
+        elif failure.category == "hang" or failure.effect is Effect.HANG:
             continue
         else:
             level = Level.POSSIBLE if level < Level.QUIET else Level.FITS
@@ -86,19 +87,6 @@ def weakly_printed(seen: Seen) -> Iterator[Candidate]:
                 lines=lines,
                 what=say(name, lines[0], {}, ranks_of(lines)),
             )
-    for name, fact in facts.items():
-        lines = [line for each in seen.sightings_of(name, weak=True) for line, _ in each.lines()]
-        said = {
-            k: v for each in seen.sightings_of(name, weak=True) for k, v in each.first[0][1].items()
-        }
-        yield Candidate(
-            id=name,
-            level=level_of(failures[name]),
-            confidence=Confidence.LIKELY,
-            lines=lines,
-            what=f"{say(name, lines[0], said, ranks_of(lines))}: {fact}",
-            count=sum(each.count for each in seen.sightings_of(name, weak=True)),
-        )
 
 
 def concluded(seen: Seen) -> Iterator[Candidate]:
@@ -153,52 +141,33 @@ def _as(of: Candidate, name: str) -> Candidate:
     return replace(of, id=name, confidence=Confidence.LIKELY, notes=[])
 
 
-def second_facts(seen: Seen) -> Iterator[tuple[str, str]]:
-    """(failure, the second fact) of the weak sightings that have one."""
-    weak: dict[str, list[Sighting]] = {}
-    for sighting in seen.sightings.values():
-        if sighting.weak:
-            weak.setdefault(sighting.name, []).append(sighting)
-    run = around(seen)
-    for name, sightings in weak.items():
-        reader = _SECOND.get(name, _of_table)
-        if fact := reader(seen, sightings, run):
-            yield name, fact
-
-
-def _of_table(seen: Seen, sightings: list[Sighting], run: str) -> str | None:
-    row = read_shipped("second_facts.toml").get(sightings[0].name, {"facts": []})
+def _of_table(seen: Seen, sighting: Sighting, run: str) -> str | None:
+    row = read_shipped("second_facts.toml").get(sighting.name, {"facts": []})
     rows = row.get("facts", [row])
-    return next(filter(None, (_fact(row, seen, sightings, run) for row in rows)), None)
+    return next(filter(None, (_fact(row, seen, sighting, run) for row in rows)), None)
 
 
-def _fact(row: Mapping[str, Any], seen: Seen, sightings: list[Sighting], run: str) -> str | None:
+def _fact(row: Mapping[str, Any], seen: Seen, sighting: Sighting, run: str) -> str | None:
     named: dict[str, str] = {}
-    for name, text in (("run", run), ("line", _text(sightings))):
+    for name, text in (("run", run), ("line", _text(sighting))):
         if form := row.get(f"in_{name}"):
             if (found := re.search(form, text)) is None:
                 return None
             named |= found.groupdict()
         if f"not_in_{name}" in row and re.search(row[f"not_in_{name}"], text):
             return None
-    if _count(sightings) < row.get("often", 0) or (
-        "last_line" in row and not _ends(seen, sightings)
-    ):
+    if sighting.count < row.get("often", 0) or ("last_line" in row and not _ends(seen, sighting)):
         return None
     fact: str = row["fact"]
     return fact.format_map(named)
 
 
-def _text(sightings: list[Sighting]) -> str:
-    return "\n".join(line.raw for each in sightings for line, _ in each.first)
+def _text(sighting: Sighting) -> str:
+    return "\n".join(line.raw for line, _ in sighting.first)
 
 
-def _count(sightings: list[Sighting]) -> int:
-    return sum(each.count for each in sightings)
-
-
-def _all_on_gpu_0(seen: Seen, sightings: list[Sighting], run: str) -> str | None:
-    lines = [line for each in sightings for line, _ in each.lines() if "out of memory" in line.raw]
+def _all_on_gpu_0(seen: Seen, sighting: Sighting, run: str) -> str | None:
+    lines = [line for line in sighting.lines if "out of memory" in line.raw]
     ranks = {line.rank for line in lines if line.rank is not None}
     others = max((OutOfMemory(line.raw).others for line in lines), default=0)
     if lines and (len(ranks) > 1 or others > 1):
@@ -206,52 +175,44 @@ def _all_on_gpu_0(seen: Seen, sightings: list[Sighting], run: str) -> str | None
     return None
 
 
-def _ends(seen: Seen, sightings: list[Sighting]) -> bool:
+def _ends(seen: Seen, sighting: Sighting) -> bool:
     """Whether a log's last line is one of them."""
     last = {source.name: source.num_lines for source in seen.sources}
-    lines = [line for each in sightings for line, _ in each.lines()]
-    return any(line.number == last.get(line.source) for line in lines)
+    return any(line.number == last.get(line.source) for line in sighting.lines)
 
 
-def _mtu(seen: Seen, sightings: list[Sighting], run: str) -> str | None:
+def _mtu(seen: Seen, sighting: Sighting, run: str) -> str | None:
     sizes = set(re.findall(r"\bmtu (\d+)", run))
     return f"interfaces with MTU {' and '.join(sorted(sizes))}" if len(sizes) > 1 else None
 
 
-def _cancelled(seen: Seen, sightings: list[Sighting], run: str) -> str | None:
+def _cancelled(seen: Seen, sighting: Sighting, run: str) -> str | None:
     """Slurm also cancels a step of which one task has failed."""
-    if "CANCELLED" not in _text(sightings):
+    if "CANCELLED" not in _text(sighting):
         return None
     own = any(each.code not in (0, -15) for each in seen.exits) or seen.raised
     return None if own else "cancelled by hand or by the scheduler; sacct -j says which"
 
 
-def _more_came(seen: Seen, sightings: list[Sighting], run: str) -> str | None:
-    """More processes than the group was told to have; fewer are late and no more."""
-    for sighting in sightings:
-        for _, said in sighting.first:
-            if int(said.get("have", 0)) > int(said.get("want", 0)):
-                return f"{said['have']} processes came to a group of {said['want']}"
-    return None
-
-
-def _members(seen: Seen, sightings: list[Sighting], run: str) -> str | None:
-    """More processes than the group has, or one place in it taken twice and others not at all."""
-    if (more := _more_came(seen, sightings, run)) is not None:
-        return more
-    said = [groups for each in sightings for _, groups in each.first if "at" in groups]
-    places = [groups["at"] for groups in said]
-    of = max((int(groups["of"]) for groups in said), default=0)
+def _members(seen: Seen, sighting: Sighting, run: str) -> str | None:
+    """More processes than the group was told to have (fewer are late and no more), or one place in
+    it taken twice and others not at all."""
+    told = [groups for _, groups in sighting.first]
+    for said in told:
+        if int(said.get("have", 0)) > int(said.get("want", 0)):
+            return f"{said['have']} processes came to a group of {said['want']}"
+    places = [said["at"] for said in told if "at" in said]
+    of = max((int(said["of"]) for said in told if "at" in said), default=0)
     if len(set(places)) < min(len(places), of):
         return f"places {', '.join(sorted(set(places)))} of {of} are taken more than once"
-    if "handled by Slurm" in run and len(set(places)) < of and _ends(seen, sightings):
+    if "handled by Slurm" in run and len(set(places)) < of and _ends(seen, sighting):
         return f"{len(set(places))} of {of} places are taken, and nothing came after it"
     return None
 
 
-def _same_task_waits(seen: Seen, sightings: list[Sighting], run: str) -> str | None:
+def _same_task_waits(seen: Seen, sighting: Sighting, run: str) -> str | None:
     """One task that is waited for three times, half a minute, and no session after it."""
-    tasks = Counter(said["task"] for each in sightings for _, said in each.first if "task" in said)
+    tasks = Counter(said["task"] for _, said in sighting.first if "task" in said)
     if not tasks or "Start master session" in run:
         return None
     task, times = tasks.most_common(1)[0]
@@ -262,7 +223,7 @@ _PATIENCE = 3
 """Times that a start may wait for one task: TensorFlow says so each ten seconds."""
 
 
-_SECOND: Mapping[str, Callable[[Seen, list[Sighting], str], str | None]] = {
+_SECOND: Mapping[str, Callable[[Seen, Sighting, str], str | None]] = {
     "missing-set-device": _all_on_gpu_0,
     "slurm-ntasks-mismatch": _members,
     "mtu-mismatch": _mtu,

@@ -301,24 +301,18 @@ class _Reading:
             self.seen.ranks.add(line.rank)
             note_first_rank(self.seen, line)
         is_benign = any(patterns[number].text.search(line.raw) for number in benign)
-        readers, counted, is_known = set(), set(), False
+        readers, shown = set[str](), dict[tuple[str, bool], dict[str, str]]()
         for number in sorted(numbers):
             pattern = patterns[number]
             if pattern.kind is Kind.READER:
                 readers.add(pattern.name)
-                continue
-            match = pattern.text.search(line.message) or pattern.text.search(line.raw)
-            if match is None:
-                continue
-            weak = pattern.kind is Kind.WEAK
-            is_known = is_known or not weak
-            sighting = self.seen.sightings.setdefault(
-                (pattern.name, pattern.text.pattern),
-                Sighting(pattern.name, pattern.text.pattern, weak),
-            )
-            sighting.count += (pattern.name, weak) not in counted  # a line once for each failure
-            counted.add((pattern.name, weak))
-            sighting.add(line, {k: v for k, v in match.groupdict().items() if v is not None})
+            elif match := pattern.text.search(line.message) or pattern.text.search(line.raw):
+                groups = {k: v for k, v in match.groupdict().items() if v is not None}
+                key = pattern.name, pattern.kind is Kind.WEAK
+                shown[key] = max(shown.get(key, {}), groups, key=len)
+        for key, groups in shown.items():  # a line once for each failure
+            self.seen.sightings.setdefault(key, Sighting(*key)).add(line, groups)
+        is_known = not all(weak for _, weak in shown)
         self._open.take(line)
         self._table.take(line)
         if "traceback" in readers or (is_known and not is_benign):

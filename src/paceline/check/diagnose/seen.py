@@ -1,14 +1,14 @@
 """What was seen in the logs: bounded in size however long they are."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.check.diagnose.line import Line
 
 KEEP_LINES = 8
-"""First lines kept of one pattern; beyond them only the first of each rank."""
+"""First lines kept of one failure; beyond them only the first of each rank."""
 
 KEEP_RANKS = 4096
 KEEP_DISTINCT = 400
@@ -21,31 +21,34 @@ Gpu = tuple[str | None, int]
 
 @dataclass(slots=True)
 class Sighting:
-    """One pattern's lines."""
+    """The lines of one failure's own patterns, or of its weak ones."""
 
     name: str
-    pattern: str
     weak: bool
     count: int = 0
     first: list[tuple[Line, dict[str, str]]] = field(default_factory=list)
     """The first lines, with what the pattern's named groups hold."""
 
-    by_rank: dict[int, tuple[Line, dict[str, str]]] = field(default_factory=dict)
+    by_rank: dict[int, Line] = field(default_factory=dict)
 
     def add(self, line: Line, groups: dict[str, str]) -> None:
         """Note one more line."""
+        self.count += 1
         if len(self.first) < KEEP_LINES:
             self.first.append((line, groups))
         if line.rank is not None and len(self.by_rank) < KEEP_RANKS:
-            self.by_rank.setdefault(line.rank, (line, groups))
+            self.by_rank.setdefault(line.rank, line)
 
-    def lines(self) -> Iterator[tuple[Line, dict[str, str]]]:
+    @property
+    def lines(self) -> list[Line]:
         """All that is kept, each line once."""
-        yield from self.first
-        known = {(line.source, line.number) for line, _ in self.first}
-        yield from (
-            each for each in self.by_rank.values() if (each[0].source, each[0].number) not in known
-        )
+        kept = [*(line for line, _ in self.first), *self.by_rank.values()]
+        return list({(line.source, line.number): line for line in kept}.values())
+
+    @property
+    def fullest(self) -> tuple[Line, dict[str, str]]:
+        """The line whose groups hold most."""
+        return max(self.first, key=lambda pair: len(pair[1]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,8 +197,8 @@ class Seen:
     """Everything that was seen, over all sources."""
 
     sources: list[Source] = field(default_factory=list)
-    sightings: dict[tuple[str, str], Sighting] = field(default_factory=dict)
-    """By failure and pattern."""
+    sightings: dict[tuple[str, bool], Sighting] = field(default_factory=dict)
+    """By failure, and by whether its patterns are weak ones."""
 
     raised: list[Raised] = field(default_factory=list)
     begun: list[Begun] = field(default_factory=list)
@@ -225,7 +228,3 @@ class Seen:
 
     saturated: list[str] = field(default_factory=list)
     """Patterns that matched so often that they were no longer looked for."""
-
-    def sightings_of(self, name: str, *, weak: bool = False) -> list[Sighting]:
-        """The sightings of a failure: of its own patterns, or of its weak ones."""
-        return [each for each in self.sightings.values() if each.name == name and each.weak is weak]
