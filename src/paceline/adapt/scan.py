@@ -14,7 +14,6 @@ from paceline.adapt.notebook import read_notebook
 from paceline.adapt.result import Adapted, Target
 from paceline.check.lint.across import Start, names_file, starts_in
 from paceline.check.lint.configs import Config, read_config
-from paceline.check.lint.configs import Unreadable as UnreadableConfig
 from paceline.check.lint.context import Context
 from paceline.check.lint.facts.files import Files
 from paceline.check.lint.facts.program import read_program
@@ -91,8 +90,6 @@ def scan_files(
             unread.append(Unread(path=path, line=error.line, what=str(error)))
         except UnicodeDecodeError:
             unread.append(Unread(path=path, line=None, what="it is no UTF-8 text"))
-        except UnreadableConfig as error:
-            unread.append(Unread(path=path, line=error.line, what=error.what))
     files, starts = Files(texts), starts_in(configs, Context())
     found = []
     for path, text in texts.items():

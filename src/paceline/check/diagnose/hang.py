@@ -6,8 +6,8 @@ is; and what the run was doing last says why.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from paceline.catalog.load import read_shipped
 from paceline.catalog.symptom import load_symptoms
@@ -30,31 +30,13 @@ class Standing:
     what: str
     """In words."""
 
-    seq: int
-    op: str | None
-    num_in: int | None
-    behind: Sequence[int]
-    absent: Sequence[int]
-    num_heard: int
-    """Ranks whose watchdogs say where they stood."""
+    odd: Sequence[int]
+    """The ranks that others wait for: those behind, or the few of whom nothing is heard. Where most
+    say nothing they have only not been given."""
 
-    sizes: Sequence[int]
-    """Elements that ranks bring to it; more than one where ranks differ."""
-
-    ops: Sequence[str]
-    """Operations at that number; more than one where ranks differ."""
-
-    is_early: bool
-    """Among the first collectives of its group."""
-
-    is_small: bool
-    """One element: mostly a barrier."""
-
-    is_apart: bool
-    """Ranks wait in different operations, at different numbers."""
-
-    crossed: str | None = None
-    """That a rank finished a collective in which another still waits, in words."""
+    op: str
+    facts: Mapping[str, object]
+    """What holds of it, by the names of hang_reasons.toml, as it is said in a reason."""
 
 
 def stand(seen: Seen) -> Standing | None:
@@ -76,25 +58,29 @@ def stand(seen: Seen) -> Standing | None:
         and (each.seq < seq or (lowest is not None and each.enqueued == lowest < seq))
     ]
     ops = sorted({each.op for each in at if each.op})
+    sizes = sorted({each.num_in for each in at if each.num_in is not None})
     size = next((each.num_in for each in at if each.num_in is not None), None)
     places = sorted({each.seq for each in first}, key=lambda place: (place != seq, place))
     parts = [_waits([each for each in first if each.seq == place]) for place in places[:_PLACES]]
     if absent and len(absent) < world:
         parts.append(f"rank{'s' * (len(absent) > 1)} {spans(absent)} reported nothing")
+    few = absent if 2 * len(absent) <= len(set(ranks)) else ()
     return Standing(
         what="; ".join(parts),
-        seq=seq,
-        op=ops[0] if ops else None,
-        num_in=size,
-        behind=behind,
-        absent=absent,
-        num_heard=len(set(ranks)),
-        ops=ops,
-        sizes=sorted({each.num_in for each in at if each.num_in is not None}),
-        is_early=seq <= 10,
-        is_small=size is not None and size <= 8,
-        crossed=_crossed(first),
-        is_apart=_is_apart(first),
+        odd=behind or few,
+        op=ops[0] if ops else "",
+        facts={
+            "stands": True,
+            "seq": seq,
+            "early": seq <= 10,  # among the first collectives of its group
+            "late": seq > 10,
+            "small": size is not None and size <= 8,  # mostly a barrier
+            "ops": ", ".join(ops) if len(ops) > 1 else None,
+            "sizes": ", ".join(map(str, sizes)) if len(sizes) > 1 else None,
+            "crossed": _crossed(first),
+            "apart": _is_apart(first),
+            "behind": spans(behind),
+        },
     )
 
 
@@ -185,10 +171,7 @@ _LAST = 2_500
 
 def reasons(seen: Seen, standing: Standing | None) -> Iterator[Reason]:
     """What the lines before a hang, and where ranks stood in it, speak for; most telling first."""
-    facts = set(_facts(seen, standing))
-    said = asdict(standing) if standing else {}
-    said |= {name: ", ".join(map(str, said[name])) for name in ("ops", "sizes") if name in said}
-    said["behind"] = spans(standing.behind) if standing else ""
+    facts, said = set(_facts(seen, standing)), standing.facts if standing else {}
     rows = [(level, *row) for name, level in _LEVELS.items() for row in _ROWS[name]["reasons"]]
     for place, (level, name, needs, why) in enumerate(rows):
         if all((need.lstrip("!") in facts) is not need.startswith("!") for need in needs.split()):
@@ -197,28 +180,17 @@ def reasons(seen: Seen, standing: Standing | None) -> Iterator[Reason]:
 
 
 _LEVELS = {"likely": Level.LIKELY_HANG, "possible": Level.POSSIBLE, "fits": Level.FITS}
-_OF_STANDING: Mapping[str, Callable[[Standing], object]] = {
-    "stands": lambda stands: True,
-    "early": lambda stands: stands.is_early,
-    "late": lambda stands: not stands.is_early,
-    "small": lambda stands: stands.is_small,
-    "ops": lambda stands: len(stands.ops) > 1,
-    "sizes": lambda stands: len(stands.sizes) > 1,
-    "crossed": lambda stands: stands.crossed,
-    "apart": lambda stands: stands.is_apart,
-    "behind": lambda stands: stands.behind,
-}
 
 
 def _facts(seen: Seen, standing: Standing | None) -> Iterator[str]:
     before = near(seen)
-    last, op = before[-_LAST:], (standing.op or "") if standing else ""
+    last, op = before[-_LAST:], standing.op if standing else ""
     for part, text in (("near", before), ("last", last), ("run", around(seen)), ("op", op)):
         yield from (name for name, form in _ROWS[part].items() if re.search(form, text))
     if _ends_epoch(last):
         yield "epoch_end"
     if standing is not None:
-        yield from (name for name, holds in _OF_STANDING.items() if holds(standing))
+        yield from (name for name, holds in standing.facts.items() if holds)
 
 
 _EPOCH_END = re.compile(r"\b(9[5-9]|100)%\|")
@@ -262,7 +234,7 @@ def hangs(seen: Seen, candidates: Sequence[Candidate]) -> Iterator[Candidate]:
     found: dict[str, list[Reason]] = {}
     for reason in reasons(seen, standing):
         found.setdefault(reason.id, []).append(reason)
-    odd = _odd(standing) or (() if standing else unlike_the_others(seen, waits))
+    odd = standing.odd if standing else unlike_the_others(seen, waits)
     if standing and not odd:  # who waits is not who is waited for
         lines = [replace(line, rank=None) for line in lines]
     for name, why in found.items():
@@ -297,16 +269,6 @@ def stood_still(seen: Seen, stands: Progress) -> Iterator[Candidate]:
             order=reason.order,
             check=checks.get(name),
         )
-
-
-def _odd(standing: Standing | None) -> Sequence[int]:
-    """The ranks that others wait for: those behind, or the few of whom nothing is heard.
-
-    Where most say nothing they have only not been given.
-    """
-    if standing is None or standing.behind:
-        return standing.behind if standing else ()
-    return standing.absent if 2 * len(standing.absent) <= standing.num_heard else ()
 
 
 def unlike_the_others(seen: Seen, known: Sequence[Candidate]) -> Sequence[int]:
@@ -391,8 +353,6 @@ def only_symptom(seen: Seen, secondary: list[Candidate]) -> Candidate:
     )
     standing = stand(seen)
     if best.id == "collective-watchdog-timeout" and standing is not None:
-        odd = _odd(standing)
-        best.what = standing.what
-        best.rank = odd[0] if odd else None
+        best.what, best.rank = standing.what, next(iter(standing.odd), None)
     best.confidence = Confidence.POSSIBLE
     return best

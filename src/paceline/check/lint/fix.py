@@ -7,11 +7,12 @@ Python file that no longer parses is left as it was.
 import ast
 import difflib
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from paceline.check.finding import Finding
+from paceline.check.lint.facts.source import Unreadable, tree_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +68,9 @@ def _fix_file(path: str, whole: str, findings: Sequence[Finding]) -> Fixed | Non
 
 
 def _tree(text: str) -> ast.Module | None:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the file's own escapes and literals
-            return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+    with suppress(Unreadable):
+        return tree_of(text)
+    return None
 
 
 Edit = tuple[int, str, str]

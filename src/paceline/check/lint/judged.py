@@ -56,7 +56,7 @@ class Judged:
         try:
             self.findings += findings()
         except NoParser as error:
-            self.without_parser.append(Unread(path=path, line=error.line, what=error.what))
+            self.without_parser.append(Unread(path=path, line=error.line, what=str(error)))
         except Exception as error:  # noqa: BLE001, a mistake of ours: the other rules still answer
             what = f"the rule {rule} failed with {type(error).__name__}: {error}; please report it"
             self.unread.append(Unread(path=path, line=None, what=what))

@@ -17,7 +17,6 @@ from paceline.check.lint.across import (
     variables_in,
 )
 from paceline.check.lint.configs import Config, Planned, check_config, check_planned, read_config
-from paceline.check.lint.configs import Unreadable as UnreadableConfig
 from paceline.check.lint.configs.marked import NoParser
 from paceline.check.lint.configs.say import findings as findings_of
 from paceline.check.lint.configs.variables import check_variables
@@ -217,9 +216,9 @@ def _look(path: str, source: bytes) -> tuple[Judged, Config | None]:
     if not is_notebook:
         try:
             config = read_config(path, text)
-        except UnreadableConfig as error:
+        except Unreadable as error:
             kept = seen.without_parser if isinstance(error, NoParser) else seen.unread
-            kept.append(Unread(path=path, line=error.line, what=error.what))
+            kept.append(Unread(path=path, line=error.line, what=str(error)))
     if config is None or config.kind != "job":  # J013, which knows its `secrets`
         seen.findings += check_secrets_in(path, text, in_code=is_notebook)
     seen.answers += suppressions_in(path, text)

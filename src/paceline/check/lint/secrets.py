@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from paceline.check.finding import Finding
 from paceline.check.lint.configs.say import ERROR, INFO, Fault, findings
+from paceline.check.lint.facts.source import Unreadable, tree_of
 from paceline.job.secrets import find_in_lines
 
 SECRET = "secret-in-file"
@@ -40,12 +41,12 @@ def check_secrets_in(path: str, text: str, *, in_code: bool) -> Iterator[Finding
 def _docstrings(text: str) -> frozenset[int]:
     """Lines of a program that are text alone; none of what is no program."""
     try:
-        nodes = ast.walk(ast.parse(text))
-    except (SyntaxError, ValueError, RecursionError):
+        tree = tree_of(text)
+    except Unreadable:
         return frozenset()
     return frozenset(
         line
-        for node in nodes
+        for node in ast.walk(tree)
         if isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)
         and isinstance(node.value.value, str)

@@ -5,14 +5,13 @@ line above it. Commas part several ids; published names count too. Without a rea
 suppressed.
 """
 
-import io
 import re
-import tokenize
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from paceline.catalog.failure import failures_named, load_failures
 from paceline.check.finding import Finding, Place, Severity
+from paceline.check.lint.facts.source import comments_in
 
 _COMMENT = re.compile(r"(?i)(?:#|//)\s*paceline:\s*ignore\b(?:\[([^\]]*)\])?[ \t]*(.*?)\s*$")
 _ALONE = re.compile(r"^\s*(#|//)")
@@ -52,11 +51,11 @@ def suppressions_in(
         return []
     lines, spans = text.splitlines(), [one for one in statements if one[1] > one[0]]
     found = []
-    strings = _strings(text) if path.endswith(".py") else frozenset()
+    comments = comments_in(text) if path.endswith(".py") else None
     for number, line in enumerate(lines, start=1):
         match = _COMMENT.search(line)
-        if match is None or number in strings:
-            continue
+        if match is None or (comments is not None and number not in comments):
+            continue  # what looks like a comment is in a string
         below = enumerate(lines[number:], start=number + 1)
         is_alone = _ALONE.match(line) is not None
         said = (at for at, one in below if one.strip() and not _ALONE.match(one))
@@ -66,16 +65,6 @@ def suppressions_in(
         reason = match[2].strip(" -:")
         found.append(Suppression(path, number, covers, last, names, reason))
     return found
-
-
-def _strings(text: str) -> frozenset[int]:
-    """Lines of a program that have no comment: what looks like one there is in a string."""
-    try:
-        tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
-    except (SyntaxError, tokenize.TokenError):
-        return frozenset()
-    comments = {token.start[0] for token in tokens if token.type == tokenize.COMMENT}
-    return frozenset(range(1, text.count("\n") + 2)) - comments
 
 
 def _whole_statement(

@@ -14,7 +14,6 @@ from paceline.check.lint.configs.marked import (
     Bomb,
     Marked,
     NoParser,
-    Unreadable,
     read_json,
     read_yaml,
 )
@@ -36,8 +35,9 @@ from paceline.check.lint.configs.small_kinds import (
 )
 from paceline.check.lint.configs.variables import check_variables
 from paceline.check.lint.context import Context
+from paceline.check.lint.facts.source import Unreadable
 
-__all__ = ["Config", "Planned", "Unreadable", "check_config", "check_planned", "read_config"]
+__all__ = ["Config", "Planned", "check_config", "check_planned", "read_config"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from paceline.check.lint.facts.source import Unreadable
+
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MOST_NODES = 200_000
 """Far above any configuration; YAML aliases of aliases would never end."""
@@ -97,14 +99,6 @@ def _plain(marked: Marked) -> Any:
     return [_plain(each) for each in value] if isinstance(value, list) else value
 
 
-class Unreadable(ValueError):
-    """The text is not of this language: the line, and what its parser says."""
-
-    def __init__(self, line: int, what: str) -> None:
-        self.line, self.what = line, what
-        super().__init__(f"line {line}: {what}")
-
-
 class Bomb(Unreadable):
     """Aliases of aliases that stand for more values than the text has letters."""
 
@@ -127,16 +121,16 @@ def read_yaml(text: str) -> list[Marked]:
             loader.dispose()
     except OverflowError as error:
         if len(text) < _MOST_NODES:
-            raise Bomb(1, "its aliases stand for more values than it has letters") from None
-        raise Unreadable(1, str(error)) from None
+            raise Bomb("its aliases stand for more values than it has letters", 1) from None
+        raise Unreadable(str(error), 1) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
-        raise Unreadable(line, error.problem or "not YAML") from None
+        raise Unreadable(error.problem or "not YAML", line) from None
     except RecursionError:
-        raise Unreadable(1, "nested too deeply") from None
+        raise Unreadable("nested too deeply", 1) from None
     except (yaml.YAMLError, ValueError) as error:
-        raise Unreadable(1, str(error).splitlines()[0] if str(error) else "not YAML") from None
+        raise Unreadable(str(error).partition("\n")[0] or "not YAML", 1) from None
     return found
 
 
@@ -178,9 +172,9 @@ def read_json(text: str) -> Marked:
         ends = [match.start() for match in re.finditer("\n", text)]
         return _of_token(next(tokens), tokens, ends)
     except json.JSONDecodeError as error:
-        raise Unreadable(error.lineno, error.msg) from None
+        raise Unreadable(error.msg, error.lineno) from None
     except (ValueError, RecursionError):
-        raise Unreadable(1, "numbers or depth beyond what is read") from None
+        raise Unreadable("numbers or depth beyond what is read", 1) from None
 
 
 def _of_token(token: re.Match[str], tokens: Iterator[re.Match[str]], ends: list[int]) -> Marked:

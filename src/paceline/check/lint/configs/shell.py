@@ -104,11 +104,8 @@ def _parser() -> Any:
         import tree_sitter
         import tree_sitter_bash
     except ModuleNotFoundError as error:
-        raise NoParser(
-            1,
-            f"shell scripts are read with {error.name}, which is not installed: "
-            f"{install_line('lint')}",
-        ) from None
+        what = f"shell scripts are read with {error.name}, which is not installed: "
+        raise NoParser(what + install_line("lint"), 1) from None
     return tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
 
 

@@ -265,8 +265,6 @@ class Loop(Placed):
 
     targets: tuple[str, ...]
     depth: int
-    counter: bool = False
-    """Whether it runs over `range(...)` or counts up."""
 
     @property
     def over_batches(self) -> bool:

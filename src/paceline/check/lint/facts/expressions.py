@@ -306,7 +306,7 @@ def comprehension(
     sources: list[Value] = []
     for generator in node.generators:
         over, element = iteration.elements(walk, evaluate(walk, generator.iter), node)
-        walk.loops.append(Loop(node, over, (), len(walk.frames), over.kind == "counter"))
+        walk.loops.append(Loop(node, over, (), len(walk.frames)))
         walk.assign(generator.target, element, node)
         sources += [over]
         for condition in generator.ifs:

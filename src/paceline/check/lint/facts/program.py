@@ -35,11 +35,9 @@ and its row in `rules/__init__.py`.
 """
 
 import ast
-import tokenize
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from io import StringIO
 
 from paceline.check.finding import Evidence, Finding, Place, Severity, lint_level
 from paceline.check.lint.context import launch_in_text
@@ -56,7 +54,7 @@ from paceline.check.lint.facts.events import (
 )
 from paceline.check.lint.facts.files import Files
 from paceline.check.lint.facts.names import ACCELERATOR, COLLECTIVES
-from paceline.check.lint.facts.source import Source, Unreadable, parse, path_of
+from paceline.check.lint.facts.source import Source, Unreadable, comments_in, parse, path_of
 from paceline.check.lint.facts.walk import Walk
 
 
@@ -207,7 +205,7 @@ class Program:
     def launch(self) -> str | None:
         """The launch line that a comment or docstring of the file gives."""
         if launch_in_text(self.text) is not None:  # quicker than to part comments from code
-            for text in self.comments:
+            for text in comments_in(self.text).values():
                 line = launch_in_text(text)
                 if line is not None:
                     return line
@@ -224,14 +222,6 @@ class Program:
         wanted = [part.lower() for part in parts]
         there = [part for part in wanted if any(part in one.lower_text for one in files)]
         return bool(there) and any(part in word for word in self.words for part in there)
-
-    @cached_property
-    def comments(self) -> list[str]:
-        try:
-            tokens = list(tokenize.generate_tokens(StringIO(self.text).readline))
-        except (tokenize.TokenError, SyntaxError):
-            return []
-        return [one.string for one in tokens if one.type == tokenize.COMMENT]
 
     def place(self, node: "ast.AST | Event | Guard | Loop") -> Place:
         where = node.node if isinstance(node, Event | Guard | Loop) else node

@@ -6,11 +6,12 @@ import tokenize
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
+from io import StringIO
 from typing import Any
 
 
 class Unreadable(ValueError):
-    """A file that is no Python program. `line` is where reading stopped."""
+    """A file that is not of the language that it is taken for. `line` is where reading stopped."""
 
     def __init__(self, message: str, line: int | None) -> None:
         super().__init__(message)
@@ -175,6 +176,15 @@ def _compiled(text: str, flags: int) -> Any:
         deep = "its expressions are nested too deeply to be parsed"
         what = str(error) if isinstance(error, ValueError) else deep
         raise Unreadable(what, None) from error
+
+
+def comments_in(text: str) -> dict[int, str]:
+    """Line -> the comment on it, of a program that can be read."""
+    try:
+        tokens = tokenize.generate_tokens(StringIO(text).readline)
+        return {one.start[0]: one.string for one in tokens if one.type == tokenize.COMMENT}
+    except (tokenize.TokenError, SyntaxError):
+        return {}
 
 
 def path_of(node: ast.AST) -> str | None:

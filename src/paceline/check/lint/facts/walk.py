@@ -118,6 +118,7 @@ class Walk:
     # what happens
 
     def context(self, node: ast.AST) -> dict[str, Any]:
+        """Where and under what an event happens, as its arguments."""
         return {
             "node": node,
             "order": len(self.events),
@@ -136,6 +137,7 @@ class Walk:
         return expressions.attribute_of(self, base, name, node)
 
     def looked_up(self, node: ast.AST) -> Value | None:
+        """What a plain expression holds, without noting that it was asked for."""
         return expressions.evaluate_quietly(self, node)
 
     def enter(
@@ -240,9 +242,6 @@ class Walk:
         old, more = self.value(node.target), self.value(node.value)
         self.assign(node.target, expressions.binary(node, node.op, old, more), node)
 
-    def do_delete(self, node: ast.Delete) -> None:
-        del node
-
     def do_global(self, node: ast.Global) -> None:
         if self.global_names:
             self.global_names[-1].update(node.names)
@@ -296,7 +295,8 @@ class Walk:
             self.block(node.orelse)
             return False
         test = self.value(node.test)
-        if self.always(test) is False and not node.orelse:
+        never = test.name == "typing.TYPE_CHECKING" or test.const is False
+        if never and not node.orelse:
             return False
         if comparisons.is_settled(self, node.test, test):
             taken = node.body if test.const else node.orelse
@@ -320,12 +320,6 @@ class Walk:
         else:
             self.join(before, body, orelse, test)
         return False
-
-    def always(self, test: Value) -> bool | None:
-        """`if False:`, `if TYPE_CHECKING:` are not walked."""
-        if test.name == "typing.TYPE_CHECKING" or test.const is False:
-            return False
-        return None
 
     def branch(
         self, node: ast.AST, test: Value, holds: bool, body: Sequence[ast.stmt]
@@ -356,13 +350,8 @@ class Walk:
     def do_for(self, node: ast.For | ast.AsyncFor) -> None:
         iterated = self.value(node.iter)
         over, element = iteration.elements(self, iterated, node)
-        loop = Loop(
-            node,
-            over,
-            tuple(one.id for one in ast.walk(node.target) if isinstance(one, ast.Name)),
-            len(self.frames),
-            over.kind == "counter",
-        )
+        names = (one.id for one in ast.walk(node.target) if isinstance(one, ast.Name))
+        loop = Loop(node, over, tuple(names), len(self.frames))
         mark = len(self.guards)
         self.loops.append(loop)
         counters.count_up(self, node.body)
