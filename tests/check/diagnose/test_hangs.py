@@ -11,7 +11,9 @@ from tests.check.diagnose.corpus import diagnose_text
 from paceline.catalog.failure import load_failures
 from paceline.catalog.load import read_shipped
 from paceline.check.diagnose.diagnose import diagnose
-from paceline.check.diagnose.hang import _OF_STANDING
+from paceline.check.diagnose.hang import stand
+from paceline.check.diagnose.line import read_line
+from paceline.check.diagnose.seen import Seen, Watched
 from paceline.check.diagnose.stacks import compare, read_stacks
 from paceline.record.log_files import Log
 
@@ -233,4 +235,7 @@ def test_every_reason_of_a_hang_is_of_a_failure_and_of_facts_that_are_defined():
     ]
     assert {name for name, _, _ in reasons} <= set(load_failures())
     used = {need.lstrip("!") for _, needs, _ in reasons for need in needs.split()}
-    assert used == texts | set(_OF_STANDING) | {"epoch_end"}
+    waited = Watched(line=read_line("x", source="-", number=1), rank=0, seq=3)
+    standing = stand(Seen(watched=[waited]))
+    assert standing is not None
+    assert used == texts | {*standing.facts} - {"seq"} | {"epoch_end"}
