@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from paceline.check.finding import Finding
 from paceline.check.lint.context import Context
 from paceline.check.lint.facts.events import Call
-from paceline.check.lint.facts.names import DDP, DISTRIBUTED_SAMPLER, INIT_GROUP
+from paceline.check.lint.facts.names import DISTRIBUTED_SAMPLER, INIT_GROUP
 from paceline.check.lint.facts.program import Program
-from paceline.check.lint.facts.values import Value
 
 OWN_DEVICES = frozenset({"accelerate", "fabric", "lightning", "transformers", "deepspeed", "ray"})
 """Frameworks that set each process's device."""
@@ -98,45 +97,27 @@ def world_of_one(call: Call) -> bool:
 def check_gloo_for_gpu(program: Program, context: Context) -> Iterator[Finding]:
     """Gradients on GPUs, and gloo to move them."""
     inits = program.calls(INIT_GROUP)
-    if any(backend_of(one) != {"gloo"} for one in inits):
+    if any(backend_of(one) != {"gloo"} for one in inits) or program.framework in OWN_DEVICES:
         return
-    if program.has_call("torch.distributed.new_group") or program.framework in OWN_DEVICES:
-        return
-    if not program.wraps and not program.backwards:
-        return  # there are no gradients to move
-    for init in inits:
-        users = [one for one in program.all_calls if puts_model_on_gpu(one)]
-        if users:
+    on_gpu = [one for one in program.all_calls if puts_model_on_gpu(one)]
+    trains = bool(program.wraps or program.backwards)  # else there are no gradients to move
+    if trains and on_gpu and not program.has_call("torch.distributed.new_group"):
+        for init in inits[:1]:
             what = (
-                f"the model is on a GPU ({users[0].spot}) and gloo moves its gradients "
+                f"the model is on a GPU ({on_gpu[0].spot}) and gloo moves its gradients "
                 "through the CPU"
             )
             fix = 'init_process_group("nccl"), or "cpu:gloo,cuda:nccl" for both'
-            yield program.finding("gloo-backend-gpu", init, what, fix, seen=users[:1])
-            return
+            yield program.finding("gloo-backend-gpu", init, what, fix, seen=on_gpu[:1])
 
 
 def puts_model_on_gpu(call: Call) -> bool:
+    """`model.cuda()`, `model.to("cuda:0")`, `model.to(f"cuda:{rank}")`."""
     if call.receiver is None or not call.receiver.has_kind("model"):
-        if call.name != DDP:
-            return False
-        ids = call.argument(1, "device_ids")
-        return ids is not None and any(one.items for one in ids.any())
-    if call.method == "cuda":
-        return True
-    if call.method != "to":
         return False
     given = call.argument(0, "device")
-    return given is not None and any(is_cuda(one) for one in given.any())
-
-
-def is_cuda(value: Value) -> bool:
-    if isinstance(value.const, str):
-        return value.const.startswith("cuda")
-    if value.instance == "torch.device" and isinstance(value.call, Call) and value.call.args:
-        return any(is_cuda(one) for one in value.call.args[0].any())
-    node = value.node
-    return isinstance(node, ast.JoinedStr) and ast.unparse(node).startswith(("f'cuda", 'f"cuda'))
+    texts = [ast.unparse(one.node) for one in given.origins() if one.node] if given else []
+    return call.method == "cuda" or (call.method == "to" and any("cuda" in one for one in texts))
 
 
 RULES = (

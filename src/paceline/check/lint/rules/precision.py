@@ -35,24 +35,14 @@ def is_half(dtype: Value) -> bool:
     return all(one.name in HALF for one in dtype.any())
 
 
-def scalers(program: Program) -> list[Call]:
-    return [one for one in program.all_calls if one.result.kind == "scaler"]
-
-
 def check_loss_scaling(program: Program, context: Context) -> Iterator[Finding]:
     """float16 without a GradScaler: small gradients become zero."""
     if program.framework in OWNED or not program.backwards or not program.steps:
         return
-    if not scalers(program) and not program.has_call(method="scale"):
+    has_scaler = any(one.result.kind == "scaler" for one in program.all_calls)
+    if not has_scaler and not program.has_call(method="scale"):
         for call in program.all_calls:
-            half_model = (
-                call.method == "half"
-                and call.receiver is not None
-                and call.receiver.has_kind("model")
-            )
-            if (casts_to_half(call) and covers_training(program, call)) or (
-                half_model and trains(program, call.receiver)
-            ):
+            if casts_to_half(call) and covers_training(program, call):
                 what = (
                     "gradients are computed in float16 and nothing scales the loss: those "
                     "below 6e-8 become zero"
@@ -80,18 +70,6 @@ def covers_training(program: Program, call: Call) -> bool:
         (not one.loops or set(one.loops) & loops) and not exclusive(call, one)
         for one in program.backwards
     )
-
-
-def trains(program: Program, model: Value | None) -> bool:
-    if model is None:
-        return False
-    options = set(model.any())
-    for call in program.all_calls:
-        if call.result.kind == "optimizer":
-            for source in (*call.args, *call.kwargs.values()):
-                if options & set(source.origins()):
-                    return True
-    return False
 
 
 def is_scaled(backward: Call) -> bool:

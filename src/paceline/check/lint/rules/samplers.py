@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from typing import TypeGuard
 
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
@@ -149,9 +150,8 @@ def is_constant(call: Call) -> bool:
     return epoch is not None and epoch.kind != "counter" and epoch.const is not UNKNOWN
 
 
-COUNTERS = ("range", "trange", "tqdm.trange", "tqdm.auto.trange")
 AROUND = ("enumerate", "iter", "tqdm", "tqdm.tqdm", "track")
-"""Calls around a loader or a counter that hand on what they go over."""
+"""Calls around a loader that hand on what they go over."""
 
 
 def set_epoch_call(loop: Loop, epochs: Loop) -> str | None:
@@ -160,44 +160,23 @@ def set_epoch_call(loop: Loop, epochs: Loop) -> str | None:
     None where the loop counts no epochs, or its loader has no name there that surely means one
     with a DistributedSampler.
     """
-    if not isinstance(epochs.node, ast.For) or not isinstance(loop.node, ast.For):
+    counts = epochs.over is not None and epochs.over.kind == "counter" and "_" not in epochs.targets
+    if not counts or not isinstance(loop.node, ast.For) or loop.depth != epochs.depth:
         return None
-    counter, loader = counter_of(epochs.node), handed_on(loop.node.iter)
-    root = loader
-    while isinstance(root, ast.Attribute):
-        root = root.value
-    if counter is None or loop.depth != epochs.depth or not isinstance(root, ast.Name):
+    loader = loop.node.iter
+    while isinstance(loader, ast.Call) and ast.unparse(loader.func) in AROUND and loader.args:
+        loader = loader.args[0]
+    name = ast.unparse(loader)
+    bound = {one.id for one in ast.walk(epochs.node) if is_bound(one)}
+    given = [one.fields.get("sampler") or Value() for one in (loop.over or Value()).any()]
+    is_sure = all(each.instance == DISTRIBUTED_SAMPLER for one in given for each in one.any())
+    if not is_sure or name.split(".")[0] in bound or not name.replace(".", "").isidentifier():
         return None
-    inside = [node for one in epochs.node.body for node in ast.walk(one)]
-    if any(isinstance(one, ast.Name) and one.id == root.id and is_bound(one) for one in inside):
-        return None
-    for one in loop.over.any() if loop.over is not None else ():
-        given = one.fields.get("sampler")
-        if given is None or any(each.instance != DISTRIBUTED_SAMPLER for each in given.any()):
-            return None
-    return f"{ast.unparse(loader)}.sampler.set_epoch({counter})"
+    return f"{name}.sampler.set_epoch({epochs.targets[0]})"
 
 
-def is_bound(name: ast.Name) -> bool:
-    return not isinstance(name.ctx, ast.Load)
-
-
-def handed_on(node: ast.expr) -> ast.expr:
-    """What is gone over, under `enumerate` and bars."""
-    while isinstance(node, ast.Call) and ast.unparse(node.func) in AROUND and node.args:
-        node = node.args[0]
-    return node
-
-
-def counter_of(loop: ast.For) -> str | None:
-    """The name that counts the turns of a loop, from a `range` or an `enumerate`."""
-    over, target = handed_on(loop.iter), loop.target
-    outer = ast.unparse(loop.iter.func) if isinstance(loop.iter, ast.Call) else ""
-    if outer == "enumerate":
-        target = target.elts[0] if isinstance(target, ast.Tuple) else loop.iter
-    elif not isinstance(over, ast.Call) or ast.unparse(over.func) not in COUNTERS:
-        return None
-    return target.id if isinstance(target, ast.Name) and target.id != "_" else None
+def is_bound(node: ast.AST) -> TypeGuard[ast.Name]:
+    return isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
 
 
 def may_set(call: Call, sampler: Value) -> bool:
@@ -217,18 +196,17 @@ def may_set(call: Call, sampler: Value) -> bool:
 
 
 def check_sampler_missing(program: Program, context: Context) -> Iterator[Finding]:
-    """Every rank trains on the whole data set, in its own or even the same order."""
+    """Every rank trains on the whole data set, each in an order of its own."""
     if program.framework in PREPARES or not program.wraps:
         return
-    reported: set[Value] = set()
-    inner = [one.loops[-1] for one in program.backwards if one.loops]
-    for loop in dict.fromkeys([*training_loops(program), *inner]):
-        for loader in loaders_read(program, loop):
+    reported: set[Call] = set()
+    for loop in training_loops(program):
+        for loader in loop.over.any() if loop.over is not None else ():
             call = loader.call
-            if loader in reported or not isinstance(call, Call) or call.name != DATALOADER:
+            if not isinstance(call, Call) or call.name != DATALOADER or call in reported:
                 continue
-            reported.add(loader)
-            if whole_data_set(call) and not batches_are_split(program, loop):
+            reported.add(call)
+            if shuffles_all(call) and not batches_are_split(program, loop):
                 what = (
                     "this loader feeds a distributed model and has no DistributedSampler: "
                     "every rank goes through the whole data set"
@@ -244,70 +222,16 @@ def training_loops(program: Program) -> list[Loop]:
     return [one for one in dict.fromkeys(found) if one.over is not None]
 
 
-def loaders_read(program: Program, loop: Loop) -> Iterator[Value]:
-    """Loaders whose batches a loop takes: those it runs over, and those it calls `next` on."""
-    yield from loop.over.any() if loop.over is not None else ()
-    for call in program.calls("builtins.next"):
-        source = call.result.element_of
-        if loop in call.loops and source is not None:
-            yield from source.any()
-
-
-def whole_data_set(call: Call) -> bool:
-    """Whether a DataLoader surely gives its rank all samples of a map-style data set."""
-    if call.open_ended:
-        return False
+def shuffles_all(call: Call) -> bool:
+    """Whether a DataLoader surely shuffles all samples: of a data set with an index, without a
+    sampler."""
     data, shuffle = call.argument(0, "dataset"), call.argument(2, "shuffle")
-    if data is None or data.divergent:
+    given = (call.argument(3, "sampler"), call.argument(4, "batch_sampler"))
+    if call.open_ended or data is None or shuffle is None or shuffle.const is not True:
         return False
-    if any(one.divergent or one.name == "shard" for one in data.origins()):
+    if any(one is not None and one.const is not None for one in given):
         return False
-    batch_sampler = call.argument(4, "batch_sampler")
-    if batch_sampler is not None and batch_sampler.const is not None:
-        return False
-    sampler = call.argument(3, "sampler")
-    if sampler is not None and sampler.const is not None:
-        return any(undistributed(one) for one in sampler.any()) and all(
-            undistributed(one) for one in sampler.any()
-        )
-    return (shuffle is not None and shuffle.const is True) or map_style(data)
-
-
-def undistributed(sampler: Value) -> bool:
-    """A sampler that deals out the whole data set: torch's own plain ones, or one of one rank."""
-    if sampler.const is None:
-        return True
-    if sampler.instance in PLAIN_SAMPLERS:
-        return True
-    call = sampler.call
-    if sampler.instance != DISTRIBUTED_SAMPLER or not isinstance(call, Call):
-        return False
-    replicas = call.argument(1, "num_replicas")
-    return replicas is not None and replicas.const == 1
-
-
-PLAIN_SAMPLERS = frozenset(
-    {
-        "torch.utils.data.RandomSampler",
-        "torch.utils.data.SequentialSampler",
-        "torch.utils.data.WeightedRandomSampler",
-        "torch.utils.data.SubsetRandomSampler",
-    }
-)
-
-
-def map_style(data: Value) -> bool:
-    """Whether it is surely a data set with `__getitem__`."""
-    for one in data.any():
-        own: Class | None = one.of_class
-        if own is not None:
-            if own.method("__getitem__") is None or own.method("__iter__") is not None:
-                return False
-            continue
-        name = one.instance or ""
-        if not name.startswith(("torchvision.datasets.", "torch.utils.data.TensorDataset")):
-            return False
-    return True
+    return not any(one.divergent or one.name == "shard" for one in data.origins())
 
 
 def batches_are_split(program: Program, loop: Loop) -> bool:
