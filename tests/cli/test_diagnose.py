@@ -92,7 +92,9 @@ def test_a_quote_that_is_cut_is_cut_behind_its_message(monkeypatch):
 def test_each_cause_that_words_may_have_comes_with_its_check():
     text = " ".join(run("hangs at step 500").output.split())
     assert text.startswith("cause 1. uneven-inputs-hang")
-    assert "symptom Ranks waited for a rank that did not come check print len" in text
+    assert (
+        "symptom Ranks waited for a rank that did not reach the collective check print len" in text
+    )
     assert text.count("Check: ") == len(re.findall(r"also \d\. ", text)) == 2
 
 
@@ -174,7 +176,7 @@ def test_s3_3_several_sentences_are_one_and_a_slash_makes_no_path_of_words(tmp_p
     monkeypatch.chdir(tmp_path)
     causes = json.loads(run("--json", "loss is nan", "with fp16").output)["causes"]
     assert causes[0]["id"] == "fp16-loss-scale-collapse"
-    assert "loss is nan" in run("tokens/s fall and the loss is nan").output
+    assert run("tokens/s fall and the loss is nan").output.startswith("cause  ")
     assert "cannot be read" in str(run("logs/my train.log").exception)
 
 

@@ -41,6 +41,21 @@ def test_s3_9_published_names_refusals_and_harmless_lines_are_explained_too(name
     assert done.output.startswith(is_about)
 
 
+FIXES = re.compile(
+    r"`(?:paceline|hf) |`--|\b(?:add|apply|call|choose|copy|correct|do|give|install|leave|log|look|"
+    r"lower|name|plan|put|raise|read|repair|resume|run|save|set|start|take|use|verify|write)\b",
+    re.IGNORECASE,
+)
+
+
+@pytest.mark.parametrize(
+    "code", [name for name in load_codes() if re.fullmatch(r"[A-Z]\d{3}", name)]
+)
+def test_a_refusals_code_is_explained_by_more_than_its_title_and_has_a_fix(code):
+    """63 of them repeated the error, such as J008, and 60 more named nothing to do."""
+    assert FIXES.search(load_codes()[code].rest), load_codes()[code].text
+
+
 def test_a_symptom_is_explained_by_its_ranked_causes_and_what_decides_between_them():
     symptom = load_symptoms()["collective-timeout"]
     done = run("collective-timeout")

@@ -65,6 +65,10 @@ def test_a_message_names_the_option_that_gave_the_value_and_not_set(tmp_path, wo
         ("cost --spot", "'--spot': spot prices are always listed where they are known"),
         ("plan job.yaml --micro-batch 4", "'--micro-batch': use --set layout.micro_batch=VALUE"),
         ("plan job.yaml --layout tensor=2", "'--layout': use --set layout.KEY=VALUE"),
+        (
+            "plan job.yaml --verbose",
+            "'--verbose': --explain shows what each number is made of",
+        ),
         ("plan job.yaml --explan", "'--explan'. Did you mean '--explain'?"),
     ],
 )

@@ -18,6 +18,17 @@ ssh: {hostfile: hosts}
 """
 
 
+def test_without_for_the_files_are_those_of_the_engine_that_the_job_names(tmp_path):
+    """It ended with `Missing option '--for'`."""
+    (tmp_path / "job.yaml").write_text(JOB.partition("ssh:")[0])
+    words = ["render", str(tmp_path / "job.yaml"), "--json"]
+    done = CliRunner().invoke(cli, [*words, "--set", "engine=deepspeed"])
+    assert json.loads(done.stdout)["engine"] == "deepspeed"
+    ours = CliRunner().invoke(cli, words)
+    assert ours.exit_code == 2
+    assert "Name the engine (--for list shows them)" in ours.stderr
+
+
 def rendered(tmp_path, hosts: str | bytes | None):
     (tmp_path / "job.yaml").write_text(JOB)
     if hosts is not None:

@@ -125,7 +125,7 @@ TRIES: dict[str, Try] = {
         "faulty", r"\[ddp-does-not-fit\].*\[scaling-not-linear\].*\[set-epoch-missing\]", code=1
     ),
     "S3-2": Try("lint", r"job\.yaml:1: error: P001: no layout fits on 1 node x 1 T4", code=1),
-    "S3-3": Try("faulty", r"cause .*evidence +words:1: training hangs, no error.*also +2\. "),
+    "S3-3": Try("faulty", r"cause .*symptom .*also +2\. "),
     "S3-4": Try("cpu", r"True"),
     "S3-5": Try("gpus", r"in host memory.*gathered +\d.*on the host +[\d.]+ GiB"),
     "S3-6": Try("finished", r"no-gradient +quiet.*loss-scale-low +not measured"),

@@ -51,7 +51,7 @@ def test_a_header_that_is_wrong_is_told_with_its_tensor_file_and_fix(header, sai
     assert said in problem.what
     assert (problem.where, problem.fix) == (
         f"model.pretrained: {tmp_path}",
-        "download the file again",
+        "download the file again, or use an earlier checkpoint",
     )
 
 

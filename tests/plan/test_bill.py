@@ -107,8 +107,8 @@ def test_a_plan_s_bill_names_what_it_does_not_know():
     found = bill_of_plan(plan, job, find_prices(plan.cluster.accelerator))
     assert found.train_s == pytest.approx(plan.estimate.step_s * job.spec.train.steps)
     text = format_bill(found)
-    assert "price of storage and egress, not in TOTAL" in text
-    assert "spot price: " in text
+    assert "TOTAL lacks storage and egress, whose price is unknown" in text
+    assert "no spot     price known at " in text
     assert all(cost.as_of.removeprefix("by ") in text for cost in found.costs)
 
 

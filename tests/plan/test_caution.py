@@ -194,12 +194,12 @@ def test_what_else_the_job_fixes_is_named_where_data_parallelism_alone_needs_it_
 def test_s1_4_units_are_those_of_the_engine_and_the_fix_is_one_that_helps():
     asked = ("layout.sharding=full", "layout.tensor=1", "layout.pipeline=1")
     whole = plan_of(JOB, *asked, "engine=accelerate")
-    assert [unit.name for unit in whole.units] == ["embedding + output matrix", "decoder"]
+    assert [unit.name for unit in whole.units] == ["embedding + output matrix", "decoder block"]
     (caution,) = (each for each in whole.cautions if each.about == "gather")
     assert "fully_shard" in caution.fix
     apart = plan_of(JOB, *asked, "engine=torchtitan")
     names = [unit.name for unit in apart.units]
-    assert names == ["final norm + output matrix", "embedding", "decoder"]
+    assert names == ["final norm + output matrix", "embedding", "decoder block"]
     assert apart.units[1].num_bytes == 2 * 128256 * 4096
     assert not [each for each in apart.cautions if each.about == "gather"]
     # DeepSpeed gathers parameter by parameter: there are no units.
@@ -239,10 +239,10 @@ def test_s1_4_the_units_of_full_sharding_are_listed_and_a_large_one_is_warned_of
     assert block.num_bytes == 2 * each
     (caution,) = [each for each in plan.cautions if each.about == "gather"]
     assert (
-        "one all-gather, of embedding + output matrix, takes 1.96 GiB (of decoder: 416 MiB)"
+        "one all-gather, of embedding + output matrix, takes 1.96 GiB (decoder block: 416 MiB)"
         in caution.what
     )
-    assert "(of decoder: 416 MiB). The plan fits" in caution.what
+    assert "(decoder block: 416 MiB). The plan fits" in caution.what
     assert not plan_of(JOB, "layout.sharding=zero1").units
     split = plan_of(JOB, "layout.sharding=full", "layout.tensor=2", "layout.pipeline=1")
     assert "gather" not in [each.about for each in split.cautions]
@@ -270,7 +270,7 @@ def test_s1_4_quantised_blocks_are_gathered_in_four_bits_and_only_adapters_are_r
 def test_s1_4_blocks_of_two_kinds_of_attention_and_one_size_are_one_row_of_units():
     asked = ("layout.sharding=full", "layout.tensor=1", "layout.pipeline=1")
     plan = plan_of(JOB, "model.preset=gemma-2-9b", *asked)
-    assert [(unit.name, unit.count) for unit in plan.units][1:] == [("decoder", 42)]
+    assert [(unit.name, unit.count) for unit in plan.units][1:] == [("decoder block", 42)]
 
 
 def test_s3_5_the_gathered_unit_of_an_offloaded_model_is_priced_and_named():

@@ -82,6 +82,8 @@ def test_a_tenth_of_the_steps_stays_where_it_costs_next_to_nothing():
     plan = plan_of(JOB, "train.steps=1000")
     assert plan.checkpoint_every == 100
     assert decided(plan)["checkpoint.every"].startswith("100 steps: a tenth of the run")
+    short = decided(plan_of(JOB, "train.steps=2"))
+    assert short["evaluate.every"] == "1 step: a tenth of the run"  # it was "1 steps"
 
 
 def test_a_better_interval_is_taken_where_the_printed_goodput_differs():

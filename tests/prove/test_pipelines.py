@@ -48,7 +48,7 @@ def test_every_rank_holds_and_sends_what_the_trace_of_all_micro_batches_says(nam
         assert sum(composed.flops.values()) == pytest.approx(sum(traced.flops.values()))
         assert totals(composed) == totals(traced)
     if name in COMPOSED:
-        assert not any(stage.how.startswith("traced whole") for stage in proof.stages)
+        assert not any(stage.how.startswith("every block traced") for stage in proof.stages)
 
 
 def test_a_deep_pipeline_of_replicas_is_extended_from_a_few_blocks_of_each_stage():

@@ -150,7 +150,8 @@ def _overview(catalog: "Catalog") -> Iterator[str]:
     mapped = sum(price.accelerator is not None for price in catalog.prices)
     yield f"accelerators  {len(catalog.accelerators)}"
     yield f"links         {len(catalog.links)}"
-    yield f"prices        {len(catalog.prices)}, {mapped} of them for these accelerators"
+    others = len(catalog.prices) - mapped
+    yield f"prices        {len(catalog.prices)}: {mapped} of these accelerators, {others} of others"
     yield f"models        {len(load_published_configs())}"
     if catalog.source is not None:
         yield f"file          {catalog.source}: no problem found"

@@ -75,7 +75,10 @@ def _key(option: str) -> str:
     return option.strip("-").replace("-", "_")
 
 
-_ELSEWHERE = {("cost", "--spot"): "spot prices are always listed where they are known"}
+_ELSEWHERE = {
+    ("cost", "--spot"): "spot prices are always listed where they are known",
+    ("plan", "--verbose"): "--explain shows what each number is made of",
+}
 """Verb and an option that it lacks -> how to get the same."""
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("job_file", metavar="[JOB]", required=False, type=PathName(path_type=Path))
-@click.option("--for", "engine", metavar="ENGINE", required=True, help="The engine, or `list`.")
+@click.option("--for", "engine", metavar="ENGINE", help="The engine, or `list`; else the job's.")
 @click.option(
     "--out",
     type=PathName(path_type=Path, file_okay=False),
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @json_option
 def command(
     job_file: Path | None,
-    engine: str,
+    engine: str | None,
     out: Path | None,
     force: bool,
     overrides: tuple[str, ...],
@@ -50,17 +50,20 @@ def command(
     if engine == "list":
         _list(as_json=as_json)
         return
-    if job_file is None or not is_only_estimated(engine):
+    if engine not in (None, "paceline") and (job_file is None or not is_only_estimated(engine)):
         find(engine)
     if job_file is None:
-        raise click.UsageError("Name the job file: paceline render job.yaml --for " + engine)
+        raise click.UsageError("Name the job file: paceline render job.yaml --for ENGINE")
     from paceline.cli.job_input import read_plannable
     from paceline.cli.screen import say
     from paceline.launch.plannable import check_planned, planned
     from paceline.render.example import needs_own_program
     from paceline.topology.places import at_place
 
-    job = read_plannable(job_file, overrides, files_for=engine)
+    job = read_plannable(job_file, overrides, files_for=engine or "")
+    engine = engine or renderer_of(job.spec.engine) or job.spec.engine
+    if engine == "paceline":
+        raise click.UsageError("Name the engine (--for list shows them); `run` needs no files.")
     plan = planned(at_place(job, engine))
     rendered = render_job(engine, plan, _with_hosts(job, plan.cluster.ranks_per_node))
     notes = check_planned(job, plan) if renderer_of(plan.engine) == engine else []

@@ -126,8 +126,8 @@ def bytes_of(each: StoredTensor) -> int:
 
 
 def place_in(where: str, folder: Path) -> str:
-    """A place and the folder that it means, once where they are the same."""
-    return where if where == str(folder) else f"{where}: {folder}"
+    """A place and the folder that it means; the place alone where it is there."""
+    return where if where.startswith(str(folder)) else f"{where}: {folder}"
 
 
 def _damaged(path: Path, reason: str, where: str) -> JobError:
@@ -135,5 +135,5 @@ def _damaged(path: Path, reason: str, where: str) -> JobError:
         code="M012",
         what=f"{path.name} is not a whole safetensors file: {reason}",
         where=place_in(where, path.parent),
-        fix="download the file again",
+        fix="download the file again, or use an earlier checkpoint",
     )

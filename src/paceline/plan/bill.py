@@ -131,7 +131,7 @@ def bill_of_plan(
     basis = [
         f"{view.num_steps} steps of {_seconds(view.step_s)} each, as planned: {plan.layout_name}",
         f"a checkpoint every {counted(plan.checkpoint_every, 'step')}{_on_spot(view, cluster)}",
-        f"a checkpoint has {format_bytes(state)}{kept}",
+        f"one has {format_bytes(state)} and stops training for {format_seconds(view.save_s)}{kept}",
         *_all_kept(plan, view.num_checkpoints),
         *_assumed(cluster.num_ranks, view.restart_s),
         *_recovers(view.state),

@@ -401,7 +401,8 @@ def units_of(case: Case, layout: Layout) -> tuple[Unit, ...]:
     for block in profile.blocks:
         if block.measured is None:
             apart = round(inside * layout.tensor / layout.expert * expert_parameters(block))
-            counts[block.name, round(inside * dense_parameters(block)), apart] += int(block.count)
+            named = f"{block.name} block"
+            counts[named, round(inside * dense_parameters(block)), apart] += int(block.count)
     for name, number in _ends(profile, wraps):
         counts[name, round(ends * number), 0] += 1
     units = [
@@ -439,7 +440,7 @@ def _large_units(
     largest, _, name = max(parts, default=(0, 0, ""))
     if largest <= most:
         return
-    others = [f"of {part}: {format_bytes(size)}" for size, _, part in parts if part != name]
+    others = [f"{part}: {format_bytes(size)}" for size, _, part in parts if part != name]
     beside = f" ({', '.join(others)})" if others else ""
     other = None
     if job.spec.layout.sharding != "auto":

@@ -18,7 +18,7 @@ from paceline.plan.lost_node import after_a_lost_node
 from paceline.plan.reasons import reasons_of
 from paceline.profile import DecoderShape, ModelProfile, left_out_of
 from paceline.topology import Cluster
-from paceline.units import format_bytes
+from paceline.units import counted, format_bytes
 
 _PARTS_OF_RUN = 10
 _MAX_CHECKPOINT_EVERY = 500
@@ -257,13 +257,13 @@ def _interval_decisions(spec: JobSpec) -> Iterator[Decision]:
     if spec.checkpoint.every == "auto":
         yield Decision(
             field="checkpoint.every",
-            value=f"{checkpoint} steps",
+            value=counted(checkpoint, "step"),
             reason=f"a tenth of the run (never more than {_MAX_CHECKPOINT_EVERY} steps)",
         )
     if spec.evaluate.every == "auto":
         yield Decision(
             field="evaluate.every",
-            value=f"{evaluate} steps",
+            value=counted(evaluate, "step"),
             reason="a tenth of the run",
         )
 

@@ -15,12 +15,6 @@ from paceline.parallel.degrees import divisors
 from paceline.parallel.table import RECOMPUTES, SHARDINGS
 from paceline.plan.choose import AXES, NUM_RUNNERS_UP, SAME, Choice, order_of, way_of
 from paceline.plan.decision import Rejected
-from paceline.plan.host import (
-    host_bytes_of_one,
-    host_limit_bytes,
-    host_limit_source,
-    memory_beside_disk_of_one,
-)
 from paceline.plan.search import Priced
 from paceline.units import bytes_apart, format_bytes, format_seconds
 
@@ -231,16 +225,11 @@ def _recompute_of(layout: Layout) -> str:
 
 
 def _why_offload(choice: Choice) -> str:
-    layout, case, alone = choice.layout, choice.case, choice.fastest_alone
-    limit = format_bytes(host_limit_bytes(case.cluster, layout.offload))
-    source = host_limit_source(case.cluster, layout.offload)
-    why = "no layout fits on the accelerators alone"
+    alone, case = choice.fastest_alone, choice.case
     if alone is not None and (its_s := price_one(alone, case).step_s):
-        why = f"the fastest without it, {case.named(alone)}, takes {format_seconds(its_s)} a step"
-    needed = format_bytes(host_bytes_of_one(layout, case))
-    beside = memory_beside_disk_of_one(layout, case)
-    memory = f", and {format_bytes(beside)} in its memory" if beside else ""
-    return f"{why}; a node holds {needed} of {limit} ({source}){memory}"
+        taken = format_seconds(its_s)
+        return f"the fastest without offload, {case.named(alone)}, takes {taken} a step"
+    return "no layout fits on the accelerators alone"
 
 
 def _why_sharding(choice: Choice) -> str:
@@ -255,8 +244,8 @@ def _why_sharding(choice: Choice) -> str:
         for p in choice.too_large
         if p[0].sharding != layout.sharding and way_of(p[0])[:-1] == degrees
     ]
-    if layout.data * layout.context == 1:
-        return _why_shards_alone(layout)
+    if why := _why_nothing_shared(layout):
+        return why
     if not fitting and not too_large:
         return "fixed by the job"
     if not same:
@@ -287,18 +276,11 @@ def _despite(choice: Choice, other: Layout, price: Estimate, pace: str) -> str:
     return f"{named} is {pace}, but leaves little room: it needs {needs} of the {allowed} allowed"
 
 
-_COPIED = {
-    "zero1": "once a step, and gradients go back once",
-    "zero2": "once a step, and gradients go back after each micro-batch",
-    "full": "block by block, before each pass",
-}
-"""How offloaded parameters reach the accelerator: `runtime/strategy/data/shard.py`."""
-
-
-def _why_shards_alone(layout: Layout) -> str:
-    """Reason for the sharding of a layout in which no two ranks hold the same part of the model."""
-    if layout.keeps_shards and layout.offload_parameters:
-        return f"parameters are copied from the host {_COPIED[layout.sharding]}"
+def _why_nothing_shared(layout: Layout) -> str:
+    """Reason for the sharding of a layout in which no two ranks hold the same part of the model;
+    empty where others offload it in another way."""
+    if layout.data * layout.context > 1 or (layout.keeps_shards and layout.offload_parameters):
+        return ""
     if layout.num_ranks == 1:
         return "one rank has nothing to share"
     return "no sharding: data and context are 1, so no two ranks hold the same part"
@@ -308,10 +290,11 @@ def _why_sharding_alone(choice: Choice) -> str:
     """Against the leanest layouts of the same degrees with simpler things shared, if none of them
     fits, or against the best layout of each other sharding."""
     layout, limit = choice.layout, choice.limit_bytes
-    if layout.data * layout.context == 1:
-        return _why_shards_alone(layout)
+    if why := _why_nothing_shared(layout):
+        return why
     able = abilities_of(choice.case.engine.name)
-    kinds = [k for k in SHARDINGS if k in able.shardings and k not in ("hybrid", layout.sharding)]
+    apart = {"hybrid", layout.sharding} | ({"none"} if layout.data * layout.context == 1 else set())
+    kinds = [k for k in SHARDINGS if k in able.shardings and k not in apart]
     if layout.pipeline > 1:
         kinds = [kind for kind in kinds if kind in able.pipeline_shardings]
     simpler = kinds[: sum(SHARDINGS.index(k) < SHARDINGS.index(layout.sharding) for k in kinds)]

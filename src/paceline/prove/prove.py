@@ -44,7 +44,7 @@ _ENDS = 2
 """Blocks of the shallowest trace besides one period: the first and the last, which differ. Where
 two depths do not predict a third, the next period is traced as well."""
 
-WHOLE = "traced whole"
+WHOLE = "every block traced"
 _MOST_POINTS = 400
 _SHOWN_RANKS = 8
 
@@ -221,8 +221,8 @@ def _extended(depths: list[Depth], blocks: tuple[int, ...], period: int) -> tupl
         return " + ".join(map(str, blocks))
 
     return step, (
-        f"traced with {shown(small.blocks)} and {shown(larger.blocks)} blocks, which predict "
-        f"the trace of {shown(check.blocks)}; extrapolated to all {shown(blocks)}"
+        f"{shown(small.blocks)}, {shown(larger.blocks)} and {shown(check.blocks)} blocks traced "
+        f"(the first two predict the third); {shown(blocks)} computed from these"
     )
 
 
@@ -381,7 +381,7 @@ def _timeline(step: Step, time_of: RankTime | None) -> Iterator[MemoryPoint]:
 
 
 def _beside_blocks(place: Place) -> str:
-    return "outside the blocks" + (f" ({place.module})" if place.module else "")
+    return f"{place.module} (outside the blocks)" if place.module else "outside the blocks"
 
 
 def _stage_ranks(request: Request) -> int:

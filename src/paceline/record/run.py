@@ -226,7 +226,7 @@ def _create(
             code="R001",
             what=f"{path} holds another run",
             where="--out",
-            fix=f"give another folder, or go on with that run: paceline run --resume {path}",
+            fix=f"give another folder, or resume that run: paceline run --resume {path}",
         )
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise JobError.of(

@@ -48,6 +48,8 @@ def _lines(bill: Bill) -> Iterator[str]:
         yield ""
         yield format_table([*_machines(bill)])
         yield "paceline render JOB --for RENDER writes the files that start the run there."
+        if any(cost.as_of.startswith("by ") for cost in bill.costs):
+            yield "PRICE DATE <=: the price is of that day or older."
         names = {cost.provider for cost in bill.costs} & set(_FULL_NAMES)
         if any(_files(cost, bill) == "sky" for cost in bill.costs):
             names.add("sky")
@@ -166,10 +168,9 @@ def _remarks(bill: Bill) -> Iterator[tuple[str, str]]:
             "storage",
             f"{stored} of object storage for the whole run; the model ({sent}) downloaded once",
         )
-    unknown = list(_unknown(bill.costs))
-    yield from unknown
+    yield from _unknown(bill.costs)
     if bill.spot_unpriced:
-        yield "" if unknown else "unknown", f"spot price: {', '.join(bill.spot_unpriced)}"
+        yield "no spot", f"price known at {', '.join(bill.spot_unpriced)}"
     by_hand = sorted({cost.provider for cost in bill.costs if cost.is_by_hand})
     if by_hand:
         yield (
@@ -203,17 +204,17 @@ def _unknown(costs: Iterable[RunCost]) -> Iterator[tuple[str, str]]:
                 prices.add(text)
             else:
                 of_machine.setdefault(text, set()).add(cost.provider)
+    label = "unknown (?)"
     for text, providers in sorted(of_machine.items()):
-        yield "unknown (?)", f"{text}, at {', '.join(sorted(providers))}"
+        yield label, f"{text}, at {', '.join(sorted(providers))}"
+        label = ""
     lacking: dict[str, list[str]] = {}
     for what, column in (("storage", "storage"), ("traffic out", "egress")):
         names = sorted(each.split("'s price")[0] for each in prices if each.endswith(what))
         if names:
             lacking.setdefault(", ".join(names), []).append(column)
-    label = "unknown"
     for of_these, priced in lacking.items():
-        yield label, f"price of {' and '.join(priced)}, not in TOTAL: {of_these}"
-        label = ""
+        yield "TOTAL lacks", f"{' and '.join(priced)}, whose price is unknown, at {of_these}"
 
 
 def format_serving(

@@ -146,8 +146,8 @@ def summary_of(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         near += "estimated)"
         if found["short"]:
             near += (
-                f"; {counted(found['short'], 'row')} of fewer than {found['short_words']} words "
-                "can only match the same words"
+                f"; {counted(found['short'], 'row')} under {found['short_words']} words "
+                "compared exactly"
             )
     yield "duplicates", f"{found['exact']:,} exact, {near}"
     if (quality := data["quality_report"]) is not None:

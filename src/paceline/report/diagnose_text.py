@@ -121,7 +121,8 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
         place = f"{number}. " if _is_one_of(diagnosis) else ""
         text = f"{place}{cause.failure.id} ({cause.confidence}): {told}"
         yield from _row("also", text, most)
-    for like in diagnosis.resembling:
+    is_sure = diagnosis.causes and diagnosis.causes[0].confidence is Confidence.CERTAIN
+    for like in () if is_sure else diagnosis.resembling:
         yield from _row(
             "looks like",
             f"{like.id}? Unsure: only the words of {_place(like.evidence)} are like it "
@@ -177,18 +178,15 @@ def _cause(diagnosis: Diagnosis) -> Iterator[str]:
         where.append(f"host {cause.host}")
     if where or cause.place:
         told = " on ".join(where)
-        others = len(set(cause.ranks) - {cause.rank})
-        if others:
-            told += f" first, of ranks {spans(cause.ranks)}"
+        if others := sorted(set(cause.ranks) - {cause.rank}):
+            told += f" first; also ranks {spans(others)}"
         place = f"{', ' if told else ''}{cause.place}" if cause.place else ""
         yield from _row("where", f"{told}{place}", 2)
-    for each in cause.evidence[:3]:
+    for each in () if diagnosis.is_words else cause.evidence[:3]:
         yield from _quote("evidence", each)
     yield from _row("why", failure.why)
     yield from _row("fix", cause.fix or failure.fix)
     yield from _row("more", f"paceline explain {failure.id}", 1)
-    if failure.not_to_confuse:
-        yield from _row("is not", failure.not_to_confuse, 2)
 
 
 def _quote(name: str, each: Evidence) -> Iterator[str]:

@@ -11,7 +11,7 @@ from paceline.plan.case import case_of_plan
 from paceline.plan.choose import SIMPLER
 from paceline.report.plan_text import (
     format_amount,
-    gathers_once,
+    how_gathered,
     machines_of,
     of_machine,
 )
@@ -94,10 +94,9 @@ def _memory(plan: Plan) -> Iterator[str]:
         if name == "gradients" and layout.accumulation > 1 and layout.sharding in ("zero2", "full"):
             is_shard = layout.reduce_every_micro_batch or layout.sharding == "zero2"
             made_of += f", {_REDUCED[is_shard]}"
-        if name == "gathered" and gathers_once(plan):
-            made_of = (
-                f"all parameters in {plan.precision}: ZeRO-2 is FSDP2 that gathers once a step"
-            )
+        if name == "gathered" and (how := how_gathered(plan)):
+            parameters = f"all parameters in {plan.precision}" if "once" in how else made_of
+            made_of = f"{parameters}; they come {how}"
         yield from wrapped(f"  {PART_NAMES.get(name, name):<13}{shown:>9}  ", made_of)
     yield from wrapped(
         "  computed for ",

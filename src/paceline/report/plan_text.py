@@ -99,8 +99,9 @@ def _headline(plan: Plan) -> Iterator[str]:
     yield from _layout(plan)
     yield _row("on", _place(cluster))
     yield from wrapped(_row("links", ""), _links(cluster)) if _links(cluster) else ()
-    reasons = [each.reason for each in plan.decisions if each.field == "layout.sharding"]
-    yield from wrapped(_row("why", ""), reasons[0] if reasons else _fixed(plan))
+    reasons = {each.field: each.reason for each in plan.decisions}
+    why = (reasons.get("layout.offload"), reasons.get("layout.sharding", _fixed(plan)))
+    yield from wrapped(_row("why", ""), ". With offload: ".join(filter(None, why)))
     yield from wrapped(_row("batch", ""), _batch_equation(plan))
     yield _row(
         "model",
@@ -190,9 +191,13 @@ def known_by(cluster: Cluster, field: str) -> str:
     return cluster.known.get(field, "cited").replace("cited", "catalog")
 
 
-def gathers_once(plan: Plan) -> bool:
-    """Whether ZeRO-2 is our runtime's: FSDP2's shards, all gathered once a step."""
-    return plan.engine == "paceline" and plan.layout.sharding == "zero2"
+def how_gathered(plan: Plan) -> str:
+    """How all parameters come together, where they do not block by block: our runtime's ZeRO-2 is
+    FSDP2 that gathers them once a step, and offloaded ones come from the host."""
+    layout, is_ours = plan.layout, plan.engine == "paceline"
+    is_moved = is_ours and layout.offload_parameters
+    once = is_ours and (layout.sharding == "zero2" or (is_moved and layout.sharding == "zero1"))
+    return " ".join(["from the host"] * is_moved + ["once a step"] * once)
 
 
 def _memory(plan: Plan, parts: str) -> Iterator[str]:
@@ -213,8 +218,8 @@ def _memory(plan: Plan, parts: str) -> Iterator[str]:
             continue
         if size:
             bar = "#" * max(1, round(_BAR_WIDTH * size / largest))
-            how = "  FSDP2, once a step" if name == "gathered" and gathers_once(plan) else ""
-            yield f"  {PART_NAMES.get(name, name):<14}{format_bytes(size):>10}  {bar}{how}"
+            bar += f"  {how_gathered(plan)}" if name == "gathered" else ""
+            yield f"  {PART_NAMES.get(name, name):<14}{format_bytes(size):>10}  {bar}".rstrip()
     yield (
         f"  {'may be used':<14}{limit:>10}  "
         f"{1 - plan.head_room:.0%} of {format_bytes(cluster.usable_bytes)} a rank ({source})"
@@ -238,7 +243,7 @@ def _memory(plan: Plan, parts: str) -> Iterator[str]:
         least, most = min(sizes), max(sizes)
         yield (
             f"  {'stages':<14}{format_bytes(least):>10}  to {format_bytes(most)} over "
-            f"{len(sizes)} stages; stage {sizes.index(most)} is the fullest"
+            f"{len(sizes)} stages; stage {sizes.index(most) + 1} is the fullest"
         )
     if len(set(plan.stage_blocks)) > 1 and len(plan.stage_blocks) <= _MOST_STAGES:
         listed = ", ".join(map(str, plan.stage_blocks))
@@ -366,7 +371,8 @@ def machines_of(cost: RunCost) -> str:
 def of_machine(cost: RunCost) -> str:
     """What a person must know of the machines of a cost: what decides whether they run the plan
     and is not known, and that they are larger than a node and no file rents them."""
-    unknown = "" if cost.runs_as_planned else f"; unknown: {' and '.join(cost.unknown_facts)}"
+    facts = " and ".join(cost.unknown_facts)
+    unknown = facts and f"; unknown whether {facts} will do"
     return unknown + ("; larger than a node: rent it by hand" if cost.is_by_hand else "")
 
 
@@ -449,7 +455,8 @@ def differences(layout: Layout, chosen: Layout) -> Iterator[str]:
 
 
 def _decisions(plan: Plan) -> Iterator[str]:
-    shown: list[Decision] = [each for each in plan.decisions if each.field != "layout.sharding"]
+    in_why = ("layout.offload", "layout.sharding")
+    shown: list[Decision] = [each for each in plan.decisions if each.field not in in_why]
     if not shown:
         return
     yield ""

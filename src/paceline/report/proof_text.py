@@ -52,8 +52,8 @@ def _headline(proof: Proof, engine: str) -> Iterator[str]:
     yield _row("layout", proof.layout.name + proof.layout.recomputed)
     yield from wrapped(
         _row("ran", ""),
-        f"the training step of rank{plural} {shown} of {proof.world_size}, on tensors without "
-        f"storage, no GPU (took {format_seconds(proof.seconds)}, torch {torch})",
+        f"the training step of rank{plural} {shown} of {proof.world_size}, on fake tensors "
+        f"(shapes without values), no GPU (took {format_seconds(proof.seconds)}, torch {torch})",
     )
     yield from wrapped(_row("how", ""), proof.fullest.how)
     if engine:
@@ -114,7 +114,8 @@ def _collectives(stage: StageProof) -> Iterator[str]:
     where = f", rank {stage.rank}" if stage.rank else ""
     yield ""
     yield _row("collectives", f"one step{where}")
-    yield f"  {'kind':<15}{'phase':<9}{'calls':>5}{'size each':>11} {'time':>10}  ranks, called in"
+    head = f"  {'kind':<15}{'phase':<9}{'calls':>5}{'size each':>11} {'time':>10}"
+    yield f"{head}  ranks; called during"
     ordered: Sequence[Collective] = sorted(
         stage.collectives, key=lambda each: (-(each.seconds or 0.0), -each.num_bytes)
     )
@@ -123,7 +124,7 @@ def _collectives(stage: StageProof) -> Iterator[str]:
         yield from wrapped(
             f"  {each.kind:<15}{each.phase:<9}{each.count:>5}"
             f"{format_bytes(each.num_bytes / each.count):>11} {seconds}  ",
-            f"{each.group_size} ranks {each.link}, {each.where}",
+            f"{each.group_size} ranks {each.link}; {each.where}",
         )
     if len(ordered) > _NUM_COLLECTIVES:
         yield f"  and {len(ordered) - _NUM_COLLECTIVES} more kinds: --json"

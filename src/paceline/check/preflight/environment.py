@@ -9,6 +9,7 @@ from paceline.check.preflight.result import Result, failed, passed, warned
 from paceline.control.environment import RECOVERY, undone
 from paceline.topology.node.facts import NodeFacts
 from paceline.topology.node.interfaces import named_by_gloo, named_by_nccl
+from paceline.units import counted
 
 _SLOW = {
     "CUDA_LAUNCH_BLOCKING": ("1", "every kernel is waited for"),
@@ -104,7 +105,7 @@ def check_environment(node: str, facts: NodeFacts, need: Need) -> Iterator[Resul
         yield passed(
             "environment",
             node,
-            f"{len(facts.environment)} variables that matter are set, none is harmful",
+            f"{counted(len(facts.environment), 'variable')} of NCCL, torch, CUDA set; none harmful",
         )
 
 
