@@ -62,7 +62,7 @@ def test_adamw_of_8_bits_is_offered_on_this_machine_where_nothing_fits():
 def test_s4_3_states_in_bf16_are_offered_where_a_mac_cannot_hold_them_in_float32():
     mac = "cluster={accelerator: M2-Ultra, per_node: 1, memory: 96GB}"
     asked = (mac, "model={preset: llama-3-8b}", "train.global_batch=8", "data.seq_len=2048")
-    with pytest.raises(PlanError, match=r"set train\.states to bf16, which keeps"):
+    with pytest.raises(PlanError, match=r"set train\.states to bf16: 1 rank fits"):
         plan_of(JOB, *asked)
     assert plan_of(JOB, *asked, "train.states=bf16").states == "bf16"
 

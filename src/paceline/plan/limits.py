@@ -33,8 +33,8 @@ def limit_problem(job: Job, plan: Plan, limit: Limit) -> Problem:
     against = "not known to be within" if limit.expected is None else "over"
     fixes = {
         "budget": _ways_to_afford(job, plan, limit),
-        "deadline": "raise plan.deadline, add nodes, or take fewer train.steps",
-        "memory": "lower plan.head_room",
+        "deadline": _ways_to_hurry(job, limit),
+        "memory": "name the model by its config or a preset, whose activations are counted",
     }
     return Problem(
         code="P002",
@@ -45,10 +45,20 @@ def limit_problem(job: Job, plan: Plan, limit: Limit) -> Problem:
     )
 
 
-def affordable_steps(num_steps: int, budget_usd: float, usd: float) -> int:
-    """Steps that a budget pays for, of a run that costs `usd`: a little less than its share, since
-    checkpoints of a shorter run come more often."""
-    return int(0.97 * num_steps * budget_usd / usd)
+def affordable_steps(num_steps: int, limit: float, whole: float) -> int:
+    """Steps within a limit of dollars or seconds, of a run that takes `whole`: a little less than
+    its share, since checkpoints of a shorter run come more often."""
+    return int(0.97 * num_steps * limit / whole)
+
+
+def _ways_to_hurry(job: Job, limit: Limit) -> str:
+    """The time that the run takes, and the steps that the deadline has time for."""
+    if limit.expected is None:
+        return "leave plan.deadline out: how long a step takes is not known"
+    ways = [f"raise plan.deadline to {ceil(limit.expected / 60)}m"]
+    if steps := affordable_steps(job.spec.train.steps, limit.limit, limit.expected):
+        ways.append(f"set train.steps to {steps}")
+    return "; or ".join([*ways, "try more nodes (cluster.nodes)"])
 
 
 def _ways_to_afford(job: Job, plan: Plan, limit: Limit) -> str:

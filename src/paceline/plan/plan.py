@@ -15,10 +15,8 @@ from paceline.errors import JobError, PacelineError, PlanError, Problem
 from paceline.estimate import Case, Estimate, price, price_one, stage_memory
 from paceline.estimate.cost import RunCost, why_no_cost, why_none
 from paceline.estimate.stages import stage_sizes
-from paceline.job import Job, LayoutSpec
-from paceline.job.data_rules import objective_of
+from paceline.job import Job
 from paceline.parallel import Layout, Space
-from paceline.parallel.abilities import check_accelerator
 from paceline.parallel.engine_laws import all_reduced
 from paceline.plan.caution import (
     assumed_efficiency,
@@ -58,13 +56,9 @@ from paceline.profile import (
     resolve_profile,
 )
 from paceline.topology import Cluster, find_cluster
-from paceline.units import format_seconds
 
 _MOST_POINTS = 60
 _NUM_PROVIDERS = 3
-_ENGINES = ("paceline", "deepspeed", "megatron", "torchtitan", "accelerate")
-"""Those that are tried where nothing fits with the job's own: `paceline run` starts each."""
-
 _MOST_SENT = 0.5
 """Share of a step, sent while nothing is computed, above which offloaded layouts are looked at too.
 A choice: they need fewer ranks for a copy of the model, and with less than that sent the host's
@@ -155,8 +149,7 @@ def _plan_on(asked: Asked) -> Plan:
         found = search(space, case, limit_bytes=least, margin=wanted.simpler_margin)
         choice = choose(found, case, limit_bytes=least, margin=wanted.simpler_margin)
     if choice is None:
-        engines = _fitting_engines(asked) if asked.advises else None
-        raise nothing_fits(job, space, case, found, limit, engines=engines)
+        raise nothing_fits(asked, case, found, limit, plan=_planned if asked.advises else None)
     PlanError.raise_for(
         [*check_loss_chunk(job, choice.layout), *check_router_loss(job, choice.layout)]
     )
@@ -239,51 +232,12 @@ def _search(job: Job, space: Space, case: Case, limit_bytes: float) -> tuple[Spa
     return wider, replace(found, fastest_alone=alone)
 
 
-def _fitting_engines(asked: Asked) -> Iterator[str]:
-    """The fastest plan of the same job with another engine, with nothing fixed; none for a model or
-    a method that only Paceline's own runtime trains."""
-    spec = asked.job.spec
-    is_ours = spec.model.factory or spec.program or spec.train.adapter
-    if asked.cluster.is_local or is_ours or asked.can_run is None:
-        return
-    if objective_of(spec) != "next_token":
-        return
-    found = [plan for name in _ENGINES if name != spec.engine for plan in _plans_on(asked, name)]
-    if found:
-        best = min(found, key=lambda plan: plan.estimate.step_high_s or inf)
-        where = {
-            "none": "",
-            "cpu": ", offloaded to the host's memory,",
-            "nvme": ", offloaded to disk,",
-        }
-        needs_path = best.layout.offload == "nvme" and spec.layout.offload_path is None
-        path = " and layout.offload_path to a folder on each node's own disk" if needs_path else ""
-        takes = (
-            "step time unknown"
-            if best.estimate.step_s is None
-            else f"{format_seconds(best.estimate.step_s)} a step, estimated"
-        )
-        yield (
-            f"set engine to {best.engine}{path}: {best.layout_name}"
-            f"{where[best.layout.offload]} fits ({takes})"
-        )
-
-
-def _plans_on(asked: Asked, engine: str) -> Iterator[Plan]:
-    """The plan with an engine; with a disk only where nothing fits without."""
-    if check_accelerator(engine, asked.cluster) is not None:
-        return
-    for path in dict.fromkeys((asked.job.spec.layout.offload_path, "/disk")):
-        layout = LayoutSpec(offload_path=path)
-        spec = replace(asked.job.spec, engine=engine, engine_version="", layout=layout)
-        job = replace(asked.job, spec=spec)
-        try:
-            plan = _plan_on(replace(asked, job=job, advises=False))
-        except PlanError:
-            continue
-        if asked.can_run is not None and asked.can_run(plan, job):
-            yield plan
-        return
+def _planned(asked: Asked) -> Plan | None:
+    """The plan on all ranks; None where the job is refused."""
+    try:
+        return _plan_on(replace(asked, advises=False))
+    except PacelineError:
+        return None
 
 
 def _takes(asked: Asked, engine: str) -> bool:
@@ -292,11 +246,8 @@ def _takes(asked: Asked, engine: str) -> bool:
     name, _, version = engine.partition(" ")
     spec = replace(asked.job.spec, engine=name, engine_version=version, engine_path=None)
     job = replace(asked.job, spec=spec)
-    try:
-        plan = _plan_on(replace(asked, job=job, advises=False))
-    except PacelineError:
-        return False
-    return asked.can_run is None or asked.can_run(plan, job)
+    plan = _planned(replace(asked, job=job))
+    return plan is not None and (asked.can_run is None or asked.can_run(plan, job))
 
 
 def _sent_share(estimate: Estimate) -> float:
