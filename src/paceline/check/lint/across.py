@@ -7,12 +7,12 @@ it names.
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.check.lint.configs import Config
 from paceline.check.lint.configs.kubernetes import read_jobs
 from paceline.check.lint.configs.launch_line import Launch, file_name, launches_in
-from paceline.check.lint.configs.scene import Scene, scene_of, started
+from paceline.check.lint.configs.scene import job_of, started
 from paceline.check.lint.configs.variables import Variable
 from paceline.check.lint.context import Context, merged
 from paceline.check.lint.facts.program import Program
@@ -23,7 +23,7 @@ class Start:
     """A launch line and the job it belongs to."""
 
     launch: Launch
-    scene: Scene
+    job: Context
 
 
 def starts_in(configs: Sequence[Config], context: Context) -> list[Start]:
@@ -31,11 +31,11 @@ def starts_in(configs: Sequence[Config], context: Context) -> list[Start]:
     starts: list[Start] = []
     for config in configs:
         if config.script is not None:
-            scene = scene_of(config.script, context)
-            starts += [Start(launch, scene) for launch in launches_in(config.script)]
+            job = job_of(config.script, context)
+            starts += [Start(launch, job) for launch in launches_in(config.script)]
         elif config.kind == "manifest":
-            for job in read_jobs(config.path, config.documents):
-                starts += [Start(launch, job.scene(context)) for launch in job.launches]
+            for each in read_jobs(config.path, config.documents):
+                starts += [Start(launch, each.known(context)) for launch in each.launches]
     return starts
 
 
@@ -100,13 +100,8 @@ def _said(start: Start, path: str) -> Context:
     overrides = start.launch.option("num_machines") is not None
     if overrides and config is not None and file_name(config.text) == file_name(path):
         return Context()
-    how = started(start.launch, start.scene)
-    return Context(
-        nodes=how.nodes or start.scene.nodes,
-        gpus_per_node=start.scene.gpus_per_node,
-        devices=how.per_node,
-        world_size=how.world,
-    )
+    how, job = started(start.launch, start.job), start.job
+    return replace(how, nodes=how.nodes or job.nodes, gpus_per_node=job.gpus_per_node)
 
 
 def variables_in(program: Program) -> Iterator[Variable]:

@@ -4,11 +4,11 @@ import difflib
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from paceline.check.lint.configs.launch_line import read_launch
-from paceline.check.lint.configs.scene import Scene, started
+from paceline.check.lint.configs.scene import started
 from paceline.check.lint.configs.shell import Command, Word
 from paceline.check.lint.context import Context, merged
 from paceline.check.lint.gpus import knows_gpu
@@ -78,8 +78,6 @@ def context_from_launch(line: str) -> Context:
     except ValueError:
         words = line.split()
     command = Command(words=tuple(Word(each, 1) for each in words), line=1)
-    launch = read_launch("", command, {})
-    if launch is None:
-        return Context(launch=line.strip())
-    how = started(launch, Scene())
-    return Context(nodes=how.nodes, devices=how.per_node, world_size=how.world, launch=line.strip())
+    launch = read_launch("", command)
+    how = started(launch, Context()) if launch is not None else Context()
+    return replace(how, launch=line.strip())

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from paceline.check.lint.configs.launch_line import Launch, whole
 from paceline.check.lint.configs.marked import Marked
 from paceline.check.lint.configs.say import Fault, Placed
-from paceline.check.lint.configs.scene import Scene, started
 from paceline.check.lint.context import Context
 
 BUBBLE = 0.2
@@ -19,14 +18,14 @@ Given = Callable[..., tuple[int | None, Placed] | None]
 """By the names of a setting, its positive whole number and place; None where it is not given."""
 
 
-def check_megatron(launch: Launch, scene: Scene) -> Iterator[Fault]:
+def check_megatron(launch: Launch, world: int | None) -> Iterator[Fault]:
     """A pipeline that waits, in a launch of Megatron-LM or of a script with its words."""
 
     def given(*names: str) -> tuple[int | None, Placed] | None:
         word = launch.argument(*names)
         return None if word is None else (whole(word.text) or None, word)
 
-    yield from _check(given, started(launch, scene).world or scene.context.num_processes)
+    yield from _check(given, world)
 
 
 def is_parallel(document: Marked) -> bool:

@@ -12,7 +12,6 @@ from paceline.check.lint.configs.launch_line import Launch, read_launch
 from paceline.check.lint.configs.launch_rules import check_launch
 from paceline.check.lint.configs.marked import Marked
 from paceline.check.lint.configs.say import Fault
-from paceline.check.lint.configs.scene import Scene
 from paceline.check.lint.configs.shell import Word, commands_of
 from paceline.check.lint.configs.variables import Variable, check_variables
 from paceline.check.lint.context import Context
@@ -45,15 +44,13 @@ class Pods:
                 return value.number() or 0
         return 0
 
-    def variables(self) -> dict[str, Variable]:
+    def variables(self) -> Iterator[Variable]:
         """The container's environment; what comes from a secret has an empty text."""
-        found = {}
         for entry in self.container.items("env"):
             name, place = entry.text("name"), entry.at("value") or entry
             if name is not None:
                 value = entry.text("value") or ""
-                found[name] = Variable(name=name, value=value, line=place.line, column=place.column)
-        return found
+                yield Variable(name=name, value=value, line=place.line, column=place.column)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,16 +72,12 @@ class ClusterJob:
     def num_gpus(self) -> int:
         return sum(each.count * each.gpus for each in self.pods)
 
-    def scene(self, context: Context) -> Scene:
+    def known(self, context: Context) -> Context:
         """What its launch lines are judged by."""
         gpus = max((each.gpus for each in self.pods), default=0)
-        return Scene(
-            nodes=self.num_pods or None,
-            gpus_per_node=gpus or None,
-            tasks_per_node=self.per_node.number() if self.per_node is not None else None,
-            scheduler="ray" if self.kind.startswith("Ray") else "kubernetes",
-            context=context,
-        )
+        per_node = self.per_node.number() if self.per_node is not None else None
+        nodes = self.num_pods or None
+        return replace(context, nodes=nodes, gpus_per_node=gpus or None, devices=per_node)
 
 
 def is_manifest(documents: Sequence[Marked]) -> bool:
@@ -145,18 +138,19 @@ def _launches(job: ClusterJob) -> Iterator[Launch]:
             if not isinstance(each.value, dict | list)
         ]
         for command in commands_of(tuple(words)):
-            if (launch := read_launch(job.path, command, pods.variables())) is not None:
+            told = not job.kind.startswith("Ray")
+            if (launch := read_launch(job.path, command, is_told=told)) is not None:
                 yield launch
 
 
 def check_manifest(path: str, documents: Sequence[Marked], context: Context) -> Iterator[Fault]:
     """What the documents of one file do to the training they start."""
     for job in read_jobs(path, documents):
-        scene = job.scene(context)
+        known = job.known(context)
         for launch in job.launches:
-            yield from check_launch(launch, scene)
+            yield from check_launch(launch, known, context)
         for pods in job.pods:
-            yield from check_variables(pods.variables().values(), scene.known)
+            yield from check_variables(pods.variables(), known)
         yield from _check_images(job)
 
 

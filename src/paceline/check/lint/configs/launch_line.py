@@ -7,7 +7,6 @@ from itertools import pairwise, zip_longest
 
 from paceline.catalog.load import read_shipped
 from paceline.check.lint.configs.shell import Command, Script, Word
-from paceline.check.lint.configs.variables import Variable
 from paceline.check.lint.words import words_by_section, words_of
 
 
@@ -33,8 +32,8 @@ class Launch:
     wrappers: Mapping[str, tuple[Word, ...]] = field(default_factory=dict)
     """`srun`, `mpirun`, `docker`, `nohup`, ... -> the words from it to the next one."""
 
-    environment: Mapping[str, Variable] = field(default_factory=dict)
-    """What is exported above it, or stands before it."""
+    is_told: bool = False
+    """Whether an operator of Kubernetes tells its launcher of the nodes (PET_NNODES)."""
 
     def option(self, *names: str) -> Word | None:
         """The value of the first of these options that is given."""
@@ -93,22 +92,12 @@ def file_name(path: str) -> str:
 
 def launches_in(script: Script) -> list[Launch]:
     """Every start of training processes in a shell script."""
-    found = []
-    for command in script.commands:
-        if _start((*command.outer, *command.words), len(command.outer)) is None:
-            continue
-        above = {each.name: each for each in script.variables if each.line <= command.line}
-        launch = read_launch(script.path, command, above)
-        found += [launch] if launch is not None else []
-    return found
+    found = (read_launch(script.path, command) for command in script.commands)
+    return [launch for launch in found if launch is not None]
 
 
-def read_launch(path: str, command: Command, above: Mapping[str, Variable]) -> Launch | None:
-    """The launch that one command is; None when it starts no training that is known.
-
-    Args:
-        above: Variables that are exported before it.
-    """
+def read_launch(path: str, command: Command, *, is_told: bool = False) -> Launch | None:
+    """The launch that one command is; None when it starts no training that is known."""
     words = (*command.outer, *command.words)
     start = _start(words, len(command.outer))
     if start is None:
@@ -126,7 +115,7 @@ def read_launch(path: str, command: Command, above: Mapping[str, Variable]) -> L
         target=target,
         arguments=arguments,
         wrappers=_wrappers(words[: options_at - 1]),
-        environment={**above, **{each.name: each for each in command.environment}},
+        is_told=is_told,
     )
 
 

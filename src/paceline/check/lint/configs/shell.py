@@ -42,14 +42,6 @@ class Command:
     """The words that hand it to another shell: `srun -n 2 bash -c`, `ssh node`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One option of an #SBATCH line."""
-
-    value: str
-    line: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
     """What a shell script says."""
@@ -59,8 +51,8 @@ class Script:
     variables: tuple[Variable, ...]
     """Assignments and exports, in their order."""
 
-    sbatch: Mapping[str, Option] = field(default_factory=dict)
-    """Long name of the option -> its value."""
+    sbatch: Mapping[str, str] = field(default_factory=dict)
+    """Long name of an option of the #SBATCH lines -> its value."""
 
     @property
     def is_batch(self) -> bool:
@@ -76,10 +68,10 @@ _SHORT = {
 }
 
 
-def read_sbatch(text: str) -> dict[str, Option]:
+def read_sbatch(text: str) -> dict[str, str]:
     """The options of the #SBATCH lines, which end at the first command."""
-    found: dict[str, Option] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
+    found: dict[str, str] = {}
+    for line in text.splitlines():
         if line.startswith("#SBATCH"):
             try:
                 words = shlex.split(line[7:], comments=True)
@@ -91,8 +83,7 @@ def read_sbatch(text: str) -> dict[str, Option]:
                     name, sign = _SHORT.get(word[:2], ""), word[2:]
                     value = sign.lstrip("=")
                 if word.startswith("-") and name:
-                    given = value if sign else after if not after.startswith("-") else ""
-                    found[name] = Option(given, number)
+                    found[name] = value if sign else after if not after.startswith("-") else ""
         elif line.strip() and not line.lstrip().startswith("#"):
             break
     return found
