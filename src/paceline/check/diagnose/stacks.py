@@ -251,10 +251,29 @@ def _is_before(stack: Stack, other: Stack) -> bool:
     return (mine.file, mine.function) == (its.file, its.function) and mine.line < its.line
 
 
-def compare(stacks: Sequence[Stack]) -> Found | None:
-    """Which rank stands elsewhere; None where all stand alike or there is only one."""
-    if len(stacks) < 2:
+def _busy_with(stack: Stack) -> str | None:
+    return next((name for name, form in _BUSY.items() if re.search(form, stack.doing)), None)
+
+
+def _alone(stack: Stack) -> Found | None:
+    """What the only process that is shown is busy with, if others may wait for it."""
+    name = None if stack.meets else _busy_with(stack)
+    if name is None:
         return None
+    return Found(
+        id=name,
+        what=f"stands {stack.stood}; no other rank's stack is given",
+        line=stack.as_line(stack.told),
+        place=stack.place,
+        title=_TITLES.get(name),
+        check="do the other ranks wait in a collective? py-spy dump of each shows it",
+    )
+
+
+def compare(stacks: Sequence[Stack]) -> Found | None:
+    """Which rank stands elsewhere, or what the only one does; None where all stand alike."""
+    if len(stacks) < 2:
+        return next(filter(None, map(_alone, stacks)), None)
     by_rank = {
         stack.rank if stack.rank is not None else at: stack for at, stack in enumerate(stacks)
     }
@@ -268,8 +287,7 @@ def compare(stacks: Sequence[Stack]) -> Found | None:
     stack = by_rank[odd[0]]
     is_late = not stack.meets and _is_before(stack, by_rank[rest[0]])
     otherwise = "straggler-throttle" if is_late else "rank-divergent-decision"
-    busy = (each for each, form in _BUSY.items() if re.search(form, stack.doing))
-    name = next(busy, otherwise)
+    name = _busy_with(stack) or otherwise
     others = f"{len(rest)} others" if len(rest) > 1 else f"rank {rest[0]}"
     return Found(
         id=name,
