@@ -422,6 +422,17 @@ def test_s1_6_a_degree_advised_for_the_ranks_goes_with_the_model_as_well(field, 
             ("layout.expert=3", "model={preset: mixtral-8x7b}"),
         ),
         (
+            "L010",
+            "which hold the experts; Megatron's parallel folding (--expert-tensor-parallel-size, ",
+            "set layout.expert to 2, or layout.tensor or layout.pipeline lower",
+            (
+                "layout.expert=8",
+                "layout.tensor=4",
+                "model={preset: mixtral-8x7b}",
+                "engine=megatron",
+            ),
+        ),
+        (
             "L011",
             "sharding full has no groups",
             "hybrid",

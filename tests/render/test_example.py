@@ -220,3 +220,13 @@ def test_files_of_a_job_without_data_say_so_when_written_and_at_their_start(tmp_
     assert not [gap for gap in rendered("torchrun").gaps if gap.where == "data.path"]
     with pytest.raises(SystemExit, match="names no data"):
         program(tmp_path, None).check(json.loads(found.files["train.json"]))
+
+
+def test_a_model_that_only_one_stage_can_train_is_fixed_by_no_pipeline():
+    """The fix was a script of one's own alone; without a pipeline the example trains it."""
+    model = {"model": {"preset": "phi-3-mini", "decoder": None}, "engine": "deepspeed"}
+    gaps = rendered("deepspeed", **model, layout={"pipeline": 2}).gaps
+    (gap,) = [each for each in gaps if each.what == "the model phi-3-mini"]
+    assert gap.fix == "layout.pipeline: 1"
+    alone = rendered("deepspeed", **model, layout={"pipeline": 1}).gaps
+    assert all(each.what != gap.what for each in alone)

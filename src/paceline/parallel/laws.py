@@ -6,7 +6,7 @@ numbers that clash and the change that fixes it.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import gcd
+from math import gcd, prod
 from typing import Any
 
 from paceline.choices.pipeline_schedules import SCHEDULE_FACTS
@@ -331,15 +331,23 @@ def check_expert(job: Job, space: Space) -> Iterator[Problem]:
             where=where,
             fix=f"set layout.expert to {_nearest(expert, divisors(experts))}",
         )
-    elif space.num_ranks % expert:
+    elif (group := _data_and_context_ranks(job, space)) % expert:
+        unasked = space.abilities.unasked.get("layout.expert")
         yield Problem(
             code="L010",
-            what=f"layout.expert {expert} does not divide the "
-            f"{counted(space.num_ranks, 'rank')}, of which "
-            "the data and context ranks hold the experts",
+            what=f"layout.expert {expert} does not divide the {counted(group, 'rank')} of data and "
+            "context, which hold the experts" + (f"; {unasked}" if unasked else ""),
             where=where,
-            fix=f"set layout.expert to {_nearest(expert, divisors(gcd(experts, space.num_ranks)))}",
+            fix=f"set layout.expert to {_nearest(expert, divisors(gcd(experts, group)))}"
+            + ", or layout.tensor or layout.pipeline lower" * (group < space.num_ranks),
         )
+
+
+def _data_and_context_ranks(job: Job, space: Space) -> int:
+    """Ranks that the fixed tensor and pipeline degrees leave, where they divide them."""
+    fixed = job.spec.layout
+    held = prod(each for each in (fixed.tensor, fixed.pipeline) if each != "auto")
+    return space.num_ranks if space.num_ranks % held else space.num_ranks // held
 
 
 def check_shard(job: Job, space: Space) -> Iterator[Problem]:

@@ -227,10 +227,12 @@ def example_gaps(plan: Plan, job: Job, builds: Builder = "transformers") -> list
         lack(f"your program {spec.program}", why, "program", "`paceline run`")
     other = _lacks_model(plan, job, builds)
     if other is not None and spec.program is None:
-        has = "models that predict the next token, of transformers"
+        has, fix = "models that predict the next token, of transformers", ""
         if builds == "own" or plan.layout.pipeline > 1:
             has = "Llama and Qwen2 only, without sliding windows or scaled positions"
-        lack(f"the model {other}", f"the example program has {has}", "model")
+            if builds != "own" and _config(job) is not None:
+                has, fix = f"{has}, in a pipeline", "layout.pipeline: 1"
+        lack(f"the model {other}", f"the example program has {has}", "model", fix)
     found += (replace(gap, nearest=OWN_SCRIPT) for gap in _needs(job, builds))
     if train.optimizer != "adamw":
         what, why = f"the optimizer {train.optimizer}", "the example program has AdamW only"
