@@ -220,8 +220,7 @@ def _context(
     Raises:
         JobError: The file cannot be read, or is no JSON object (`V022`).
     """
-    from paceline.check.lint.gpus import known_gpus, knows_gpu
-    from paceline.check.lint.stated import context_from_facts, unread_facts
+    from paceline.check.lint.stated import context_from_facts, known_gpus, knows_gpu, unread_facts
     from paceline.errors import JobError
 
     facts: dict[str, Any] = {}

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+from paceline.catalog import accelerator_spellings, load_accelerators
+from paceline.catalog.generation import generation_of
 from paceline.check.lint.configs.launch_line import read_launch
 from paceline.check.lint.configs.scene import started
 from paceline.check.lint.configs.shell import Command, Word
 from paceline.check.lint.context import Context, merged
-from paceline.check.lint.gpus import knows_gpu
 
 OTHER_NAMES = {
     "num_nodes": "nodes",
@@ -81,3 +82,18 @@ def context_from_launch(line: str) -> Context:
     launch = read_launch("", command)
     how = started(launch, Context()) if launch is not None else Context()
     return replace(how, launch=line.strip())
+
+
+def knows_gpu(name: str) -> bool:
+    """Whether a name is of the catalogue, or of a generation that is known.
+
+    >>> knows_gpu("A100-SXM4-80GB"), knows_gpu("nonsense")
+    (True, False)
+    """
+    spelled = {one.lower() for one in known_gpus()}
+    return name.strip().lower() in spelled or generation_of(name) is not None
+
+
+def known_gpus() -> tuple[str, ...]:
+    """Every spelling of the catalogue, for a message that names the nearest ones."""
+    return tuple(accelerator_spellings(load_accelerators()))

@@ -9,7 +9,6 @@ from paceline.check.lint.configs.accelerate import check_accelerate, is_accelera
 from paceline.check.lint.configs.deepspeed import check_deepspeed, is_deepspeed
 from paceline.check.lint.configs.degrees import check_parallel, is_parallel
 from paceline.check.lint.configs.kubernetes import check_manifest, is_manifest
-from paceline.check.lint.configs.launch_rules import check_script
 from paceline.check.lint.configs.marked import (
     Bomb,
     Marked,
@@ -26,14 +25,15 @@ from paceline.check.lint.configs.planned import (
     is_plan,
 )
 from paceline.check.lint.configs.say import Fault, findings
+from paceline.check.lint.configs.scene import check_script
 from paceline.check.lint.configs.shell import Script, read_shell
-from paceline.check.lint.configs.small_kinds import (
+from paceline.check.lint.configs.variables import (
+    check_variables,
     dockerfile_variables,
     environment_variables,
     is_dockerfile,
     is_environment,
 )
-from paceline.check.lint.configs.variables import check_variables
 from paceline.check.lint.context import Context
 from paceline.check.lint.facts.source import Unreadable
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from paceline.check.lint.configs.launch_line import Launch, read_launch
-from paceline.check.lint.configs.launch_rules import check_launch
 from paceline.check.lint.configs.marked import Marked
 from paceline.check.lint.configs.say import Fault
+from paceline.check.lint.configs.scene import check_launch
 from paceline.check.lint.configs.shell import Word, commands_of
 from paceline.check.lint.configs.variables import Variable, check_variables
 from paceline.check.lint.context import Context

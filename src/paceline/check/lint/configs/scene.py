@@ -1,11 +1,16 @@
-"""What is known of the job that a launch line belongs to: nodes, GPUs, processes on each."""
+"""What is known of the job that a launch line belongs to (nodes, GPUs, processes on each), and what
+a launch line does wrong in it."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
-from paceline.check.lint.configs.launch_line import Launch, whole
+from paceline.check.lint.configs.degrees import check_megatron
+from paceline.check.lint.configs.launch_line import Launch, launches_in, whole
+from paceline.check.lint.configs.say import Fault
 from paceline.check.lint.configs.shell import Script, Word
+from paceline.check.lint.configs.variables import check_port, check_variables
 from paceline.check.lint.context import Context
 
 
@@ -112,3 +117,23 @@ def started(launch: Launch, job: Context) -> Context:
     elif nodes is not None and per_node is not None:
         world = nodes * per_node
     return Context(nodes=nodes, devices=per_node, world_size=world)
+
+
+def check_script(script: Script, context: Context) -> Iterator[Fault]:
+    """Everything a shell script shows: its variables, its launches, and the two together."""
+    launches, job = launches_in(script), job_of(script, context)
+    said = {started(one, job).nodes for one in launches if one.program != "python"}
+    if job.nodes is None and len(said) == 1 and not script.is_batch:
+        job = replace(job, nodes=said.pop())
+    inline = [each for command in script.commands for each in command.environment]
+    yield from check_variables([*script.variables, *inline], job)
+    for launch in launches:
+        yield from check_launch(launch, job, context)
+
+
+def check_launch(launch: Launch, job: Context, context: Context) -> Iterator[Fault]:
+    """Everything that one launch line shows by itself and with what is known of its job."""
+    port = launch.option("master_port", "main_process_port")
+    if port is not None and (number := whole(port.text)) is not None:
+        yield from check_port(port, "the port", number)
+    yield from check_megatron(launch, started(launch, job).world_size or context.num_processes)

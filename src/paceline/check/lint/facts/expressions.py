@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paceline.check.lint.facts import calls, comparisons, imports, iteration
+from paceline.check.lint.facts import comparisons, follow, imports, iteration
 from paceline.check.lint.facts.choices import either, one_of
 from paceline.check.lint.facts.events import Call, Function, Guard, Loop, Scope
 from paceline.check.lint.facts.names import (
@@ -37,7 +37,7 @@ def evaluate(walk: Walker, node: ast.AST | None) -> Value:
     if node is None:
         return Value(const=None)
     kind = type(node)
-    handler = HANDLERS.get(kind) or comparisons.HANDLERS.get(kind) or calls.HANDLERS.get(kind)
+    handler = HANDLERS.get(kind) or comparisons.HANDLERS.get(kind)
     value = handler(walk, node) if handler is not None else children(walk, node)
     if value.node is None:
         value.node = node
@@ -353,6 +353,7 @@ def starred(walk: Walker, node: ast.Starred) -> Value:
 
 
 HANDLERS: Mapping[type[ast.AST], Callable[[Walker, Any], Value]] = {
+    ast.Call: follow.call,
     ast.Constant: constant,
     ast.Name: name,
     ast.Attribute: attribute,

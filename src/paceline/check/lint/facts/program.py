@@ -264,6 +264,10 @@ class Program:
         )
 
 
+OWNERS = frozenset({"accelerate", "fabric", "lightning", "transformers", "ray", "deepspeed"})
+"""Frameworks that set each process's device, scale its loss, and give every rank its part of a
+plain DataLoader and its epoch."""
+
 WRAPPERS = frozenset(
     {
         "torch.nn.parallel.DistributedDataParallel",

@@ -13,13 +13,10 @@ from paceline.check.lint.rules import (
     agreement,
     decisions,
     devices,
-    groups,
-    local_disk,
     parallel,
     precision,
     samplers,
     saving,
-    sharded,
 )
 
 Rule = Callable[[Program, Context], Iterator[Finding]]
@@ -29,12 +26,9 @@ RULES: tuple[Rule, ...] = (
     *agreement.RULES,
     *decisions.RULES,
     *devices.RULES,
-    *groups.RULES,
-    *local_disk.RULES,
     *parallel.RULES,
     *precision.RULES,
     *samplers.RULES,
     *saving.RULES,
-    *sharded.RULES,
 )
 """In no particular order: findings are sorted by their place."""

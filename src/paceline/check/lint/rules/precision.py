@@ -6,12 +6,11 @@ from paceline.check.finding import Finding
 from paceline.check.lint.context import Context
 from paceline.check.lint.facts.events import Call, exclusive
 from paceline.check.lint.facts.names import AUTOCAST, DDP, FSDP, FULLY_SHARD
-from paceline.check.lint.facts.program import Program
+from paceline.check.lint.facts.program import OWNERS, Program
 from paceline.check.lint.facts.values import Value, stops_gradients
 
 HALF = frozenset({"torch.float16", "torch.half"})
 OLD_AUTOCAST = "torch.cuda.amp.autocast"
-OWNED = frozenset({"accelerate", "fabric", "lightning", "transformers", "deepspeed", "ray"})
 
 
 def casts_to_half(call: Call) -> bool:
@@ -37,7 +36,7 @@ def is_half(dtype: Value) -> bool:
 
 def check_loss_scaling(program: Program, context: Context) -> Iterator[Finding]:
     """float16 without a GradScaler: small gradients become zero."""
-    if program.framework in OWNED or not program.backwards or not program.steps:
+    if program.framework in OWNERS or not program.backwards or not program.steps:
         return
     has_scaler = any(one.result.kind == "scaler" for one in program.all_calls)
     if not has_scaler and not program.has_call(method="scale"):
@@ -108,7 +107,7 @@ def clipped_scaled(program: Program, scaled: list[Call]) -> Iterator[Finding]:
 
 def check_mixed_precision(program: Program, context: Context) -> Iterator[Finding]:
     """A distributed model that trains in float32 on GPUs."""
-    if program.framework in OWNED or not program.wraps or not program.backwards:
+    if program.framework in OWNERS or not program.wraps or not program.backwards:
         return
     if program.mentions(
         "autocast", "float16", "half", "mixedprecision", "tf32", "matmul_precision"

@@ -8,11 +8,8 @@ from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
 from paceline.check.lint.facts.events import Assign, Call, Class, Loop
 from paceline.check.lint.facts.names import DATALOADER, DISTRIBUTED_SAMPLER
-from paceline.check.lint.facts.program import Program
+from paceline.check.lint.facts.program import OWNERS, Program
 from paceline.check.lint.facts.values import RANK, UNKNOWN, Value
-
-PREPARES = frozenset({"accelerate", "fabric", "lightning", "transformers", "ray", "deepspeed"})
-"""Frameworks that give every rank its part of a plain DataLoader and set the epoch themselves."""
 
 _PLACES = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler")
 """DataLoader's first parameters, in order."""
@@ -62,7 +59,7 @@ def surely_with_sampler(call: Call, sampler: Value) -> bool:
 
 def check_set_epoch(program: Program, context: Context) -> Iterator[Finding]:
     """A shuffling DistributedSampler whose epoch is never set gives every epoch in one order."""
-    if program.framework in PREPARES:
+    if program.framework in OWNERS:
         return
     reported: set[Value] = set()
     for loop in program.loops:
@@ -197,7 +194,7 @@ def may_set(call: Call, sampler: Value) -> bool:
 
 def check_sampler_missing(program: Program, context: Context) -> Iterator[Finding]:
     """Every rank trains on the whole data set, each in an order of its own."""
-    if program.framework in PREPARES or not program.wraps:
+    if program.framework in OWNERS or not program.wraps:
         return
     reported: set[Call] = set()
     for loop in training_loops(program):
@@ -248,7 +245,7 @@ def check_cut_by_rank(program: Program, context: Context) -> Iterator[Finding]:
     joins = ("torch.distributed.algorithms.join.Join", "torch.distributed.algorithms.Join")
     ddp_joins = (one.receiver for one in program.calls(method="join"))
     is_joined = any(one is not None and one.wrapped_by("ddp") for one in ddp_joins)
-    if program.framework in PREPARES or is_joined or program.has_call(*joins):
+    if program.framework in OWNERS or is_joined or program.has_call(*joins):
         return
     reported: set[Call] = set()
     for loop in training_loops(program) if program.wraps else ():
@@ -329,7 +326,7 @@ def check_pinned_copies(program: Program, context: Context) -> Iterator[Finding]
                 if not isinstance(call, Call) or call.name != DATALOADER or id(call) in reported:
                     continue
                 reported.add(id(call))
-                if call.has_argument(7, "pin_memory") or program.framework in PREPARES:
+                if call.has_argument(7, "pin_memory") or program.framework in OWNERS:
                     continue
                 what = (
                     f"{copy.spot} copies its batches with non_blocking=True, which does "
