@@ -114,7 +114,7 @@ def check_passes(program, context):
 RULES = (check_passes,)
 ''',
         "check/lint/rules/__init__.py": (
-            ("    local_disk,\n    parallel", "    local_disk,\n    passes,\n    parallel"),
+            ("    devices,\n    parallel", "    devices,\n    parallel,\n    passes"),
             ("    *parallel.RULES,", "    *parallel.RULES,\n    *passes.RULES,"),
         ),
         "check/lint/rules/passes.toml": """
