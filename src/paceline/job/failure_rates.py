@@ -9,15 +9,16 @@ were published.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field
 
 from paceline.errors import JobError, Problem, did_you_mean
+from paceline.job.misread import read_as
 from paceline.job.section import Number, Positive, Seconds, section, shipped
 
 Share = Annotated[Number, Field(ge=0, le=1)]
@@ -212,10 +213,7 @@ def _from_file(path: Path) -> FailuresSpec:
 
 
 def _checked(values: dict[str, Any], where: str) -> FailuresSpec:
-    try:
-        spec = _ADAPTER.validate_python(values)
-    except ValidationError as error:
-        raise JobError(*_problems(error, where)) from None
+    spec = read_as(FailuresSpec, values, {}, where)
     total = spec.process + spec.hang + spec.rack + spec.switch
     if total > 1:
         what = f"process, hang, rack and switch are {total:.3g} of all failures together"
@@ -223,18 +221,3 @@ def _checked(values: dict[str, Any], where: str) -> FailuresSpec:
             code="S001", what=what, where=where, fix="lower them to 1 or less together"
         )
     return spec
-
-
-def _problems(error: ValidationError, where: str) -> Iterator[Problem]:
-    names = [field.name for field in fields(FailuresSpec)]
-    for detail in error.errors():
-        name = str(detail["loc"][0]) if detail["loc"] else ""
-        if name not in names:
-            fix = did_you_mean(name, names) or f"the fields are {', '.join(names)}"
-            yield Problem(code="S001", what=f"unknown field {name!r}", where=where, fix=fix)
-        else:
-            what = f"{name}: {detail['msg']}"
-            yield Problem(code="S001", what=what, where=where, fix=f"correct {name}")
-
-
-_ADAPTER: TypeAdapter[FailuresSpec] = TypeAdapter(FailuresSpec)

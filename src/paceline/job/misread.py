@@ -170,7 +170,13 @@ _MEANT = {
 }
 """Key by another name, which no spelling finds -> the key of the same section that is meant."""
 
-_WHOLE = {"JobSpec": "a job", "ScriptSpec": "a job", "AlertsSpec": "a file of alerts"}
+_WHOLE = {
+    "JobSpec": "a job",
+    "ScriptSpec": "a job",
+    "AlertsSpec": "a file of alerts",
+    "FailuresSpec": "a failure process",
+}
+"""Section that a whole text is -> what a reader calls it."""
 
 
 def _unknown_key(name: str, parent: Place, where: str, root: Any) -> Problem:
