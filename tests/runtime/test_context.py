@@ -144,7 +144,7 @@ def test_a_value_width_of_its_own_is_written_out():
     assert kernels.choose_kernel(query, key, narrow) is kernels.WRITTEN_OUT
 
 
-@pytest.mark.parametrize("kernel", ["FLASH_CUDA", "CUDNN", "EFFICIENT"])
+@pytest.mark.parametrize("kernel", ["FLASH_CUDA", "EFFICIENT"])
 def test_the_kernels_of_cuda_are_called_as_torch_declares_them(kernel):
     kernel = getattr(kernels, kernel)
     kv_heads = 2 if kernel is kernels.EFFICIENT else 4

@@ -242,7 +242,6 @@ def test_grouped_mm_is_what_the_public_function_runs():
 ATTENTION = {
     "FLASH_CPU": ("dropout_p", "is_causal", "attn_mask", "scale"),
     "FLASH": ("dropout_p", "is_causal", "return_debug_mask", "scale"),
-    "CUDNN": ("attn_bias", "compute_log_sumexp", "dropout_p", "is_causal", "return_debug_mask"),
     "EFFICIENT": ("attn_bias", "compute_log_sumexp", "dropout_p", "is_causal", "scale"),
 }
 BACKWARD = {
@@ -250,10 +249,6 @@ BACKWARD = {
     "FLASH_BACKWARD": (
         *("out", "logsumexp", "cum_seq_q", "cum_seq_k", "max_q", "max_k"),
         *("dropout_p", "is_causal", "philox_seed", "philox_offset", "scale"),
-    ),
-    "CUDNN_BACKWARD": (
-        *("out", "logsumexp", "philox_seed", "philox_offset", "attn_bias"),
-        *("cum_seq_q", "cum_seq_k", "max_q", "max_k", "dropout_p", "is_causal", "scale"),
     ),
     "EFFICIENT_BACKWARD": (
         *("attn_bias", "out", "logsumexp", "philox_seed", "philox_offset"),
@@ -264,9 +259,8 @@ BACKWARD = {
 
 @pytest.mark.parametrize("name", [*ATTENTION, *BACKWARD])
 def test_attention_kernels_take_the_arguments_that_we_give(name: str):
-    # private.FLASH_CPU, private.FLASH, private.CUDNN, private.EFFICIENT and, of each, the backward:
-    # private.FLASH_CPU_BACKWARD, private.FLASH_BACKWARD, private.CUDNN_BACKWARD,
-    # private.EFFICIENT_BACKWARD
+    # private.FLASH_CPU, private.FLASH, private.EFFICIENT and, of each, the backward:
+    # private.FLASH_CPU_BACKWARD, private.FLASH_BACKWARD, private.EFFICIENT_BACKWARD
     arguments = [each.name for each in getattr(private, name).default._schema.arguments]
     given = [
         each for each in arguments if each not in ("grad_out", "grad_out_", "query", "key", "value")

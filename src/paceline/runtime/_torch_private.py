@@ -201,8 +201,6 @@ FLASH_CPU = _aten._scaled_dot_product_flash_attention_for_cpu
 FLASH_CPU_BACKWARD = _aten._scaled_dot_product_flash_attention_for_cpu_backward
 FLASH = _aten._scaled_dot_product_flash_attention
 FLASH_BACKWARD = _aten._scaled_dot_product_flash_attention_backward
-CUDNN = _aten._scaled_dot_product_cudnn_attention
-CUDNN_BACKWARD = _aten._scaled_dot_product_cudnn_attention_backward
 EFFICIENT = _aten._scaled_dot_product_efficient_attention
 EFFICIENT_BACKWARD = _aten._scaled_dot_product_efficient_attention_backward
 

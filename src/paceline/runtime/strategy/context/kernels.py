@@ -42,8 +42,8 @@ class BlockKernel:
 def choose_kernel(query_BNSD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor) -> BlockKernel:
     """The fastest kernel that takes tensors of these types and widths.
 
-    On CUDA the order is flash, cuDNN, memory-efficient; what none of them takes (float64, a value
-    width of its own) is written out with all its scores, S x T of them.
+    On CUDA flash comes before memory-efficient; what neither takes (float64, a value width of its
+    own) is written out with all its scores, S x T of them.
     """
     if key_BKTD.shape[-1] == value_BKTD.shape[-1]:
         if query_BNSD.device.type in ("cpu", "meta"):
@@ -60,8 +60,6 @@ def _choose_for_cuda(query_BNSD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor) -
     # torch pads narrower heads to a multiple of 8 before it calls flash; that is not done here.
     if query_BNSD.shape[-1] % 8 == 0 and cuda.can_use_flash_attention(takes):
         return FLASH_CUDA
-    if cuda.can_use_cudnn_attention(takes):
-        return CUDNN
     key, value = _repeated(query_BNSD, key_BKTD), _repeated(query_BNSD, value_BKTD)
     takes = cuda.SDPAParams(query_BNSD, key, value, None, 0.0, False, False)
     return EFFICIENT if cuda.can_use_efficient_attention(takes) else WRITTEN_OUT
@@ -110,30 +108,6 @@ def _flash_cuda_backward(
 FLASH_CUDA = BlockKernel("flash", _flash_cuda_forward, _flash_cuda_backward)
 """float16 and bfloat16; shared heads without repeating them."""
 
-
-def _cudnn_forward(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
-    output, lse, *_ = torch_private.CUDNN(
-        query, key, value, None, True, 0.0, is_causal, False, scale=scale
-    )
-    return output, lse.flatten(2)[..., : query.shape[2]]
-
-
-def _cudnn_backward(
-    grad: Tensor, kept: Kept, is_causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    query, key, value, output, lse = kept
-    seed = query.new_zeros((), dtype=torch.int64)
-    held = query, key, value, output, lse.unsqueeze(-1).contiguous(), seed, seed
-    lengths = None, None, None, query.shape[2], key.shape[2]
-    grads: tuple[Tensor, Tensor, Tensor] = torch_private.CUDNN_BACKWARD(
-        grad, *held, *lengths, 0.0, is_causal, scale=scale
-    )
-    return grads
-
-
-CUDNN = BlockKernel("cuDNN", _cudnn_forward, _cudnn_backward)
 
 _LSE_ROWS = 32
 """The memory-efficient kernel reads log-sum-exps in rows of this many. Source: torch's
