@@ -27,7 +27,6 @@ def test_torn_last_line_waits_for_its_end(tmp_path):
     with path.open("ab") as file:
         file.write(b":2}\n")
     assert follower.look().lines == [{"a": 2}]
-    assert follower.num_unreadable == 0
 
 
 def test_file_is_read_a_chunk_at_a_time_and_no_line_is_cut(tmp_path):
@@ -59,12 +58,11 @@ def test_file_that_is_cut_or_replaced_is_read_anew(tmp_path, how):
     assert not follower.look().is_anew
 
 
-def test_line_that_cannot_be_decoded_is_counted_and_left_out(tmp_path):
+def test_line_that_cannot_be_decoded_is_left_out(tmp_path):
     path = tmp_path / "lines"
     path.write_bytes(b"1\nnot json\n\n2\n")
     follower = Follower(path, msgspec.json.decode)
     assert follower.look().lines == [1, 2]
-    assert follower.num_unreadable == 1
 
 
 def test_run_follower_gives_all_of_a_run_again_when_one_of_its_files_was_replaced(tmp_path):

@@ -5,7 +5,6 @@ Leaves out what each queue is given (its own module, see `places.py`).
 
 import contextlib
 import shlex
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -50,7 +49,7 @@ def hand_over(
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text.encode())
     job_id = module.submit(submission, run)
-    placement = Placement(place=place, job_id=job_id, submitted_at=time.time())
+    placement = Placement(place=place, job_id=job_id)
     try:
         write_placement(run.path, placement)
     except OSError as error:

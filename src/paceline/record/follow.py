@@ -6,6 +6,7 @@ inotify is silent. The page, the sinks and the alerts follow a run with this.
 Leaves out: when to look, and what to do with steps that were repeated (`rising` finds them).
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,12 +82,11 @@ class LineFollower:
 
 
 class Follower(Generic[_T]):
-    """Decoded lines of one file. Lines that cannot be decoded are counted and left out."""
+    """Decoded lines of one file. Lines that cannot be decoded are left out."""
 
     def __init__(self, path: Path, decode: Callable[[bytes], _T]) -> None:
         self._lines = LineFollower(path)
         self._decode = decode
-        self.num_unreadable = 0
 
     def look(self) -> News[_T]:
         """Everything new since the last look."""
@@ -95,19 +95,12 @@ class Follower(Generic[_T]):
         while True:
             news = self._lines.look()
             if news.is_anew:
-                is_anew, found, self.num_unreadable = True, [], 0
-            found.extend(self._decoded(news.lines))
+                is_anew, found = True, []
+            for line in filter(bytes.strip, news.lines):
+                with contextlib.suppress(msgspec.DecodeError):
+                    found.append(self._decode(line))
             if not self._lines.has_more:
                 return News(found, is_anew)
-
-    def _decoded(self, lines: Iterable[bytes]) -> Iterator[_T]:
-        for line in lines:
-            if not line.strip():
-                continue
-            try:
-                yield self._decode(line)
-            except msgspec.DecodeError:
-                self.num_unreadable += 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,14 +19,8 @@ class Placement:
     job_id: str | None = None
     """The queue's id of it; None where there is no queue."""
 
-    submitted_at: float | None = None
-    """Unix time."""
-
     hosts: dict[int, str] = field(default_factory=dict)
     """Node -> the host that its newest agent was started on; empty on this machine."""
-
-    namespace: str | None = None
-    """Part of the queue that the id belongs to, where a queue has parts."""
 
 
 def write_placement(folder: Path, placement: Placement) -> None:

@@ -8,11 +8,10 @@ keeps a digest of what each was made from.
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.catalog import Price
 from paceline.contracts.phases import (
     communicate,
     cost,
@@ -31,7 +30,7 @@ from paceline.contracts.phases.required import Replan, requirements_of, requirem
 from paceline.errors import PlanError
 from paceline.job import Job, dump_job
 from paceline.plan import Plan
-from paceline.plan.outlook import DEFAULTS, Assumptions, Outlook, outlook
+from paceline.plan.outlook import outlook
 from paceline.plan.text import plan_to_json
 from paceline.render.text import to_json
 from paceline.topology import find_cluster
@@ -84,8 +83,6 @@ def make_phases(
     only: int | None = None,
     index: str | None = None,
     created: str | None = None,
-    prices: Iterable[Price] | None = None,
-    assumptions: Assumptions = DEFAULTS,
 ) -> PhasePlan:
     """The phases of a job's plan with their gates and files.
 
@@ -97,8 +94,6 @@ def make_phases(
         index: Text of the folder's `phases.json`, where it is gone on with.
         created: When, as text, for the metadata; left out, the output depends on nothing but the
             input.
-        prices: Of the accelerator; left out, the catalog's.
-        assumptions: In place of the defaults.
 
     Raises:
         PlanError: Nothing fits, and for another reason than memory: the batch does not divide.
@@ -108,7 +103,7 @@ def make_phases(
         raise ValueError(f"there is no phase {only}; they are 1 to {len(PHASES)}")
     asked = job.spec.plan
     goals = goals or Goals(budget_usd=asked.budget, deadline_s=asked.deadline)
-    case = _case(job, replan, goals, created, prices, assumptions)
+    case = _case(job, replan, goals, created)
     gates = find_gates(case)
     numbers = tuple(PHASES) if case.feasible else EXPLAIN_A_REFUSAL
     phases = tuple(_phase(number, case) for number in numbers)
@@ -130,14 +125,7 @@ def make_phases(
     return PhasePlan(phases=phases, gates=gates, files=files, kept=tuple(kept))
 
 
-def _case(
-    job: Job,
-    replan: Replan,
-    goals: Goals,
-    created: str | None,
-    prices: Iterable[Price] | None,
-    assumptions: Assumptions,
-) -> Case:
+def _case(job: Job, replan: Replan, goals: Goals, created: str | None) -> Case:
     refused = available = None
     try:
         plan = replan(job)
@@ -148,18 +136,13 @@ def _case(
             raise
         available = find_cluster(job.spec.cluster, job).usable_bytes
         required, plan = requirements_of_refused(job, replan, available, error.needed_bytes)
-    prices = None if prices is None else tuple(prices)
-
-    def view_of(each: Plan) -> Outlook:
-        return outlook(each, job, prices=prices, assumptions=assumptions)
-
     tried = () if refused is not None else _other_nodes(job)
     others = tuple(_on_other_nodes(job, replan, tried))
     return Case(
         job=job,
         plan=plan,
-        view=view_of(plan),
-        others=tuple((each, view_of(each)) for each in others),
+        view=outlook(plan, job),
+        others=tuple((each, outlook(each, job)) for each in others),
         tried_nodes=tried,
         required=required,
         goals=goals,

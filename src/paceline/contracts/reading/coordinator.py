@@ -95,9 +95,7 @@ def _cluster(made: Translation, strategy: Mapping[str, Any], overrides: Sequence
 def _train(made: Translation, batch: Mapping[str, Any], overrides: Sequence[str]) -> None:
     if "total_batch_size" in batch:
         made.set("train.global_batch", batch["total_batch_size"])
-    elif _is_absent(made, "batch_configuration", "total_batch_size") and not is_set(
-        overrides, "train.global_batch"
-    ):
+    elif _has_no_batch(made) and not is_set(overrides, "train.global_batch"):
         made.wrong(
             "batch_configuration",
             "`batch_configuration.total_batch_size` is missing",
@@ -120,10 +118,10 @@ def _train(made: Translation, batch: Mapping[str, Any], overrides: Sequence[str]
         )
 
 
-def _is_absent(made: Translation, section: str, key: str) -> bool:
+def _has_no_batch(made: Translation) -> bool:
     """Whether nothing is there; what is there and wrong has a problem of its own."""
-    value = made.contract.value.get(section)
-    return not isinstance(value, Mapping) or value.get(key) is None
+    value = made.contract.value.get("batch_configuration")
+    return not isinstance(value, Mapping) or value.get("total_batch_size") is None
 
 
 def _checkpoints(made: Translation, stated: Mapping[str, Any]) -> None:

@@ -26,11 +26,9 @@ class Skill:
     title: str
     """What it does, for people."""
 
-    spec: str
-    """Module of its `Request` and `Answer`."""
-
-    module: str
-    """Module of its `run`, imported only when it is asked for."""
+    name: str
+    """Name of the module of its `run`, imported only when it is asked for; in `messages`, the
+    module of its `Request` and `Answer` has the same."""
 
     needs: str
     """What to install for it: `pip install ...`."""
@@ -44,13 +42,16 @@ class Skill:
     @property
     def request(self) -> type[Any]:
         """What goes in."""
-        found: type[Any] = importlib.import_module(self.spec).Request
-        return found
+        return self._message("Request")
 
     @property
     def answer(self) -> type[Any]:
         """What comes out."""
-        found: type[Any] = importlib.import_module(self.spec).Answer
+        return self._message("Answer")
+
+    def _message(self, kind: str) -> type[Any]:
+        module = importlib.import_module(f"{__name__}.messages.{self.name}")
+        found: type[Any] = getattr(module, kind)
         return found
 
     def refusal(self, message: str, text: str | None) -> dict[str, Any] | None:
@@ -75,29 +76,25 @@ class Skill:
 SKILLS: Mapping[str, Skill] = {
     "ray-distributed-trainer": Skill(
         title="train on Ray's workers, search with ASHA, or look at the cluster",
-        spec="paceline.contracts.skills.messages.ray",
-        module="paceline.contracts.skills.ray",
+        name="ray",
         needs='"ray[default,train,tune]" torch',
         without_work={"results": {}},
     ),
     "pytorch-trainer": Skill(
         title="train a PyTorch model on one or several processes, epoch by epoch",
-        spec="paceline.contracts.skills.messages.pytorch",
-        module="paceline.contracts.skills.pytorch",
+        name="pytorch",
         needs="torch",
         without_work={"metrics": {}, "checkpointPath": ""},
     ),
     "tensorflow-trainer": Skill(
         title="train a Keras model, on one device or mirrored, and export it",
-        spec="paceline.contracts.skills.messages.tensorflow",
-        module="paceline.contracts.skills.tensorflow",
+        name="tensorflow",
         needs="tensorflow",
         without_work={"metrics": {}},
     ),
     "kubeflow-pipeline-executor": Skill(
         title="compile, run, schedule, list, get or delete a pipeline of Kubeflow",
-        spec="paceline.contracts.skills.messages.kubeflow",
-        module="paceline.contracts.skills.kubeflow",
+        name="kubeflow",
         needs='"kfp>=2.17,<2.18"',
         repeats=("action",),
     ),
@@ -136,7 +133,7 @@ def run_skill(name: str, text: str, *, source: str, folder: Path) -> dict[str, A
     """
     skill = find_skill(name)
     request = read_request(skill.request, text, source=source)
-    return answer_json(importlib.import_module(skill.module).run(request, folder))
+    return answer_json(importlib.import_module(f"{__name__}.{skill.name}").run(request, folder))
 
 
 def need(package: str, install: str) -> None:

@@ -8,7 +8,7 @@ from paceline.contracts.writing.coordinator import training_plan
 from paceline.contracts.writing.engineer import output_of
 from paceline.job import Job
 from paceline.plan.decision import Plan
-from paceline.plan.outlook import Outlook, outlook
+from paceline.plan.outlook import outlook
 
 __all__ = ["format_contract", "output_of", "training_plan"]
 
@@ -17,7 +17,6 @@ def format_contract(
     plan: Plan,
     job: Job,
     kind: ContractKind,
-    view: Outlook | None = None,
     stated: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The plan as JSON values in a contract's words.
@@ -26,10 +25,9 @@ def format_contract(
         plan: As `plan_job` made it.
         kind: `002`, the engineer's output; or `004`, the coordinator's training plan, for CUDA or
             for MLX by the cluster's accelerator.
-        view: The run that the plan leads to, where prices or assumptions of one's own went in.
         stated: The training plan (004) that the job was made of, if it was.
     """
-    view = view or outlook(plan, job)
+    view = outlook(plan, job)
     if kind == "002":
         return output_of(plan, job, view)
     return training_plan(plan, job, view, stated or {})
