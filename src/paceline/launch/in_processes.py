@@ -1,16 +1,16 @@
 """`map` over several processes of this machine, for work that is Python alone."""
 
 import contextlib
-import mmap
-import multiprocessing
 import os
 import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import cycle, islice
-from multiprocessing.connection import Connection
-from typing import Any, NamedTuple, TypeVar
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
+from multiprocessing import get_context
+from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 _A = TypeVar("_A")
@@ -37,7 +37,7 @@ def map_in_processes(function: Callable[[_A], _T], items: Sequence[_A]) -> Itera
         return
     _function = function
     try:
-        with multiprocessing.get_context("fork").Pool(num, _ends_quietly) as pool:
+        with get_context("fork").Pool(num, _ends_quietly) as pool:
             yield from pool.imap_unordered(_call, items, chunksize=8)
     finally:
         _function = None
@@ -63,28 +63,19 @@ Item = tuple[bytes, Any]
 """A block of bytes, and what else the function is to know."""
 
 
-class _Process(NamedTuple):
-    process: multiprocessing.process.BaseProcess
-    connection: Connection
-    memory: mmap.mmap
-    """The block, shared with the process: through the connection it would be copied four times."""
-
-
 class MapAhead:
     """Calls one function on items in processes, one item ahead in each, and gives pairs in order.
 
     The first items are done here; the processes are then forked, with what the function knows by
     then, and kept until the context ends. Memory holds one item for each process.
-
-    Args:
-        alone: Items that are done here.
-        most_bytes: Of one item's block.
     """
 
-    def __init__(self, alone: int, most_bytes: int = 4 << 20) -> None:
+    def __init__(self, alone: int) -> None:
+        """Args:
+        alone: Items that are done here.
+        """
         self._alone = alone
-        self._most_bytes = most_bytes
-        self._processes: list[_Process] = []
+        self._pool: ProcessPoolExecutor | None = None
 
     def __call__(
         self, function: Callable[[Item], _T], items: Iterable[Item]
@@ -94,70 +85,36 @@ class MapAhead:
         for item in islice(left, self._alone if _num_cores() > 1 else None):
             self._alone -= _num_cores() > 1
             yield item, function(item)
-        waiting: deque[tuple[Item, Connection]] = deque()
         num = min(_num_cores(), _MOST_AHEAD)
-        for item, number in zip(left, cycle(range(num))):
-            if number == len(self._processes):
-                self._fork(function)
-            _, connection, memory = self._processes[number]
-            done = None
-            if len(waiting) == num:
-                oldest = waiting.popleft()[0]
-                done = oldest, _result(connection, function, oldest)
-            block, more = item
-            with contextlib.suppress(OSError):  # a process that was killed: `_result` does its work
-                memory[: len(block)] = block
-                connection.send((len(block), more))
-            waiting.append((item, connection))
-            if done is not None:
-                yield done
-        for item, connection in waiting:
-            yield item, _result(connection, function, item)
+        waiting: deque[tuple[Item, Future[_T] | None]] = deque()
+        for item in left:
+            waiting.append((item, self._ahead(function, item, num)))
+            if len(waiting) > num:
+                oldest, future = waiting.popleft()
+                yield oldest, _result(future, function, oldest)
+        for item, future in waiting:
+            yield item, _result(future, function, item)
 
-    def _fork(self, function: Callable[[Item], Any]) -> None:
-        context = multiprocessing.get_context("fork")
-        ours, theirs = context.Pipe()
-        memory = mmap.mmap(-1, self._most_bytes)
-        not_theirs = [*(each.connection for each in self._processes), ours]
-        arguments = (theirs, not_theirs, memory, function)
-        process = context.Process(target=_serve, args=arguments, daemon=True)
-        process.start()
-        theirs.close()
-        self._processes.append(_Process(process, ours, memory))
-
-    @property
-    def processes(self) -> Sequence[multiprocessing.process.BaseProcess]:
-        """Those that were started."""
-        return [each.process for each in self._processes]
+    def _ahead(self, function: Callable[[Item], _T], item: Item, num: int) -> "Future[_T] | None":
+        """None where the processes were killed."""
+        global _function
+        if self._pool is None:
+            _function = function
+            self._pool = ProcessPoolExecutor(num, get_context("fork"), _ends_quietly)
+        with contextlib.suppress(BrokenProcessPool):
+            return self._pool.submit(_call, item)
+        return None
 
     def __enter__(self) -> "MapAhead":
         return self
 
     def __exit__(self, *error: object) -> None:
-        for process, connection, _ in self._processes:
-            connection.close()
-            process.terminate()
-            process.join()
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
 
 
-def _result(connection: Connection, function: Callable[[Item], _T], item: Item) -> _T:
-    try:
-        found: _T = connection.recv()
-    except (EOFError, OSError):
-        return function(item)
-    return found
-
-
-def _serve(
-    connection: Connection,
-    not_ours: Sequence[Connection],
-    memory: mmap.mmap,
-    function: Callable[[Item], Any],
-) -> None:
-    _ends_quietly()
-    for each in not_ours:  # so that this process ends when its parent does
-        each.close()
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            size, more = connection.recv()
-            connection.send(function((memory[:size], more)))
+def _result(future: "Future[_T] | None", function: Callable[[Item], _T], item: Item) -> _T:
+    if future is not None:
+        with contextlib.suppress(BrokenProcessPool):
+            return future.result()
+    return function(item)
