@@ -17,21 +17,15 @@ NOT_FIRST = {
     "pytorch/pytorch#175024": "one message of autograd; nothing says that DDP wrote in place",
     "FateScript/CenterNet-better#45": "the program's own exception; the folder is its output's",
     "pytorch/pytorch#17349": "one line of NCCL that says nothing more",
-    "huggingface/accelerate#3971": "held: an exception; the checkpoint is among the three",
 }
 """Threads whose cause does not come first, and why."""
 
 NOT_AMONG_THREE = {
     "hiyouga/LlamaFactory#1845": "the excerpt does not say that the model has experts",
     "huggingface/accelerate#2912": "one time-out line; nothing says that a save was running",
-    "LSSI-ETH/plmfit#40": "held: NVML's own line, in Slurm's words",
-    "aws/aws-ofi-nccl#584": "held: one warning of NCCL's plugin, and no failure is seen in it",
-    "prajdabre/yanmtt#7": "held: a column of steps and losses without a name",
-    "Dao-AILab/flash-attention#225": "held: a line of a compiler",
-    "Dao-AILab/flash-attention#447": "held: pip's build of an extension, without a compiler",
-    "unslothai/unsloth#2693": "held: another wording for a data process that was killed",
-    "alan-turing-institute/autocast#381": "held: one time-out line after the training's end",
-    "pytorch/pytorch#75512": "held: only the words of a closed connection",
+    "aws/aws-ofi-nccl#584": "one warning of NCCL's plugin",
+    "prajdabre/yanmtt#7": "a column of steps and losses without a name",
+    "pytorch/pytorch#75512": "only the words of a closed connection",
 }
 """Threads whose cause is not even among the first three."""
 
