@@ -343,7 +343,7 @@ def test_s0_1_a_tree_is_one_row_a_program_and_a_path_that_is_not_there_is_refuse
     assert first == "3 programs: 2 train, 1 of them can be adapted to many devices"
     assert head.split("  ")[0] == "file"
     assert rows[0].split()[:3] == ["ddp.py", "pytorch", "6"]
-    assert rows[0].endswith("process group, DDP  no: uses torch.distributed already")
+    assert rows[0].endswith("no: uses torch.distributed already  process group, DDP")
     assert rows[1].split()[:3] == ["train.py", "pytorch", "11"]
     assert rows[-1] == "and 1 program without any of these"
     gone = run_command("scan", "nowhere", "--json", folder=tmp_path)

@@ -99,6 +99,15 @@ def test_every_help_fits_80_columns(words):
     assert wide == []
 
 
+@pytest.mark.parametrize(
+    "words", [""] + [name for name in ALL if isinstance(ALL[name], click.Group)]
+)
+def test_no_line_of_a_list_of_commands_is_cut(words):
+    """`data check` was `schema, nulls, duplicates, lengths, classes,...`; eight more were cut."""
+    _, _, listed = shown(*words.split(), "--help").partition("Commands:\n")
+    assert [line for line in listed.splitlines() if line.endswith("...")] == []
+
+
 @pytest.mark.parametrize("words", ALL)
 def test_every_help_begins_with_an_imperative_sentence_and_has_an_example(words):
     text = shown(*words.split(), "--help")

@@ -63,7 +63,7 @@ def test_a_screen_fits_80_columns(words):
 def test_wider_terminals_show_more_columns_of_a_table():
     narrow, wide = (screen("catalog", "accelerators", columns=each) for each in (80, 160))
     assert "NETWORK" not in narrow[0]
-    assert narrow[-1].startswith("Not shown in 80 columns, but by --json: ")
+    assert narrow[-1].startswith("80 columns have no room for (see --json): ")
     assert "NETWORK" in narrow[-1]
     assert "NETWORK" in wide[0]
     assert len(wide) == len(narrow) - 1
@@ -167,7 +167,7 @@ def test_what_goes_to_a_pipe_is_neither_wrapped_nor_cut(words):
     )
     lines = done.stdout.splitlines()
     assert not [line for line in lines if re.match(r" {12}[a-z]", line)]  # the rest of a line
-    assert "Not shown" not in done.stdout
+    assert "columns have no room" not in done.stdout
     assert max(map(len, lines)) > 110
 
 

@@ -68,7 +68,7 @@ def test_checkpoints_are_as_far_apart_as_in_the_plan():
 
 def test_a_phase_of_ones_own_takes_the_place_of_the_assumed_one():
     shown = called(LARGE, "--nodes", "64", "--phase", "meet=12", *FAST).stdout
-    assert "meet        12 s (given: --phase)" in shown
+    assert "meet        12 s, for the rendezvous, with new process groups (given: --phase)" in shown
     assert "slow rendezvous" not in shown
 
 

@@ -215,7 +215,7 @@ def test_files_of_a_job_without_data_say_so_when_written_and_at_their_start(tmp_
     found = rendered("torchrun", data={"seq_len": 128, "corpus": None})
     (gap,) = [gap for gap in found.gaps if gap.where == "data.path"]
     assert str(gap.nearest).startswith(
-        "train.py stops before its first step; start a script of your"
+        "the example train.py stops before its first step; start a script of your"
     )
     assert not [gap for gap in rendered("torchrun").gaps if gap.where == "data.path"]
     with pytest.raises(SystemExit, match="names no data"):

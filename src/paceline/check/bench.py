@@ -157,7 +157,9 @@ def _noise(rows: Sequence[Row]) -> str | None:
         return None
     between = speedup_interval(row, first)
     if between is None:
-        return f"{row.num_steps} steps give a median no 95 % interval: take 6 --steps or more"
+        return (
+            f"{row.num_steps} timed steps are too few for a 95 % interval: set --steps to 6 or more"
+        )
     if between[1] > _TOLD * between[0]:
         return (
             f"{row.num_ranks} ranks are {between[0]:.2f} to {between[1]:.2f} times as fast as "

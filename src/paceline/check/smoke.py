@@ -30,7 +30,7 @@ CAUSES: Mapping[str, str] = {
     "nan_inf": "lower the learning rate, clip gradients; `paceline diagnose` reads the log",
 }
 
-KEEP = "paceline diagnose finds the cause in a log; --keep keeps this run's"
+KEEP = "add --keep DIR, then `paceline diagnose DIR` finds the cause"
 
 Status = Literal["pass", "fail", "not judged"]
 

@@ -31,7 +31,7 @@ _LEFT = 1
 
 @click.command()
 @click.argument("script", type=PathName(path_type=Path))
-@click.option("--to", "target", type=click.Choice(_TARGETS), required=True, help="The form.")
+@click.option("--to", "target", type=click.Choice(_TARGETS), required=True, help="What to use.")
 @click.option("--write", is_flag=True, help="Change SCRIPT itself; SCRIPT.orig keeps what it was.")
 @click.option(
     "--out", type=PathName(path_type=Path, dir_okay=False), help="Write into this file instead."

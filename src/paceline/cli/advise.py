@@ -102,7 +102,12 @@ def accumulate(batch: int, data_ranks: int, max_micro_batch: int, as_json: bool)
     print_rows(
         ("micro-batch", str(split.micro_batch)),
         ("accumulate", str(split.accumulation)),
-        ("batch", f"{split.achieved_batch}, {split.rounding_error:+.2%} of what was asked"),
+        (
+            "batch",
+            f"{split.achieved_batch}, {split.rounding_error:+.2%} of what was asked"
+            if split.rounding_error
+            else f"{split.achieved_batch}, as asked",
+        ),
         ("because", split.explanation),
         *(
             [("nearest", f"{' or '.join(map(str, split.nearest))}: no rounding")]
@@ -113,8 +118,8 @@ def accumulate(batch: int, data_ranks: int, max_micro_batch: int, as_json: bool)
 
 @command.command()
 @click.option("--rate", type=_ABOVE_ZERO, required=True, help="A learning rate that trains well.")
-@click.option("--base-batch", type=POSITIVE, required=True, help="Samples a step it is for.")
-@click.option("--batch", type=POSITIVE, required=True, help="Samples a step now.")
+@click.option("--base-batch", type=POSITIVE, required=True, help="Samples in a step at that rate.")
+@click.option("--batch", type=POSITIVE, required=True, help="Samples in a step now.")
 @click.option(
     "--optimizer",
     type=click.Choice(["sgd", "adam", "adamw", "adamw-8bit", "adafactor", "muon"]),
@@ -122,10 +127,10 @@ def accumulate(batch: int, data_ranks: int, max_micro_batch: int, as_json: bool)
     show_default=True,
 )
 @click.option(
-    "--rule", type=click.Choice(["linear", "sqrt"]), help="Instead of the optimizer's own."
+    "--rule", type=click.Choice(["linear", "sqrt"]), help="[default: linear for SGD, else sqrt]"
 )
-@click.option("--steps", type=POSITIVE, help="In the whole run, for the warm-up.")
-@click.option("--samples", type=POSITIVE, help="In one epoch, for the warm-up.")
+@click.option("--steps", type=POSITIVE, help="Steps of the whole run, to suggest a warm-up.")
+@click.option("--samples", type=POSITIVE, help="Samples in one epoch, to suggest a warm-up.")
 @json_option
 def rate(
     rate: float,
@@ -137,7 +142,7 @@ def rate(
     samples: int | None,
     as_json: bool,
 ) -> None:
-    """Scale a learning rate to another batch: linear for SGD, square root for Adam(W).
+    """Scale a learning rate to another batch size.
 
     \b
     Examples:
@@ -199,7 +204,7 @@ def buckets(
     changing: bool,
     as_json: bool,
 ) -> None:
-    """Find the size of DDP's buckets that leaves the least of the reduction exposed.
+    """Find DDP's bucket size that hides most of the reduction.
 
     \b
     Examples:
@@ -226,7 +231,7 @@ def buckets(
         ("exposed", units.format_seconds(advice.exposed_s)),
         ("default", f"{units.format_seconds(advice.default_exposed_s)} exposed with 25 MiB"),
         ("one bucket", f"{units.format_seconds(advice.whole_exposed_s)} exposed"),
-        ("first", "1 MiB only when bucket_cap_mb is left out; else as large as the others"),
+        ("first bucket", "1 MiB only when bucket_cap_mb is left out; else as large as the others"),
         *advice.flags.items(),
     )
 
@@ -261,7 +266,7 @@ def checkpoint(
     background: float,
     as_json: bool,
 ) -> None:
-    """Find the checkpoint interval that loses the least time, by Young and by Daly.
+    """Find the checkpoint interval that loses the least time.
 
     \b
     Examples:
@@ -323,9 +328,10 @@ def checkpoint(
 )
 @json_option
 def critical(small: tuple[int, float], big: tuple[int, float], as_json: bool) -> None:
-    """Find the batch beyond which more samples save few steps, from two measured gradient norms.
+    """Find the batch beyond which more samples save few steps.
 
-    It holds for the moment of the run that it was measured at, and grows during training.
+    It is computed from two measured gradient norms, holds for the moment they were measured at, and
+    grows during training.
 
     \b
     Examples:

@@ -53,11 +53,12 @@ def batch(
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Find the largest micro-batch that fits for the job in JOB, by estimate or measured.
+    """Find the largest micro-batch that fits.
 
-    The layout is the one that `paceline plan` chooses; only the micro-batch changes, by doubling
-    and then halving the gap. --measure is for this machine and a rank that holds the whole model.
-    A try cannot make the machine swap: what is over the limit is refused by the kernel.
+    It is estimated, or with --measure measured. The layout is the one that `paceline plan` chooses;
+    only the micro-batch changes, by doubling and then halving the gap. --measure is for this
+    machine and a rank that holds the whole model. A try cannot make the machine swap: what is over
+    the limit is refused by the kernel.
 
     \b
     Examples:

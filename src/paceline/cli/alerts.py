@@ -62,7 +62,7 @@ _MOST_SHOWN = 5
 def _count(judged: "Judged") -> str:
     if not judged.is_measured:
         return "not measured"
-    return f"fired {len(judged.fired)} x" if judged.fired else "quiet       "
+    return f"fired {len(judged.fired)} x" if judged.fired else "did not fire"
 
 
 def _row(judged: "Judged") -> dict[str, Any]:

@@ -71,7 +71,7 @@ _LEAST_BYTES, _MOST_BYTES = 1024, 16 * 2**30
     type=click.IntRange(min=1, max=10_000),
     default=5,
     show_default=True,
-    help="Steps before those, left out.",
+    help="Untimed steps before those.",
 )
 @click.option(
     "--weak/--strong",
@@ -86,7 +86,7 @@ _LEAST_BYTES, _MOST_BYTES = 1024, 16 * 2**30
     "--sweep",
     "sweep",
     metavar="FIELD=V,V,...",
-    help="Measure the most of --ranks for each value, there and back with half of --steps each: "
+    help="Measure each value on the most ranks of --ranks, twice, with half of --steps each time: "
     "--sweep train.bucket=1MiB,4MiB,25MiB.",
 )
 @click.option(
@@ -207,7 +207,10 @@ def command(
     measured = [_measured(case, "", stretch, limit_s) for case in cases]
     verdict = judge_bench(measured, scaling)
     text = json.dumps(_data(verdict), indent=2)
-    click.echo(text if as_json else "\n".join(bench_lines(verdict)))
+    if as_json:
+        click.echo(text)
+    else:
+        show("\n".join(bench_lines(verdict)))
     if out is not None:
         _write(out, cases[0].job.spec.name, verdict, text)
 

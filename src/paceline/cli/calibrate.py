@@ -40,7 +40,7 @@ from paceline.report.table import format_table
 )
 @json_option
 def command(seconds: float, ranks: int | None, out: Path, force: bool, as_json: bool) -> None:
-    """Measure what this machine reaches of its peaks, and write it where `plan` reads it.
+    """Measure this machine's real speed, and write it where `plan` reads it.
 
     Times products of matrices, attention, memory and collectives on all ranks at once, and fits
     the planner's constants to them. Under torchrun it measures between machines too. Needs

@@ -215,7 +215,7 @@ def _numbers(known: "Accelerator", catalog: "Catalog") -> Iterator[tuple[str, st
     yield "name", known.name
     yield "vendor", known.vendor or "unknown"
     yield "also written", ", ".join(known.aliases) or "-"
-    yield "tool reports", ", ".join(known.smi_names) or "-"
+    yield "reported as", ", ".join(known.smi_names) or "-"
     memory = known.memory_bytes
     shown = "read from the machine" if memory is None else f"{format_bytes(memory)} ({memory:,} B)"
     yield "memory", shown
@@ -332,13 +332,16 @@ _CAUTION = "Dollars an accelerator-hour, from price lists of that day; they chan
 
 def _one_row(row: dict[str, Any]) -> Iterator[str]:
     for key, value in row.items():
-        yield f"{key:<20} {'unknown' if value is None else value}"
+        shown = f"{value:,.10g}" if isinstance(value, float) else value
+        yield f"{key:<20} {'unknown' if value is None else shown}"
 
 
 def _offer(offer: "Price") -> str:
+    from paceline.catalog.price import price_day
+
     return (
         f"{offer.per_accelerator_hour_usd:.2f} $/h at {offer.provider} ({offer.instance}), "
-        f"as of {offer.as_of}" + (f"; {offer.note}" if offer.note else "")
+        f"as of {price_day(offer.as_of)}" + (f"; {offer.note}" if offer.note else "")
     )
 
 

@@ -81,9 +81,9 @@ def ls(path: str, as_json: bool) -> None:
 @key_option
 @json_option
 def inspect(path: str, tensors: bool, key: str | None, as_json: bool) -> None:
-    """Show what a checkpoint holds: whose it is, layout, types, parameters, memory.
+    """Show what a checkpoint holds: layout, types, parameters, memory.
 
-    Of a run or a folder of steps, the newest. No value of a tensor is read.
+    Of a run or a folder of steps the newest is shown. No value of a tensor is read.
 
     \b
     Examples:

@@ -55,7 +55,7 @@ _FORMS = (*("paceline", "safetensors", "torch", "dcp", "adapter", "deepspeed", "
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Files of a checkpoint of ours. Any number of ranks reads any number of files.",
+    help="Files of a Paceline checkpoint; any number of ranks reads any number of files.",
 )
 @click.option(
     "--merge",
@@ -87,16 +87,16 @@ def convert(
     allow_nonfinite: bool,
     as_json: bool,
 ) -> None:
-    """Write a checkpoint in another form into OUT, and prove that it is the same.
+    """Write a checkpoint in another form, and check that it is equal.
 
     What was written is read again, and the SHA-256 of its state compared with the source's: over
-    names, types, shapes and values, in any order. As forms name tensors in their own ways, that of
-    another form differs; `weights` is the SHA-256 without names and optimizer state, which is the
-    same along a chain of conversions. OUT appears when it is whole. Optimizer state is carried
-    along, of our checkpoints, DeepSpeed's ZeRO and torch.distributed.checkpoint; where it
-    cannot be, that is refused by name. With --to paceline another program's checkpoint becomes the
-    step that its optimizer counts, 0 for weights alone; `paceline run JOB --from OUT/step-00000000`
-    begins with it.
+    names, types, shapes and values, in any order. Each form names tensors in its own way, so this
+    SHA-256 changes with the form; `weights`, the SHA-256 without names and optimizer state, stays
+    the same along a chain of conversions. OUT appears when it is whole. Optimizer state is
+    converted from Paceline's own checkpoints, DeepSpeed's ZeRO and torch.distributed.checkpoint;
+    where it cannot be, the conversion is refused. With --to paceline another program's checkpoint
+    becomes the step that its optimizer counts, 0 for weights alone; `paceline run JOB --from
+    OUT/step-00000000` begins with it.
 
     \b
     Examples:

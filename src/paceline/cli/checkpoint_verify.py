@@ -56,7 +56,7 @@ def verify(
     key: str | None,
     as_json: bool,
 ) -> int:
-    """Check checkpoints: all files there, no byte changed, every value a number.
+    """Check that checkpoints are whole: every file, byte and value.
 
     Paceline's own are compared byte by byte with what was written; a damaged tensor is named. Other
     programs keep no hashes. Of theirs the headers are compared with the files' sizes, the index

@@ -46,18 +46,18 @@ def _read(
 @click.command()
 @click.argument("job_file", metavar="[JOB]", required=False, type=PathName(path_type=Path))
 @set_option
-@click.option("--params", callback=_read(units.parse_count), help="Without a job: 7B.")
+@click.option("--params", callback=_read(units.parse_count), help="Parameters of the model: 7B.")
 @click.option(
     "--active-params",
     callback=_read(units.parse_count),
-    help="Of a mixture of experts, those that one token passes: 37B. Left out, all.",
+    help="Mixture of experts: parameters that a token uses: 37B. [default: all]",
 )
-@click.option("--tokens", callback=_read(units.parse_count), help="Trained on in all: 1T.")
+@click.option("--tokens", callback=_read(units.parse_count), help="Tokens of the whole run: 1T.")
 @click.option("--accelerator", metavar="NAME", help="From the catalog: H100-SXM.")
-@click.option("--ranks", type=click.IntRange(min=1, max=10_000_000), help="Accelerators.")
-@click.option("--mfu", type=_SHARE, help="Share of the peak that trains: 0.4. Left out, assumed.")
+@click.option("--ranks", type=click.IntRange(min=1, max=10_000_000), help="How many accelerators.")
+@click.option("--mfu", type=_SHARE, help="Model FLOPs utilisation: 0.4. [default: assumed]")
 @click.option(
-    "--tokens-per-s", callback=_read(units.parse_count), help="Measured, of all ranks together."
+    "--tokens-per-s", callback=_read(units.parse_count), help="Measured speed of all ranks."
 )
 @click.option(
     "--recompute",
@@ -66,13 +66,11 @@ def _read(
     show_default=True,
     help="How much of the forward pass the backward pass recomputes.",
 )
-@click.option(
-    "--store", callback=_read(units.parse_bytes), help="Bytes on storage in the run: 2TB."
-)
-@click.option("--send", callback=_read(units.parse_bytes), help="Bytes sent out once: 140GB.")
-@click.option("--provider", multiple=True, metavar="NAME", help="This one only; may be repeated.")
-@click.option("--requests-per-day", type=_REQUESTS, help="Serving instead: requests a day.")
-@click.option("--latency", callback=_read(units.parse_seconds), help="Serving: of one request.")
+@click.option("--store", callback=_read(units.parse_bytes), help="Data on object storage: 2TB.")
+@click.option("--send", callback=_read(units.parse_bytes), help="Data downloaded once: 140GB.")
+@click.option("--provider", multiple=True, metavar="NAME", help="Only this provider; repeatable.")
+@click.option("--requests-per-day", type=_REQUESTS, help="Cost of serving instead: requests a day.")
+@click.option("--latency", callback=_read(units.parse_seconds), help="Serving: a request's time.")
 @click.option(
     "--concurrency",
     type=click.IntRange(min=1),
@@ -100,14 +98,14 @@ def command(
     concurrency: int,
     as_json: bool,
 ) -> None:
-    """Show what a run costs at every provider: on demand and spot, with everything that is known.
+    """Show what a run costs at every provider, on demand and spot.
 
-    With JOB, the run as planned. Without, a model of --params on --tokens: 6 FLOPs a parameter and
-    token at --mfu, or --tokens-per-s as measured; of a mixture of experts, 6 FLOPs for each of
-    --active-params. With --requests-per-day and --latency, what it
-    costs to answer requests, and the break-even load between always-on and per-request machines.
-    Nothing is rented. Every price has its day; paceline-catalog.toml adds or replaces prices of
-    machines, storage and egress.
+    With JOB, the run as planned. Without JOB, a model of --params is trained on --tokens, with 6
+    FLOPs for each parameter (or each of --active-params) and token, at --mfu or at the measured
+    --tokens-per-s. With --requests-per-day and --latency, what it costs to answer requests, and the
+    break-even load between always-on and per-request machines. Nothing is rented. Every price is
+    printed with its date; paceline-catalog.toml adds or replaces prices of machines, storage and
+    egress.
 
     \b
     Examples:

@@ -55,7 +55,7 @@ command.add_command(check)
 def prepare(
     job_file: Path, overrides: tuple[str, ...], processes: int | None, as_json: bool
 ) -> None:
-    """Tokenize and pack a job's data now, and print what was made of it.
+    """Tokenize and pack a job's data now, and count what was made.
 
     \b
     Examples:

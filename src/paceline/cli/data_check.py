@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 @click.option(
     "--quality-report",
     type=PathName(path_type=Path),
-    help="JSON of Great Expectations, Soda, pandera or whylogs, whose gates are kept.",
+    help="JSON of Great Expectations, Soda, pandera or whylogs; its checks count too.",
 )
 @click.option(
     "--limit",
@@ -83,11 +83,12 @@ def check(
     keep: bool,
     as_json: bool,
 ) -> int:
-    """Check data files: schema, nulls, duplicates, lengths, classes, leakage, secrets, quality.
+    """Check data files before training.
 
-    Reads jsonl, json, csv, tsv, parquet, arrow, text and token files, also .gz and .zst, a folder
-    of them, or a job's data. Ends with 1 where a check fails and with 2 where an input is wrong.
-    `paceline explain data-leakage` explains a finding.
+    It looks at schema, nulls, duplicates, lengths, classes, leakage, secrets and quality, in jsonl,
+    json, csv, tsv, parquet, arrow, text and token files, also .gz and .zst, a folder of them, or a
+    job's data. Ends with 1 where a check fails and with 2 where an input is wrong. `paceline
+    explain data-leakage` explains a finding.
 
     \b
     Examples:

@@ -53,9 +53,9 @@ def command(
     kubectl describe, squeue and ray status print.
 
     It shows the cause, the first rank that has it (the launcher often names a victim), the lines
-    that show it, why, the fix, and what it is not. Where what is seen has several well-known
-    causes they are listed as possible, each with the check that decides. What is not known is shown
-    as unknown, with the lines that matter and what they look like.
+    that show it, why, and the fix. Where what is seen has several well-known causes they are listed
+    as possible, each with the check that decides. What is not known is shown as unknown, with the
+    lines that matter and what they look like.
 
     \b
     Examples:

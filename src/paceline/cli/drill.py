@@ -67,7 +67,7 @@ _ROOM = 10
 @click.option(
     "--reference",
     type=PathName(path_type=Path),
-    help="A finished run of the same job without faults. Left out: run it, once for each job.",
+    help="A finished run of the same job without faults. [default: one is run, once for each job]",
 )
 @timeout_option(3600.0, "Seconds after which a run counts as hung.")
 @click.option("--list", "as_list", is_flag=True, help="Show the kinds and the fault matrix.")

@@ -22,8 +22,8 @@ def command(path: Path | None, template: str | None, force: bool) -> None:
     A folder with config.json and safetensors, or a GGUF file, becomes the model that is trained
     further; jsonl, parquet, arrow, csv and txt files become the data; a script that trains is
     started as it is; GPUs of this machine are used. What was found and chosen is printed. Where
-    there is nothing, the job trains a small language model on two CPU ranks. `paceline schema` and
-    the page job-file list every field.
+    there is nothing, the job trains a small language model on two CPU ranks. `paceline schema`
+    lists every field.
 
     With --template, PATH is a new folder (named like the template when left out) with a job file,
     data and a README, trained in under a minute on two ranks of this machine: sentiment,

@@ -234,7 +234,7 @@ def _script_job(found: Found) -> str:
     return f"""\
 # A Paceline job: start your own script, watch it, start it again after a failure.
 #   paceline run FILE     start it; its output, steps and losses are shown
-# Every field: guide own-script
+# Every field: paceline explain own-script
 name: {_quoted(re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(script).stem).strip("-._") or "job")}
 command: [python, {_quoted(script)}]     # arguments follow: --lr, "0.1"
 processes: {max(1, len(found.gpus))}                    # each gets RANK and WORLD_SIZE

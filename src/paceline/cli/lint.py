@@ -86,15 +86,14 @@ def command(
 ) -> int:
     """Find faults in training programs and their configurations, before they run.
 
-    PATH is a file or a folder. Read are Python programs (PyTorch, Accelerate, Trainer, Lightning,
+    PATH is a file or a folder. It reads Python programs (PyTorch, Accelerate, Trainer, Lightning,
     DeepSpeed), shell and batch scripts, Accelerate's YAML, DeepSpeed's JSON, Kubernetes manifests,
     NeMo's YAML, environment files, Dockerfiles, and Paceline's job file and plan: each by itself,
-    and all of them together. A job is planned, unless it is for whatever machine runs it; nothing
-    is run. In all of these and in notebooks, keys and passwords are found, unless git ignores the
-    file.
+    and all of them together. A job file that names its cluster is planned; nothing is run. Keys and
+    passwords are found in all of these and in notebooks, unless git ignores the file.
 
-    A comment `# paceline: ignore[id] reason` on the line answers a finding; `paceline explain ID`
-    explains why it matters.
+    A comment `# paceline: ignore[id] reason` on the line suppresses a finding; `paceline explain
+    ID` explains why it matters.
 
     \b
     Examples:

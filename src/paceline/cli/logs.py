@@ -20,14 +20,14 @@ from paceline.cli.options import RunName, runs_option
     type=click.IntRange(min=0),
     default=20,
     show_default=True,
-    help="So many last lines of each log first; 0 is all of it.",
+    help="Start with the last N lines of each log; 0 prints all.",
 )
 @runs_option
 def command(run: str, rank: int | None, follow: bool, tail: int, runs: Path) -> int:
     """Print the logs of RUN: each line with the name of its log.
 
-    RUN is as for `paceline status`. Logs of a place that keeps them itself are asked for there. A
-    rank's log has its newest steps too, in the words of the progress line.
+    RUN is as for `paceline status`. Logs that the place keeps are read there. A rank's log also
+    shows its newest steps.
 
     \b
     Examples:

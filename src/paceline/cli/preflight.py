@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 @click.option(
     "--quick",
     is_flag=True,
-    help="Only what takes no time: no tool is asked and nothing is measured, as before every "
-    "`paceline run`.",
+    help="Only checks that take no time, as before every `paceline run`.",
 )
 @click.option(
     "--measure/--no-measure",
@@ -46,22 +45,20 @@ if TYPE_CHECKING:
     "allowed",
     multiple=True,
     metavar="NAME",
-    help="Take a fail of this check for a warning. May be given again.",
+    help="Make a failure of this check a warning. May be given again.",
 )
-@timeout_option(40.0, "Seconds for a node to answer; one that does not is a fail.")
+@timeout_option(40.0, "Seconds for a node to answer; one that does not fails.")
 @click.option(
     "--record",
     type=PathName(path_type=Path),
-    help="Write what the nodes answered to this file, to be judged elsewhere or later; - prints "
-    "it, and nothing else.",
+    help="Write what the nodes answered to this file, for --from; - prints it alone.",
 )
 @click.option(
     "--from",
     "recorded",
     multiple=True,
     type=PathName(path_type=Path),
-    help="Judge what was recorded, and look at no machine. May be given again: each file's nodes "
-    "are taken together.",
+    help="Check recorded answers, not machines. May be given again, for more nodes.",
 )
 @click.option(
     "--nodes-file",

@@ -67,9 +67,9 @@ if TYPE_CHECKING:
     "--check",
     "checks",
     is_flag=True,
-    help="With --resume: only check whether the job (JOB, or the run's own) can resume there as it "
-    "is, after a conversion, or not. PATH may also be one checkpoint, of DeepSpeed, Megatron-LM, "
-    "Accelerate or Hugging Face too. Ends with 0, 1 or 5.",
+    help="With --resume: only check whether the job (JOB, or the run's own) can resume there: exit "
+    "code 0 as it is, 1 after a conversion, 5 not. RUN may also be a checkpoint of DeepSpeed, "
+    "Megatron-LM, Accelerate or Hugging Face.",
 )
 @click.option(
     "--from",

@@ -45,8 +45,8 @@ def command(
     """List the runs in a folder, oldest first; `compare` shows several beside each other, `send`
     sends the metrics of one to a tracker.
 
-    The page run-fields has the fields. An index in the user's cache folder makes the
-    list fast; it can be deleted at any time.
+    A field that does not exist is answered with the list of all. An index in the user's cache
+    folder makes the list fast; it can be deleted at any time.
 
     \b
     Examples:
@@ -98,7 +98,7 @@ command.add_command(send)
     "--points",
     type=click.IntRange(min=1, max=100_000),
     metavar="N",
-    help="Stretches of steps that a curve is cut into. [default: 8; with --json, 200]",
+    help="Points of a curve, each the mean of a stretch of steps. [default: 8; with --json, 200]",
 )
 @runs_option
 @json_option
@@ -109,10 +109,10 @@ def compare(
     runs: Path,
     as_json: bool,
 ) -> None:
-    """Compare runs: what differs in their jobs, plans and code, their results, their curves,
-    and whether they computed the same bits, by the digests they recorded.
+    """Compare runs: jobs, plans, code, results, curves, bits.
 
     RUN is a run's folder, its name in the folder of all runs, or the id that a queue has given it.
+    Whether two runs computed the same bits is known from the digests that they recorded.
 
     \b
     Examples:

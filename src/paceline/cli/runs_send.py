@@ -35,11 +35,11 @@ def command(
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Send RUN's metrics, evaluations, pictures and texts to a sink, from the run's files.
+    """Send RUN's recorded metrics to a tracker.
 
-    What a sink of the run did not send goes after what it did; a run that never had this sink is
-    sent whole. Settings are those of the run's job, with --set over them. Keys are taken from the
-    environment.
+    Metrics, evaluations, pictures and texts are read from the run's files. Only what the tracker
+    does not have yet is sent. Settings are those of the run's job, changed by --set. Keys are taken
+    from the environment.
 
     \b
     Examples:

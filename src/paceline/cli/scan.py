@@ -39,7 +39,7 @@ def command(paths: tuple[Path, ...], shows_all: bool, timeout: float, as_json: b
     and what `paceline adapt` would do with it, or why not.
 
     PATH is a file or a folder: Python programs and notebooks, and the scripts and manifests that
-    start them. Nothing is run. Of one program every part is shown, of several a row each.
+    start them. Nothing is run. One program is shown in full, several in a row each.
 
     \b
     Examples:

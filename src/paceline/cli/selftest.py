@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 def command(ranks: int | None, on_cpu: bool, keep: Path | None, as_json: bool) -> int:
     """Check this machine with a tiny job: its GPUs, NCCL, and a recovery that loses nothing.
 
-    The preflight checks are made and every device multiplies matrices. Then a small job runs twice.
-    With two ranks or more one is killed the second time, in its backward pass, and SHA-256 of
-    parameters and optimizer state must be the undisturbed run's. With one rank both runs must end
-    with the same SHA-256. What was not shown is listed. Takes about a minute.
+    It makes the preflight checks and multiplies matrices on every device. Then a small job runs
+    twice. With two ranks or more one is killed the second time, in its backward pass, and SHA-256
+    of parameters and optimizer state must be the undisturbed run's. With one rank both runs must
+    end with the same SHA-256. What was not shown is listed. Takes about a minute.
 
     Works without a GPU: two ranks on CPUs over gloo, which shows nothing of NCCL.
 

@@ -37,7 +37,7 @@ _MOST_NODES = 200_000
     metavar="PROCESS",
     default="llama3",
     show_default=True,
-    help="How often and in which ways nodes fail: a preset, a line, or a YAML file; see below.",
+    help="How often and in which ways nodes fail: a preset, a line, or a YAML file; see above.",
 )
 @click.option(
     "--days",
@@ -56,7 +56,7 @@ _MOST_NODES = 200_000
     type=click.IntRange(min=1, max=1000),
     default=3,
     show_default=True,
-    help="Runs on different faults; their lowest and highest are shown.",
+    help="Runs with different random faults; the lowest and highest result are shown.",
 )
 @click.option(
     "--rates",
@@ -64,8 +64,8 @@ _MOST_NODES = 200_000
     metavar="X,X,...",
     default="1,2,4",
     show_default=True,
-    help="Times as often as the process says: clusters have been measured at 3.7 times the rate "
-    "that their nodes' mean gives.",
+    help="Multiples of the failure rate to simulate: a cluster was measured at 3.7 times the "
+    "mean rate of its nodes.",
 )
 @click.option(
     "--compare",

@@ -80,8 +80,9 @@ def command(
     A job is cut down to a few steps of four samples and really run: on one rank, again from its
     checkpoint, and on two ranks over gloo. Its own model is trained, or a small decoder where that
     is too slow here. Nine steps are timed and judged: data_loading, tokenization, model_loading,
-    training_step, validation_step, checkpoint_save, checkpoint_load, inference, metrics. Then the
-    loss range, memory over the steps, gradients, NaN and Inf, and the losses of one and two ranks.
+    training_step, validation_step, checkpoint_save, checkpoint_load, inference, metrics. Then it
+    checks the loss range, memory over the steps, gradients, NaN and Inf, and the losses of one and
+    two ranks.
 
     A Python script runs in a copy of this folder: what it writes there is lost, and nothing of
     yours is overwritten. What it writes to an absolute path elsewhere is really written. Its torch

@@ -15,8 +15,8 @@ from paceline.cli.options import RunName, json_option, runs_option
 def command(run: str, runs: Path, as_json: bool) -> int:
     """Save RUN at the next step boundary and end it; a run that waits in a queue leaves it.
 
-    As Ctrl-C where it runs; `paceline run --resume RUN` resumes it later. RUN is as for `paceline
-    status`: a job PLACE:ID is ended by the place's own tool.
+    It does what Ctrl-C does there; `paceline run --resume RUN` resumes it later. RUN is as for
+    `paceline status`: a job PLACE:ID is ended by the place's own tool.
 
     \b
     Examples:

@@ -53,9 +53,9 @@ def command(
 
     Only files that differ are sent: those that git has or does not ignore; without git, programs,
     scripts and configurations. Each is written whole or not at all. Each folder keeps in
-    .paceline-sync which files sync sent: --delete removes no others. Links to folders are not sent,
-    and are named. The commit here and on each host is shown. Ends with 1 where a host has other
-    files afterwards, or, with --dry-run, now.
+    .paceline-sync which files sync sent: --delete removes no others. Links to folders are listed,
+    not sent. The commit here and on each host is shown. The exit code is 1 where a host has other
+    files after the copy (with --dry-run: now).
 
     \b
     Examples:

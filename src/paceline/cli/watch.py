@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.cli.options import json_option, runs_option
+from paceline.cli.screen import show
 from paceline.errors import JobError
 
 if TYPE_CHECKING:
@@ -43,10 +44,10 @@ def command(
     """Show runs on a live page: curves, ranks, events, logs, cost; several laid over each other.
 
     RUN is a run's folder, its name, or a queue's id of it, 20 at most; without it the page lists
-    every run in the folder of all runs.
-    The page is read from the run's files, during the run and afterwards, and asks nothing of the
-    run. Start it where the folder is: on the login node of a Slurm cluster, on the head node of a
-    Ray cluster, or here; the `ssh -L` line that it prints brings it to your own browser.
+    every run in the folder of all runs. The page reads the run's files, during the run and
+    afterwards, and does not disturb the run. Start it where the folder is: on the login node of a
+    Slurm cluster, on the head node of a Ray cluster, or here; the `ssh -L` line that it prints
+    brings it to your own browser.
 
     \b
     Examples:
@@ -117,7 +118,7 @@ def _print_once(named: tuple[str, ...], runs: Path, *, as_json: bool) -> None:
         click.echo(json.dumps(pictures, indent=2))
         return
     for picture in pictures:
-        click.echo("\n".join(_lines(picture)))
+        show("\n".join(_lines(picture)))
 
 
 _MOST = 20
@@ -128,8 +129,6 @@ _NEWEST = 8
 
 
 def _lines(picture: Mapping[str, Any]) -> list[str]:
-    from paceline.record.sanitize import plain
-
     ranks = picture["ranks"]
     lines = [f"{picture['run']}  {picture['outcome']}", f"  {picture['sentence']}"]
     lines += [
@@ -141,5 +140,5 @@ def _lines(picture: Mapping[str, Any]) -> list[str]:
     ]
     for event in picture["events"][-_NEWEST:]:
         clock = time.strftime("%H:%M:%S", time.localtime(event["at"]))
-        lines.append(f"  {clock}  {event['text'][:120]}")
-    return [plain(line) for line in lines]
+        lines.append(f"  {clock}  {event['text']}")
+    return lines

@@ -46,6 +46,8 @@ class Rejected:
     @property
     def why(self) -> str:
         """The whole reason, where it stands alone."""
+        if self.passed_over.startswith(self.reason):
+            return self.passed_over
         return f"{self.passed_over}: {self.reason}" if self.passed_over else self.reason
 
 

@@ -39,7 +39,7 @@ class Gap:
     def line(self) -> str:
         """What a note has of it: what is left out, what stands instead, and the fix."""
         fix = f"; fix: {self.fix}" if self.fix else ""
-        return f"left out: {self.what}: {self.nearest}{fix}"
+        return f"left out: {self.what}; instead: {self.nearest}{fix}"
 
 
 ANY_MODEL = ("accelerate", "deepspeed")

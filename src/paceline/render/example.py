@@ -36,7 +36,7 @@ from paceline.render.text import to_json
 SETTINGS = "train.json"
 PLAIN = "lm_plain.py"
 _OWN_PROGRAM = "TRAIN_SCRIPT"
-STOPS = "train.py stops before its first step"
+STOPS = "the example train.py stops before its first step"
 OWN_SCRIPT = f"{STOPS}; start a script of your own with TRAIN_SCRIPT=my.py"
 """What a gap's `nearest` begins with where the example program cannot train the job."""
 

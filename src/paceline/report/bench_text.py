@@ -6,7 +6,7 @@ from paceline.check.bench import Advice, Verdict
 from paceline.check.bench_row import Row
 from paceline.check.bench_setting import Settings
 from paceline.record.bench import PHASES
-from paceline.report.table import wrapped
+from paceline.report.table import format_table, wrapped
 from paceline.units import counted, format_bytes, format_count, format_seconds
 
 _PHASES_METHOD = (
@@ -28,13 +28,12 @@ def bench_lines(verdict: Verdict) -> Iterator[str]:
     """The whole answer, top to bottom."""
     yield f"bench       {verdict.scaling} scaling, {verdict.rows[0].device}, measured"
     yield ""
-    yield from _table(_throughput(verdict.rows))
+    yield format_table([*zip(*_throughput(verdict.rows), strict=True)])
     for row in verdict.rows:
         for note in row.notes:
             yield from wrapped(f"  {counted(row.num_ranks, 'rank')}: ", note)
     yield ""
-    yield "a step's time"
-    yield from _table(_times(verdict.rows))
+    yield format_table([*zip(*_times(verdict.rows), strict=True)])
     yield from map("  {}".format, idle_lines(verdict.rows))
     stretches = [row.profiler_stretch for row in verdict.rows if row.profiler_stretch is not None]
     if stretches:
@@ -79,7 +78,7 @@ def setting_lines(found: Settings) -> Iterator[str]:
         interval = "?" if row.median_s is None else "-".join(map(format_seconds, row.median_s))
         cells = (row.value, format_seconds(row.step_s), interval, span, str(row.num_steps), exposed)
         rows.append(cells)
-    yield from _table(iter(rows))
+    yield format_table(rows)
     yield from wrapped("verdict     ", found.sentence)
     if found.caution is not None:
         yield from wrapped("caution     ", found.caution)
@@ -101,6 +100,7 @@ def rate_of(row: Row) -> tuple[float, str]:
 
 
 def _throughput(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+    """A column of the screen each: as many fit as anybody measures, and every layout's name."""
     yield (
         *("ranks", "layout", "batch", "step", "p5-p95", "n"),
         *(f"{rate_of(rows[0])[1]}/s", "samples/s", "speed-up", "efficiency", "memory", "planned"),
@@ -129,12 +129,12 @@ def spread_text(row: Row) -> str:
 
 
 def _times(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
-    yield ("ranks", *PHASES, "| communication exposed", "hidden")
+    yield ("of a step", *PHASES, "communication, exposed", "communication, hidden")
     for row in rows:
         yield (
-            str(row.num_ranks),
+            counted(row.num_ranks, "rank"),
             *(_phase_text(row, phase) for phase in PHASES),
-            f"| {share_text(row.exposed_s, row.step_s)}",
+            share_text(row.exposed_s, row.step_s),
             share_text(row.hidden_s, row.step_s),
         )
 
@@ -154,13 +154,3 @@ def share_text(seconds: float | None, step_s: float) -> str:
     if seconds is None:
         return "?"
     return f"{format_seconds(seconds)} {seconds / step_s:.0%}"
-
-
-def _table(rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
-    cells = list(rows)
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    for row in cells:
-        yield (
-            "  "
-            + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from paceline.catalog.price import price_day
-from paceline.estimate import TERM_NAMES
+from paceline.estimate import PART_NAMES, TERM_NAMES
 from paceline.plan import Plan
 from paceline.report.plan_text import format_amount
 from paceline.units import bytes_apart, format_bytes, format_count, format_seconds
@@ -49,7 +49,8 @@ def plan_tables(plan: Plan) -> Iterator[str]:
     yield "| memory | a rank |\n| --- | ---: |"
     for name, size in plan.estimate.memory.parts.items():
         if size != 0:
-            yield f"| {name} | {'unknown' if size is None else format_bytes(size)} |"
+            shown = "unknown" if size is None else format_bytes(size)
+            yield f"| {PART_NAMES.get(name, name)} | {shown} |"
     yield ""
     if plan.estimate.terms:
         yield "| time | a step |\n| --- | ---: |"

@@ -67,7 +67,7 @@ def comparison_lines(found: Comparison, *, all_settings: bool) -> Iterator[str]:
     yield ""
     same = f"{counted(found.num_same_settings, 'setting')} the same"
     title = "job settings" if all_settings else "job settings that differ"
-    yield from _section(f"{title}; {same}", found.settings, letters)
+    yield from _section(f"{title} ({same})", found.settings, letters)
     yield from _section("plan, where it differs", found.plan, letters)
     yield from _section("code, where it differs", found.code, letters)
     yield from _section("measured", found.measured, letters)

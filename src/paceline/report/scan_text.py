@@ -40,11 +40,11 @@ def format_scan(scanned: Scanned, num_unread: int, *, details: bool) -> Iterator
     shown.sort(key=lambda each: not each.parts.trains)
     alike = len({each.path.startswith("/") for each in shown}) == 1
     folder = commonpath([each.path for each in shown]) if alike else ""
-    rows: list[tuple[str, ...]] = [("file", "framework", "loops at", "wrapping", "adapt")]
+    rows: list[tuple[str, ...]] = [("file", "framework", "loops at", "adapt", "wrapping")]
     rows += [_row(each, folder) for each in shown]
     if shown:
         yield ""
-        yield from format_table(rows).splitlines()
+        yield from format_table(rows, keep=4).splitlines()
     if len(shown) < len(scanned.files):
         yield ""
         yield f"and {counted(len(scanned.files) - len(shown), 'program')} without any of these"
@@ -69,8 +69,8 @@ def _row(file: ScannedFile, folder: str) -> tuple[str, ...]:
         file.path.removeprefix(f"{folder}/") if folder else file.path,
         _framework(parts),
         ", ".join(places[:_MOST_LINES]) + more or "-",
-        ", ".join(_SHORT.get(each, each) for each in list(wraps)[:_MOST_WRAPS]) or "-",
         _verdict(file),
+        ", ".join(_SHORT.get(each, each) for each in list(wraps)[:_MOST_WRAPS]) or "-",
     )
 
 

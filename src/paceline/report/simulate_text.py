@@ -173,7 +173,21 @@ def _phase(name: str, phase: Phase, costs: Sequence[Costs], cases: Sequence[Case
         for each, case in zip(costs, cases, strict=True)
     ]
     shown = ", ".join(dict.fromkeys(seconds))
-    yield from wrapped(f"  {name:<12}", f"{shown} ({_known(phase)}: {phase.source})", indent=14)
+    text = f"{shown}, {_PHASES[name]} ({_known(phase)}: {phase.source})"
+    yield from wrapped(f"  {name:<12}", text, indent=14)
+
+
+_PHASES: Mapping[str, str] = {
+    "detect": "until a lost process is noticed",
+    "detect_node": "until a lost node is noticed",
+    "detect_hang": "until a hang is noticed",
+    "fence": "for the others to leave their process groups",
+    "meet": "for the rendezvous, with new process groups",
+    "state": "to load the state from another rank",
+    "reload": "to load it from a checkpoint",
+    "cold_start": "to start processes anew",
+    "first_step": "longer than usual for the first step",
+}
 
 
 def _known(phase: Phase) -> str:

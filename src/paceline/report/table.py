@@ -59,7 +59,7 @@ def format_table(rows: Sequence[Sequence[str]], *, keep: int | None = None) -> s
 
 def not_shown(hidden: Sequence[str]) -> str:
     """The line below a table that is too wide for its terminal."""
-    return f"Not shown in {COLUMNS.get()} columns, but by --json: {', '.join(hidden)}"
+    return f"{COLUMNS.get()} columns have no room for (see --json): {', '.join(hidden)}"
 
 
 _LEAST_CELL = 10

@@ -25,7 +25,12 @@ HEADINGS: tuple[tuple[str, Group, str, str], ...] = (
     ("data", "training", "Data", "waiting for the samples"),
     ("forward", "training", "Forward", "forward pass; the whole step where parts were not timed"),
     ("backward", "training", "Backward", "backward pass with the gradient reduction"),
-    ("vote", "training", "Vote", "gradient norm, the vote of all ranks, waiting for the slowest"),
+    (
+        "vote",
+        "training",
+        "Agreement",
+        "gradient norm, is it finite on all ranks, waiting for the slowest",
+    ),
     ("apply", "training", "Optimizer", "clipping and the update"),
     ("evaluate", "keeping", "Evaluation", "evaluation loss"),
     ("save", "keeping", "Checkpoints", "training stood still to save"),
@@ -37,7 +42,7 @@ HEADINGS: tuple[tuple[str, Group, str, str], ...] = (
     ("unrecovered", "recovery", "Not recovered", "after a failure that no recovery followed"),
     ("lost", "recovery", "Lost work", "steps that were repeated, and the step under way"),
     ("startup", "other", "Start-up", "processes, imports, data, model, until training started"),
-    ("ending", "other", "Winding up", "digest of the state, completion records, processes ending"),
+    ("ending", "other", "Shutdown", "digest of the state, completion records, processes ending"),
     ("rest", "other", "Not accounted for", "between the pieces the record has times of"),
 )
 """Key, group, name and meaning of every heading, in the order they are shown."""

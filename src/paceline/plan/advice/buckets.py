@@ -8,7 +8,7 @@ much to reduce after the last gradient.
 from dataclasses import dataclass
 from math import ceil
 
-from paceline.units import format_bytes
+from paceline.units import format_bytes, format_seconds
 
 MIB = 2**20
 DEFAULT_BUCKET_MIB = 25
@@ -143,12 +143,12 @@ def _reason(ranks: int, keep: bool, best: int, default: float, least: float) -> 
         return "one rank reduces nothing"
     if keep:
         return (
-            f"leave it out: the default of {DEFAULT_BUCKET_MIB} MiB leaves {default * 1e3:.3g} ms "
-            f"exposed, {best} MiB {least * 1e3:.3g} ms"
+            f"leave it out: {format_seconds(default)} exposed with the default of "
+            f"{DEFAULT_BUCKET_MIB} MiB, {format_seconds(least)} with {best} MiB"
         )
     return (
-        f"{best} MiB leaves {least * 1e3:.3g} ms exposed, the default of {DEFAULT_BUCKET_MIB} MiB "
-        f"{default * 1e3:.3g} ms"
+        f"{format_seconds(least)} exposed with {best} MiB, {format_seconds(default)} with the "
+        f"default of {DEFAULT_BUCKET_MIB} MiB"
     )
 
 

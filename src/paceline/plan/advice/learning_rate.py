@@ -128,4 +128,4 @@ def _warmup(
         warmup = max(1, round(_WARMUP_SAMPLES_SHARE * steps * sqrt(ratio)))
         why = f"2 % of {steps} steps, longer for the larger batch, a tenth at most: a habit, no law"
         return min(warmup, max(1, steps // 10)), why
-    return None, "give the run's steps or the epoch's samples to have it worked out"
+    return None, "give the run's steps or the epoch's samples"
