@@ -12,6 +12,7 @@
     python benchmarks/lint_precision.py FOLDER --half fresh7  # with rules for what commits fixed
     python benchmarks/lint_precision.py FOLDER --half fresh8  # its put-away half is fresh8away
     python benchmarks/lint_precision.py FOLDER --half fresh9  # after fewer rules may warn
+    python benchmarks/lint_precision.py FOLDER --half fresh10  # its put-away half is fresh10away
     python benchmarks/lint_precision.py FOLDER --only owner/name --list
     python benchmarks/lint_precision.py FOLDER --half fresh --record   # for lint_levels.py
 
