@@ -62,7 +62,7 @@ def test_an_error_ends_with_1_and_shows_the_line_with_a_caret(folder):
     assert "fix:" in text
 
 
-HF, SK, AWS = f"hf_{'a1' * 12}", f"sk-proj-{'b2' * 12}", f"AKIA{'C3' * 8}"
+HF, SK, AWS = f"hf_{'a1' * 17}", f"sk-proj-{'b2' * 12}", f"AKIA{'C3' * 8}"
 WANDB, PASSWORD = "0a1b2c3d4e" * 4, "h7Gk29fjQ1abX4mZ"
 HOLDING = {
     "train.py": f'import os\n\nos.environ["WANDB_API_KEY"] = "{WANDB}"\n',

@@ -14,7 +14,7 @@ train: {global_batch: 8, steps: 2}
 # Put together here, so that no tool takes this file for one that leaks them.
 SECRETS = {
     "an AWS access key": "AKIA" + "QWERTZUIOPASDFGH",
-    "a Hugging Face token": "hf_" + "qwertzuiopasdfghjklyxcvbnm",
+    "a Hugging Face token": "hf_" + "qwertzuiopasdfghjklyxcvbnm" + "aB3" * 3,
     "an API key": "sk-" + "proj-qwertzuiopasdfghjklyxcvbnm",
     "a GitHub token": "ghp_" + "a" * 36,
     "a private key": "-----BEGIN " + "RSA PRIVATE KEY-----",
@@ -291,6 +291,11 @@ def test_s0_25_a_place_for_a_token_is_none_in_a_job_as_in_a_file_that_lint_reads
         "--o ak-NOTAREALTOKENSTRINGXYZ",  # Modal's own example
         "as-0123456789abcdef012345",
         'algorithm = b"sk-ssh-ed25519-cert-v01@openssh.com"',
+        "rack,sk-e6df6e21-5b1d-492e-a5b1-145abbbdaa1b",
+        "Bearer sk-unknown-9876543210fedcba",
+        "such as hf_ABCdzRFTkglhlcalBAPGHSQvxLmQs",
+        'private="-----BEGIN ' + r'PRIVATE KEY-----\n..."',
+        '"-----BEGIN ' + 'PRIVATE KEY-----\\n"\n  "' + "a" * 64 + '\\n"',
         'algorithm = b"sk-ecdsa-sha2-nistp256@openssh.com"',
         "eyJhbGciOiJkaXIifQ.is.the.header.alone",
     ],

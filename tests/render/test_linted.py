@@ -50,7 +50,7 @@ def files_of(engine):
 def test_s0_25_render_refuses_to_write_a_secret_and_does_not_show_it(monkeypatch):
     from paceline.render import torchrun
 
-    token = f"hf_{'a1' * 12}"
+    token = f"hf_{'a1' * 17}"
     monkeypatch.setattr(torchrun, "render", lambda plan, job: {"launch.sh": f"\nX={token}\n"})
     with pytest.raises(JobError) as caught:
         rendered("torchrun")

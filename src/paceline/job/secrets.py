@@ -94,7 +94,7 @@ def find_issued(text: str) -> Iterator[str]:
     """Kinds of secrets of a form that issuers document, in a text of any length. What documentation
     shows as an example (`...EXAMPLE`) is none.
 
-    >>> list(find_issued("use hf_" + "a1" * 12))
+    >>> list(find_issued("use hf_" + "a1" * 17))
     ['a Hugging Face token']
     """
     for name, hints in _HINTS.items():
@@ -115,7 +115,7 @@ def _is_issued(match: re.Match[str]) -> bool:
     return not match[0].endswith("EXAMPLE") and not _PLACE.search(match[0])
 
 
-_PLACE = re.compile(r"[xX*]{8}$|(?i:abcdefgh)|12345678")
+_PLACE = re.compile(r"[xX*]{8}$|(?i:abcdefgh|hgfedcba)|12345678|87654321")
 """In a place for a token: `hf_xxxxxxxx`, or letters and digits as one counts, `sk-abcdefgh`."""
 
 _THIS_MACHINE = re.compile(

@@ -35,7 +35,7 @@ _MOJIBAKE = re.compile("\u00c3[\u0080-\u00bf]|\u00e2\u20ac|\u00c2[\u00a0-\u00bf]
 def find_private(texts: Sequence[str]) -> Iterator[tuple[int, str, str]]:
     """Number of a text, check and kind, for everything of this sort in some texts.
 
-    >>> list(find_private(["write to ada@lovelace.org", "", "hf_" + "a1" * 12]))
+    >>> list(find_private(["write to ada@lovelace.org", "", "hf_" + "a1" * 17]))
     [(0, 'personal', 'an e-mail address'), (2, 'secrets', 'a Hugging Face token')]
     """
     has_secret = next(find_issued("\n".join(texts)), None) is not None  # much faster than each

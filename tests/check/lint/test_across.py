@@ -41,6 +41,18 @@ torch.cuda.set_device(dist.get_rank())
     assert "invalid-device-ordinal" not in faults(1)
 
 
+def test_the_rank_in_a_group_is_not_the_rank_of_the_job():
+    script = b"""import torch
+from torch.distributed import distributed_c10d
+
+def shard(model, group):
+    return model.to(torch.device(f"cuda:{distributed_c10d.get_rank(group)}"))
+"""
+    assert not [one for one in lint({"a.py": script}, Context()) if "ordinal" in one.id]
+    script = script.replace(b"get_rank(group)", b"get_rank()")
+    assert [one.id for one in lint({"a.py": script}, Context())] == ["invalid-device-ordinal"]
+
+
 @pytest.mark.parametrize(
     ("first", "kind"),
     [("#!/usr/bin/env python3", "python"), ("#!/bin/sh", None), ("# python", None)],

@@ -58,6 +58,40 @@ def test_a_requirement_that_allows_every_torch_counts_before_an_image():
     assert levels("weights-only-load", train__py=SAVES_ARGUMENTS, **files) == ["warning"]
 
 
+@pytest.mark.parametrize(
+    ("setup", "sub", "expected"),
+    [
+        ("torch==1.8", "numpy", []),
+        ("torch==1.8", "torch", ["warning"]),
+        ("torch-geometric==1.8", "numpy", ["warning"]),
+    ],
+)
+def test_versions_are_read_in_other_folders_where_no_file_around_names_the_package(
+    setup, sub, expected
+):
+    files = {
+        "setup/pip-requirements__txt": setup,
+        "sub/requirements__txt": sub,
+        "code/train__py": SAVES_ARGUMENTS,
+    }
+    assert levels("weights-only-load", **files) == expected
+
+
+@pytest.mark.parametrize(("version", "expected"), [("0.6.5", []), ("0.7.0", ["error"])])
+def test_keys_that_an_old_deepspeed_passes_over_end_no_start(version, expected):
+    files = {
+        "setup/requirements__txt": f"deepspeed=={version}",
+        "conf/zero__json": '{"zero_optimization": {"stage": 3, "cpu_offload_params": true}}',
+    }
+    assert levels("ds-config-silent-keys", **files) == expected
+
+
+def test_a_shell_takes_the_quotes_from_the_default_of_a_variable():
+    for level, expected in (("INFO", []), ("INFOO", ["warning"])):
+        text = f'LEVEL=${{LEVEL:-"{level}"}}\nNCCL_DEBUG=$LEVEL torchrun train.py\n'
+        assert levels("nccl-env-deprecated", run__sh=text) == expected
+
+
 READS = """
     from torch.utils.data import DataLoader, DistributedSampler
     def read(data, model, optimizer):
@@ -69,7 +103,8 @@ READS = """
 
 
 def test_the_order_of_batches_matters_where_they_train_and_is_a_hint_elsewhere():
-    trains = READS.format(use="model(batch).sum().backward()")
+    trains = READS.format(use="model(batch).sum().backward(); optimizer.step()")
     assert levels("set-epoch-missing", train__py=trains) == ["warning"]
-    scores = READS.format(use="score(model(batch))")
-    assert levels("set-epoch-missing", train__py=scores) == ["info"]
+    for use in ("score(model(batch))", "model(batch).sum().backward()"):
+        scores = READS.format(use=use)
+        assert levels("set-epoch-missing", train__py=scores) == ["info"]

@@ -14,7 +14,7 @@ from paceline.check.lint.configs.kubernetes import read_jobs
 from paceline.check.lint.configs.launch_line import Launch, file_name, launches_in
 from paceline.check.lint.configs.scene import job_of, started
 from paceline.check.lint.configs.variables import Variable
-from paceline.check.lint.context import Context, merged
+from paceline.check.lint.context import Context, merged, version_numbers
 from paceline.check.lint.facts.program import Program
 
 
@@ -62,36 +62,38 @@ def context_for(
     return merged(context, said[0]) if said and all(one == said[0] for one in said) else context
 
 
-_PIN = re.compile(r"(?m)^[\s\"'-]*(?:py)?(torch|deepspeed)\s*(==?|<=|~=|<)\s*(\d+(?:\.\d+)*)")
-"""A line of requirements.txt or of conda's environment.yml."""
-
-_NAMED = re.compile(r"(?m)^[\s\"'-]*(?:py)?torch\b")
+_NAMED = re.compile(
+    r"(?m)^[\s\"'-]*(?:py)?(torch|deepspeed)(?![\w.-])\s*(?:(==?|<=|~=|<)\s*(\d+(?:\.\d+)*))?"
+)
+"""A package in requirements.txt or conda's environment.yml, and what bounds it."""
 
 _INSTALLED = re.compile(r"\b(?:py)?torch(?:==?|-|:)(\d+\.\d+(?:\.\d+)*)")
 """torch in a Dockerfile: `pip install torch==1.8`, a wheel's name, `FROM pytorch/pytorch:1.13`."""
 
 
 def _pinned(path: str, configs: Sequence[Config]) -> dict[str, str]:
-    """Package -> the highest version that requirements files in the folders around a file allow.
+    """Package -> the highest version that requirements files allow, empty where one sets no bound.
 
-    A Dockerfile there counts where no such file names torch.
+    Those in the folders around a file count first, then a Dockerfile there, then all others.
     """
-    found: dict[str, str] = {}
-    image, is_named = "", False
+    around: dict[str, str] = {}
+    elsewhere: dict[str, list[str]] = {}
+    image = ""
     for one in sorted(configs, key=lambda config: len(config.path)):
         folder = one.path.rpartition("/")[0]
-        if folder and not path.startswith(f"{folder}/"):
-            continue
-        if one.kind == "dockerfile":
+        is_around = not folder or path.startswith(f"{folder}/")
+        if one.kind == "dockerfile" and is_around:
             image = (_INSTALLED.findall(one.text) or [image])[-1]
-        if one.kind != "requirements":
-            continue
-        is_named = is_named or _NAMED.search(one.text) is not None
-        for name, sign, version in _PIN.findall(one.text):
-            numbers = [int(part) for part in re.sub(r"(\.0)+$", "", version).split(".")]
-            below = [*numbers[:-1], max(0, numbers[-1] - 1), 99]
-            found[name] = ".".join(map(str, below)) if sign == "<" else version
-    return {"torch": image} if image and not is_named else found
+        for name, sign, version in _NAMED.findall(one.text) if one.kind == "requirements" else ():
+            if sign == "<":
+                numbers = [int(part) for part in re.sub(r"(\.0)+$", "", version).split(".")]
+                version = ".".join(map(str, [*numbers[:-1], max(0, numbers[-1] - 1), 99]))
+            if is_around:
+                around[name] = version
+            else:
+                elsewhere.setdefault(name, []).append(version)
+    known = {name: max(all_, key=version_numbers) for name, all_ in elsewhere.items() if all(all_)}
+    return known | ({"torch": image} if image else {}) | around
 
 
 def _said(start: Start, path: str) -> Context:

@@ -141,7 +141,7 @@ def _of_text(path: str, name: str, ending: str, text: str) -> Config | None:
     may_build = "docker" in name or ending in {"", "containerfile"}
     kinds = {
         "dockerfile": may_build and is_dockerfile(text),
-        "requirements": re.fullmatch(r"requirements[\w.-]*\.txt", name) is not None,
+        "requirements": re.fullmatch(r"[\w.-]*requirements[\w.-]*\.txt", name) is not None,
         "environment": may_set and is_environment(text),
     }
     return _first(path, text, (), kinds)

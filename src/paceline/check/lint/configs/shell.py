@@ -306,7 +306,7 @@ class _Reader:
         name = re.fullmatch(r"\$\{?(\w+)(?::?[-=]([^}]*))?\}?", source)
         if name is None:
             return source
-        default = source if name[2] is None else name[2]
+        default = source if name[2] is None else name[2].strip("\"'")
         return self.holds[name[1]].text if name[1] in self.holds else default
 
 

@@ -71,13 +71,15 @@ def is_global_rank(index: Value) -> bool:
     """Whether a number is the global rank itself, not computed from it and not the local rank."""
     for one in same_number(index):
         names = {one.attribute, one.label, one.label.rpartition(".")[2]}
-        made = one.call.frames if isinstance(one.call, Call) else ()
-        within = " ".join(frame.function.name for frame in made)
+        call = one.call if isinstance(one.call, Call) else None
+        within = " ".join(frame.function.name for frame in (call.frames if call else ()))
         if names & LOCAL_RANK_WORDS or "local" in f"{one.label} {within}".lower():
             return False
-        if one.instance == "torch.distributed.get_rank" or one.attribute == "process_index":
+        of_group = call is not None and call.argument(0, "group") is not None
+        if one.instance == "torch.distributed.get_rank" and not of_group:
             return True
-        if one.instance == "os.environ" and one.attribute in {"RANK", "SLURM_PROCID"}:
+        is_set = one.instance == "os.environ" and one.attribute in {"RANK", "SLURM_PROCID"}
+        if is_set or one.attribute == "process_index":
             return True
     return False
 

@@ -67,9 +67,8 @@ def check_set_epoch(program: Program, context: Context) -> Iterator[Finding]:
             if sampler in reported or not shuffles(sampler):
                 continue
             epochs = epoch_loop(program, loop)
-            training = (*program.backwards, *program.steps)
-            trains = any(loop in one.loops for one in training)
-            if epochs is None or (training and not trains):
+            trains = any(loop in one.loops for one in program.steps)
+            if epochs is None or (program.steps and not trains):
                 continue
             reported.add(sampler)
             yield from epoch_findings(program, sampler, loop, epochs, trains)
