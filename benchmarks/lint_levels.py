@@ -14,8 +14,8 @@ from three tables of data/:
   of Paceline, of which nobody else's code has any. `promised`: the row of docs/capabilities.md that
   names it, by a published id or an anti-pattern.
 - lint_judgements.csv: what readers judged. `now` is the level that the rule shows there today,
-  before the catalogue's row cuts it; empty where the finding is gone. The newest sample (`NEWEST`)
-  judges the levels and sets none, until rules are changed again.
+  before the catalogue's row cuts it; empty where the finding is gone. The newest samples
+  (`NEWEST`) judge the levels and set none, until levels are changed again.
 - lint_faults_named.csv: fixing commits whose fault the rule names, each a case of its own. The half
   that is put away judges the levels and sets none.
 
@@ -48,7 +48,7 @@ ENOUGH = 3
 RIGHT_OF_WARNINGS = 0.9
 """The goal of issue 19 for warnings and errors that are true or deliberate."""
 
-NEWEST = "fresh9"
+NEWEST = ("fresh9", "fresh10", "fresh10away")
 
 RIGHT_OF_HINTS = 0.5
 """A guess: what is wrong more often than right costs its reader more than it gives."""
@@ -147,7 +147,7 @@ def read_records(unseen: Iterable[str]) -> dict[str, Record]:
     records: dict[str, Record] = {}
     with (DATA / "lint_repositories.toml").open("rb") as file:
         listed = tomllib.load(file)["repository"]
-    newest = {one["name"] for one in listed if one["half"] == NEWEST}
+    newest = {one["name"] for one in listed if one["half"] in NEWEST}
     for row in rows("lint_judgements.csv"):
         if row["repository"] in newest:
             continue

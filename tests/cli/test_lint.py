@@ -25,13 +25,15 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler
 
 
-def main(model, dataset):
+def main(model, dataset, optimizer):
     sampler = DistributedSampler(dataset)
     loader = DataLoader(dataset, sampler=sampler, shuffle=True)
     for epoch in range(3):
         for batch in loader:
             model(batch).backward()
+            optimizer.step()
 """
+WARNED = BAD.replace(", shuffle=True", "")
 GOOD = "import torch\n\nprint(torch.ones(2))\n"
 
 
@@ -192,9 +194,9 @@ def test_a_file_without_findings_ends_with_0(folder):
 
 
 def test_s3_12_warnings_end_with_1_only_when_strict(folder):
-    (folder / "run.sh").write_text("export NCCL_SOKET_IFNAME=eth0\ntorchrun train.py\n")
-    lint("run.sh", expect=0)
-    lint("run.sh", "--strict", expect=1)
+    (folder / "train.py").write_text(WARNED)
+    lint("train.py", expect=0)
+    lint("train.py", "--strict", expect=1)
 
 
 def test_invalid_python_is_named_with_its_line_and_the_rest_is_linted(folder):
@@ -675,19 +677,15 @@ def test_what_is_nested_too_deeply_to_read_is_said_in_words(folder, name, text, 
 
 
 def test_a_level_hides_what_is_below_it_and_an_id_can_be_left_out(folder):
-    (folder / "run.sh").write_text("export NCCL_SOKET_IFNAME=eth0\ntorchrun train.py\n")
-    assert "nccl-env-deprecated" in lint("run.sh", "--severity", "warning", expect=0).stdout
-    assert "nccl-env-deprecated" not in lint("run.sh", "--severity", "error", expect=0).stdout
-    assert (
-        "1 warning hidden (shown with --severity info)"
-        in lint("run.sh", "--severity", "error").stdout
-    )
-    assert (
-        "nccl-env-deprecated"
-        not in lint("run.sh", "--ignore", "nccl-env-deprecated", expect=0).stdout
-    )
+    (folder / "train.py").write_text(WARNED)
+    assert "set-epoch-missing" in lint("train.py", "--severity", "warning", expect=0).stdout
+    above = lint("train.py", "--severity", "error", expect=0).stdout
+    assert "set-epoch-missing" not in above
+    assert "1 warning hidden (shown with --severity info)" in above
+    left = lint("train.py", "--ignore", "set-epoch-missing", expect=0).stdout
+    assert "set-epoch-missing" not in left
     with pytest.raises(Exception, match="no finding is called"):
-        lint("run.sh", "--ignore", "nonsense")
+        lint("train.py", "--ignore", "nonsense")
 
 
 def test_the_command_starts_without_torch_and_shows_no_traceback(folder):
