@@ -77,6 +77,21 @@ def test_versions_are_read_in_other_folders_where_no_file_around_names_the_packa
     assert levels("weights-only-load", **files) == expected
 
 
+@pytest.mark.parametrize(
+    ("saved", "expected"), [("model", []), ('{"state": model, "epoch": 1}', ["warning"])]
+)
+def test_a_state_that_is_loaded_was_not_saved_as_the_model_itself(saved, expected):
+    program = f"""
+    import sys
+    import torch
+    model = torch.nn.Linear(2, 2)
+    torch.save({saved}, "whole.pt")
+    last = torch.load(sys.argv[1])
+    model.load_state_dict(last["state"])
+    """
+    assert levels("weights-only-load", train__py=program) == expected
+
+
 @pytest.mark.parametrize(("version", "expected"), [("0.6.5", []), ("0.7.0", ["error"])])
 def test_keys_that_an_old_deepspeed_passes_over_end_no_start(version, expected):
     files = {

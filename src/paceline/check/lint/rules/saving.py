@@ -86,6 +86,8 @@ def check_weights_only(program: Program, context: Context) -> Iterator[Finding]:
     saved = [one for one in program.calls("torch.save") if saves_objects(one)]
     if not saved:
         return
+    given = saved[0].argument(0, "obj")
+    holds_more = given is not None and bool(given.entries)  # no other is a state to load
     for call in program.calls("torch.load"):
         only = call.argument(None, "weights_only")
         if call.open_ended or (only is not None and only.const is not True):
@@ -97,7 +99,8 @@ def check_weights_only(program: Program, context: Context) -> Iterator[Finding]:
             path and written and path.const and path.const == written.const
         )
         is_model = path_of(call.node) in places_of(saved[0]) and (
-            is_state(program, call.result) or kind_by_name(call.result.label) == "model"
+            (holds_more and is_state(program, call.result))
+            or kind_by_name(call.result.label) == "model"
         )
         if not is_same and not is_model:
             continue
