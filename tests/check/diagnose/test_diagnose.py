@@ -384,3 +384,34 @@ def test_s0_13_what_the_memory_was_for_is_told_by_the_frames_and_where_by_the_pr
     first = diagnose_text(text).causes[0]
     assert (first.id, first.place) == ("cuda-oom", "/app/train.py:61 in main")
     assert what in first.what
+
+
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (
+            "/v/site-packages/fast_cuda.cpython-310-x86_64-linux-gnu.so: undefined symbol: _ZN2at4",
+            "fast_cuda.cpython-310-x86_64-linux-gnu.so was built for other versions",
+        ),
+        (
+            "cannot import name 'Old' from 'peft.tuners' (/v/site-packages/peft/tuners.py)",
+            "the peft.tuners that is installed has no Old",
+        ),
+        (
+            "/lib/libstdc++.so.6: version `GLIBCXX_3.4.29' not found (required by /v/op.so)",
+            "libstdc++.so.6 has no GLIBCXX_3.4.29",
+        ),
+    ],
+)
+def test_a_package_of_another_version_is_named_and_is_no_error_of_the_program(error, what):
+    first = diagnose_text(f"{_IN_MAIN}ImportError: {error}\n").causes[0]
+    assert (first.id, first.confidence) == ("requirements-not-met", Confidence.CERTAIN)
+    assert what in first.what
+
+
+def test_a_name_that_ones_own_file_lacks_is_an_error_of_the_program():
+    error = "ImportError: cannot import name 'Net' from 'models' (/app/models.py)\n"
+    assert diagnose_text(_IN_MAIN + error).causes[0].id == "user-exception"
+
+
+_IN_MAIN = 'Traceback (most recent call last):\n  File "/app/train.py", line 6, in main\n'
