@@ -96,6 +96,12 @@ def test_s4_5_a_setting_that_nccl_finds_better_itself_or_does_not_know_is_named(
     assert [one.id for one in found] == ([id] if id else [])
 
 
+def test_the_default_of_a_variable_is_read_without_its_quotes():
+    text = '#!/bin/bash\nexport NCCL_IB_DISABLE=${IB_OFF:-"1"}\n'
+    (found,) = findings("job.sh", text, Context())
+    assert found.what.startswith("NCCL_IB_DISABLE=1: ")
+
+
 @pytest.mark.parametrize(
     ("strategy", "instead"),
     [
