@@ -119,3 +119,24 @@ def test_whether_a_list_is_empty_does_not_depend_on_what_is_in_it():
         model(batch).mean().backward()
     """
     assert Severity.WARNING not in dict(severities(program)).values()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_found"),
+    [
+        ("if rank == 1: continue", "pass", True),
+        ("pass", "if rank == 1: break", True),
+        ("pass", "if rank != 0: continue", False),  # the others make no joint call after it
+    ],
+)
+def test_s3_4_a_rank_that_leaves_the_loop_before_the_others_backward_pass_is_a_hint(
+    before, after, is_found
+):
+    program = f"""
+    model = DDP(torch.nn.Linear(2, 2))
+    for batch in torch.utils.data.DataLoader([1]):
+        {before}
+        model(batch).mean().backward()
+        {after}
+    """
+    assert ("rank-divergent-decision" in dict(severities(program))) is is_found

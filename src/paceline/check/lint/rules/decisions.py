@@ -44,10 +44,9 @@ def check_divergent_exits(program: Program, context: Context) -> Iterator[Findin
 
 
 def decision(event: Event) -> Guard | None:
-    """The innermost condition on what one rank alone knows."""
+    """The innermost condition on what one rank alone knows, or on the rank."""
     for guard in reversed(event.guards):
-        reasons = guard.divergent & REASONS.keys()
-        if reasons and guard.how != "decorator":
+        if guard.how != "decorator" and (guard.by_rank or guard.divergent & REASONS.keys()):
             return guard
     return None
 
@@ -92,7 +91,8 @@ WRAPPING_FRAMEWORKS = frozenset({"accelerate", "fabric", "deepspeed", "ray", "ho
 
 
 def decision_finding(program: Program, guard: Guard, missed: Call, what: str, fix: str) -> Finding:
-    why = " and ".join(why for reason, why in REASONS.items() if reason in guard.divergent)
+    reasons = [why for reason, why in REASONS.items() if reason in guard.divergent]
+    why = " and ".join(reasons or ["the rank"])
     what, level = f"the condition depends on {why}: {what}", Severity.INFO
     return program.finding("rank-divergent-decision", guard, what, fix, seen=(missed,), level=level)
 
