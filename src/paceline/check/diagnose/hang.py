@@ -344,15 +344,12 @@ def _left_early(seen: Seen, waits: Sequence[Candidate]) -> Iterator[Candidate]:
         )
 
 
-def only_symptom(seen: Seen, secondary: list[Candidate]) -> Candidate:
+def only_symptom(secondary: list[Candidate]) -> Candidate:
     """Where only consequences are seen: the one that says most of where ranks stood."""
     ranking = ("collective-watchdog-timeout", "store-wait-timeout", "gloo-peer-closed")
     best = min(
         secondary,
         key=lambda each: ranking.index(each.id) if each.id in ranking else len(ranking),
     )
-    standing = stand(seen)
-    if best.id == "collective-watchdog-timeout" and standing is not None:
-        best.what, best.rank = standing.what, next(iter(standing.odd), None)
     best.confidence = Confidence.POSSIBLE
     return best

@@ -29,7 +29,6 @@ from paceline.check.diagnose.conclusion import (
 from paceline.check.diagnose.exits import ended, rank_of_exit
 from paceline.check.diagnose.hang import cut_off, hangs, only_symptom
 from paceline.check.diagnose.line import Line
-from paceline.check.diagnose.messages import spans
 from paceline.check.diagnose.printed import concluded, printed, specialise, weakly_printed
 from paceline.check.diagnose.seen import Seen
 from paceline.check.diagnose.symptoms import look_alikes, possible_causes
@@ -69,7 +68,7 @@ def judge(seen: Seen) -> Diagnosis:
     if causes and causes[0].id in GENERAL and len(possible) >= MAX_SHOWN - 1:
         causes, possible = [], _behind_first(possible, causes)
     if not causes and secondary and not any(each.check for each in possible):
-        causes = [only_symptom(seen, secondary)]
+        causes = [only_symptom(secondary)]
         secondary = [each for each in secondary if each.id != causes[0].id]
     if not causes and not failed:
         causes = [each for each in possible if each.check or _is_quiet(each)]
@@ -253,9 +252,6 @@ def notes(seen: Seen, causes: Sequence[Cause]) -> Iterator[str]:
         yield "the run trained to its end despite it"
     if _interrupted(seen) and not causes:
         yield "the run was interrupted by hand (Ctrl-C)"
-    ends = sorted({each.rank for each in seen.exits if each.rank is not None and each.code > 0})
-    if causes and not causes[0].ranks and len(ends) > 1:
-        yield f"ranks {spans(ends)} ended with an error"
 
 
 def _interrupted(seen: Seen) -> bool:

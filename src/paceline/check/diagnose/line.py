@@ -76,7 +76,6 @@ _GROUPS = [
 ]
 """Numbers of each form's groups, by their names."""
 _RAY_NODE = re.compile(r"\bnode \((?:ID: \w+, )?IP: (?P<host>[\w.:]+?)[,)]")
-_PODS = re.compile(r"-(?:master|launcher|head)-\d+")
 _ANYWHERE = re.compile(
     r"\[Rank (?P<a>\d+)\]|\bRank (?P<b>\d+)\]|^\[rank(?P<c>\d+)\]|\[RANK[:= ](?P<d>\d+)\]"
 )
@@ -143,8 +142,6 @@ def _take(seen: dict[str, str], said: Mapping[str, str]) -> str:
         if name in said and name not in seen:
             seen[name] = said[name]
             who += f"{word}{said[name]} " if name != "pid" or "actor" in said else ""
-    if "host" in said and _PODS.search(seen["host"]):
-        seen.setdefault("rank", "0")
     if "h" in said and "h" not in seen:
         seen |= {name: said[name] for name in ("mon", "mo", "d", "h", "m", "s") if name in said}
     if level := said.get("glog") or _LEVELS.get(said.get("level", "")):

@@ -127,8 +127,6 @@ _OFFLOADS = re.compile(
 def specialise(candidates: list[Candidate], seen: Seen) -> None:
     """Choose between failures that share their message, by its numbers."""
     by_id = {each.id: each for each in candidates if each.confidence is not Confidence.POSSIBLE}
-    if "missing-set-device" in by_id and "cuda-oom" in by_id:
-        by_id["missing-set-device"].level = Level.CAUSE
     if (full := by_id.get("cuda-oom")) is not None:
         if OutOfMemory(full.lines[0].raw).is_fragmented:
             candidates.append(_as(full, "cuda-oom-fragmentation"))
@@ -181,11 +179,6 @@ def _ends(seen: Seen, sighting: Sighting) -> bool:
     return any(line.number == last.get(line.source) for line in sighting.lines)
 
 
-def _mtu(seen: Seen, sighting: Sighting, run: str) -> str | None:
-    sizes = set(re.findall(r"\bmtu (\d+)", run))
-    return f"interfaces with MTU {' and '.join(sorted(sizes))}" if len(sizes) > 1 else None
-
-
 def _cancelled(seen: Seen, sighting: Sighting, run: str) -> str | None:
     """Slurm also cancels a step of which one task has failed."""
     if "CANCELLED" not in _text(sighting):
@@ -226,7 +219,6 @@ _PATIENCE = 3
 _SECOND: Mapping[str, Callable[[Seen, Sighting, str], str | None]] = {
     "missing-set-device": _all_on_gpu_0,
     "slurm-ntasks-mismatch": _members,
-    "mtu-mismatch": _mtu,
     "sigterm-preempted": _cancelled,
     "tf-config-mismatch": _same_task_waits,
 }

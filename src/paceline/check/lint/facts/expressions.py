@@ -95,8 +95,6 @@ def attribute_of(walk: Walker, base: Value, attr: str, node: ast.AST | None) -> 
             return found
     if base.name is not None:
         made = Value(name=canonical(f"{base.name}.{attr}"), label=f"{base.label}.{attr}", node=node)
-        if made.name in OF_PYTHON_3:
-            made.const, made.settled = OF_PYTHON_3[made.name], True
         if attr in RANK_NAMES and "." not in base.name:  # `idr_torch.rank`: a package of one's own
             made.taints = frozenset({RANK})
         return made
@@ -125,9 +123,6 @@ def attribute_of(walk: Walker, base: Value, attr: str, node: ast.AST | None) -> 
     base.fields[attr] = made
     return made
 
-
-OF_PYTHON_3 = {"six.PY2": False, "six.PY3": True}
-"""What `six` says where this program can run: it needs Python 3."""
 
 STEP_COUNTERS = frozenset({"global_step", "global_steps", "global_samples", "micro_steps"})
 """Attributes in which engines and trainers count the steps that all ranks take together."""
@@ -188,8 +183,6 @@ def subscript(walk: Walker, node: ast.Subscript) -> Value:
         return base.entries[index.const]
     if base.name == "os.environ" and isinstance(index.const, str):
         return environment(index.const, node)
-    if base.name is not None and index.name is not None:
-        return base
     unseen = is_unseen(base) and isinstance(index.const, str)
     held = base.taints
     if base.entries is not None and isinstance(index.const, str):
@@ -274,8 +267,6 @@ def binary(node: ast.AST, op: ast.operator, left: Value, right: Value) -> Value:
     )
     if left.kind == "path" or right.kind == "path":
         made.kind = "path"
-    if left.items is not None and right.items is not None and sign == "Add":
-        made.items = [*left.items, *right.items]
     consts = (left.const, right.const)
     if all(isinstance(one, int | float) and not isinstance(one, bool) for one in consts):
         made.const = computed(sign, *consts)

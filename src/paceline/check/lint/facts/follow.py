@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from paceline.check.lint.facts import counters, effects
 from paceline.check.lint.facts.choices import either, one_of
 from paceline.check.lint.facts.events import Call, Class, Frame, Function, Guard, Scope
-from paceline.check.lint.facts.names import MAIN_NAMES, RANK_NAMES, canonical, kind_of
+from paceline.check.lint.facts.names import RANK_NAMES, canonical, kind_of
 from paceline.check.lint.facts.source import path_of, text
 from paceline.check.lint.facts.unknowns import parameter
 from paceline.check.lint.facts.values import RANK, UNKNOWN, UNSEEN, Value, all_taints
@@ -89,25 +89,15 @@ def called(walk: Walker, made: Call) -> Value:
         if one.function is not None:
             made.own = one.function
             bound = [one.receiver] if one.receiver is not None else []
-            given = enter(walk, one.function, [*bound, *made.args], made.kwargs, made)
-            results.append(asked_rank(one.function, given))
+            results.append(enter(walk, one.function, [*bound, *made.args], made.kwargs, made))
         elif one.own_class is not None:
             results.append(instantiate(walk, one.own_class, list(made.args), made.kwargs, made))
         elif (method := called_method(one)) is not None:
             made.own = method
             results.append(enter(walk, method, [one, *made.args], made.kwargs, made))
-        elif one.kind == "partial" and one.call is not None:
-            results.append(call_partial(walk, one, made))
         else:
             results.append(effects.apply(walk, made, one))
     return one_of(results, made.callee.test)
-
-
-def asked_rank(function: Function, given: Value) -> Value:
-    """What an own `is_main_process()` gives: that, though its body keeps the rank in a global."""
-    if function.name not in MAIN_NAMES or given.main is not None:
-        return given
-    return Value(taints=frozenset({RANK}), main=True, node=given.node, label=function.name)
 
 
 def called_method(value: Value) -> Function | None:
@@ -116,26 +106,6 @@ def called_method(value: Value) -> Function | None:
         return None
     found: Function | None = value.of_class.method("__call__")
     return found
-
-
-def call_partial(walk: Walker, partial: Value, made: Call) -> Value:
-    """`functools.partial(f, a, b=c)(d)`."""
-    stored: Call = partial.call
-    target, *args = stored.args
-    kwargs = {**stored.kwargs, **made.kwargs}
-    whole = Call(
-        name=call_name(target, None, None),
-        callee=target,
-        args=(*args, *made.args),
-        kwargs=kwargs,
-        open_ended=stored.open_ended or made.open_ended,
-        **walk.context(made.node),
-    )
-    walk.note_call(whole)
-    whole.result = called(walk, whole)
-    if whole.result.call is None:
-        whole.result.call = whole
-    return whole.result
 
 
 def enter(
@@ -331,9 +301,6 @@ def dataclass_fields(
             given = own_class.attribute(name)
             if given is not None:
                 made.fields[name] = field_default(walk, given, sure=not open_ended)
-    after = own_class.method("__post_init__")
-    if after is not None:
-        enter(walk, after, [made], {}, None)
 
 
 def field_default(walk: Walker, given: Value, *, sure: bool) -> Value:

@@ -32,34 +32,12 @@ def elements(walk: Walker, iterated: Value, node: ast.AST) -> tuple[Value, Value
             return over, Value(items=[one for _, one in pairs], node=node)
         if call.name in {"builtins.range", "tqdm.trange", "tqdm.auto.trange"}:
             return range_of(call, node)
-    if call is not None and call.method == "items" and call.receiver is not None:
-        inside = call.receiver
-        value = Value(element_of=inside, sources=(inside,), taints=inside.taints)
-        return inside, Value(items=[Value(), value])
-    if "*" not in iterated.fields and iterated.of_class is not None and iterated.kind is None:
-        follow_iteration(walk, iterated)
     if iterated.items is not None:
         options = list(iterated.items)
         return iterated, one_of(options, None) if options else Value()
     if "*" in iterated.fields:
         return iterated, iterated.fields["*"]
-    if iterated.kind == "model" and isinstance(call, Call) and call.args:
-        made = call.args[0].fields.get("*")
-        if made is not None and made.kind == "model":
-            return iterated, made
     return iterated, element_of(iterated, node)
-
-
-def follow_iteration(walk: Walker, iterated: Value) -> None:
-    """Walk through `__iter__` of an own class, so that what it yields is known."""
-    method = iterated.of_class.method("__iter__")
-    if method is None or method.runs:
-        return
-    given = walk.enter(method, [iterated], {}, None)
-    if "*" in given.fields:
-        element = given.fields["*"]
-        made = Value(sources=(element,), taints=element.taints | {DATA}, kind="batch")
-        iterated.fields["*"] = made
 
 
 def range_of(call: Call, node: ast.AST) -> tuple[Value, Value]:

@@ -126,10 +126,6 @@ def dict_(walk: Walker, made: Call) -> Value | None:
     )
 
 
-def partial(walk: Walker, made: Call) -> Value:
-    return Value(kind="partial", call=made, sources=made.args)
-
-
 def spawn(walk: Walker, made: Call) -> Value:
     """`mp.spawn(f, args=...)` calls f(rank, *args)."""
     target = made.argument(0, "fn", "function", "target")
@@ -175,7 +171,6 @@ EFFECTS: Mapping[str, Callable[[Walker, Call], Value | None]] = {
     "torch.distributed.elastic.multiprocessing.errors.record": record,
     "os.environ.get": environment_get,
     "os.getenv": environment_get,
-    "functools.partial": partial,
     "torch.multiprocessing.spawn": spawn,
     "torch.multiprocessing.Process": process,
     "multiprocessing.Process": process,

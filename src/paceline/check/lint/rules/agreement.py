@@ -126,7 +126,7 @@ def check_rank_branches(program: Program, context: Context) -> Iterator[Finding]
         guard = rank_guard(call)
         if guard is None or answered(call, guard, joints):
             continue
-        if same_function_elsewhere(program, call, guard) or goes_on_in_with(call, guard, joints):
+        if goes_on_in_with(call, guard, joints):
             continue
         if handed_on_elsewhere(call, guard):
             continue
@@ -181,12 +181,6 @@ def answered(call: Call, guard: Guard, joints: list[Call]) -> bool:
     """Whether the ranks that do not pass the condition make the same calls in the function, too."""
     frames = call.frames[: guard.depth]
     beside = [one for one in joints if one.frames[: guard.depth] == frames]
-    if guard.main is not None and len(call.frames) == guard.depth:
-        for other in beside:  # `if not main: barrier()`, then `if main: barrier()` in the function
-            theirs = [one for one in other.guards if one.main is (not guard.main)]
-            apart = any(one.node is not guard.node for one in theirs)
-            if apart and other.name == call.name and other.frames == frames:
-                return True
     return any(
         [one.name for one in calls if under(one, guard, guard.holds)]
         == opposite_calls(guard, calls)
@@ -208,19 +202,6 @@ def opposite_calls(guard: Guard, joints: list[Call]) -> list[str]:
                 theirs.append(other.name)
                 break
     return theirs
-
-
-def same_function_elsewhere(program: Program, call: Call, guard: Guard) -> bool:
-    """Whether the other side of the condition calls the own function that leads here."""
-    if guard.depth >= len(call.frames):
-        return False
-    function = call.frames[guard.depth].function
-    for other in program.all_calls:
-        if other.own is function and any(
-            one.test is guard.test and one.holds is not guard.holds for one in other.guards
-        ):
-            return True
-    return False
 
 
 def handed_on_elsewhere(call: Call, guard: Guard) -> bool:
