@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from paceline.cli import cli
+from paceline.errors import JobError
 
 JOB = """\
 model: {preset: llama-3-8b}
@@ -99,3 +100,34 @@ def test_the_batch_finder_finds_the_batch_that_the_memory_allows(tmp_path: Path)
         cli, ["advise", "batch", str(path), "--set", "data.seq_len=1024", "--json"]
     )
     assert json.loads(shorter.output)["largest"] > found["largest"]
+
+
+def test_s4_8_a_pipeline_gets_the_batch_of_all_its_micro_batches(tmp_path: Path):
+    """It got that of one, which leaves its stages idle and which interleaving refuses."""
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB + "layout: {tensor: 1, pipeline: 4, context: 1, sharding: zero1}\n")
+    done = CliRunner().invoke(cli, ["advise", "batch", str(path), "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.output)
+    planned = CliRunner().invoke(cli, ["plan", str(path), "--json"])
+    layout = json.loads(planned.stdout)["layout"]
+    assert layout["pipeline"] == 4
+    assert found["global_batch"] == found["chosen"] * layout["data"] * layout["accumulation"]
+    told = CliRunner().invoke(cli, ["advise", "batch", str(path)]).output
+    assert f"samples a step in {layout['accumulation']} micro-batches a pipeline" in told
+
+
+def test_s4_8_no_batch_is_estimated_of_a_model_whose_memory_is_unknown(tmp_path: Path):
+    """4,096 samples a rank were given as estimated, of a model that the plan calls unknown."""
+    (tmp_path / "own.py").write_text(
+        "from torch import nn\nmake = lambda: nn.Linear(4, 4)\ndef train(session): pass\n"
+    )
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "model: {factory: 'own:make'}\nprogram: own:train\n"
+        "cluster: {accelerator: cpu, per_node: 2}\ntrain: {global_batch: 8, steps: 10}\n"
+    )
+    done = CliRunner().invoke(cli, ["advise", "batch", str(path), "--json"])
+    assert isinstance(done.exception, JobError), done.output
+    (problem,) = done.exception.problems
+    assert (problem.code, "unknown" in problem.what) == ("J024", True)

@@ -3,15 +3,18 @@
 import io
 import sys
 
+import msgspec
 import pytest
+from tests.control.test_core import SETUP
 from tests.preflight.test_here import JOB
-from tests.report.made import started
+from tests.report.made import line, started
 
 from paceline.cli import screen
 from paceline.cli.progress import ProgressView
 from paceline.cli.screen import Screen
 from paceline.control import messages as say
 from paceline.control.controller import Progress
+from paceline.control.state import State
 from paceline.job import load_job
 from paceline.plan import plan_job
 from paceline.record.run import create_run
@@ -80,6 +83,18 @@ def test_a_log_file_gets_the_first_and_the_last_step_at_once(planned, capsys, mo
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines] == ["1/4", "4/4"]
     assert lines[0].startswith("step 1/4  loss 2.5000      1K tokens/s")
+
+
+def test_s1_17_the_time_of_a_step_is_the_recorded_one_however_late_it_is_heard_of(planned, capsys):
+    """After a lost controller the steps come at once: 0.18 ms a step was printed as measured."""
+    lines = b"\n".join(msgspec.json.encode(line(step, 0.1 * step)) for step in range(1, 5))
+    planned[2].metrics_file.write_bytes(lines + b"\n")
+    view = view_of(planned)
+    view.event(started())
+    for step in (1, 2, 3, 4):
+        view.progress(done(step))
+    view.closing(State(setup=SETUP, outcome="finished"), None, "")
+    assert "time        100 ms a step measured (median)" in capsys.readouterr().out
 
 
 class Terminal(io.StringIO):

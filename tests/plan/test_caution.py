@@ -44,6 +44,25 @@ def test_a_plan_without_a_sample_length_says_which_it_assumes():
 
 
 @pytest.mark.parametrize(
+    ("kind", "risk"),
+    [("fp16", "overflows above 65,504 and loses what is below 6e-8"),
+     ("powersgd", "are in no checkpoint")],
+)  # fmt: skip
+def test_s1_12_a_plan_says_what_a_compression_of_gradients_may_do(kind, risk):
+    """Of fp16, the only one that turns small gradients into zeros, a plan said nothing."""
+    asked = (f"train.gradient_compression={kind}", "layout.sharding=none", "data.seq_len=1024")
+    found = cautions(*asked, "model.preset=gpt2", text=JOB)
+    assert risk in found["gradients"][0]
+    assert "bf16" in found["gradients"][1]
+
+
+def test_s1_12_bf16_and_no_compression_are_not_warned_of():
+    asked = ("layout.sharding=none", "data.seq_len=1024", "model.preset=gpt2")
+    for kind in ("bf16", "none"):
+        assert "gradients" not in cautions(f"train.gradient_compression={kind}", *asked, text=JOB)
+
+
+@pytest.mark.parametrize(
     ("preset", "most"), [("gpt2", 1024), ("bert-large", 512), ("opt-1.3b", 2048)]
 )
 @pytest.mark.parametrize("engine", ["paceline", "accelerate", "megatron", "torchtune"])

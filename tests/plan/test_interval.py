@@ -115,13 +115,6 @@ def test_training_stands_still_for_a_checkpoint_that_the_engine_does_not_write_i
     assert theirs.goodput.terms["saving"] > 10 * ours.goodput.terms["saving"]
 
 
-def test_the_errors_that_powersgd_carries_are_named_as_in_no_checkpoint():
-    asked = ("train.gradient_compression=powersgd", "layout.sharding=none", "model.preset=gpt2")
-    said = [each.what for each in plan_of(JOB, *asked, "data.seq_len=1024").cautions]
-    assert [what for what in said if "PowerSGD carries errors" in what]
-    assert not [what for what in said if "no checkpoint" not in what and "PowerSGD" in what]
-
-
 def test_all_nodes_together_write_no_faster_than_the_fastest_storage():
     assert DEFAULTS.storage_of(8) == 8 * DEFAULTS.storage_bytes_per_s
     assert DEFAULTS.storage_of(100_000) == DEFAULTS.most_storage_bytes_per_s

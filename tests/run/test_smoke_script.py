@@ -8,8 +8,9 @@ import pytest
 from tests.command import run_command
 from torch import nn
 
-from paceline.check.smoke import CAUSES
+from paceline.check.smoke import CAUSES, Smoke, judged, unjudged
 from paceline.check.smoke_script import judge_script
+from paceline.cli.smoke import _show
 from paceline.errors import JobError
 from paceline.launch import scratch
 from paceline.launch.scratch import list_writable, write_copy
@@ -106,7 +107,9 @@ def test_s0_19_a_script_is_judged_by_what_it_did_and_its_folder_is_left_as_it_wa
     assert rows["checkpoint_save"]["found"].startswith("1 file, the last checkpoint.pt: read back")
     assert rows["validation_step"]["value"] == 1
     assert "2 ranks, gloo: all trained parameters equal" in rows["two_ranks"]["found"]
-    assert json.loads(done.stdout)["about"] == ["not in the copy: log.txt (a link to nothing)"]
+    answer = json.loads(done.stdout)
+    assert (answer["verdict"], answer["not_judged"]) == ("pass", ["tokenization", "metrics"])
+    assert answer["about"] == ["not in the copy: log.txt (a link to nothing)"]
     assert (tmp_path / "checkpoint.pt").read_text() == "weeks of work"
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "checkpoint.pt", "elsewhere", "log.txt", "train.py",
@@ -205,6 +208,17 @@ def test_s0_19_where_a_script_hung_is_its_own_last_line():
     )
     assert place_in(log, Path("/copy")) == "train.py:3"
     assert place_in(log, Path("/elsewhere")) == ""
+
+
+def test_s0_19_the_headline_of_a_pass_names_what_was_not_judged(capsys):
+    rows = (judged("training_step", True, "x"), unjudged("metrics", "it prints none"))
+    _show(Smoke(steps=rows, checks=(unjudged("loss_range", "none given"),)), [], Path("a.py"), 3)
+    headline = capsys.readouterr().out.splitlines()[0]
+    assert headline == (
+        "pass in part  a.py: 1 passed, 0 failed, 2 not judged (metrics, loss_range), in 3 s"
+    )
+    _show(Smoke(steps=rows[:1], checks=()), [], Path("a.py"), 3)
+    assert capsys.readouterr().out.startswith("pass  a.py: 1 passed, 0 failed, 0 not judged, in")
 
 
 @pytest.mark.ranks

@@ -93,6 +93,15 @@ def test_a_plan_for_another_cluster_is_not_started_here(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+def test_s0_7_an_engine_other_than_the_jobs_is_noted(tmp_path):
+    """The plan was another engine's than the job names, and nothing said so."""
+    scene = scene_with(tmp_path, engine="deepspeed")
+    options = ("--script", "train.py", "--with", "accelerate", "job.yaml", "--dry-run")
+    done = scene.paceline("run", *options)
+    assert done.returncode == 0, done.stderr
+    assert "note: planned for accelerate, not for deepspeed as the job says" in done.stderr
+
+
 def test_a_job_file_without_an_engine_is_not_taken_as_an_argument(tmp_path):
     scene = scene_with(tmp_path)
     said = failure(scene, "--script", "train.py", "job.yaml")

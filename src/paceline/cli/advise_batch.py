@@ -67,6 +67,7 @@ def batch(
       paceline advise batch job.yaml --measure --limit 256
     """
     from paceline.cli.job_input import read_job
+    from paceline.errors import JobError
     from paceline.launch.factory import measure_factory
     from paceline.launch.plannable import planned
     from paceline.plan.advice import find_batch, scale_learning_rate
@@ -85,12 +86,23 @@ def batch(
             peak = try_batch(job, plan, size, limit_bytes=allowed)
             return peak is not None and peak <= allowed
 
+    elif plan.estimate.memory.total_bytes is None:
+        raise JobError.of(
+            code="J024",
+            what=f"what a micro-batch takes is unknown: {plan.profile.name} is not counted",
+            where=job.where("model"),
+            fix="train a few steps: `paceline run` prints the memory of the fullest rank",
+        )
     if margin is None:
         margin = 0.1 if measure else 0.0
     found = find_batch(ask, start=1, limit=limit, margin=margin)
     known = "measured" if measure else "estimated"
     train = job.spec.train
-    whole = max(1, found.chosen) * plan.layout.data
+    # A pipeline's ranks wait for each other without several micro-batches, and a schedule may
+    # refuse fewer: those of the plan are kept.
+    parts = plan.layout.accumulation if plan.layout.pipeline > 1 else 1
+    whole = max(1, found.chosen) * plan.layout.data * parts
+    through = f"in {parts} micro-batches a pipeline" if parts > 1 else "without accumulation"
     scaled = scale_learning_rate(
         train.learning_rate,
         base_batch=train.global_batch,
@@ -117,7 +129,7 @@ def batch(
         ("micro-batch", f"{found.chosen} of at most {found.largest}, {known}{more}"),
         ("layout", f"{plan.layout_name} on {plan.cluster.name}"),
         ("tried", tried),
-        ("batch", f"{whole} samples a step without accumulation"),
+        ("batch", f"{whole} samples a step {through}"),
         (
             "rate",
             (

@@ -38,14 +38,21 @@ def read_plannable(path: Path, overrides: Sequence[str] = (), *, files_for: str 
         JobError: Every problem of the file at once, or of the files that it names.
     """
     from paceline.launch.plannable import check_plannable
-    from paceline.render import for_engine
 
-    read = read_job(path, overrides)
-    job = for_engine(read, files_for)
-    if job is not read and ("engine",) in read.lines:
-        say(f"note: planned for {files_for}, not for {read.spec.engine} as the job says")
+    job = with_engine(read_job(path, overrides), files_for)
     for problem in check_plannable(job):
         click.echo(f"note: {problem}", err=True)
+    return job
+
+
+def with_engine(read: Job, engine: str) -> Job:
+    """The job as it is planned for an engine named on the command line; another one that the job
+    names itself is noted on standard error."""
+    from paceline.render import for_engine
+
+    job = for_engine(read, engine)
+    if job is not read and ("engine",) in read.lines:
+        say(f"note: planned for {engine}, not for {read.spec.engine} as the job says")
     return job
 
 

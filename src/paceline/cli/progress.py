@@ -4,7 +4,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 
 from paceline.cli.screen import Screen
 from paceline.control import messages as say
@@ -24,7 +23,6 @@ from paceline.report.plan_text import format_plan, plan_summary
 from paceline.units import counted, format_bytes, format_seconds
 
 _WINDOW = 50
-_MOST_PACES = 10_000
 """Steps that the time left is estimated from."""
 
 
@@ -56,7 +54,6 @@ class ProgressView:
         self._line = self._screen.line
         self._is_open = False
         self._step_times: deque[float] = deque(maxlen=_WINDOW)
-        self._paces: deque[float] = deque(maxlen=_MOST_PACES)
         self._held_out: list[tuple[int, float | None]] = []
         self._finished: log.RunFinished | None = None
         self._baseline: log.BaselineEvaluated | None = None
@@ -83,10 +80,7 @@ class ProgressView:
         message = progress.message
         if progress.rank != 0 or not isinstance(message, say.StepDone):
             return
-        now = time.monotonic()
-        if self._step_times:
-            self._paces.append(now - self._step_times[-1])
-        self._step_times.append(now)
+        self._step_times.append(time.monotonic())
         total = self._job.spec.train.steps
         is_edge = len(self._step_times) == 1 or message.step == total
         if not (is_edge or self._screen.is_live_due()):
@@ -154,7 +148,7 @@ class ProgressView:
         for text in summarise_alerts(events):
             self._line(f"alerts      {text}")
         self._line_of_losses()
-        self._line_of_time()
+        self._line_of_time(row.step_s)
         self._line_of_state(state)
         if state.outcome == "finished" and state.unsaved:
             saved = self._finished.saved_step if self._finished is not None else None
@@ -178,12 +172,12 @@ class ProgressView:
             text += f"; baseline ({self._baseline.name}) {self._baseline.loss:.4f}"
         self._line(text)
 
-    def _line_of_time(self) -> None:
-        """The measured step beside the estimated one, and whether it was expected."""
+    def _line_of_time(self, step_s: float | None) -> None:
+        """The recorded step beside the estimated one, and whether it was expected. When steps are
+        heard of is no measure: a controller that comes back hears of many at once."""
         price = self.plan.estimate
-        if not self._paces:
+        if step_s is None:
             return
-        step_s = median(self._paces)
         text = f"time        {format_seconds(step_s)} a step measured (median)"
         if price.step_s is not None:
             text += f", {format_seconds(price.step_s)} estimated"

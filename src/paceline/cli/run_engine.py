@@ -77,17 +77,16 @@ def plan_with(
         UsageError: No job is named.
         JobError: The script cannot be started there.
     """
-    from paceline.cli.job_input import read_job
+    from paceline.cli.job_input import read_job, with_engine
     from paceline.cli.run_job import with_hosts_of
     from paceline.errors import JobError
     from paceline.launch.engine_run import OwnScript, check
     from paceline.launch.plannable import planned
-    from paceline.render import for_engine
     from paceline.topology.places import at_place
 
     if job_file is None:
         raise click.UsageError("--with plans the ranks: name a job file as well.")
-    job = with_hosts_of(for_engine(read_job(job_file, overrides), engine), hosts, place)
+    job = with_hosts_of(with_engine(read_job(job_file, overrides), engine), hosts, place)
     plan = planned(at_place(job, place))
     own = OwnScript(path=script, arguments=arguments)
     JobError.raise_for(check(engine, job, plan, place=place, own=own))

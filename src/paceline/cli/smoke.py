@@ -124,8 +124,8 @@ def command(
     seconds = time.monotonic() - began
     with reader_may_leave():
         if as_json:
-            data = {"verdict": smoke.verdict, "seconds": seconds, "about": seen.about}
-            click.echo(json.dumps(data | asdict(smoke), indent=2))
+            data = {"verdict": smoke.verdict, "not_judged": _unjudged(smoke), "seconds": seconds}
+            click.echo(json.dumps(data | {"about": seen.about} | asdict(smoke), indent=2))
         else:
             _show(smoke, seen.about, target, seconds)
     return 0 if smoke.verdict == "pass" else 1
@@ -184,14 +184,22 @@ def _script(
 def _show(smoke: "Smoke", about: list[str], target: Path, seconds: float) -> None:
     rows = (*smoke.steps, *smoke.checks)
     count = Counter(row.status for row in rows)
-    click.echo(
-        f"{_word(smoke.verdict)}  {target}: {count['pass']} passed, {count['fail']} failed, "
-        f"{count['not judged']} not judged, in {seconds:.0f} s"
+    missing = _unjudged(smoke)
+    partly = " in part" if missing and smoke.verdict == "pass" else ""
+    named = f" ({', '.join(missing)})" if partly else ""
+    show(
+        f"{_word(smoke.verdict)}{partly}  {target}: {count['pass']} passed, "
+        f"{count['fail']} failed, {count['not judged']} not judged{named}, in {seconds:.0f} s"
     )
     for note in about:
         show(f"note  {note}")
     for row in rows:
         _show_row(row)
+
+
+def _unjudged(smoke: "Smoke") -> list[str]:
+    rows = (*smoke.steps, *smoke.checks)
+    return [row.name for row in rows if row.status == "not judged"]
 
 
 def _show_row(row: "Row") -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from paceline.catalog import Catalog, accelerator_named
 from paceline.catalog.efficiencies import Efficiencies
 from paceline.catalog.mig import split_slice
+from paceline.choices import COMPRESSION_RISKS
 from paceline.estimate import Case, Estimate, price_one
 from paceline.estimate.estimate import case_holdings
 from paceline.estimate.memory import gathered_in_blocks
@@ -90,7 +91,7 @@ def cautions_of(
     yield from pods_over_tcp(job, case.cluster)
     yield from _newer_patch(case)
     yield from _assumed_length(job)
-    yield from _errors_not_kept(job)
+    yield from _compression(job)
     yield from _bubble(job, space, case, layout, price, limit_bytes)
     yield from _tensor_across_nodes(job, space, case, layout, price, limit_bytes)
     yield from _data_parallel_alone(job, space, case, layout, price, limit_bytes)
@@ -133,17 +134,14 @@ def _newer_patch(case: Case) -> Iterator[Caution]:
         )
 
 
-def _errors_not_kept(job: Job) -> Iterator[Caution]:
-    """PowerSGD carries what a step's gradients lost over to the next, in memory alone."""
-    if job.spec.train.gradient_compression != "powersgd":
-        return
-    yield Caution(
-        about="checkpoint",
-        what="PowerSGD carries errors from step to step, which are in no checkpoint: a resumed run "
-        "begins without them, and its numbers differ",
-        fix="set train.gradient_compression to bf16, which carries nothing, where a resume has to "
-        "give the same numbers",
-    )
+def _compression(job: Job) -> Iterator[Caution]:
+    """What a compression of gradients costs besides rounding."""
+    if (risk := COMPRESSION_RISKS.get(job.spec.train.gradient_compression)) is not None:
+        yield Caution(
+            about="gradients",
+            what=risk,
+            fix="set train.gradient_compression to bf16, or leave it out",
+        )
 
 
 def _assumed_length(job: Job) -> Iterator[Caution]:

@@ -103,6 +103,7 @@ class Caution:
         "network",
         "efficiency",
         "sample length",
+        "gradients",
         "checkpoint",
         "collective",
     ]

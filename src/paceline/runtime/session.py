@@ -37,6 +37,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from paceline.choices import COMPRESSION_RISKS
 from paceline.control import messages as say
 from paceline.control.slots import Phase
 from paceline.errors import PlanError, RunError
@@ -275,8 +276,8 @@ class Session:
             weights = make_model.weights_of(whole, digest=self.run.info().weights_digest or "")
         self.ways = ways or strategy.ways_of(whole)
         asked = train.gradient_compression
-        if asked in strategy.RISKS:
-            self._note(f"train.gradient_compression {asked}: {strategy.RISKS[asked]}")
+        if (risk := COMPRESSION_RISKS.get(asked)) is not None:
+            self._note(f"train.gradient_compression {asked}: {risk}")
         if blueprint.why_whole is not None:
             why = f"its factory {blueprint.why_whole}"
             self._note(f"the model is whole in every rank's host memory before it is split: {why}")

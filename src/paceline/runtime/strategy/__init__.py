@@ -8,7 +8,6 @@ from paceline.profile.ways import Ways
 from paceline.runtime.strategy.apply import Options, apply, options_of, rejoin
 from paceline.runtime.strategy.blocks import repeated_blocks
 from paceline.runtime.strategy.context.attention import attention, positions
-from paceline.runtime.strategy.data.hooks import RISKS
 from paceline.runtime.strategy.data.shard import finish_gradients, loss_factor, set_gradient_sync
 from paceline.runtime.strategy.gradients import (
     clip_factor,
@@ -42,7 +41,6 @@ from paceline.runtime.strategy.ways.find import ways_of
 
 __all__ = [
     "IGNORED",
-    "RISKS",
     "Batch",
     "LabelLoss",
     "LossOf",

@@ -6,7 +6,8 @@ Every hook gives *sums* over the ranks, in the type of the gradients.
   (`gloo_all_reduce.py`).
 - `bf16`: half the bytes; each addition on the way rounds to 8 bits. torch's own refuses everything
   but NCCL.
-- `fp16`: half the bytes, three bits more than bf16, and sums above 65,504 overflow. See `RISKS`.
+- `fp16`: half the bytes, three bits more than bf16, and sums above 65,504 overflow. See
+  `choices.COMPRESSION_RISKS`.
 - `powersgd`: matrices as the product of two thin ones; what is lost is added to the next step's
   gradient. Source: Vogels et al., arXiv:1905.13727. torch's own starts its second collective in a
   callback, so that with several buckets the ranks' collectives mix; here their order is fixed.
@@ -14,7 +15,6 @@ Every hook gives *sums* over the ranks, in the type of the gradients.
 Leaves out: reduce-scatter (FSDP2), which sends float32.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,14 +27,6 @@ from paceline.choices import Compression as CompressionKind
 from paceline.runtime._torch_private import GradBucket
 from paceline.runtime.strategy.data.gloo_all_reduce import BucketSums, sum_bucket
 from paceline.runtime.strategy.data.replica import Replica
-
-RISKS: Mapping[CompressionKind, str] = {
-    "fp16": "gradients are summed in fp16, which overflows above 65,504 and loses what is below "
-    "6e-8; bf16 sends as few bytes without either",
-    "powersgd": "gradients are approximated with low rank, and the errors carried from step to "
-    "step are not in checkpoints: a resumed run differs from an uninterrupted one",
-}
-"""What a person who asks for a kind is told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
