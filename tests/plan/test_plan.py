@@ -631,6 +631,21 @@ def test_the_least_sharding_names_the_degrees_that_it_is_compared_at():
     assert re.match(r"the least sharding that fits with tensor \d( x \w+ \d)*: DDP needs", why)
 
 
+def test_s1_9_the_lowest_zero_stage_that_fits_is_named_with_what_it_costs():
+    """Only the next lower stage was compared: that DDP fits as well, nothing said."""
+    ways = ("tensor", "pipeline", "context")
+    plan = plan_of(
+        JOB.replace("per_node: 8", "per_node: 8, nodes: 4, network: 400Gb/s InfiniBand"),
+        *("model.preset=tinyllama-1.1b", "engine=deepspeed", "train.global_batch=256"),
+        *("data.seq_len=2048", *(f"layout.{way}=1" for way in ways)),
+    )
+    assert plan.layout.sharding == "full"
+    (why,) = [each.reason for each in plan.decisions if each.field == "layout.sharding"]
+    least = re.search(r"; the least sharding that fits, DDP over 32 ranks.*, is \d+% slower$", why)
+    assert least, why
+    assert least[0] in " ".join(format_plan(plan).split())
+
+
 def test_explain_lists_the_cheapest_providers_on_demand_and_spot():
     text = explain_plan(plan_of())
     assert "cost of a run with its failures, the cheapest on demand and spot" in text

@@ -203,7 +203,8 @@ def too_much(needed_bytes: float, limit_bytes: float) -> str:
 def reasons_of(choice: Choice) -> Iterator[tuple[str, str, str]]:
     """Field, value and reason of every way to split that was open."""
     layout = choice.layout
-    yield "sharding", layout.sharding, _why_sharding(choice)
+    why = _why_sharding(choice)
+    yield "sharding", layout.sharding, f"{why}{_lowest_that_fits(choice, why)}"
     for axis in AXES:
         degree = getattr(layout, axis)
         if degree > 1:
@@ -284,6 +285,22 @@ def _why_nothing_shared(layout: Layout) -> str:
     if layout.num_ranks == 1:
         return "one rank has nothing to share"
     return "no sharding: data and context are 1, so no two ranks hold the same part"
+
+
+def _lowest_that_fits(choice: Choice, why: str) -> str:
+    """The end of a reason: the lowest ZeRO stage that fits at the chosen degrees and what it costs
+    in time, where it is not the chosen one and the reason does not have it yet."""
+    case, degrees = choice.case, way_of(choice.layout)[:-1]
+    for kind in SHARDINGS[: min(SHARDINGS.index(choice.layout.sharding), SHARDINGS.index("full"))]:
+        same = [each for each, _ in choice.fitting if way_of(each) == (*degrees, kind)]
+        other = choice.best_with(kind) if choice.best is not None else next(iter(same), None)
+        if other is not None:
+            named = _named(choice, other)
+            if case.named(other).partition(" over ")[0] in why:
+                return ""
+            pace = _pace(price_one(other, case), choice)[1]
+            return f"; the least sharding that fits, {named}, is {pace}"
+    return ""
 
 
 def _why_sharding_alone(choice: Choice) -> str:
