@@ -83,9 +83,13 @@ def test_s4_7_two_sweeps_are_compared_size_by_size(tmp_path):
     assert "a step is shorter by" in swapped.replace("\n", " ")
     sentence = json.loads(CliRunner().invoke(command, ["--compare", *files, "--json"]).stdout)
     assert sentence["sentence"] in done.output
-    (tmp_path / "tcp.json").write_text("{}")
-    with pytest.raises(JobError, match="is no sweep"):
-        CliRunner().invoke(command, ["--compare", *files], catch_exceptions=False)
+    whole = (tmp_path / "tcp.json").read_text()
+    (tmp_path / "tcp.json").write_text(f'{{"sweeps": [{whole}], "network": null}}')
+    assert CliRunner().invoke(command, ["--compare", *files]).output == done.output
+    for no_sweep in ("{}", "[]", f'{{"sweeps": [{whole}, {whole}]}}'):
+        (tmp_path / "tcp.json").write_text(no_sweep)
+        with pytest.raises(JobError, match="is no sweep"):
+            CliRunner().invoke(command, ["--compare", *files], catch_exceptions=False)
     assert CliRunner().invoke(command, ["--compare", *files, "--all-reduce"]).exit_code == 2
 
 

@@ -569,6 +569,21 @@ def test_s2_14_scaling_is_tested_on_numbers_of_ranks_that_hold_the_model():
     assert none["name"] == "none: this layout is not possible on fewer than 16 ranks"
 
 
+def test_s2_14_the_tests_of_a_plan_for_this_machine_are_commands():
+    """They were figures to look at ("step_s over 50 steps"), and no command made them."""
+    here = ("cluster.accelerator=cpu", "cluster.nodes=1", "cluster.per_node=2")
+    tests = output(15, *SMALL, *here, "train.global_batch=8")
+    weak, strong = tests["scalingTests"]["weak"], tests["scalingTests"]["strong"]
+    bench = "paceline bench job.yaml --ranks 1,2 --steps 50"
+    assert {each["how"] for each in strong} == {bench}
+    assert {each["how"] for each in weak} == {f"{bench} --weak --set train.global_batch=4"}
+    assert weak[0]["name"] == "1 rank, 4 samples a step"
+    for tested in (tests, output(15)):
+        assert tested["gradientCorrectness"]["method"].endswith(": paceline verify job.yaml")
+    elsewhere = output(15, *SMALL)["scalingTests"]
+    assert elsewhere["weak"][0]["how"] == "step_s over 50 steps"
+
+
 def test_s2_2_out_of_memory_is_answered_by_a_setting_that_changes_the_plan():
     def answer(*overrides: str) -> str:
         return str(output(15, *overrides)["troubleshootingGuide"][0]["how"])

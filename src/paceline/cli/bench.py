@@ -434,7 +434,8 @@ def _print_compared(one: Path, other: Path, *, as_json: bool) -> None:
                 code="R041",
                 what=f"{path} is no sweep: {getattr(error, 'strerror', None) or error}",
                 where="--compare",
-                fix="write it with all-reduce.sh of `paceline render JOB --for network`",
+                fix="write it with all-reduce.sh of `paceline render JOB --for network`, or with "
+                "`paceline bench --all-reduce --ranks N --json`",
             ) from None
     try:
         lines = compared_lines(found[0], found[1], (one.stem, other.stem))

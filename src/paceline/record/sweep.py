@@ -42,9 +42,14 @@ class Sweep:
 
 
 def read_sweep(path: Path) -> Sweep:
-    """What a sweep wrote.
+    """What a sweep wrote, or `paceline bench --all-reduce --json` printed of one number of ranks.
 
     Raises:
         OSError, msgspec.ValidationError: It is not there, or not a sweep.
     """
-    return msgspec.json.decode(path.read_bytes(), type=Sweep)
+    found = msgspec.json.decode(path.read_bytes())
+    if isinstance(found, dict) and isinstance(found.get("sweeps"), list):
+        if len(found["sweeps"]) != 1:
+            raise msgspec.ValidationError("it has several numbers of ranks: measure with one")
+        (found,) = found["sweeps"]
+    return msgspec.convert(found, Sweep)

@@ -72,7 +72,8 @@ def plan_validation(case: Case) -> dict[str, Any]:
             "memory_bytes": price.memory.total_bytes,
         },
         "gradientCorrectness": {
-            "method": "one step of the same samples on one rank and on the layout, in float32",
+            "method": "one step of the same samples on one rank and on the layout, in float32"
+            + (": paceline verify job.yaml" if plan.engine == "paceline" else ""),
             "baseline": "one rank, no accumulation",
             "tolerance": "relative 1e-5 on the gradient norm: sums run in another order",
         },
@@ -124,12 +125,17 @@ def _scaling(case: Case) -> dict[str, list[dict[str, str]]]:
             )
         )
         return {"weak": alone, "strong": alone}
+    is_here = plan.cluster.is_local and plan.engine == "paceline"
+    bench = f"paceline bench job.yaml --ranks {','.join(map(str, counts))} --steps 50"
+    fewest = batch * counts[0] // plan.layout.num_ranks
     first = counted(counts[0], "rank")
     ranks = [(count, counted(count, "rank")) for count in counts]
     weak = (
         (
             f"{of}, {batch * count // plan.layout.num_ranks} samples a step",
-            "step_s over 50 steps",
+            f"{bench} --weak --set train.global_batch={fewest}"
+            if is_here
+            else "step_s over 50 steps",
             f"at most 1.25 times that of {first}{limit}",
         )
         for count, of in ranks
@@ -137,7 +143,7 @@ def _scaling(case: Case) -> dict[str, list[dict[str, str]]]:
     strong = (
         (
             f"{of}, {batch} samples a step",
-            "tokens_per_s over 50 steps",
+            bench if is_here else "tokens_per_s over 50 steps",
             f"at least {0.8 * count / counts[0]:.3g} times that of {first}",
         )
         for count, of in ranks
