@@ -171,3 +171,11 @@ def test_a_layout_of_more_ranks_than_asked_for_is_refused(tmp_path: Path):
     with pytest.raises(JobError) as caught:
         case(tmp_path, "data=4", "pipeline=1", "tensor=1", "context=1", ranks=2)
     assert "needs 4 ranks, and --ranks is 2" in caught.value.problems[0].what
+    # That fewer data ranks are the way to so few was left to the reader.
+    assert caught.value.problems[0].fix.startswith("--layout data=2, or --ranks 4")
+
+
+def test_s3_11_where_no_fewer_data_ranks_help_none_are_named(tmp_path: Path):
+    with pytest.raises(JobError) as caught:
+        case(tmp_path, "data=1", "pipeline=2", "tensor=2", "context=1", ranks=3)
+    assert caught.value.problems[0].fix == "--ranks 4, or leave --ranks out"

@@ -233,11 +233,13 @@ def _one_rank(planned: Layout) -> JobError:
 
 
 def _too_many(layout: Layout, ranks: int) -> JobError:
+    fewer, rest = divmod(ranks, layout.num_ranks // layout.data)
+    less = f"--layout data={fewer}, or " if fewer and not rest and fewer < layout.data else ""
     return JobError.of(
         code="V002",
         what=f"{layout.name} needs {counted(layout.num_ranks, 'rank')}, and --ranks is {ranks}",
         where="--layout",
-        fix=f"--ranks {layout.num_ranks}, or leave it out",
+        fix=f"{less}--ranks {layout.num_ranks}, or leave --ranks out",
     )
 
 
