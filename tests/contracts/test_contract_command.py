@@ -14,6 +14,8 @@ from pydantic import TypeAdapter
 
 from paceline.cli import cli
 from paceline.contracts.skills import SKILLS, find_skill, ray, ray_cluster, ray_train, run_skill
+from paceline.contracts.skills.kfp_api import Api
+from paceline.contracts.skills.kfp_program import PipelineError
 from paceline.contracts.skills.messages.ray import ClusterStatus
 from paceline.contracts.skills.messages.read import answer_json, read_request, schema_of
 from paceline.errors import JobError
@@ -108,6 +110,25 @@ def test_a_wrong_request_without_an_action_has_no_answer_of_kubeflows_contract()
     found = CliRunner().invoke(cli, ["contract", "kubeflow-pipeline-executor"], input="{}")
     assert isinstance(found.exception, JobError)
     assert found.stdout == ""
+
+
+@pytest.mark.parametrize("action", ["run", "schedule"])
+def test_s2_11_an_argument_that_the_pipeline_does_not_have_is_refused(tmp_path, action):
+    """It was sent to Kubeflow, which takes it in silence."""
+    package = tmp_path / "sums.yaml"
+    package.write_text(
+        "pipelineInfo: {name: sums}\n"
+        "root: {inputDefinitions: {parameters: {a: {parameterType: NUMBER_INTEGER}}}}\n"
+    )
+    when = ', "scheduleConfig": {"cron": "0 0 2 * * *"}' if action == "schedule" else ""
+    text = f'{{"action": "{action}", "pipelinePath": "sums.yaml", "runConfig": '
+    text += f'{{"arguments": {{"a": 1, "b": 2}}}}{when}}}'
+    request = read_request(find_skill("kubeflow-pipeline-executor").request, text, source="x")
+    with pytest.raises(PipelineError, match="has no parameter b: it has a"):
+        Api("http://kfp.invalid", None).begin(request, package)
+    package.write_text("- 1")
+    with pytest.raises(PipelineError, match="is no compiled pipeline"):
+        Api("http://kfp.invalid", None).begin(request, package)
 
 
 @pytest.mark.parametrize("name", list(SKILLS))

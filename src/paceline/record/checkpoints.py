@@ -250,7 +250,7 @@ def check_file(
 ) -> Problem | None:
     """What is wrong with one file of a checkpoint, damaged tensors named; None when it is right."""
     expected, where = manifest.files[name], str(path / name)
-    fix = "the run takes an earlier whole checkpoint where there is one; look at the disk's health"
+    fix = "an earlier checkpoint is used, if one is whole; look at the disk's health"
     try:
         size = (path / name).stat().st_size
         if size != expected.size:

@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 from urllib.request import Request as HttpRequest
 from urllib.request import urlopen
 
+import yaml
+
 from paceline.contracts.skills.kfp_program import PipelineError
 from paceline.contracts.skills.messages.kubeflow import (
     Action,
@@ -55,7 +57,17 @@ class Api:
         self._is_there = is_there
 
     def begin(self, request: Request, package: Path) -> Answer:
-        """What `run` and `schedule` ask for."""
+        """What `run` and `schedule` ask for.
+
+        Raises:
+            PipelineError: The API refuses; the file is no compiled pipeline; or it has no
+                parameter of that name, which Kubeflow takes in silence.
+        """
+        known = _parameters(package)
+        given = request.pipelineConfig.parameters | request.runConfig.arguments
+        if unknown := sorted(set(given) - set(known)):
+            has = f"it has {', '.join(known)}" if known else "it has none"
+            raise PipelineError(f"the pipeline has no parameter {', '.join(unknown)}: {has}")
         return (self.schedule if request.action == "schedule" else self.run)(request, package)
 
     def run(self, request: Request, package: Path) -> Answer:
@@ -222,3 +234,12 @@ def show(request: Request, package: Path, endpoint: str | None) -> Answer:
 def _refusal(endpoint: str, status: int, said: str) -> str:
     why = {401: "it does not know you: KFP_TOKEN", 403: "you may not"}.get(status)
     return f"{endpoint} refuses ({status}): {why or ' '.join(said.split())[:300]}"
+
+
+def _parameters(package: Path) -> list[str]:
+    """Names of a compiled pipeline's parameters."""
+    try:
+        spec = next(iter(yaml.safe_load_all(package.read_text(encoding="utf-8"))))
+        return list(spec["root"].get("inputDefinitions", {}).get("parameters", {}))
+    except (yaml.YAMLError, UnicodeDecodeError, StopIteration, KeyError, TypeError, AttributeError):
+        raise PipelineError(f"{package.name} is no compiled pipeline") from None

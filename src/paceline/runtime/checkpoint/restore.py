@@ -252,7 +252,7 @@ def _name(path: Path, manifest: Manifest | None, damaged: Sequence[str]) -> Prob
         what=f"{damaged[0]} in {path.name} was read as something else than was written; read again "
         "it is right",
         where=str(path / damaged[0]),
-        fix="the run takes an earlier whole checkpoint where there is one; look at the disk's and the memory's health",
+        fix="an earlier checkpoint is used, if one is whole; look at the health of disk and memory",
     )
 
 
