@@ -25,6 +25,18 @@ def test_a_group_of_one_process_writes_its_file_alone(size, expected):
     assert levels("all-ranks-save-same-file", train__py=program) == expected
 
 
+def test_a_file_in_memory_is_each_process_s_own():
+    program = """
+    import io
+    import torch
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    held = io.BytesIO()
+    torch.save({}, held)
+    """
+    assert levels("all-ranks-save-same-file", train__py=program) == []
+
+
 SAVES_ARGUMENTS = """
     import argparse
     import torch

@@ -55,6 +55,8 @@ def kept_to_some(call: Call, path: Value) -> bool:
     decorators = (one for frame in call.frames for one in frame.function.decorators)
     if any(speaks_of_ranks(one.name or one.label) for one in decorators):
         return True
+    if any((one.instance or "").startswith("io.") for one in path.any()):
+        return True  # memory, of which each process has its own
     return any(one.divergent for one in path.origins())
 
 
