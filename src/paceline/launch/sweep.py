@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paceline.errors import JobError
 from paceline.job.packages import need_package
-from paceline.launch.ranks import Failing, OnProgress, RankProcess, run_ranks, surroundings
+from paceline.launch.ranks import Failing, RankProcess, run_ranks, surroundings
 from paceline.record.sweep import Sweep, read_sweep
 from paceline.render.example import script_text
 from paceline.topology.machine import find_local_machine
@@ -20,13 +20,7 @@ _FIX = "give them longer with --timeout, or fewer --ranks; NCCL_DEBUG=INFO says 
 _FAILING = Failing(code="R041", where="paceline bench --all-reduce", late=_FIX, died=_FIX)
 
 
-def sweep_all_reduce(
-    num_ranks: int,
-    *,
-    max_bytes: int,
-    limit_s: float,
-    on_progress: OnProgress = lambda line: None,
-) -> Sweep:
+def sweep_all_reduce(num_ranks: int, *, max_bytes: int, limit_s: float) -> Sweep:
     """Measure 1 KiB to `max_bytes` on so many ranks: NCCL where there are GPUs, else gloo.
 
     Raises:
@@ -44,7 +38,7 @@ def sweep_all_reduce(
         run_ranks(
             [_rank(rank, num_ranks, command, folder, port) for rank in range(num_ranks)],
             limit_s=limit_s,
-            on_progress=on_progress,
+            on_progress=lambda line: None,
             failing=_FAILING,
         )
         return read_sweep(found)

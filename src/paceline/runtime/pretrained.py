@@ -60,7 +60,7 @@ class FromPretrained:
         mapped = map_weights(model, stored, where=where)
         if self.found.start:
             adapter = stored_tensors(self.found.start[:1], where="train.adapter.start")
-            mapped.pieces.update(map_adapter(model, adapter, where="train.adapter.start"))
+            mapped.pieces.update(map_adapter(model, adapter))
         weights = Weights(mapped, where=where, digest=digest)
         weights.fill_buffers(model)
         return weights

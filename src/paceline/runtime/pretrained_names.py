@@ -96,7 +96,7 @@ def map_weights(model: nn.Module, stored: Mapping[str, StoredTensor], *, where: 
 
 
 def map_adapter(
-    model: nn.Module, stored: Mapping[str, StoredTensor], *, where: str
+    model: nn.Module, stored: Mapping[str, StoredTensor]
 ) -> dict[str, tuple[Piece, ...]]:
     """Where every parameter of a model's adapters lies in a file of peft.
 
@@ -104,6 +104,7 @@ def map_adapter(
         JobError: `M013`, with every tensor that is missing, left over or of another shape; `M014`,
             one is of a type that is not read.
     """
+    where = "train.adapter.start"
     JobError.raise_for(check_types(stored.values(), where))
     wanted = {
         name: tuple(each.shape)

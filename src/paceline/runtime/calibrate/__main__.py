@@ -87,7 +87,7 @@ def measure(
     sustained = []
     if not is_cpu:
         with clock.part("a long loop of products", _SHARES["sustained"] * seconds):
-            sustained = measure_sustained(clock, device, "bf16", products)
+            sustained = measure_sustained(clock, device, products)
     with clock.part("attention", _SHARES["attention"] * seconds):
         attention = measure_attention(clock, device, skipped)
     with clock.part("memory", _SHARES["memory"] * seconds):

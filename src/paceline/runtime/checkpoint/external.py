@@ -283,3 +283,13 @@ def tensors_of(files: StateFiles) -> dict[str, Entry]:
         shape = tuple(facts.size)
         entries[name] = Entry(facts.properties.dtype, shape, partial(files.value, name))
     return entries
+
+
+def not_whole(path: Path, why: str) -> CheckpointError:
+    """`M012`: some of a checkpoint's files, or a part of one, are not there."""
+    return CheckpointError.of(
+        code="M012",
+        what=f"{path.name} is not whole: {why}",
+        where=str(path),
+        fix="copy the folder again, with the files of every rank, or take an earlier step",
+    )

@@ -20,7 +20,14 @@ import torch
 from torch import Tensor
 
 from paceline.errors import CheckpointError
-from paceline.runtime.checkpoint.external import Entry, Weights, entry, tensors_in, tensors_of
+from paceline.runtime.checkpoint.external import (
+    Entry,
+    Weights,
+    entry,
+    not_whole,
+    tensors_in,
+    tensors_of,
+)
 from paceline.runtime.checkpoint.pickles import read_pickle
 from paceline.runtime.checkpoint.state_files import StateFiles
 
@@ -138,7 +145,7 @@ def read_megatron(path: Path) -> Weights:
     layers = int(args.num_layers)
     lost = [str(n) for n in range(layers) if not any(f".{n}." in name for name in entries)]
     if lost:
-        raise _damaged(path, f"layers {', '.join(lost[:8])} of {layers} are not there")
+        raise not_whole(path, f"layers {', '.join(lost[:8])} of {layers} are not there")
     config = (_llama_config if family == "llama" else _gpt2_config)(args, entries, has_bias)
     notes = (f"names are those of {config['architectures'][0]}; config.json is from its arguments",)
     unread = "Megatron's optimizer is laid out by its ranks" if holds_optimizer else ""
@@ -212,7 +219,7 @@ def _of_ranks(path: Path) -> _Read:
     there = (max(map(len, stages.values())), len(stages))
     for key, size in zip(_DEGREES, there, strict=True):
         if (wrote := vars(args).get(key, size)) != size:
-            raise _damaged(path, f"{key} is {wrote}, and files of {size} are there")
+            raise not_whole(path, f"{key} is {wrote}, and files of {size} are there")
     entries: dict[str, Entry] = {}
     layers = 0
     holds_optimizer = any(path.glob("mp_rank_*/distrib_optim.pt"))
@@ -226,7 +233,7 @@ def _of_ranks(path: Path) -> _Read:
                 continue
             lost = [rank for rank, model in models.items() if name not in model]
             if lost:
-                raise _damaged(path, f"{lost[0]}/model_optim_rng.pt has no {name}")
+                raise not_whole(path, f"{lost[0]}/model_optim_rng.pt has no {name}")
             found = _LAYER.fullmatch(name)
             mine = max(mine, int(found[1]) + 1 if found else 0)
             outer = f"decoder.layers.{layers + int(found[1])}.{found[2]}" if found else name
@@ -267,16 +274,7 @@ def _alike(path: Path, key: str, values: Mapping[str, Any]) -> None:
         ranks.setdefault(str(getattr(value, "made_of", value)), []).append(name)
     if len(ranks) > 1:
         each = "; ".join(f"{value} in {', '.join(names[:4])}" for value, names in ranks.items())
-        raise _damaged(path, f"its ranks' files differ in {key}: {each}")
-
-
-def _damaged(path: Path, why: str) -> CheckpointError:
-    return CheckpointError.of(
-        code="M012",
-        what=f"{path.name} is not whole: {why}",
-        where=str(path),
-        fix="copy the folder again, with the files of every rank, or take an earlier step",
-    )
+        raise not_whole(path, f"its ranks' files differ in {key}: {each}")
 
 
 def _known(args: Any, path: Path) -> Any:
@@ -307,7 +305,7 @@ def _check_copies(path: Path, name: str, copies: Mapping[str, Tensor]) -> None:
     bits = whole.contiguous().view(torch.uint8)
     for rank, copy in rest:
         if copy.shape != whole.shape or not torch.equal(copy.contiguous().view(torch.uint8), bits):
-            raise _damaged(path, f"the copies of {name} differ, in {first} and {rank}")
+            raise not_whole(path, f"the copies of {name} differ, in {first} and {rank}")
 
 
 def _joined(name: str, parts: Sequence[Tensor], dim: int | None, *, halves: bool) -> Entry:

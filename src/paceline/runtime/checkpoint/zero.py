@@ -22,6 +22,7 @@ from paceline.runtime.checkpoint.external import (
     Weights,
     counted,
     entry,
+    not_whole,
     read_files,
     tensors_in,
 )
@@ -67,7 +68,7 @@ def read_deepspeed(path: Path) -> Weights:
     elif own and (not ranks or not _FLAT_FIELDS & ranks[0]["optimizer_state_dict"].keys()):
         return read_files(own, "module")
     elif not ranks or not models:
-        raise _cut_off(path, f"*_{'optim' if models else 'model'}_states.pt are not there")
+        raise not_whole(path, f"*_{'optim' if models else 'model'}_states.pt are not there")
     else:
         states = [each["optimizer_state_dict"] for each in ranks]
         stage = states[0].get("zero_stage", 1)  # none in what the optimizer of bf16 writes
@@ -75,7 +76,7 @@ def read_deepspeed(path: Path) -> Weights:
         partitions = states[0]["partition_count"]
         count = max(partitions) if isinstance(partitions, list) else partitions
         if count != len(ranks):
-            raise _cut_off(
+            raise not_whole(
                 path, f"{count} ranks wrote it, and {len(ranks)} of their files are there"
             )
         sides = [read_pickle(each) for each in (models if stage == 3 else own)]
@@ -143,7 +144,7 @@ def _stage_2(path: Path, flat: Any, shapes: Sequence[Mapping[str, Any]]) -> dict
             start += size
         align, there = 2 * len(flat), sum(part.numel() for part in parts)
         if ceil(start / align) != ceil(there / align):
-            raise _cut_off(path, f"group {number} has {there} numbers, and its parameters {start}")
+            raise not_whole(path, f"group {number} has {there} numbers, and its parameters {start}")
     return entries
 
 
@@ -157,7 +158,7 @@ def _stage_3(path: Path, flat: Any, shapes: Sequence[Mapping[str, Any]]) -> dict
     for rank, groups in enumerate(flat):
         there = sum(each.numel() for each in groups)
         if there != start:
-            raise _cut_off(path, f"rank {rank} has {there} numbers, and its parameters {start}")
+            raise not_whole(path, f"rank {rank} has {there} numbers, and its parameters {start}")
     return entries
 
 
@@ -210,14 +211,14 @@ def _universal(
             adam[name]["step"] = counted(float(step))
     lost = sorted(each for each in shapes if each not in entries)
     if lost or not entries:
-        raise _cut_off(
+        raise not_whole(
             folder.parent, f"zero/ has no fp32.pt of {', '.join(lost[:5]) or 'anything'}"
         )
     adam = {name: each for name, each in adam.items() if each}
     keys = {key for each in adam.values() for key in each}
     for name, each in adam.items():
         if keys - each.keys():
-            raise _cut_off(folder.parent, f"zero/{name} has no {', '.join(keys - each.keys())}")
+            raise not_whole(folder.parent, f"zero/{name} has no {', '.join(keys - each.keys())}")
     return entries, adam
 
 
@@ -226,11 +227,11 @@ def _whole(file: Path, shape: Sequence[int] | None) -> Entry:
     found = read_pickle(file)
     tensor = found.get("param") if isinstance(found, Mapping) else found
     if not isinstance(tensor, Tensor):
-        raise _cut_off(file.parent.parent.parent, f"{file.parent.name}/{file.name} has no tensor")
+        raise not_whole(file.parent.parent.parent, f"{file.parent.name}/{file.name} has no tensor")
     shape = tuple(tensor.shape) if tensor.dim() > 1 or shape is None else tuple(shape)
     if prod(shape) != tensor.numel():
         what = f"{file.parent.name}/{file.name} has {tensor.numel()} numbers, and its shape is "
-        raise _cut_off(file.parent.parent.parent, f"{what}{shape}")
+        raise not_whole(file.parent.parent.parent, f"{what}{shape}")
     return entry(tensor.view(shape))
 
 
@@ -243,15 +244,6 @@ def _steps_in(folder: Path) -> float | None:
         return None
     groups = _groups_of({"optimizer_state_dict": read_pickle(common).get("optimizer_state_dict")})
     return float(groups[0]["step"]) if groups and "step" in groups[0] else None
-
-
-def _cut_off(path: Path, why: str) -> CheckpointError:
-    return CheckpointError.of(
-        code="M012",
-        what=f"{path.name} is not whole: {why}",
-        where=str(path),
-        fix="copy the folder again, with the files of every rank, or take an earlier step",
-    )
 
 
 def _natural(path: Path) -> list[int]:

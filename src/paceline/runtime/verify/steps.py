@@ -276,18 +276,18 @@ def _options(run: Run, case: Case, train: TrainSpec) -> strategy.Options:
     return replace(strategy.options_of(train), compile=False, compression=compression)
 
 
-def read_epochs(case: Case, meshes: Meshes, num_epochs: int = 2) -> tuple[tuple[int, ...], ...]:
-    """The samples that this rank reads in each epoch; a batch that runs over an epoch's end is
-    split where the epoch ends."""
+def read_epochs(case: Case, meshes: Meshes) -> tuple[tuple[int, ...], ...]:
+    """The samples that this rank reads in each of two epochs; a batch that runs over an epoch's
+    end is split where the epoch ends."""
     layout, size = meshes.layout, case.num_samples
     seed = job_of(case).spec.train.seed
     batch = layout.global_batch
-    read: list[list[int]] = [[] for _ in range(num_epochs)]
-    for step in range(-(-size * num_epochs // batch)):
+    read: tuple[list[int], list[int]] = [], []
+    for step in range(-(-size * len(read) // batch)):
         for slots in rank_slots(layout, meshes.place.data):
             ids = sample_ids(step, slots, seed=seed, global_batch=batch, num_samples=size)
             for slot, sample in zip(slots, ids.tolist(), strict=True):
                 epoch = (step * batch + slot) // size
-                if epoch < num_epochs:
+                if epoch < len(read):
                     read[epoch].append(sample)
     return tuple(tuple(epoch) for epoch in read)
