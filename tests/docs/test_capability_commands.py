@@ -79,7 +79,7 @@ TRIES: dict[str, Try] = {
     "S1-3": Try("cpu", r"rate +0\.008, by the linear rule.*square root +0\.002828"),
     "S1-4": Try(
         "gpus",
-        r"gather: one all-gather, of\s+embedding.*takes\s+1\.96 GiB.*decoder: 416\s+MiB.*fix",
+        r"one all-gather, of\s+embedding.*takes\s+1\.96 GiB.*decoder\s+block: 416\s+MiB.*fix",
     ),
     "S1-5": Try("gpus", r"recompute [\d.]+ m?s.*HFU"),
     "S1-6": Try("gpus", r"parallelize, over 8 tensor ranks.*colwise"),
@@ -129,7 +129,7 @@ TRIES: dict[str, Try] = {
     "S3-3": Try("faulty", r"cause .*symptom .*also +2\. "),
     "S3-4": Try("cpu", r"True"),
     "S3-5": Try("gpus", r"in host memory.*gathered +\d.*on the host +[\d.]+ GiB"),
-    "S3-6": Try("finished", r"no-gradient +quiet.*loss-scale-low +not measured"),
+    "S3-6": Try("finished", r"no-gradient +did not fire.*loss-scale-low +not measured"),
     "S3-7": slow(
         "cpu", r"PASS +sampler covers the data +\d+ samples once each in 2 epochs, in diff"
     ),

@@ -326,7 +326,11 @@ def said_of(folder: Path, **changes) -> dict[str, list[str]]:
             continue
         assert done.exit_code == 0, done.output
         notes = done.stderr.split("note: ")[1:]
-        found[verb] = ["\n".join(note.splitlines()[:3]) for note in notes]
+        parts = [note.splitlines() for note in notes]
+        choices = [[line for line in lines[3:] if line.startswith("       or ")] for lines in parts]
+        found[verb] = [
+            "\n".join(lines[:3] + more) for lines, more in zip(parts, choices, strict=True)
+        ]
     return found
 
 

@@ -130,7 +130,7 @@ def test_page_shows_what_a_step_waits_for_its_data_where_that_was_measured():
     assert "waiting for data" not in render_page(record)
     lines = [replace(line, data_s=0.002) for line in record.metrics]
     opened = [replace(lines[0], data_s=lines[0].step_s), *lines[1:]]  # read from disk, once
-    said = "2.0 % of the steps after the first waiting for data"
+    said = "2.0 % of the time after the first step waiting for data"
     assert said in render_page(replace(record, metrics=opened))
 
 
@@ -144,7 +144,7 @@ def test_s0_26_the_first_step_after_a_resume_opens_the_data_again_and_does_not_c
         replace(line, data_s=line.step_s) if n in {0, *firsts} else line
         for n, line in enumerate(lines)
     ]
-    said = "2.0 % of the steps after the first waiting for data"
+    said = "2.0 % of the time after the first step waiting for data"
     assert said in render_page(replace(record, metrics=opened))
 
 

@@ -52,8 +52,8 @@ def find_tokenizer(job: Job) -> Path | None:
         code="D010",
         what=f"model.tokenizer {named}: there is no file {file}",
         where=job.where("model.tokenizer"),
-        fix="give a folder with a tokenizer.json, or that file; save one with transformers: "
-        "`AutoTokenizer.from_pretrained(name).save_pretrained(folder)`; `bytes` needs none",
+        fix="first run the program that makes it; or name a folder that has a tokenizer.json (made "
+        "by `AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)`); or set it to bytes",
     )
 
 
@@ -92,8 +92,7 @@ def _of_pretrained(job: Job) -> Path | None:
         what=f"{pretrained.folder} has no tokenizer.json, and a pretrained model knows the tokens "
         "of its own tokenizer",
         where=job.where("model.pretrained"),
-        fix="put the model's tokenizer.json there, or give model.tokenizer; `bytes` trains it on "
-        "bytes",
+        fix="put the model's tokenizer.json there; or name a folder that has it: model.tokenizer",
     )
 
 

@@ -29,7 +29,7 @@ def limit_not_kept(job: Job, plan: Plan) -> Problem:
 def limit_problem(job: Job, plan: Plan, limit: Limit) -> Problem:
     """P002: a limit that the plan does not keep, in the job's numbers."""
     *needs, most = limit.texts
-    expected = f"at {needs[0]}" if needs else "unknown"
+    expected = f"needs {needs[0]}" if needs else "unknown"
     against = "not known to be within" if limit.expected is None else "over"
     fixes = {
         "budget": _ways_to_afford(job, plan, limit),

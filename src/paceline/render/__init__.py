@@ -274,7 +274,7 @@ def _gaps(module: EngineModule, plan: Plan, job: Job, *, own_program: bool) -> t
     return tuple(
         without_own_program(
             found,
-            f"your own script: `paceline run --script train.py --with {engine} JOB` "
+            f"start your own script: `paceline run --script train.py --with {engine} JOB` "
             "(on Kubernetes: kubernetes.script)",
         )
     )

@@ -112,7 +112,7 @@ def needs(job: Job) -> Iterator[Gap]:
             why="only Megatron generates mock samples",
             nearest=None,
             fix="set data.path to your own files"
-            + ("" if ENGINE_NAMES[job.spec.engine].is_megatron else ", or engine to megatron"),
+            + ("" if ENGINE_NAMES[job.spec.engine].is_megatron else "; or set engine to megatron"),
         )
     if data.kind in WITH_ANSWERS:
         yield Gap(

@@ -291,7 +291,7 @@ def without_own_program(gaps: Iterable[Gap], fix: str = "") -> list[Gap]:
         fix: Said beside each refusal's own: how your own program is named there.
     """
     return [
-        replace(gap, nearest=None, fix=", or ".join(filter(None, (gap.fix, fix))))
+        replace(gap, nearest=None, fix="; or ".join(filter(None, (gap.fix, fix))))
         if needs_own_program(gap)
         else gap
         for gap in gaps

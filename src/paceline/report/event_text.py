@@ -122,6 +122,8 @@ def exactness_text(exactness: str, events: Sequence[log.AnyEvent]) -> str:
     >>> exactness_text("numeric", [])
     'numeric: train.deterministic is off; equal to an undisturbed run to rounding'
     """
+    if exactness == "bitwise":
+        return "bitwise: the same bits as an undisturbed run"
     if exactness not in ("numeric", "different"):
         return exactness
     reasons = [each.reason for each in events if isinstance(each, log.ExactnessChanged)]

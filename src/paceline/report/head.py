@@ -187,7 +187,7 @@ def _rate_tile(view: RunView) -> Tile | None:
     known[_firsts(view)] = False  # the data is opened in them
     if known.any():
         share = float(waits[known].sum() / steps[known].sum())
-        note += f"; {format_share(share)} of the steps after the first waiting for data"
+        note += f"; {format_share(share)} of the time after the first step waiting for data"
     return Tile(
         name="Throughput",
         value=f"{format_count(rate)} {view.unit}/s",
