@@ -221,7 +221,7 @@ def test_shorter_samples_are_named_when_they_are_what_is_too_long():
     problem = refused(*long)
     assert problem.fix.startswith("leave layout.sharding and layout.tensor and layout.pipeline")
     local = refused_of(TINY, "cluster.memory=1GiB", "data.seq_len=1048576")
-    shorter = int(local.fix.partition("from 1048576 to ")[2].partition(";")[0])
+    shorter = int(local.fix.partition("set data.seq_len to ")[2].partition(":")[0])
     assert plan_of(TINY, "cluster.memory=1GiB", f"data.seq_len={shorter}").num_fitting
 
 
