@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.prove.cases import MIXTRAL, SHAPE, layout, pipeline, request, tensor
 
-from paceline.estimate import Estimate, case_of, price_one
+from paceline.estimate import Estimate, case_of, exchanged_bytes, price_one
 from paceline.job import parse_job
 from paceline.parallel import Layout
 from paceline.profile import resolve_decoder, resolve_profile
@@ -51,6 +51,13 @@ SMALL = {
     "seq_len: 4096": "seq_len: 512",
 }
 """Slower launched than computed, even by ten times."""
+
+
+def small_job() -> str:
+    text = JOB
+    for large, small in SMALL.items():
+        text = text.replace(large, small)
+    return text
 
 
 @cache
@@ -148,10 +155,7 @@ def test_a_backward_pass_in_two_saves_what_it_saves_in_the_simulated_step(ranks)
 def test_hosts_of_later_stages_launch_while_they_wait_for_input(of):
     """The estimate had the host's time in the bubble: 1F1B of 8 micro-batches on 4 ranks took 16 %
     longer than simulated."""
-    text = JOB
-    for large, small in SMALL.items():
-        text = text.replace(large, small)
-    simulated_s, estimated_s = both_s(text, replace(of, micro_batch=1))
+    simulated_s, estimated_s = both_s(small_job(), replace(of, micro_batch=1))
     assert simulated_s == pytest.approx(estimated_s, rel=0.08)
 
 
@@ -504,3 +508,18 @@ def test_a_tied_matrix_at_both_ends_of_a_v_is_gathered_and_differentiated_twice(
     parts = estimate.memory.parts
     living = sum(parts.values()) - parts["slack"] - parts["overhead"]
     assert living == pytest.approx(proof.fullest.peak_bytes, rel=0.07)
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_the_root_is_gathered_for_every_micro_batch(each):
+    """It was gathered and reduced once a step."""
+    text = small_job().replace("vocab: 512", "vocab: 8192")
+    job = parse_job(text, source="job.yaml", folder=Path("/nowhere"))
+    case = case_of(resolve_profile(job), find_cluster(job.spec.cluster, job), precision="bf16")
+    of = layout(data=8, reduce_every_micro_batch=each, **ONE)
+    sent = sum(
+        found.num_bytes * (found.group_size - 1) / found.group_size
+        for found in both(text, of)[0].fullest.collectives
+        if found.kind in ("all-gather", "reduce-scatter")
+    )
+    assert exchanged_bytes(of, case) == pytest.approx(sent, rel=1e-3)

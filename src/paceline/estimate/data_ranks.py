@@ -105,12 +105,16 @@ def data_s(
     gathered = np.maximum(gather - forward_window, (1 - ahead) * gather)
     all_reduce = replicas * traffic.replica_share
     replicated = np.maximum(all_reduce - back_window, tail * all_reduce)
-    # Full sharding: blocks were counted one by one; the root begins and ends the step. Between the
-    # groups of a hybrid, the shards are reduced once more.
+    # Full sharding: blocks were counted one by one; the root begins and ends a micro-batch. Torch
+    # 2.13 keeps it from forward to backward (`FSDPState._lazy_init`) and waits for its
+    # gradients (`finalize_backward`). Between groups of a hybrid, shards are reduced once more.
     root = (model.num_embedding_parameters + model.num_head_parameters) / t.tensor
-    ends = all_gather_s(traffic.weight_bytes * root, t.shard, t.tensor, rates) + all_gather_s(
-        traffic.reduce_bytes * root * trained, t.shard, t.tensor, rates
-    )
+    gathers = np.where(shared.keeps_gathered, 1, t.accumulation)
+    moved_root = host_copies(model, root / t.shard, t, traffic)
+    root_bytes = traffic.weight_bytes * root, traffic.reduce_bytes * root * trained
+    root_s = [all_gather_s(sent, t.shard, t.tensor, rates) for sent in root_bytes]
+    ends = gathers * (root_s[0] + moved_root.to_device_s)
+    ends = ends + reductions * (root_s[1] + moved_root.to_host_s)
     copies = np.maximum(group // np.maximum(t.shard, 1), 1)
     between = all_reduce_s(
         traffic.reduce_bytes * trained * (dense + routed) / t.shard,
@@ -121,8 +125,6 @@ def data_s(
     between = np.where(
         t.sharding == _HYBRID, np.maximum(between - back_window, tail * between), 0.0
     )
-    moved_root = host_copies(model, root / t.shard, t, traffic)
-    ends = ends + t.accumulation * moved_root.to_device_s + reductions * moved_root.to_host_s
     full = t.accumulation * on_stage * mean["gathered"] + ends + between
     s = t.sharding
     zero2 = _zero2_s(reduce, gather, t, mean, on_stage, rates, hides_gather)

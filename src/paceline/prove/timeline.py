@@ -132,10 +132,15 @@ class _Rank:
 
     def run(self) -> Iterator[bool]:
         """Goes on until it has to wait for another rank; True each time it does."""
+        passing = None
         for segment in self._step.segments:
             begin = self._kernels
             if segment.place.phase == "optimizer":
                 self._join()
+            before, passing = passing, segment.key[:3]
+            if segment.place.phase == "forward" and passing != before:
+                # FSDP2's root: `all_gather_copy_in_stream.wait_stream` of `_root_pre_forward`.
+                self._copies = max(self._copies, self._kernels)
             for work in segment.work:
                 if isinstance(work, Compute):
                     self._compute(work)
