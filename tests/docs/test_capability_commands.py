@@ -117,7 +117,7 @@ TRIES: dict[str, Try] = {
     "S2-11": Try("kubeflow", r'"status": "success".*"sends": .*"/apis/v2beta1/runs"'),
     "S2-12": Try("no_data", r"#SBATCH --nodes=1.*==> submitted by <=="),
     "S2-13": Try("gpus", r'"healthChecks".*"command".*"alerts".*"dashboardUrl": "http://127'),
-    "S2-14": slow("cpu", r"weak scaling, cpu, measured.*\n +2 .* 16 "),
+    "S2-14": slow("cpu", r"weak scaling, cpu, measured.*\nbatch +\d+ +16\b"),
     "S2-15": Try(
         "gpus", r'"costVsTimeTradeoffs": \[.*on \d nodes.*on 1 node.*"providerComparison"'
     ),
