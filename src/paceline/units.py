@@ -205,8 +205,18 @@ def parse_seconds(value: float | str) -> float:
 def _scaled(value: float, units: list[tuple[str, float]]) -> str:
     for unit, scale in units:
         if abs(value) >= scale:
-            return f"{value / scale:.3g} {unit}".strip()
-    return f"{value:.3g} {units[-1][0]}".strip()
+            return f"{significant(value / scale)} {unit}".strip()
+    return f"{significant(value)} {units[-1][0]}".strip()
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """A number rounded to so many digits, with thousands apart and never as 1e+03.
+
+    >>> significant(1234.5)
+    '1,230'
+    """
+    rounded = f"{value:.{digits}g}"
+    return f"{float(rounded):,.15g}" if "e+" in rounded else rounded
 
 
 def format_bytes(num_bytes: float, digits: int = 3) -> str:
@@ -299,9 +309,9 @@ def format_seconds(seconds: float) -> str:
     '1h 30m'
     """
     if seconds < 1:
-        return f"{seconds * 1e3:.3g} ms"
+        return f"{significant(seconds * 1e3)} ms"
     if seconds < 60:
-        return f"{seconds:.3g} s"
+        return f"{significant(seconds)} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes}m {rest:02d}s"

@@ -434,6 +434,19 @@ def test_a_key_like_none_of_a_source_lists_those_of_sources():
     assert found.fix.startswith("known keys are path,")
 
 
+def test_a_name_where_a_section_belongs_is_answered_with_the_section():
+    decoder = "model:\n  decoder: {layers: 2, hidden: 32, heads: 2}"
+    problem = only(GOOD.replace(decoder, "model: llama-3-8b"))
+    assert problem.code == "J006"
+    assert problem.fix == "for example `model: {preset: llama-3-8b}`"
+
+
+@pytest.mark.parametrize("number", [0.99996, 0.9997, 12.0, 999.6, 1234.5, 9.99e5, 3e9])
+def test_no_number_on_a_screen_is_a_power_of_ten(number):
+    shown = units.significant(number), units.significant(number, 2), units.format_seconds(number)
+    assert not any("e+" in text for text in (*shown, units.format_count(number)))
+
+
 @pytest.mark.parametrize("word", ["off", "yes"])
 def test_a_name_that_yaml_reads_as_a_truth_is_to_be_put_in_quotes(word):
     problem = only(GOOD.replace("name: ", f"name: {word}  #", 1))

@@ -11,6 +11,7 @@ from paceline import units
 from paceline.cli.advise_batch import POSITIVE, batch, print_json, print_rows
 from paceline.cli.options import FiniteRange, json_option
 from paceline.cli.screen import show
+from paceline.units import significant
 
 if TYPE_CHECKING:
     _FloatType = click.ParamType[float]
@@ -356,8 +357,8 @@ def critical(small: tuple[int, float], big: tuple[int, float], as_json: bool) ->
             (
                 f"at {size}",
                 (
-                    f"{found.steps_ratio(size):.3g}x the least steps, "
-                    f"{found.samples_ratio(size):.3g}x the least samples"
+                    f"{significant(found.steps_ratio(size))}x the least steps, "
+                    f"{significant(found.samples_ratio(size))}x the least samples"
                 ),
             )
             for size in (small[0], big[0])

@@ -12,7 +12,7 @@ from paceline.cli.options import PathName, force_option, json_option
 from paceline.cli.output_file import write_new
 from paceline.cli.screen import show
 from paceline.report.table import format_table
-from paceline.units import format_count
+from paceline.units import format_count, significant
 
 if TYPE_CHECKING:
     from paceline.catalog import Accelerator, Catalog, Price
@@ -349,7 +349,7 @@ def _rate(bytes_per_s: float | None) -> str:
     if bytes_per_s is None:
         return "unknown"
     if bytes_per_s >= 1e12:
-        return f"{bytes_per_s / 1e12:.3g} TB/s"
+        return f"{significant(bytes_per_s / 1e12)} TB/s"
     return f"{bytes_per_s / 1e9:.4g} GB/s"
 
 

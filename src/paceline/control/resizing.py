@@ -16,7 +16,7 @@ from paceline.control.start_workers import fence, start_worker
 from paceline.control.state import State
 from paceline.parallel.layout import Layout
 from paceline.record import events as log
-from paceline.units import counted, numbered
+from paceline.units import counted, format_seconds, numbered
 
 
 def shrink_if_short(state: State, decision: Decision) -> None:
@@ -32,7 +32,8 @@ def shrink_if_short(state: State, decision: Decision) -> None:
     layout = world.smaller(state)
     if layout is not None:
         away = sorted(set(range(state.setup.num_nodes)) - state.agents)
-        reason = f"{numbered('node', away)} stayed away for {waited_s:.3g} s and no spare is left"
+        waited = format_seconds(waited_s)
+        reason = f"{numbered('node', away)} stayed away for {waited} and no spare is left"
         _resize(state, layout, reason, decision)
 
 

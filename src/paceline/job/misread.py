@@ -117,11 +117,13 @@ def _problem(detail: Any, path: Place, where: str, root: Any) -> Problem:
     of, _, how = kind.partition("_")
     if how in ("type", "parsing", "from_float") and of in _TYPES:
         message = f"not {_TYPES[of]}"
-    if kind in ("dataclass_type", "dataclass_exact_type", "dict_type"):
+    if is_section := kind in ("dataclass_type", "dataclass_exact_type", "dict_type"):
         message = "this is a section with keys of its own"
     shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."
     fix = _wanted_at(path, root) or _help_of(path, root) or "see `paceline schema`"
-    if kind == "string_type" and isinstance(value, bool):
+    if is_section and dotted(path) in _SHORTEST:
+        fix = f"for example `{dotted(path)}: {_SHORTEST[dotted(path)]}`"
+    elif kind == "string_type" and isinstance(value, bool):
         fix += "; on, off, yes and no are true and false in YAML unless they are in quotes"
     elif isinstance(value, str) and fix == "write a list of text":
         words = yaml.safe_dump(value.replace(",", " ").split(), default_flow_style=True, width=999)

@@ -18,7 +18,7 @@ from paceline.plan.lost_node import after_a_lost_node
 from paceline.plan.reasons import reasons_of
 from paceline.profile import DecoderShape, ModelProfile, left_out_of
 from paceline.topology import Cluster
-from paceline.units import counted, format_bytes
+from paceline.units import counted, format_bytes, significant
 
 _PARTS_OF_RUN = 10
 _MAX_CHECKPOINT_EVERY = 500
@@ -103,7 +103,7 @@ def _cluster_decisions(job: Job, cluster: Cluster) -> Iterator[Decision]:
         elif cluster.is_local:
             cores = (cluster.cores_per_rank or 0) * cluster.num_ranks
             reason = (
-                f"this machine has {cores:.3g} cores; one each, up to 2"
+                f"this machine has {significant(cores)} cores; one each, up to 2"
                 if cluster.accelerator == "cpu"
                 else "every one of this machine"
             )
@@ -138,14 +138,14 @@ def _unknown_card(cluster: Cluster) -> Iterator[Decision]:
     within, like = cluster.rates_within, cluster.resembles
     card, profile = split_slice(cluster.accelerator)
     if profile is not None:
-        value = f"rates within {within:.2g} times"
+        value = f"rates within {significant(within, 2)} times"
         reason = f"a slice (MIG) is taken to have its share of the rates and the memory of a {card}"
         yield Decision(field="cluster.accelerator", value=value, reason=reason)
         return
     if not cluster.is_local or cluster.accelerator in load_accelerators():
         return
     if like:
-        value = f"rates within {within:.2g} times"
+        value = f"rates within {significant(within, 2)} times"
         cards = (
             f"{', '.join(like)}, by its compute capability"
             if len(like) <= _MOST_CARDS

@@ -20,7 +20,7 @@ from paceline.render.engine import Gap
 from paceline.render.example import folder_gaps
 from paceline.render.shell import command
 from paceline.render.text import commented
-from paceline.units import format_seconds
+from paceline.units import format_seconds, significant
 
 GUARD = "cloud_guard.py"
 PACKAGES = ("torch>=2.11,<2.14", "transformers>=5,<6")
@@ -75,7 +75,7 @@ class Limits:
             return ["What it costs is not known: nor is its time.", at_most]
         cost = self.expected
         money = (
-            f"Expected: ${cost.usd:,.2f} in {cost.hours:.3g} h, {cost.num_instances} x "
+            f"Expected: ${cost.usd:,.2f} in {significant(cost.hours)} h, {cost.num_instances} x "
             f"{cost.instance} {cost.way} (price of {price_day(cost.as_of)}; {cost.source})."
         )
         return [money, at_most]

@@ -16,7 +16,7 @@ from paceline.plan.case import case_of_plan
 from paceline.plan.decision import Plan
 from paceline.render.environment import Variable
 from paceline.topology import Cluster
-from paceline.units import format_bytes, format_seconds
+from paceline.units import format_bytes, format_seconds, significant
 
 NOTICED = 1.05
 """A step slower than this is called so; below, the estimate's own error is larger. A convention."""
@@ -234,7 +234,7 @@ def over_tcp(plan: Plan) -> str:
     times = sorted(each.times_as_long for each in _others(plan))
     if not times or plan.estimate.step_s is None:
         return ""
-    ends = " to ".join(f"{each:.2g}" for each in dict.fromkeys((times[0], times[-1])))
+    ends = " to ".join(f"{significant(each, 2)}" for each in dict.fromkeys((times[0], times[-1])))
     return (
         f": the planned {format_seconds(plan.estimate.step_s)} a step become {ends} times as long "
         "(estimated)"
@@ -296,7 +296,9 @@ def _reason(plan: Plan, others: tuple[Other, ...]) -> str:
         )
     link = plan.cluster.network_link
     own = f"{link}, {8e-9 * rate:.4g} Gb/s a node, {format_seconds(step_s)} a step"
-    said = ", ".join(f"{each.link} {each.times_as_long:.2g} times as long" for each in others)
+    said = ", ".join(
+        f"{each.link} {significant(each.times_as_long, 2)} times as long" for each in others
+    )
     sent = messages(plan)
     size = f"; the most it sends at once is {format_bytes(sent[0].num_bytes)}" if sent else ""
     if has_rdma:

@@ -7,7 +7,7 @@ from paceline.check.bench_row import Row
 from paceline.check.bench_setting import Settings
 from paceline.record.bench import PHASES
 from paceline.report.table import format_table, wrapped
-from paceline.units import counted, format_bytes, format_count, format_seconds
+from paceline.units import counted, format_bytes, format_count, format_seconds, significant
 
 _PHASES_METHOD = (
     "A step is the slowest rank's; phases are means over ranks, then medians over steps, from "
@@ -115,7 +115,7 @@ def _throughput(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
             spread_text(row),
             str(row.num_steps),
             format_count(rate_of(row)[0]),
-            f"{row.samples_per_s:.3g}",
+            f"{significant(row.samples_per_s)}",
             f"{row.speedup:.2f}",
             f"{row.efficiency:.0%}",
             "-" if row.peak_bytes is None else format_bytes(row.peak_bytes),

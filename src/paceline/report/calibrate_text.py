@@ -8,7 +8,7 @@ from paceline.catalog.measured import Measurements
 from paceline.estimate.fit_rates import FitError, Fitted
 from paceline.estimate.rates import shipped_share
 from paceline.topology import Cluster
-from paceline.units import counted, format_bytes, format_flops_per_s
+from paceline.units import counted, format_bytes, format_flops_per_s, significant
 
 Line = tuple[str, str, str, str, str]
 
@@ -152,11 +152,11 @@ def _pair(
     name: str, usual: float, row: Mapping[str, Any], key: str | None = None
 ) -> tuple[str, str]:
     found = row.get(key or name)
-    return f"{name} {usual:.3g}", "-" if found is None else f"{found:.3g}"
+    return f"{name} {significant(usual)}", "-" if found is None else f"{significant(found)}"
 
 
 def _rate(bytes_per_s: float) -> str:
-    return f"{bytes_per_s / 1e9:.3g} GB/s"
+    return f"{significant(bytes_per_s / 1e9)} GB/s"
 
 
 def error_lines(fitted: Fitted) -> Iterator[str]:

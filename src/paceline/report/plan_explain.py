@@ -16,7 +16,7 @@ from paceline.report.plan_text import (
     of_machine,
 )
 from paceline.report.table import wrapped
-from paceline.units import counted, format_bytes, format_count, format_seconds
+from paceline.units import counted, format_bytes, format_count, format_seconds, significant
 
 _PARTS: Mapping[str, str] = {
     "parameters": "weights of the largest stage, divided by tensor ranks, and by shard ranks if "
@@ -186,7 +186,7 @@ def _money(plan: Plan) -> Iterator[str]:
         kept = cost.terms.get("storage", 0.0) + cost.terms.get("egress", 0.0)
         yield from wrapped(
             f"  {cost.provider:<13}{cost.way:<11}${format_amount(cost.usd):>9}  ",
-            f"{machines_of(cost)} for {cost.hours:.3g} h at "
+            f"{machines_of(cost)} for {significant(cost.hours)} h at "
             f"${cost.per_instance_hour_usd:.4g} an hour each"
             + (f", ${format_amount(kept)} for storage and egress" if kept else "")
             + f"; price of {price_day(cost.as_of)}"

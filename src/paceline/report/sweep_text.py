@@ -7,7 +7,7 @@ from paceline.check.preflight.bandwidth import SLOW_SHARE
 from paceline.plan import Plan
 from paceline.record.sweep import Sweep
 from paceline.report.table import format_table
-from paceline.units import counted, format_bytes, format_seconds
+from paceline.units import counted, format_bytes, format_seconds, significant
 
 
 def sweep_lines(sweep: Sweep, plan: Plan | None) -> list[str]:
@@ -30,12 +30,12 @@ def sweep_lines(sweep: Sweep, plan: Plan | None) -> list[str]:
             f"{sweep.torch}"
         ),
         format_table(rows),
-        f"best bus bandwidth: {best / 1e9:.3g} GB/s (measured)",
+        f"best bus bandwidth: {significant(best / 1e9)} GB/s (measured)",
     ]
     share = None if plan is None else _share_reached(plan, sweep)
     if plan is not None and share is not None:
         known = plan.cluster.known.get("link_bytes_per_s", "estimated")
-        rate = f"{best / share / 1e9:.3g} GB/s"
+        rate = f"{significant(best / share / 1e9)} GB/s"
         found.append(
             f"the plan takes {rate} between ranks of this machine ({known}): "
             f"{share:.0%} of it were reached, {_verdict(sweep, share)}"
@@ -124,6 +124,6 @@ def expected_lines(plan: Plan) -> list[str]:
         if field == "network_bytes_per_s" and cluster.num_nodes == 1:
             continue
         known = cluster.known.get(field, "estimated")
-        said = "unknown" if rate is None else f"{rate / 1e9:.3g} GB/s ({known})"
+        said = "unknown" if rate is None else f"{significant(rate / 1e9)} GB/s ({known})"
         found.append(f"  {between}: {said}")
     return found

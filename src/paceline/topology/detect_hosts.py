@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from paceline.catalog import Catalog
 from paceline.errors import Problem
 from paceline.topology.detect import WHERE, Detected, cluster_section, network_words
-from paceline.units import format_bytes
+from paceline.units import format_bytes, significant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,11 @@ def _drives(found: Detected) -> str:
 
 def _memory(found: Detected) -> str:
     """Alike machines differ by some MiB: the firmware keeps back what it needs."""
-    return "unknown" if found.memory_bytes is None else f"{found.memory_bytes / 2**30:.2g} GiB"
+    return (
+        "unknown"
+        if found.memory_bytes is None
+        else f"{significant(found.memory_bytes / 2**30, 2)} GiB"
+    )
 
 
 def _torch(found: Detected) -> str:

@@ -7,7 +7,7 @@ from statistics import median
 from paceline.check.preflight.need import Need
 from paceline.check.preflight.result import Result, passed, warned
 from paceline.topology.node.facts import NodeAnswer, SweepFacts
-from paceline.units import counted, format_bytes, format_flops_per_s
+from paceline.units import counted, format_bytes, format_flops_per_s, significant
 
 _SLOWER = 0.85
 """A device below this share of the median is called slow. A guess: healthy GPUs of one kind differ
@@ -108,8 +108,8 @@ def check_sweep(sweep: SweepFacts, need: Need) -> Iterator[Result]:
     best = max(sweep.points, key=lambda point: point.busbw_bytes_per_s)
     said = (
         f"{counted(sweep.world_size, 'rank')}, {sweep.backend}: bus bandwidth "
-        f"{best.busbw_bytes_per_s / 1e9:.3g} GB/s, algorithm bandwidth "
-        f"{best.bytes / best.seconds / 1e9:.3g} GB/s at {format_bytes(best.bytes)}, "
+        f"{significant(best.busbw_bytes_per_s / 1e9)} GB/s, algorithm bandwidth "
+        f"{significant(best.bytes / best.seconds / 1e9)} GB/s at {format_bytes(best.bytes)}, "
         f"{sweep.points[0].seconds * 1e6:.0f} us at {format_bytes(sweep.points[0].bytes)}"
     )
     expected = expected_bytes_per_s(need)
@@ -120,7 +120,7 @@ def check_sweep(sweep: SweepFacts, need: Need) -> Iterator[Result]:
         yield passed(name, _ALL, f"{said}; what the links should give is not known")
         return
     share = best.busbw_bytes_per_s / expected
-    said = f"{said}; {share:.0%} of {expected / 1e9:.3g} GB/s ({need.rates_known})"
+    said = f"{said}; {share:.0%} of {significant(expected / 1e9)} GB/s ({need.rates_known})"
     if share < SLOW_SHARE and need.backend == "nccl":
         fix = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET paceline preflight: which way is taken?"
         yield warned(name, _ALL, said, id="slow-collectives", fix=fix)

@@ -14,7 +14,7 @@ from paceline.estimate.cost import RunCost
 from paceline.plan.infeasible import join_ways, ways_of
 from paceline.plan.limits import affordable_steps
 from paceline.prepare.checked import find_checked
-from paceline.units import dollars_apart, format_seconds, seconds_apart
+from paceline.units import dollars_apart, format_seconds, seconds_apart, significant
 
 GATE_EXIT_CODE = 3
 """As of a plan that does not fit."""
@@ -191,7 +191,7 @@ def _deadline(case: Case) -> Iterator[Gate]:
     )
     problem = Problem(
         code="P024",
-        what=f"the run takes {summary}: {times:.2g} times too long",
+        what=f"the run takes {summary}: {significant(times, 2)} times too long",
         where="--deadline",
         fix=f"set cluster.nodes to {fewest}; or train.steps to "
         f"{int(case.view.num_steps / times)}{_tried(case)}",

@@ -10,7 +10,7 @@ from paceline.parallel.degrees import divisors
 from paceline.plan.case import case_of_plan
 from paceline.plan.lost_node import fewest_ranks
 from paceline.plan.refit import leaner_settings
-from paceline.units import counted, format_bytes, format_seconds
+from paceline.units import counted, format_bytes, format_seconds, significant
 
 
 def plan_validation(case: Case) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def _scaling(case: Case) -> dict[str, list[dict[str, str]]]:
         (
             f"{of}, {batch} samples a step",
             bench if is_here else "tokens_per_s over 50 steps",
-            f"at least {0.8 * count / counts[0]:.3g} times that of {first}",
+            f"at least {significant(0.8 * count / counts[0])} times that of {first}",
         )
         for count, of in ranks
     )

@@ -28,7 +28,7 @@ from paceline.plan.decision import Plan
 from paceline.plan.outlook import Outlook
 from paceline.render.fabric import decide_network
 from paceline.render.mlx import is_mlx, runs_mlx
-from paceline.units import counted, format_bytes, format_count
+from paceline.units import counted, format_bytes, format_count, significant
 
 VERSION = "2.0.0"
 CHUNK_SAMPLES = 50_000
@@ -172,7 +172,9 @@ def _speedup(plan: Plan) -> str | None:
     found = decide_network(plan)
     if found.choice != "rdma" or not found.others:
         return None
-    times = ", ".join(f"{each.times_as_long:.2g}x against {each.link}" for each in found.others)
+    times = ", ".join(
+        f"{significant(each.times_as_long, 2)}x against {each.link}" for each in found.others
+    )
     return f"{times} (estimated from the step's own messages)"
 
 
