@@ -159,7 +159,9 @@ TRIES: dict[str, Try] = {
     "S4-13": slow("cpu", r"step 60 of 60", writes="copies/**/step-00000060*"),
     "S4-14": Try("cpu", r"state from replica.*SHA-256 equal to the undisturbed run.*PASSED"),
     "S4-15": Try("cpu", r"detect .*fence .*meet .*state .*first step .*0 steps lost.*PASSED"),
-    "S4-16": Try("gpus", r"detect +\d+ ms \(measured.*assumed.*150 s \(FlashRecovery\): published"),
+    "S4-16": Try(
+        "gpus", r"detect +\d+ ms, .*\(measured.*assumed.*150 s \(FlashRecovery\): published"
+    ),
     "S4-17": Try("gpus", r'"chunk_size": 50000.*"setting": "checkpoint.every=390"'),
     "S4-18": slow(
         "cpu", r"waits for +communication: \d+% of a step, (above|below|20 to) |no verdict: "

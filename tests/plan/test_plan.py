@@ -452,7 +452,7 @@ def test_a_deadline_that_is_missed_by_little_is_named_with_what_tells_the_two_ap
     limit = Limit(name="deadline", limit=4500, expected=4543.0)
     plan = replace(plan_of(), wall_s=4543.0, limits=(limit,))
     missed = limit_problem(job_of(), plan, limit)
-    assert "at 1h 15m 43s, over the deadline of 1h 15m 00s" in missed.what
+    assert "needs 1h 15m 43s, over the deadline of 1h 15m 00s" in missed.what
     assert "run         1h 15m 43s; goodput" in format_plan(plan)
     assert "OVER        the deadline of 1h 15m 00s" in format_plan(plan)
 

@@ -415,7 +415,7 @@ def test_a_schema_that_is_none_is_refused_with_what_to_give(tmp_path):
 
 
 def test_the_page_and_the_text_hold_every_finding(tmp_path):
-    write_rows(tmp_path / "a.jsonl", [*texts(3), {"id": 1, "text": "<b> hf_" + "a" * 30}])
+    write_rows(tmp_path / "a.jsonl", [*texts(3), {"id": 1, "text": "<b> hf_" + "a" * 34}])
     arguments = ["check", "a.jsonl", "--html", "page.html"]
     result = CliRunner().invoke(command, arguments, standalone_mode=False)
     assert result.return_value == 1

@@ -53,7 +53,7 @@ def test_s0_17_plan_says_whether_the_data_were_checked_and_what_was_found(job, t
     assert json.loads(planned("--json").stdout)["data_checked"].endswith("0 findings")
     assert "for seq_len 64 and not 32" in planned("--set", "data.seq_len=32").stderr
     with (tmp_path / "a.jsonl").open("a") as file:
-        file.write('{"id": 1, "text": "hf_' + "b" * 30 + '"}\n')
+        file.write('{"id": 1, "text": "hf_' + "b" * 34 + '"}\n')
     assert "changed since they were checked" in planned().stderr
     check()
     assert "1 finding (1 error)" in planned().stderr
@@ -85,7 +85,7 @@ def test_s0_17_preflight_warns_of_data_with_errors_and_of_data_that_changed(job,
     ((status, evidence),) = results()
     assert status is Status.PASS
     assert "0 findings" in evidence
-    (tmp_path / "a.jsonl").write_text('{"text": "hf_' + "b" * 30 + '"}\n')
+    (tmp_path / "a.jsonl").write_text('{"text": "hf_' + "b" * 34 + '"}\n')
     ((status, evidence),) = results()
     assert status is Status.WARNING
     assert "changed since" in evidence

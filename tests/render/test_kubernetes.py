@@ -161,7 +161,7 @@ def test_an_accelerator_that_nobody_counts_is_refused():
 
 
 def test_a_split_that_the_program_lacks_is_refused_unless_the_image_has_its_own():
-    with pytest.raises(RenderError, match=r"tensor 8.*\n.*\n.*kubernetes\.script"):
+    with pytest.raises(RenderError, match=r"tensor 8.*\n.*\n.*\n.*kubernetes\.script"):
         rendered("kubernetes", layout={"tensor": 8})
     found = rendered("kubernetes", layout={"tensor": 8}, kubernetes={"script": "/app/train.py"})
     assert kinds(found)["TrainJob"]["spec"]["trainer"]["command"] == ["torchrun", "/app/train.py"]
