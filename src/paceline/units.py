@@ -247,6 +247,15 @@ def bytes_apart(*sizes: float) -> list[str]:
     )
 
 
+def format_amount(value: float) -> str:
+    """Whole, or two digits where it is below ten.
+
+    >>> format_amount(0.4567), format_amount(53230.2)
+    ('0.46', '53,230')
+    """
+    return f"{value:.2g}" if 0 < value < 9.95 else f"{value:,.0f}"
+
+
 def dollars_apart(*sums: float) -> list[str]:
     """Sums of money side by side, a cost and its limit: whole dollars, with cents where unequal
     ones would look the same.

@@ -25,8 +25,8 @@ from paceline.plan.plan import fastest_layouts
 from paceline.profile import ModuleFacts, profile_module, resolve_decoder, resolve_profile
 from paceline.profile.block import Block, MeasuredCosts, block_parameters, dense_parameters
 from paceline.report.plan_explain import explain_plan
-from paceline.report.plan_text import _short, format_amount, format_plan
-from paceline.units import format_seconds
+from paceline.report.plan_text import _short, format_plan
+from paceline.units import format_amount, format_seconds
 
 ONLY_DATA = ("layout.tensor=1", "layout.pipeline=1", "layout.context=1")
 TOO_LARGE = (

@@ -6,6 +6,7 @@ from math import ceil
 from paceline.errors import Problem
 from paceline.job import Job
 from paceline.plan.decision import Limit, Plan
+from paceline.units import format_amount
 
 
 def limits_of(job: Job, plan: Plan) -> Iterator[Limit]:
@@ -73,7 +74,7 @@ def _ways_to_afford(job: Job, plan: Plan, limit: Limit) -> str:
         at = "" if wanted.provider is None else f" and plan.provider to {least.provider}"
         ways.append(f"{spot}{at}: ${least.usd:,.2f} at {least.provider}, {least.way}")
     elif least.usd < plan.cost.usd:
-        ways[0] += f" (at the least ${least.usd:,.0f}: {least.provider}, {least.way})"
+        ways[0] += f" (at the least ${format_amount(least.usd)}: {least.provider}, {least.way})"
     steps = affordable_steps(job.spec.train.steps, limit.limit, plan.cost.usd)
     if steps:
         ways.append(f"set train.steps to {steps}: what the budget pays for at {plan.cost.provider}")

@@ -6,9 +6,9 @@ from paceline.catalog import load_accelerators, load_providers
 from paceline.estimate.cost import RunCost, accelerator_hours
 from paceline.estimate.serving import BreakEven, Load, Serving
 from paceline.plan.bill import Bill
-from paceline.report.plan_text import format_amount, machines_of
+from paceline.report.plan_text import machines_of
 from paceline.report.table import format_table, wrapped
-from paceline.units import format_bytes, format_seconds
+from paceline.units import format_amount, format_bytes, format_seconds
 
 _COLUMNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("COMPUTE", ("training",)),

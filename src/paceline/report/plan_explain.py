@@ -10,13 +10,19 @@ from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
 from paceline.plan.choose import SIMPLER
 from paceline.report.plan_text import (
-    format_amount,
     how_gathered,
     machines_of,
     of_machine,
 )
 from paceline.report.table import wrapped
-from paceline.units import counted, format_bytes, format_count, format_seconds, significant
+from paceline.units import (
+    counted,
+    format_amount,
+    format_bytes,
+    format_count,
+    format_seconds,
+    significant,
+)
 
 _PARTS: Mapping[str, str] = {
     "parameters": "weights of the largest stage, divided by tensor ranks, and by shard ranks if "

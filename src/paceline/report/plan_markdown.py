@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from paceline.catalog.price import price_day
 from paceline.estimate import PART_NAMES, TERM_NAMES
 from paceline.plan import Plan
-from paceline.report.plan_text import format_amount
-from paceline.units import bytes_apart, format_bytes, format_count, format_seconds
+from paceline.units import bytes_apart, format_amount, format_bytes, format_count, format_seconds
 
 
 def plan_markdown(plan: Plan) -> str:

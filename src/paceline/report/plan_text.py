@@ -17,6 +17,7 @@ from paceline.topology import Cluster, Level
 from paceline.units import (
     bytes_apart,
     counted,
+    format_amount,
     format_bytes,
     format_count,
     format_flops_per_s,
@@ -351,15 +352,6 @@ _LOSSES = {
     "restart": "restarting",
 }
 """Term of `Goodput` -> how it is called."""
-
-
-def format_amount(value: float) -> str:
-    """Whole, or two digits where it is below ten.
-
-    >>> format_amount(0.4567), format_amount(53230.2)
-    ('0.46', '53,230')
-    """
-    return f"{value:.2g}" if 0 < value < 9.95 else f"{value:,.0f}"
 
 
 def machines_of(cost: RunCost) -> str:

@@ -7,7 +7,7 @@ from paceline.contracts.nulls import with_null_reasons
 from paceline.contracts.phases.case import Case
 from paceline.estimate.cost import RunCost
 from paceline.plan.outlook import Outlook
-from paceline.units import counted, format_seconds
+from paceline.units import counted, format_amount, format_seconds
 
 
 def estimate_cost(case: Case) -> dict[str, Any]:
@@ -127,14 +127,16 @@ def saving_opportunities(case: Case) -> list[str]:
     if chosen is None:
         return []
     found = [
-        f"{told}: ${cost.usd:,.0f} instead of ${chosen.usd:,.0f} in {cost.hours:.4g} h instead of "
-        f"{chosen.hours:.4g} h"
+        f"{told}: ${format_amount(cost.usd)} instead of ${format_amount(chosen.usd)} in "
+        f"{cost.hours:.4g} h instead of {chosen.hours:.4g} h"
         for told, cost in cheaper_than(case, chosen.usd)
         if round(cost.usd) < round(chosen.usd)
     ]
     lost = chosen.terms.get("lost", 0.0) + chosen.terms.get("restart", 0.0)
     if lost > 0.01 * chosen.usd:
-        found.append(f"${lost:,.0f} are lost to failures: restart faster, or save more often")
+        found.append(
+            f"${format_amount(lost)} are lost to failures: restart faster, or save more often"
+        )
     best, view = case.view.checkpoints, case.view
     if best is not None and view.goodput is not None and view.best_goodput is not None:
         gain = view.best_goodput.useful - view.goodput.useful
@@ -142,7 +144,7 @@ def saving_opportunities(case: Case) -> list[str]:
             found.append(
                 f"a checkpoint every {best.every_steps} steps instead of "
                 f"{case.plan.checkpoint_every} saves {gain:.1%} of the time, "
-                f"${gain * chosen.usd:,.0f}"
+                f"${format_amount(gain * chosen.usd)}"
             )
     return found
 

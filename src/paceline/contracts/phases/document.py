@@ -6,7 +6,7 @@ from typing import Any
 from paceline.contracts.phases.case import Case, Gate, Phase
 from paceline.contracts.phases.gates import gate_rows
 from paceline.report.plan_markdown import plan_tables
-from paceline.units import bytes_apart, format_bytes, format_count, format_seconds
+from paceline.units import bytes_apart, format_amount, format_bytes, format_count, format_seconds
 
 PROCESS_ID = "distributed-training-orchestration"
 VERSION = "1.0.0"
@@ -49,7 +49,11 @@ def summary(case: Case) -> str:
         else f"in about {format_seconds(view.wall_s)}, failures included"
     )
     cost = next((each for each in view.costs if each.way == "on demand"), None)
-    dollars = "" if cost is None else f", for ${cost.usd:,.0f} at {cost.provider} ({cost.as_of})"
+    dollars = (
+        ""
+        if cost is None
+        else f", for ${format_amount(cost.usd)} at {cost.provider} ({cost.as_of})"
+    )
     sizes = bytes_apart(plan.estimate.memory.known_bytes, plan.limit_bytes)
     return (
         f"Train {plan.profile.name} ({format_count(plan.profile.num_parameters)} parameters) on "
@@ -162,7 +166,7 @@ def _figures(case: Case) -> list[str]:
         ]
         lines += [
             f"| {cost.provider} {cost.instance} x {cost.num_instances}, {cost.way} | "
-            f"{cost.usd:,.0f} | {cost.hours:,.1f} | {cost.as_of} |"
+            f"{format_amount(cost.usd)} | {cost.hours:,.1f} | {cost.as_of} |"
             for cost in case.view.costs[:8]
         ]
     return [*lines, ""]

@@ -14,7 +14,7 @@ from paceline.estimate.cost import RunCost
 from paceline.plan.infeasible import join_ways, ways_of
 from paceline.plan.limits import affordable_steps
 from paceline.prepare.checked import find_checked
-from paceline.units import dollars_apart, format_seconds, seconds_apart, significant
+from paceline.units import dollars_apart, format_amount, format_seconds, seconds_apart, significant
 
 GATE_EXIT_CODE = 3
 """As of a plan that does not fit."""
@@ -162,7 +162,7 @@ def cheaper_plans(case: Case, budget: float) -> list[str]:
 
 
 def _priced(told: str, cost: RunCost) -> str:
-    return f"{told}: ${cost.usd:,.0f} in {format_seconds(3600 * cost.hours)}"
+    return f"{told}: ${format_amount(cost.usd)} in {format_seconds(3600 * cost.hours)}"
 
 
 def _tried(case: Case) -> str:

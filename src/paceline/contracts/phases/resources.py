@@ -16,6 +16,7 @@ from paceline.prepare.checked import checked_text
 from paceline.profile import ModelProfile
 from paceline.units import (
     bytes_apart,
+    format_amount,
     format_bytes,
     format_count,
     format_flops_per_s,
@@ -57,7 +58,7 @@ def assess_resources(case: Case) -> dict[str, Any]:
         "dataQuality": checked_text(case.job),
         "deploymentOptions": [
             f"{cost.provider} {cost.instance} x {cost.num_instances}, {cost.way}: "
-            f"${cost.usd:,.0f} ({cost.as_of})"
+            f"${format_amount(cost.usd)} ({cost.as_of})"
             for cost in (view.costs[:5] if case.feasible else ())
         ],
         "estimatedCost": None
