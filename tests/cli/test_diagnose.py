@@ -111,6 +111,20 @@ def test_what_is_certain_comes_before_its_likely_reason():
     assert "\nalso" not in output
 
 
+def test_a_rank_that_only_prints_its_steps_is_missed_in_the_collective_that_others_wait_in():
+    steps = "".join(f"[rank{rank}]: step {1500 - rank} loss 2.1\n" for rank in range(4))
+    waits = "".join(
+        f"[rank{rank}]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5121, "
+        "OpType=ALLREDUCE, NumelIn=1000, NumelOut=1000, Timeout(ms)=600000) ran for 600012 "
+        "milliseconds before timing out.\n"
+        for rank in range(3)
+    )
+    output = run("-", text=steps + waits).output
+    assert "rank 3 reported nothing" in " ".join(output.split())
+    assert re.search(r"(?m)^where +rank 3 first", output)
+    assert output.rstrip().endswith("ranks up to 3")
+
+
 @pytest.mark.parametrize(
     ("prefixes", "last"),
     [

@@ -108,7 +108,7 @@ def command(
         and "launch.sh" in rendered.files
     ):
         where = " on every node" if plan.cluster.num_nodes > 1 else ""
-        own = "TRAIN_SCRIPT=my.py " if any(map(needs_own_program, rendered.gaps)) else ""
+        own = "TRAIN_SCRIPT=$PWD/my.py " if any(map(needs_own_program, rendered.gaps)) else ""
         say(f"start it{where}: {own}bash {out / 'launch.sh'}")
 
 

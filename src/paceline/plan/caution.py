@@ -21,7 +21,6 @@ from paceline.job import Job, LayoutSpec
 from paceline.job.engine import ENGINE_NAMES, is_newer_patch
 from paceline.parallel import Layout, Space
 from paceline.parallel.abilities import check_accelerator, check_has_files
-from paceline.parallel.degrees import divides_model
 from paceline.parallel.table import table_of
 from paceline.plan.choose import best_of
 from paceline.plan.decision import Caution, Unit
@@ -96,7 +95,7 @@ def cautions_of(
     yield from _tensor_across_nodes(job, space, case, layout, price, limit_bytes)
     yield from _data_parallel_alone(job, space, case, layout, price, limit_bytes)
     yield from _uneven_batch(job, space, case, layout, price, limit_bytes)
-    yield from _large_units(job, space, case, layout, limit_bytes)
+    yield from _large_units(job, space, case, layout, price, limit_bytes)
 
 
 def _runs_elsewhere(case: Case, takes: Callable[[str], bool]) -> Iterator[Caution]:
@@ -422,7 +421,7 @@ def _ends(profile: ModelProfile, wraps: str) -> Iterator[tuple[str, int]]:
 
 
 def _large_units(
-    job: Job, space: Space, case: Case, layout: Layout, limit_bytes: int
+    job: Job, space: Space, case: Case, layout: Layout, price: Estimate, limit_bytes: int
 ) -> Iterator[Caution]:
     units = units_of(case, layout)
     most = MOST_OF_MEMORY * case.cluster.usable_bytes
@@ -458,14 +457,14 @@ def _large_units(
             )
         elif not space.abilities.tensor:
             fixes.append("an engine with tensor ranks (engine: megatron) splits each unit")
-        elif not space.num_ranks % twice and divides_model(
-            space.profile, twice, copies_kv_head=space.abilities.copies_kv_head
-        ):
+        elif (split := _planned(job, space, case, limit_bytes, tensor=twice)) is not None and split[
+            1
+        ].memory.known_bytes < price.memory.known_bytes:
             fixes.append(
                 f"set layout.tensor to {twice}, which halves every all-gather (steps may be slower)"
             )
-        else:
-            fixes.append("take accelerators with more memory: tensor ranks cannot split this unit")
+        elif not apart:
+            fixes.append("take accelerators with more memory: tensor ranks do not save any here")
         fixes += [_WRAP_ENDS] if apart else []
         fix = "; or ".join(fixes)
     yield Caution(

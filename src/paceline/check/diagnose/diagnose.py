@@ -25,7 +25,7 @@ from paceline.check.diagnose.nccl import (
     read_network,
 )
 from paceline.check.diagnose.own_run import is_events, read_own_run
-from paceline.check.diagnose.progress import open_end
+from paceline.check.diagnose.progress import open_end, ranks_at_the_end
 from paceline.check.diagnose.ranks import name_ranks
 from paceline.check.diagnose.scan import MapAhead, Scan, one_by_one
 from paceline.check.diagnose.seen import ErrorLine, Seen, Source
@@ -118,6 +118,7 @@ def _with_progress(diagnosis: Diagnosis, seen: Seen) -> Diagnosis:
 
 def _conclude(seen: Seen, dumps: list[Dump], stacks: list[Stack]) -> None:
     """What the readers of dumps, stacks and NCCL's report say."""
+    seen.ranks |= ranks_at_the_end(seen)
     seen.ranks |= {dump.rank for dump in dumps if dump.rank is not None}
     seen.ranks |= {stack.rank for stack in stacks if stack.rank is not None}
     kept = [dump for dump in dumps if dump.generation]

@@ -49,6 +49,12 @@ class Progress:
     """Whether other lines came for long after it."""
 
 
+def ranks_at_the_end(seen: Seen) -> set[int]:
+    """Ranks that the last lines are from, and those that logs are named after."""
+    lines = (line for source in seen.sources[:_MAX_SOURCES] for line in _last_lines(source))
+    return {line.rank for line in lines if line.rank is not None}
+
+
 def open_end(seen: Seen) -> Progress | None:
     """Where the run stood; None where its end is seen, or no steps are."""
     steps: list[_Step] = []
