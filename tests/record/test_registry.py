@@ -168,6 +168,18 @@ def test_a_damaged_run_is_listed_and_not_kept(runs, tmp_path, monkeypatch):
     assert read == ["r1"]
 
 
+def test_the_index_is_not_written_again_where_only_a_damaged_run_is_read_again(
+    runs, tmp_path, monkeypatch
+):
+    (runs / "r1" / "plan.json").write_text("{")
+    first = list_runs(runs, cache=tmp_path / "cache")
+    assert [row.state for row in first.rows].count("damaged") == 1
+    written: list[Path] = []
+    monkeypatch.setattr(registry, "write_cached", lambda path, data: written.append(path))
+    list_runs(runs, cache=tmp_path / "cache")
+    assert written == []
+
+
 def test_a_folder_that_is_not_there_has_no_runs(tmp_path):
     assert list_runs(tmp_path / "none", cache=tmp_path / "cache").rows == []
 

@@ -58,9 +58,9 @@ def list_runs(runs: Path, *, settings: bool = False, cache: Path | None = None) 
         else _read(runs / name, stamp)
         for name, stamp in stamps.items()
     }
-    if index is not None and found != kept:
-        # Of a damaged run it may be the disk that could not be read just now.
-        whole = {name: one for name, one in found.items() if one.row.damage is None}
+    # Of a damaged run it may be the disk that could not be read just now.
+    whole = {name: one for name, one in found.items() if one.row.damage is None}
+    if index is not None and whole != kept:
         try:
             write_cached(index, msgspec.json.encode(whole))
         except OSError as error:
